@@ -1,0 +1,3 @@
+//! The cache engine.
+pub mod ids;
+pub mod policy;

@@ -1,0 +1,131 @@
+//! Devices: where bytes live.
+//!
+//! A [`Device`] is what the cache loads pages from and writes them back to: a file opened for direct
+//! I/O, a byte-addressable region, or anything a user implements. The trait is small on purpose: two
+//! blocking transfers, one batch, one barrier. Everything that wants real queue depth goes through
+//! [`Device::run`], which *pulls* requests from a [`Batch`] while the device has room and hands every
+//! completion back at once, so that installing a page overlaps with the reads still in flight.
+//!
+//! # Contract
+//! * A transfer is never short, except for a read that crosses the end of the device: it returns the
+//!   bytes there were. Retrying after `EINTR` or a short transfer is the device's job.
+//! * Offsets and lengths handed in are multiples of [`Device::alignment_bytes`], except that the last
+//!   transfer of a device may end at its length.
+//! * Nothing here allocates on the way of a single [`Device::read_at`]: it is called from the fault path,
+//!   which may be a signal handler.
+//! * Written bytes are durable once a later [`Device::sync`] returned `Ok`, and only then.
+
+mod error;
+
+pub use error::{DeviceError, IoOperation};
+
+use std::os::fd::BorrowedFd;
+
+/// Where bytes live. See the crate documentation for the contract.
+pub trait Device: Send + Sync + 'static {
+    /// A name for messages: the path of a file, or what kind of memory this is.
+    fn name(&self) -> &str;
+
+    /// The present length in bytes. Files may grow and shrink.
+    fn len_bytes(&self) -> Result<u64, DeviceError>;
+
+    /// Power of two that offsets, lengths and memory addresses of transfers must be multiples of.
+    fn alignment_bytes(&self) -> usize {
+        1
+    }
+
+    /// Whether [`Device::write_at`] can succeed at all.
+    fn is_writable(&self) -> bool;
+
+    /// Reads `buffer.len()` bytes at `offset_bytes`; returns less only at the end of the device.
+    ///
+    /// Must not allocate, log, or take a lock that may be held while mapped memory is touched.
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError>;
+
+    /// Writes all of `buffer` at `offset_bytes`. Never extends the device.
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError>;
+
+    /// Makes every completed write durable. A failure is final for those writes: it must not be turned
+    /// into success by asking again.
+    fn sync(&self) -> Result<(), DeviceError>;
+
+    /// Runs a batch at up to `depth` transfers in flight; returns when all have completed.
+    ///
+    /// The default does one transfer after the other.
+    fn run(&self, batch: &mut dyn Batch, depth: usize) {
+        let _ = depth;
+        run_serially(self, batch);
+    }
+
+    /// How many transfers in flight this device gains from.
+    fn queue_depth(&self) -> usize {
+        1
+    }
+
+    /// The bytes themselves, when the device is byte-addressable (DAX): base address and length.
+    fn dax(&self) -> Option<(*mut u8, usize)> {
+        None
+    }
+
+    /// A descriptor of a regular file whose page cache may be mapped instead, if there is one.
+    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// How the device is reached, for reports: `"direct (io_uring)"`, `"buffered: …"`, `"memory"`.
+    fn access_path(&self) -> String;
+}
+
+/// One transfer of a [`Batch`].
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Read or write.
+    pub operation: IoOperation,
+    /// Where on the device.
+    pub offset_bytes: u64,
+    /// Start of the memory read into or written from.
+    pub memory: *mut u8,
+    /// Length of the transfer.
+    pub len_bytes: usize,
+    /// Handed back with the completion.
+    pub tag: u64,
+}
+
+/// A source of transfers and the sink of their completions.
+///
+/// # Safety
+/// From [`Batch::next`] until [`Batch::complete`] with the same tag, the memory of a request is valid,
+/// and for a read nobody else looks at it, for a write nobody changes it.
+pub unsafe trait Batch {
+    /// The next transfer to start, or `None` when no further one can start *now*. A batch that returned
+    /// `None` is asked again after each completion, and is done when nothing is in flight any more.
+    fn next(&mut self) -> Option<Request>;
+
+    /// A transfer has ended: with the number of bytes, or the error.
+    fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>);
+}
+
+/// Runs a batch with one blocking transfer after the other: the fallback of every device.
+pub fn run_serially<D: Device + ?Sized>(device: &D, batch: &mut dyn Batch) {
+    while let Some(request) = batch.next() {
+        let result = run_one(device, &request);
+        batch.complete(request.tag, result);
+    }
+}
+
+/// Performs one request with the blocking calls of `device`.
+pub fn run_one<D: Device + ?Sized>(device: &D, request: &Request) -> Result<usize, DeviceError> {
+    match request.operation {
+        IoOperation::Write => {
+            // SAFETY: the contract of `Batch`: valid, and nobody changes it until `complete`.
+            let bytes = unsafe { std::slice::from_raw_parts(request.memory, request.len_bytes) };
+            device.write_at(request.offset_bytes, bytes).map(|()| request.len_bytes)
+        }
+        _ => {
+            // SAFETY: the contract of `Batch`: valid, and nobody else looks at it until `complete`.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(request.memory, request.len_bytes) };
+            device.read_at(request.offset_bytes, bytes)
+        }
+    }
+}
