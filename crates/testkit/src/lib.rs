@@ -1,1 +1,11 @@
-//! testkit
+//! What Aquifer's tests share: seeded randomness, access traces, and plain models of published
+//! algorithms to compare the real implementations with.
+//!
+//! Everything here is deterministic: the same seed gives the same trace on every machine, so a failure
+//! that prints its seed can be replayed. Nothing here is fast or saves memory; it is meant to be
+//! obviously right.
+#![forbid(unsafe_code)]
+
+pub mod model;
+pub mod rng;
+pub mod trace;
