@@ -1,45 +1,142 @@
 //! Eviction policies: which pages leave when DRAM is short.
 //!
 //! The cache records *hits* itself, in a [`HitTable`] with one atomic word a frame, so that a hit costs
-//! at most one relaxed load and one relaxed store and never a lock. A policy is told of insertions and
-//! removals, and reads the hit table when it is asked for victims: lazy promotion, as SIEVE, S3-FIFO and
-//! CLOCK have it by construction.
+//! a few relaxed accesses and never a lock. A policy is told of insertions and removals, and reads the hit
+//! table when it is asked for victims: lazy promotion, as SIEVE, S3-FIFO and CLOCK have it by construction.
+//!
+//! | policy | hits | what it is good at |
+//! |---|---|---|
+//! | [`Fifo`] | none | mappings, where hits are invisible; with a probation area a second chance |
+//! | [`Clock`] | 1 bit | an LRU-like order for the price of a bit |
+//! | [`Lru`] | time | workloads with recency and no popularity |
+//! | [`S3Fifo`] | 0 to 3 | skewed popularity mixed with scans; remembers pages it evicted |
+//! | [`Sieve`] | 1 bit | skewed popularity; simpler than S3-FIFO, weaker where the same pages are scanned again |
 //!
 //! # Contract
 //! * Every method with `&mut self` runs under the cache's policy lock, possibly inside a signal handler:
 //!   it allocates nothing, logs nothing and never touches mapped memory. Memory is taken in
 //!   [`Policy::resize`] only, which is never called from the fault path.
-//! * A frame handed out by [`Policy::victims`] has left the policy. If it cannot be evicted after all (it
-//!   was pinned), the cache gives it back with [`Policy::returned`].
+//! * Before each [`Policy::inserted`] the cache calls [`HitTable::reset`] for the frame.
+//! * A policy *holds* a frame from `inserted` or `returned` until `removed` or until `victims` named it. A
+//!   frame that `victims` named has left the policy; if it cannot be evicted after all (it was pinned), the
+//!   cache gives it back with [`Policy::returned`].
+//! * The cache never inserts or returns a frame that is held. `removed` and `demoted` may come for a frame
+//!   that is not held, because it has just been named a victim: they then do nothing.
+//! * A returned frame goes where it is looked at last, so that a cache whose victims are pinned sees other
+//!   frames next and may give up after a bounded number of tries.
+//! * One call of `victims` looks at a bounded number of frames, and then names fewer than it was asked
+//!   for: after a warm-up every frame has been hit, and a faulting thread must not wait for a whole lap.
+//!
+//! # A policy of your own
+//! Random replacement, complete:
+//!
+//! ```
+//! use aquifer_cache::ids::{FrameId, PageId, PageKey, StoreId};
+//! use aquifer_cache::policy::{HitMode, HitTable, Policy};
+//!
+//! #[derive(Default)]
+//! struct Random {
+//!     held: Vec<FrameId>,
+//!     slot_of: Vec<Option<usize>>, // by frame: its place in `held`
+//!     state: u64,
+//! }
+//!
+//! impl Policy for Random {
+//!     fn name(&self) -> &'static str {
+//!         "random"
+//!     }
+//!     fn hit_mode(&self) -> HitMode {
+//!         HitMode::Ignore
+//!     }
+//!     fn resize(&mut self, _frames: usize, max_frames: usize) {
+//!         self.held.reserve(max_frames - self.held.len()); // the only place that may allocate
+//!         self.slot_of.resize(max_frames, None);
+//!     }
+//!     fn inserted(&mut self, frame: FrameId, _page: PageKey, _hits: &HitTable) {
+//!         self.slot_of[frame.0 as usize] = Some(self.held.len());
+//!         self.held.push(frame);
+//!     }
+//!     fn removed(&mut self, frame: FrameId) {
+//!         let Some(slot) = self.slot_of[frame.0 as usize].take() else {
+//!             return; // just named a victim
+//!         };
+//!         self.held.swap_remove(slot);
+//!         if let Some(moved) = self.held.get(slot) {
+//!             self.slot_of[moved.0 as usize] = Some(slot);
+//!         }
+//!     }
+//!     fn victims(
+//!         &mut self,
+//!         want: usize,
+//!         _hits: &HitTable,
+//!         _page_of: &dyn Fn(FrameId) -> PageKey,
+//!         victims: &mut Vec<FrameId>,
+//!     ) {
+//!         for _ in 0..want.min(self.held.len()) {
+//!             self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1);
+//!             let frame = self.held[(self.state >> 33) as usize % self.held.len()];
+//!             self.removed(frame);
+//!             victims.push(frame);
+//!         }
+//!     }
+//!     fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable) {
+//!         self.inserted(frame, page, hits);
+//!     }
+//! }
+//!
+//! let mut policy = Random::default();
+//! policy.resize(2, 4);
+//! let hits = HitTable::new(policy.hit_mode(), 4);
+//! let page_of = |frame: FrameId| PageKey { store: StoreId(0), page: PageId(u64::from(frame.0)) };
+//! for frame in [FrameId(0), FrameId(3)] {
+//!     policy.inserted(frame, page_of(frame), &hits);
+//! }
+//! let mut victims = Vec::with_capacity(8);
+//! policy.victims(8, &hits, &page_of, &mut victims);
+//! victims.sort();
+//! assert_eq!(victims, [FrameId(0), FrameId(3)]);
+//! ```
 
-use std::sync::atomic::{AtomicU32, Ordering};
+mod clock;
+mod fifo;
+mod ghost;
+mod hits;
+mod kind;
+mod list;
+mod lru;
+mod s3fifo;
+mod sieve;
+#[cfg(test)]
+mod tests;
+
+pub use clock::Clock;
+pub use fifo::Fifo;
+pub use hits::{HitMode, HitTable};
+pub use kind::{PolicyKind, UnknownPolicy};
+pub use lru::Lru;
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
 
 use crate::ids::{FrameId, PageKey};
 
-/// How hits are recorded for a policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HitMode {
-    /// Hits do not matter.
-    Ignore,
-    /// A counter that saturates at `max`.
-    Count {
-        /// Where the counter stops.
-        max: u32,
-    },
-    /// The cache's logical time (insertions so far) of the last hit.
-    Timestamp,
-}
-
-/// An eviction policy. See the module documentation for the contract.
+/// An eviction policy. See the [module documentation](self) for the contract and an example.
 pub trait Policy: Send {
     /// Its name, for statistics.
     fn name(&self) -> &'static str;
 
-    /// How hits are to be recorded.
+    /// How hits are to be recorded. Constant.
     fn hit_mode(&self) -> HitMode;
 
+    /// Which fraction of the DRAM budget, from 0 up to 1, the cache is to set aside for a *probation area*
+    /// where copies of victims stay, so that a fault on one costs no I/O. Constant. A policy that sees
+    /// hits has no use for one; for one that does not it is the second chance.
+    fn probation_share(&self) -> f32 {
+        0.0
+    }
+
     /// The pool may hold up to `frames` frames from now on, with identifiers below `max_frames`.
-    /// Called once before anything else, and again when the budget changes. May allocate.
+    /// Called once before anything else, and again when the budget changes; `max_frames` never falls, and
+    /// frames held stay held even if they are more than `frames`. May allocate.
     fn resize(&mut self, frames: usize, max_frames: usize);
 
     /// `frame` now holds `page`, loaded by a miss.
@@ -49,7 +146,9 @@ pub trait Policy: Send {
     fn removed(&mut self, frame: FrameId);
 
     /// Appends up to `want` frames to `victims`, best victim first, and forgets them. `page_of` tells
-    /// which page a frame holds. Must return at least one frame if it holds any.
+    /// which page a frame holds. Must name at least one frame if it holds any and `want` is not 0.
+    /// `victims` has the capacity already. Batches should stay well below the number of frames (a
+    /// sixteenth, say): a policy cannot rank what has not arrived yet.
     fn victims(
         &mut self,
         want: usize,
@@ -58,69 +157,20 @@ pub trait Policy: Send {
         victims: &mut Vec<FrameId>,
     );
 
-    /// A victim could not be evicted; the policy holds it again.
-    fn returned(&mut self, frame: FrameId, page: PageKey);
+    /// A victim could not be evicted because it is in use; the policy holds it again.
+    fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable);
 
-    /// The application said it will not need this frame soon: a good next victim.
-    fn demoted(&mut self, frame: FrameId) {
-        let _ = frame;
+    /// The application said it will not need this frame soon: a good next victim, unless it is hit first.
+    fn demoted(&mut self, frame: FrameId, hits: &HitTable) {
+        let _ = (frame, hits);
     }
 }
 
-/// One word a frame in which hits are recorded without a lock.
-pub struct HitTable {
-    words: Box<[AtomicU32]>,
-    mode: HitMode,
-    now: AtomicU32,
-}
-
-impl HitTable {
-    /// A table for frames below `max_frames`.
-    pub fn new(mode: HitMode, max_frames: usize) -> HitTable {
-        HitTable {
-            words: (0..max_frames).map(|_| AtomicU32::new(0)).collect(),
-            mode,
-            now: AtomicU32::new(1),
-        }
-    }
-
-    /// Records a hit. Relaxed throughout: a lost increment costs a little accuracy and nothing else.
-    #[inline]
-    pub fn hit(&self, frame: FrameId) {
-        let word = &self.words[frame.0 as usize];
-        match self.mode {
-            HitMode::Ignore => {}
-            HitMode::Count { max } => {
-                let count = word.load(Ordering::Relaxed);
-                if count < max {
-                    word.store(count + 1, Ordering::Relaxed);
-                }
-            }
-            HitMode::Timestamp => word.store(self.now.load(Ordering::Relaxed), Ordering::Relaxed),
-        }
-    }
-
-    /// What is recorded for `frame`: a count or a time.
-    #[inline]
-    pub fn get(&self, frame: FrameId) -> u32 {
-        self.words[frame.0 as usize].load(Ordering::Relaxed)
-    }
-
-    /// Sets what is recorded for `frame`.
-    #[inline]
-    pub fn set(&self, frame: FrameId, value: u32) {
-        self.words[frame.0 as usize].store(value, Ordering::Relaxed);
-    }
-
-    /// The logical time: insertions so far, wrapping.
-    pub fn now(&self) -> u32 {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    /// Advances the logical time by one insertion. The caller holds the policy lock.
-    pub fn tick(&self) -> u32 {
-        let now = self.now.load(Ordering::Relaxed).wrapping_add(1);
-        self.now.store(now, Ordering::Relaxed);
-        now
-    }
+/// How many hit frames one call of `victims` may pass over and spare. When they are used up, the frame
+/// looked at next is a victim whatever its hits, and the call ends.
+///
+/// In the long run a policy passes over at most one frame for each hit, so the limit bounds the longest
+/// call without changing the choice; at some tens of nanoseconds a frame it is about 0.1 ms for one victim.
+const fn pass_limit(want: usize) -> usize {
+    4096 + 64 * want
 }

@@ -1,0 +1,147 @@
+//! Where hits are recorded: one atomic word a frame, no lock.
+//!
+//! A hit is by far the most frequent thing that happens to a cache, so it touches nothing but the word
+//! of its own frame, and not even that once the word says all it can (a counter at its maximum, a time
+//! stamped already): a hot page's word then stays shared between the cores' caches.
+//!
+//! All accesses are relaxed. Nothing is published through these words: a lost increment, or a hit that
+//! lands in the word of the page that just took the frame over, costs a little accuracy and nothing else.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::ids::FrameId;
+
+/// How hits are recorded for a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HitMode {
+    /// Hits do not matter.
+    Ignore,
+    /// A counter that saturates at `max`.
+    Count {
+        /// Where the counter stops.
+        max: u32,
+    },
+    /// The cache's logical time (insertions so far) of the last hit. Hits between the same two
+    /// insertions are not told apart.
+    Timestamp,
+}
+
+/// One word a frame in which hits are recorded without a lock.
+///
+/// ```
+/// use aquifer_cache::{ids::FrameId, policy::{HitMode, HitTable}};
+///
+/// let hits = HitTable::new(HitMode::Count { max: 3 }, 16);
+/// for _ in 0..5 {
+///     hits.hit(FrameId(7));
+/// }
+/// assert_eq!(hits.get(FrameId(7)), 3);
+/// hits.reset(FrameId(7)); // another page lies in the frame now
+/// assert_eq!(hits.get(FrameId(7)), 0);
+/// ```
+#[derive(Debug)]
+pub struct HitTable {
+    words: Box<[AtomicU32]>,
+    mode: HitMode,
+    now: AtomicU32,
+}
+
+impl HitTable {
+    /// A table for frames below `max_frames`.
+    pub fn new(mode: HitMode, max_frames: usize) -> HitTable {
+        HitTable {
+            words: (0..max_frames).map(|_| AtomicU32::new(0)).collect(),
+            mode,
+            now: AtomicU32::new(0),
+        }
+    }
+
+    /// Records a hit. Called without any lock.
+    #[inline]
+    pub fn hit(&self, frame: FrameId) {
+        let word = &self.words[frame.0 as usize];
+        match self.mode {
+            HitMode::Ignore => {}
+            HitMode::Count { max } => {
+                let count = word.load(Ordering::Relaxed);
+                if count < max {
+                    word.store(count + 1, Ordering::Relaxed);
+                }
+            }
+            HitMode::Timestamp => {
+                let now = self.now.load(Ordering::Relaxed);
+                if word.load(Ordering::Relaxed) != now {
+                    word.store(now, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Another page lies in `frame` now: forgets its count, or advances the logical time by one and
+    /// stamps the frame with it. The cache calls this under its policy lock before each
+    /// [`Policy::inserted`](super::Policy::inserted), so no policy can inherit the hits of a page that
+    /// is gone.
+    pub fn reset(&self, frame: FrameId) {
+        let value = match self.mode {
+            HitMode::Ignore => return,
+            HitMode::Count { .. } => 0,
+            HitMode::Timestamp => {
+                // A load and a store suffice: the policy lock makes this the only writer.
+                let now = self.now.load(Ordering::Relaxed).wrapping_add(1);
+                self.now.store(now, Ordering::Relaxed);
+                now
+            }
+        };
+        self.set(frame, value);
+    }
+
+    /// What is recorded for `frame`: a count or a time.
+    #[inline]
+    pub fn get(&self, frame: FrameId) -> u32 {
+        self.words[frame.0 as usize].load(Ordering::Relaxed)
+    }
+
+    /// Sets what is recorded for `frame`.
+    #[inline]
+    pub fn set(&self, frame: FrameId, value: u32) {
+        self.words[frame.0 as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// The logical time: insertions so far, wrapping. Stands still unless the mode is
+    /// [`HitMode::Timestamp`].
+    pub fn now(&self) -> u32 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// How many insertions ago `frame` was last hit or loaded ([`HitMode::Timestamp`] only).
+    #[inline]
+    pub fn age(&self, frame: FrameId) -> u32 {
+        self.now().wrapping_sub(self.get(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_count_insertions_and_wrap() {
+        let hits = HitTable::new(HitMode::Timestamp, 2);
+        hits.now.store(u32::MAX, Ordering::Relaxed);
+        hits.hit(FrameId(0));
+        hits.reset(FrameId(1));
+        assert_eq!(hits.now(), 0);
+        assert_eq!(hits.age(FrameId(0)), 1);
+        assert_eq!(hits.age(FrameId(1)), 0);
+        hits.hit(FrameId(0));
+        assert_eq!(hits.age(FrameId(0)), 0);
+    }
+
+    #[test]
+    fn ignored_hits_leave_no_trace() {
+        let hits = HitTable::new(HitMode::Ignore, 1);
+        hits.hit(FrameId(0));
+        hits.reset(FrameId(0));
+        assert_eq!((hits.get(FrameId(0)), hits.now()), (0, 0));
+    }
+}

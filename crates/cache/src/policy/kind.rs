@@ -1,0 +1,116 @@
+//! The built-in policies by name, for builders and command lines.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Clock, Fifo, Lru, Policy, S3Fifo, Sieve};
+
+/// A built-in policy. Displays and parses as the name its [`Policy::name`] gives.
+///
+/// ```
+/// use aquifer_cache::policy::PolicyKind;
+///
+/// let kind: PolicyKind = "s3-fifo".parse()?;
+/// assert_eq!(kind, PolicyKind::S3Fifo);
+/// assert_eq!(kind.build().name(), "s3-fifo");
+/// assert!("mru".parse::<PolicyKind>().unwrap_err().to_string().contains("fifo, "));
+/// # Ok::<(), aquifer_cache::policy::UnknownPolicy>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PolicyKind {
+    /// [`Fifo::plain`].
+    Fifo,
+    /// [`Fifo::with_probation`] with [`Fifo::DEFAULT_PROBATION_SHARE`].
+    FifoProbation,
+    /// [`Clock`].
+    Clock,
+    /// [`Lru`].
+    Lru,
+    /// [`S3Fifo`].
+    S3Fifo,
+    /// [`Sieve`].
+    Sieve,
+}
+
+impl PolicyKind {
+    /// All of them.
+    pub const fn all() -> &'static [PolicyKind] {
+        use PolicyKind::*;
+        &[Fifo, FifoProbation, Clock, Lru, S3Fifo, Sieve]
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PolicyKind::Fifo => "fifo",
+            PolicyKind::FifoProbation => "fifo-probation",
+            PolicyKind::Clock => "clock",
+            PolicyKind::Lru => "lru",
+            PolicyKind::S3Fifo => "s3-fifo",
+            PolicyKind::Sieve => "sieve",
+        }
+    }
+
+    /// A policy of this kind that holds nothing yet.
+    pub fn build(self) -> Box<dyn Policy> {
+        match self {
+            PolicyKind::Fifo => Box::new(Fifo::plain()),
+            PolicyKind::FifoProbation => {
+                Box::new(Fifo::with_probation(Fifo::DEFAULT_PROBATION_SHARE))
+            }
+            PolicyKind::Clock => Box::new(Clock::new()),
+            PolicyKind::Lru => Box::new(Lru::new()),
+            PolicyKind::S3Fifo => Box::new(S3Fifo::new()),
+            PolicyKind::Sieve => Box::new(Sieve::new()),
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No built-in policy has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown eviction policy \"{name}\": use one of {}", all_names())]
+pub struct UnknownPolicy {
+    /// The name that was given.
+    pub name: String,
+}
+
+fn all_names() -> String {
+    PolicyKind::all()
+        .iter()
+        .map(|kind| kind.name())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<PolicyKind, UnknownPolicy> {
+        let found = PolicyKind::all().iter().find(|kind| kind.name() == name);
+        found.copied().ok_or_else(|| UnknownPolicy {
+            name: name.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_policies_and_parse_back() {
+        for &kind in PolicyKind::all() {
+            assert_eq!(kind.build().name(), kind.to_string());
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+            let wants_probation = kind.build().probation_share() > 0.0;
+            assert_eq!(wants_probation, kind == PolicyKind::FifoProbation);
+        }
+    }
+}

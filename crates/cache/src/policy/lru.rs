@@ -1,0 +1,229 @@
+//! LRU, approximated by sampling.
+//!
+//! True LRU moves a page to the head of a list on every hit, under a lock. Here a hit stamps the frame
+//! with the cache's logical time, and the order is looked for only when a victim is needed: as Redis has
+//! done since 3.0 (S. Sanfilippo, "Random notes on improving the Redis LRU algorithm", 2016; sampling with a
+//! pool goes back to K. Psounis and B. Prabhakar, "A randomized web-cache replacement scheme", INFOCOM 2001), each
+//! victim is preceded by [`SAMPLES`] random frames, of which the oldest stay in a *pool* of good candidates
+//! from one call to the next. Unlike Redis, a candidate is looked at again before it is evicted, and one
+//! that was hit since it was sampled is let go.
+//!
+//! **How far from true LRU.** The oldest of k samples is on average among the oldest 1/(k+1) of the frames; the
+//! pool sharpens that, as its worse candidates give way to older ones. On Zipf traces, with scans or
+//! without, the hit rate is within 0.002 of true LRU's (tested). On a loop longer than the cache, where LRU
+//! hits nothing, chance saves some pages. Two hits between the same two insertions are not told apart.
+//!
+//! Limits: those of LRU. A scan of pages used once pushes out as many pages as it reads.
+
+use super::{HitMode, HitTable, Policy};
+use crate::ids::{FrameId, PageKey};
+
+/// Random frames looked at for each victim. Their words are scattered: so many cache misses, but
+/// independent ones that overlap.
+const SAMPLES: usize = 8;
+
+/// Candidates kept between calls.
+const POOL: usize = 32;
+
+/// Age given to demoted frames. A hit makes them young again.
+const DEMOTED_AGE: u32 = 1 << 31;
+
+const NOT_HELD: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    frame: FrameId,
+    /// The frame's word when it was sampled: another value there means it was hit or reloaded.
+    stamp: u32,
+}
+
+/// Sampled LRU. See the [policies' table](super).
+#[derive(Debug)]
+pub struct Lru {
+    /// The frames held, in no order, demoted ones first.
+    held: Vec<FrameId>,
+    demoted: usize,
+    /// By frame: its place in `held`.
+    slot_of: Vec<u32>,
+    /// Youngest first; at most `POOL`.
+    pool: Vec<Candidate>,
+    random: u64,
+}
+
+impl Default for Lru {
+    fn default() -> Lru {
+        Lru::new()
+    }
+}
+
+impl Lru {
+    /// No frames yet.
+    pub fn new() -> Lru {
+        Lru {
+            held: Vec::new(),
+            demoted: 0,
+            slot_of: Vec::new(),
+            pool: Vec::with_capacity(POOL),
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+
+    fn holds(&self, frame: FrameId) -> bool {
+        self.slot_of[frame.0 as usize] != NOT_HELD
+    }
+
+    fn place(&mut self, frame: FrameId, slot: usize) {
+        self.held[slot] = frame;
+        self.slot_of[frame.0 as usize] = slot as u32;
+    }
+
+    fn add(&mut self, frame: FrameId) {
+        debug_assert!(!self.holds(frame), "{frame:?} is held already");
+        debug_assert!(
+            self.held.len() < self.held.capacity(),
+            "more frames than there are"
+        );
+        self.held.push(frame);
+        self.place(frame, self.held.len() - 1);
+    }
+
+    /// Takes `frame` out, filling its slot from the end of its part and that one from the end of all.
+    fn remove(&mut self, frame: FrameId) {
+        let mut slot = self.slot_of[frame.0 as usize] as usize;
+        if slot < self.demoted {
+            self.demoted -= 1;
+            self.place(self.held[self.demoted], slot);
+            slot = self.demoted;
+        }
+        let last = self.held.len() - 1;
+        self.place(self.held[last], slot);
+        self.held.truncate(last);
+        self.slot_of[frame.0 as usize] = NOT_HELD;
+    }
+
+    /// A random slot (xorshift64*, S. Vigna 2014; the high half times the length, shifted down).
+    fn random_slot(&mut self) -> usize {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        let high = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        ((high * self.held.len() as u64) >> 32) as usize
+    }
+
+    fn sample(&mut self, hits: &HitTable) {
+        let now = hits.now();
+        for _ in 0..SAMPLES {
+            let slot = self.random_slot();
+            let frame = self.held[slot];
+            let stamp = hits.get(frame);
+            let older_than =
+                |other: &Candidate| now.wrapping_sub(stamp) > now.wrapping_sub(other.stamp);
+            if self.pool.iter().any(|other| other.frame == frame) {
+                continue;
+            }
+            if self.pool.len() == POOL {
+                if !older_than(&self.pool[0]) {
+                    continue;
+                }
+                self.pool.remove(0);
+            }
+            let rank = self.pool.partition_point(older_than);
+            self.pool.insert(rank, Candidate { frame, stamp });
+        }
+    }
+
+    /// The oldest candidate that was not touched since it was sampled.
+    fn oldest_candidate(&mut self, hits: &HitTable) -> Option<FrameId> {
+        while let Some(Candidate { frame, stamp }) = self.pool.pop() {
+            if self.holds(frame) && hits.get(frame) == stamp {
+                return Some(frame);
+            }
+        }
+        None
+    }
+
+    /// A demoted frame that was not hit since; those that were become ordinary ones.
+    fn demoted_frame(&mut self, hits: &HitTable) -> Option<FrameId> {
+        while self.demoted > 0 {
+            let frame = self.held[self.demoted - 1];
+            if hits.age(frame) >= DEMOTED_AGE / 2 {
+                return Some(frame);
+            }
+            self.demoted -= 1;
+        }
+        None
+    }
+}
+
+impl Policy for Lru {
+    fn name(&self) -> &'static str {
+        "lru"
+    }
+
+    fn hit_mode(&self) -> HitMode {
+        HitMode::Timestamp
+    }
+
+    fn resize(&mut self, _frames: usize, max_frames: usize) {
+        assert!(
+            max_frames < NOT_HELD as usize,
+            "frame identifiers are 32 bits wide"
+        );
+        assert!(
+            max_frames >= self.slot_of.len(),
+            "the number of frame identifiers never falls"
+        );
+        self.slot_of.resize(max_frames, NOT_HELD);
+        self.held.reserve_exact(max_frames - self.held.len());
+    }
+
+    fn inserted(&mut self, frame: FrameId, _page: PageKey, _hits: &HitTable) {
+        self.add(frame);
+    }
+
+    fn removed(&mut self, frame: FrameId) {
+        if self.holds(frame) {
+            self.remove(frame);
+        }
+    }
+
+    fn victims(
+        &mut self,
+        want: usize,
+        hits: &HitTable,
+        _page_of: &dyn Fn(FrameId) -> PageKey,
+        victims: &mut Vec<FrameId>,
+    ) {
+        for _ in 0..want.min(self.held.len()) {
+            let frame = match self.demoted_frame(hits) {
+                Some(frame) => frame,
+                None => {
+                    self.sample(hits);
+                    // Only hits that race with the sampling can leave no candidate.
+                    self.oldest_candidate(hits).unwrap_or(self.held[0])
+                }
+            };
+            self.remove(frame);
+            victims.push(frame);
+        }
+    }
+
+    /// It is in use, so it counts as hit now.
+    fn returned(&mut self, frame: FrameId, _page: PageKey, hits: &HitTable) {
+        hits.set(frame, hits.now());
+        self.add(frame);
+    }
+
+    fn demoted(&mut self, frame: FrameId, hits: &HitTable) {
+        if !self.holds(frame) {
+            return;
+        }
+        hits.set(frame, hits.now().wrapping_sub(DEMOTED_AGE));
+        let slot = self.slot_of[frame.0 as usize] as usize;
+        if slot >= self.demoted {
+            self.place(self.held[self.demoted], slot);
+            self.place(frame, self.demoted);
+            self.demoted += 1;
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Hit rates against plain models of the published algorithms.
+//!
+//! With one victim at a time FIFO, CLOCK, SIEVE and S3-FIFO must make the very same choices as their
+//! models, so the rates are *equal*; sampled LRU must come close to true LRU.
+//!
+//! With batches of `b` a cache of `n` frames has between `n - b` and `n` of them filled. So its rate must
+//! lie between the model's rates for `n - b` and for `n` frames, give or take [`BATCH_SLACK`]: the order of
+//! evictions and insertions differs within a batch, which can help as well as hurt.
+
+use aquifer_testkit::model::{self, Model, hit_rate};
+use aquifer_testkit::trace;
+
+use super::Simulator;
+use crate::policy::{Policy, PolicyKind, S3Fifo};
+
+const FRAMES: usize = 1024;
+const BATCH: usize = 64;
+const PAGES: u64 = 8192;
+const ACCESSES: usize = 50_000;
+
+/// What a batch may cost or gain beyond the frames it leaves empty.
+const BATCH_SLACK: f64 = 0.004;
+
+/// How far sampled LRU may be from true LRU.
+const LRU_SLACK: f64 = 0.002;
+
+const LONG_LOOP: &str = "a loop a fifth longer than the cache";
+
+type Trace = Box<dyn Iterator<Item = u64>>;
+
+fn traces() -> Vec<(&'static str, Trace)> {
+    let scans = trace::zipf_with_scans(PAGES, 0.9, 4_000, 2_000, 3);
+    let traces: [(&str, Trace); 7] = [
+        ("zipf 0.8", Box::new(trace::zipf(PAGES, 0.8, 1))),
+        ("zipf 1.0", Box::new(trace::zipf(PAGES, 1.0, 2))),
+        ("zipf 0.9 with scans", Box::new(scans)),
+        ("uniform", Box::new(trace::uniform(PAGES, 4))),
+        ("a scan", Box::new(trace::scan())),
+        ("a loop that fits", Box::new(trace::loop_(FRAMES as u64))),
+        (LONG_LOOP, Box::new(trace::loop_(FRAMES as u64 * 6 / 5))),
+    ];
+    let cut =
+        |(name, trace): (&'static str, Trace)| (name, Box::new(trace.take(ACCESSES)) as Trace);
+    traces.map(cut).into()
+}
+
+/// The rate of each trace, in order, in a fresh cache or model.
+fn rates<M: Model>(fresh: impl Fn() -> M) -> Vec<(&'static str, f64)> {
+    traces()
+        .into_iter()
+        .map(|(name, trace)| (name, hit_rate(&mut fresh(), trace)))
+        .collect()
+}
+
+fn rates_of(kind: PolicyKind, batch: usize) -> Vec<(&'static str, f64)> {
+    rates(|| Simulator::new(kind.build(), FRAMES, batch))
+}
+
+fn assert_within(ours: &[(&str, f64)], model: &[(&str, f64)], slack: f64) {
+    for ((name, rate), (_, expected)) in ours.iter().zip(model) {
+        assert!(
+            (rate - expected).abs() <= slack,
+            "{name}: {rate}, the model {expected}"
+        );
+    }
+}
+
+fn assert_batches_cost_little<M: Model>(kind: PolicyKind, fresh: impl Fn(usize) -> M) {
+    let (least, most) = (rates(|| fresh(FRAMES - BATCH)), rates(|| fresh(FRAMES)));
+    for (((name, rate), (_, least)), (_, most)) in
+        rates_of(kind, BATCH).into_iter().zip(least).zip(most)
+    {
+        match kind {
+            // Randomness saves a loop from LRU, whatever the batch.
+            PolicyKind::Lru if name == LONG_LOOP => assert!(rate > least, "{name}: {rate}"),
+            // The small queue is just longer than a batch, so hardly a page stays in it for a whole
+            // round, and a loop needs all the pages it can keep.
+            PolicyKind::S3Fifo if name == LONG_LOOP => assert!(rate > 0.5, "{name}: {rate}"),
+            _ => assert!(
+                (least - BATCH_SLACK..=most + BATCH_SLACK).contains(&rate),
+                "{name}: {rate} is not in {least}..{most}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn fifo_is_fifo() {
+    let model = rates(|| model::Fifo::new(FRAMES));
+    assert_within(&rates_of(PolicyKind::Fifo, 1), &model, 0.0);
+    assert_within(&rates_of(PolicyKind::FifoProbation, 1), &model, 0.0);
+    assert_batches_cost_little(PolicyKind::Fifo, model::Fifo::new);
+}
+
+#[test]
+fn clock_is_clock() {
+    let model = rates(|| model::Clock::new(FRAMES));
+    assert_within(&rates_of(PolicyKind::Clock, 1), &model, 0.0);
+    assert_batches_cost_little(PolicyKind::Clock, model::Clock::new);
+}
+
+#[test]
+fn sieve_is_sieve() {
+    let model = rates(|| model::Sieve::new(FRAMES));
+    assert_within(&rates_of(PolicyKind::Sieve, 1), &model, 0.0);
+    assert_batches_cost_little(PolicyKind::Sieve, model::Sieve::new);
+}
+
+#[test]
+fn s3_fifo_is_s3_fifo() {
+    let to_the_letter = rates(|| model::S3Fifo::new(FRAMES));
+    let single = rates(|| model::S3Fifo::with_single_evictions(FRAMES));
+    let exact = rates(|| {
+        let mut policy = S3Fifo::new();
+        policy.resize(FRAMES, FRAMES);
+        policy.make_ghost_exact();
+        Simulator::with_sized_policy(Box::new(policy), FRAMES, 1)
+    });
+    assert_within(&exact, &single, 0.0);
+    // What the two liberties we take cost: one victim a miss, and a ghost table that may forget early.
+    assert_within(&exact, &to_the_letter, 0.001);
+    assert_within(&rates_of(PolicyKind::S3Fifo, 1), &to_the_letter, 0.001);
+    assert_batches_cost_little(PolicyKind::S3Fifo, model::S3Fifo::new);
+}
+
+#[test]
+fn sampled_lru_is_close_to_lru() {
+    let model = rates(|| model::Lru::new(FRAMES));
+    let ours = rates_of(PolicyKind::Lru, 1);
+    for ((name, rate), (_, lru)) in ours.into_iter().zip(model) {
+        let most = if name == LONG_LOOP {
+            1.0
+        } else {
+            lru + LRU_SLACK
+        };
+        assert!(
+            (lru - LRU_SLACK..=most).contains(&rate),
+            "{name}: {rate}, true LRU {lru}"
+        );
+    }
+    assert_batches_cost_little(PolicyKind::Lru, model::Lru::new);
+}
+
+/// Not an equality but the point of it all: what the table in the policies' documentation claims.
+#[test]
+fn the_policies_for_skewed_popularity_are_better_at_it() {
+    let rate = |kind: PolicyKind| {
+        let scans = trace::zipf_with_scans(PAGES, 0.9, 4_000, 2_000, 3).take(ACCESSES);
+        hit_rate(&mut Simulator::new(kind.build(), FRAMES, 16), scans)
+    };
+    let (fifo, clock, lru) = (
+        rate(PolicyKind::Fifo),
+        rate(PolicyKind::Clock),
+        rate(PolicyKind::Lru),
+    );
+    let (s3_fifo, sieve) = (rate(PolicyKind::S3Fifo), rate(PolicyKind::Sieve));
+    assert!(
+        fifo < lru.min(clock),
+        "fifo {fifo}, lru {lru}, clock {clock}"
+    );
+    let best_simple = lru.max(clock);
+    assert!(
+        best_simple + 0.05 < s3_fifo.min(sieve),
+        "{best_simple}, {s3_fifo}, {sieve}"
+    );
+}
