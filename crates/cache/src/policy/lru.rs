@@ -45,7 +45,8 @@ pub struct Lru {
     demoted: usize,
     /// By frame: its place in `held`.
     slot_of: Vec<u32>,
-    /// Youngest first; at most `POOL`.
+    /// Youngest first; at most `POOL`. A frame sampled twice is there twice; once it is evicted or hit,
+    /// neither candidate counts.
     pool: Vec<Candidate>,
     random: u64,
 }
@@ -118,9 +119,6 @@ impl Lru {
             let stamp = hits.get(frame);
             let older_than =
                 |other: &Candidate| now.wrapping_sub(stamp) > now.wrapping_sub(other.stamp);
-            if self.pool.iter().any(|other| other.frame == frame) {
-                continue;
-            }
             if self.pool.len() == POOL {
                 if !older_than(&self.pool[0]) {
                     continue;
@@ -224,6 +222,38 @@ impl Policy for Lru {
             self.place(self.held[self.demoted], slot);
             self.place(frame, self.demoted);
             self.demoted += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{PageId, StoreId};
+
+    #[test]
+    fn candidates_hit_since_they_were_sampled_stay() {
+        const FRAMES: usize = 1000;
+        let page = PageKey {
+            store: StoreId(0),
+            page: PageId(0),
+        };
+        let mut policy = Lru::new();
+        policy.resize(FRAMES, FRAMES);
+        let hits = HitTable::new(policy.hit_mode(), FRAMES);
+        for frame in (0..FRAMES as u32).map(FrameId) {
+            hits.reset(frame);
+            policy.inserted(frame, page, &hits);
+        }
+        let mut victims = Vec::new();
+        for _ in 0..20 {
+            policy.victims(1, &hits, &|_| page, &mut victims);
+            let pooled: Vec<FrameId> = policy.pool.iter().map(|other| other.frame).collect();
+            assert!(!pooled.is_empty());
+            pooled.iter().for_each(|&frame| hits.hit(frame));
+            policy.victims(1, &hits, &|_| page, &mut victims);
+            let victim = victims.pop().expect("there are frames to name");
+            assert!(!pooled.contains(&victim), "{victim:?} was hit");
         }
     }
 }

@@ -146,12 +146,38 @@ fn a_smaller_budget_shrinks_the_share_of_new_pages() {
 #[test]
 fn a_page_in_another_frame_inherits_no_hits() {
     let mut cache = full(PolicyKind::Clock, 2);
-    let frame = cache.frame_of[&0];
-    cache.hits.hit(frame);
+    let frames = [0, 1].map(|page| cache.frame_of[&page]);
+    cache.hits.hit(frames[0]);
+    for (frame, page) in frames.into_iter().zip(7..) {
+        cache.policy.removed(frame);
+        cache.hits.reset(frame);
+        cache.policy.inserted(frame, key(page), &cache.hits);
+    }
+    assert_eq!(cache.take_victims(1), [frames[0]]);
+}
+
+/// A page of S3-FIFO's small queue that was named a victim and given back was not evicted: it must not
+/// count as a page that comes back.
+#[test]
+fn a_returned_page_is_no_ghost() {
+    let mut cache = full(PolicyKind::S3Fifo, 20);
+    let frame = cache.take_victims(1)[0];
+    let page = cache.page_of[frame.0 as usize];
+    cache.policy.returned(frame, page, &cache.hits);
     cache.policy.removed(frame);
     cache.hits.reset(frame);
-    cache.policy.inserted(frame, key(7), &cache.hits);
-    cache.take_victims(1);
-    assert_eq!(cache.take_victims(1), [frame]);
-    assert_eq!(cache.hits.get(frame), 0);
+    cache.policy.inserted(frame, page, &cache.hits);
+    // Replace all others. If the page is in small, as it should be, it is the oldest there now.
+    cache.take_victims(19);
+    for other in (0..20).map(FrameId).filter(|&other| other != frame) {
+        cache.hits.reset(other);
+        cache
+            .policy
+            .inserted(other, key(100 + u64::from(other.0)), &cache.hits);
+    }
+    assert_eq!(
+        cache.take_victims(1),
+        [frame],
+        "small is judged in order of arrival"
+    );
 }

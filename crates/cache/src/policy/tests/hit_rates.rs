@@ -139,6 +139,20 @@ fn sampled_lru_is_close_to_lru() {
         );
     }
     assert_batches_cost_little(PolicyKind::Lru, model::Lru::new);
+
+    // Also where the pool is as large as the cache, or the sample a smaller part of it.
+    for frames in [16, 64, 4096] {
+        let trace = || trace::zipf(8 * frames as u64, 0.8, 5).take(40 * frames);
+        let lru = hit_rate(&mut model::Lru::new(frames), trace());
+        let rate = hit_rate(
+            &mut Simulator::new(PolicyKind::Lru.build(), frames, 1),
+            trace(),
+        );
+        assert!(
+            (rate - lru).abs() <= LRU_SLACK,
+            "{frames} frames: {rate}, true LRU {lru}"
+        );
+    }
 }
 
 /// Not an equality but the point of it all: what the table in the policies' documentation claims.
