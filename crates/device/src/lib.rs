@@ -8,18 +8,69 @@
 //!
 //! # Contract
 //! * A transfer is never short, except for a read that crosses the end of the device: it returns the
-//!   bytes there were. Retrying after `EINTR` or a short transfer is the device's job.
+//!   bytes there were. A read that starts exactly at the end returns 0, one that starts beyond it is
+//!   [`DeviceError::OutOfBounds`]. Retrying after `EINTR` or a short transfer is the device's job.
 //! * Offsets and lengths handed in are multiples of [`Device::alignment_bytes`], except that the last
 //!   transfer of a device may end at its length.
 //! * Nothing here allocates on the way of a single [`Device::read_at`]: it is called from the fault path,
 //!   which may be a signal handler.
 //! * Written bytes are durable once a later [`Device::sync`] returned `Ok`, and only then.
+//!
+//! # What is here
+//! | | |
+//! |---|---|
+//! | [`FileDevice`] | a regular file or block device, `O_DIRECT`, io_uring or a thread pool for depth |
+//! | [`DaxDevice`] | a file or device whose bytes are memory: tmpfs, hugetlbfs, memfd, DAX |
+//! | [`MemoryDevice`] | plain memory, for tests and as a DRAM tier |
+//! | [`Faulty`], [`Throttled`], [`Counting`] | decorators that inject errors, delay, and count |
+//!
+//! `crates/device/examples/custom_device.rs` implements the trait for a mirrored pair of devices.
+//!
+//! # Example
+//! ```
+//! use aquifer_device::{AlignedBuffer, Device, FileDevice};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("data");
+//! std::fs::write(&path, vec![7u8; 10_000])?;
+//!
+//! let device = FileDevice::options().writable(true).open(&path)?;
+//! println!("{} by {}", device.name(), device.access_path());
+//!
+//! let mut page = AlignedBuffer::new(4096, device.alignment_bytes());
+//! assert_eq!(device.read_at(0, &mut page)?, 4096);
+//! assert_eq!(device.read_at(8192, &mut page)?, 10_000 - 8192); // crosses the end
+//!
+//! page.fill(9);
+//! device.write_at(4096, &page)?;
+//! device.sync()?; // now it is durable
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+mod aligned;
+mod bounds;
+mod dax;
+mod decorate;
 mod error;
+mod file;
+mod file_system;
+mod fork;
+mod memory;
+mod queue;
+mod region;
 
+pub use aligned::AlignedBuffer;
+pub use dax::{DaxDevice, DaxOptions, Persistence};
+pub use decorate::{
+    CountSnapshot, Counters, Counting, Fault, FaultControl, FaultRule, FaultTarget, Faulty, Rate,
+    RuleId, Throttled, Trigger,
+};
 pub use error::{DeviceError, IoOperation};
+pub use file::{Direct, FileDevice, FileOptions};
+pub use memory::MemoryDevice;
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Where bytes live. See the crate documentation for the contract.
 pub trait Device: Send + Sync + 'static {
@@ -76,6 +127,56 @@ pub trait Device: Send + Sync + 'static {
     fn access_path(&self) -> String;
 }
 
+impl<D: Device + ?Sized> Device for Arc<D> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        (**self).len_bytes()
+    }
+
+    fn alignment_bytes(&self) -> usize {
+        (**self).alignment_bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        (**self).is_writable()
+    }
+
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        (**self).read_at(offset_bytes, buffer)
+    }
+
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        (**self).write_at(offset_bytes, buffer)
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        (**self).sync()
+    }
+
+    fn run(&self, batch: &mut dyn Batch, depth: usize) {
+        (**self).run(batch, depth);
+    }
+
+    fn queue_depth(&self) -> usize {
+        (**self).queue_depth()
+    }
+
+    fn dax(&self) -> Option<(*mut u8, usize)> {
+        (**self).dax()
+    }
+
+    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
+        (**self).page_cache_file()
+    }
+
+    fn access_path(&self) -> String {
+        (**self).access_path()
+    }
+}
+
 /// One transfer of a [`Batch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
@@ -119,7 +220,9 @@ pub fn run_one<D: Device + ?Sized>(device: &D, request: &Request) -> Result<usiz
         IoOperation::Write => {
             // SAFETY: the contract of `Batch`: valid, and nobody changes it until `complete`.
             let bytes = unsafe { std::slice::from_raw_parts(request.memory, request.len_bytes) };
-            device.write_at(request.offset_bytes, bytes).map(|()| request.len_bytes)
+            device
+                .write_at(request.offset_bytes, bytes)
+                .map(|()| request.len_bytes)
         }
         _ => {
             // SAFETY: the contract of `Batch`: valid, and nobody else looks at it until `complete`.

@@ -1,0 +1,352 @@
+//! Files and devices whose bytes are memory, mapped once and linearly.
+//!
+//! # What qualifies
+//! | | persistence | sync |
+//! |---|---|---|
+//! | `/dev/dax*`, a file on a DAX file system (`MAP_SYNC` succeeds) | [`Persistence::CacheLineFlush`] | a store fence |
+//! | tmpfs, ramfs, hugetlbfs, memfd | [`Persistence::Volatile`] | nothing |
+//! | anything else: its mapping is page cache | refused; open it as a [`FileDevice`] | |
+//!
+//! The page cache is never taken for DAX: the kernel writes it back when it likes, and flushing cache lines
+//! would make nothing durable.
+//!
+//! # Durability
+//! [`Device::write_at`] on persistent memory stores past the cache and flushes the lines it covers in
+//! part, so the bytes are durable when it returns, and `sync` only orders. Whoever stores through [`Device::dax`]
+//! flushes the lines it touched (`aquifer_sys::copy::flush_cache_lines`) before `sync`. On volatile
+//! memory nothing survives a reboot, whatever is called.
+//!
+//! # Truncation
+//! The mapping is made once: growth is not seen. Before each transfer the file's length is looked at, so
+//! one that was cut short gives [`DeviceError::OutOfBounds`] or a short read; a truncation in
+//! the middle of a copy still raises SIGBUS, as in any mapping. Files opened writable are fully allocated
+//! first, so that a store never meets a full file system.
+//!
+//! [`FileDevice`]: crate::FileDevice
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use aquifer_sys::copy;
+
+use crate::region::Region;
+use crate::{Device, DeviceError, IoOperation, bounds, file_system};
+
+/// What makes stores to a byte-addressable device durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Persistence {
+    /// Writing the cache lines back, then a store fence.
+    CacheLineFlush,
+    /// Nothing: the bytes survive the process, not a reboot.
+    Volatile,
+}
+
+/// A byte-addressable file or device.
+///
+/// ```
+/// use aquifer_device::{DaxDevice, Device, Persistence};
+/// # let name = format!("/dev/shm/aquifer-doc-{}", std::process::id());
+/// # let path = std::path::Path::new(&name);
+/// # if std::fs::write(path, [7u8; 4096]).is_err() { return Ok(()); }
+/// # let opened = DaxDevice::open(path);
+/// # std::fs::remove_file(path).unwrap();
+/// # let device = opened?; /*
+/// let device = DaxDevice::open("/dev/shm/data")?;
+/// # */
+/// assert_eq!(device.persistence(), Persistence::Volatile);
+/// let mut bytes = [0; 3];
+/// device.read_at(4093, &mut bytes)?;
+/// assert_eq!(bytes, [7; 3]);
+/// # Ok::<(), aquifer_device::DeviceError>(())
+/// ```
+#[derive(Debug)]
+pub struct DaxDevice {
+    name: String,
+    file: File,
+    region: Region,
+    is_writable: bool,
+    is_regular: bool,
+    persistence: Persistence,
+    medium: &'static str,
+}
+
+/// How to open a [`DaxDevice`]; made by [`DaxDevice::options`].
+#[derive(Debug, Clone, Default)]
+pub struct DaxOptions {
+    writable: bool,
+    persistent: bool,
+}
+
+impl DaxOptions {
+    /// Whether the device can be written to. Off by default. A regular file is fully allocated at open.
+    pub fn writable(mut self, writable: bool) -> Self {
+        self.writable = writable;
+        self
+    }
+
+    /// Whether volatile memory is refused. Off by default.
+    pub fn persistent(mut self, persistent: bool) -> Self {
+        self.persistent = persistent;
+        self
+    }
+
+    /// Opens and maps `path`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Open`] where the system refuses, also for want of space;
+    /// [`DeviceError::Unsuitable`] where the bytes of the file are not memory.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<DaxDevice, DeviceError> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let mode = std::fs::metadata(path).map_err(|source| DeviceError::Open {
+            path: name.clone(),
+            source,
+        })?;
+        let kind = mode.file_type();
+        if !kind.is_file() && !is_devdax(&mode) {
+            let what = if kind.is_block_device() {
+                "a block device"
+            } else {
+                "no regular file"
+            };
+            return Err(DeviceError::Unsuitable {
+                path: name,
+                reason: format!(
+                    "is {what}; only files in memory and on DAX file systems and /dev/dax devices \
+                     are byte-addressable, open others as a FileDevice"
+                ),
+            });
+        }
+        let file = File::options()
+            .read(true)
+            .write(self.writable)
+            .open(path)
+            .map_err(|source| DeviceError::Open {
+                path: name.clone(),
+                source,
+            })?;
+        self.map(file, name)
+    }
+
+    /// Maps an open file, for instance a memfd; `name` appears in messages.
+    ///
+    /// # Errors
+    /// As [`DaxOptions::open`].
+    pub fn map(&self, file: File, name: String) -> Result<DaxDevice, DeviceError> {
+        let open_error = |source| DeviceError::Open {
+            path: name.clone(),
+            source,
+        };
+        let unsuitable = |reason: String| DeviceError::Unsuitable {
+            path: name.clone(),
+            reason,
+        };
+        let metadata = file.metadata().map_err(open_error)?;
+        let is_regular = metadata.file_type().is_file();
+        let magic = file_system::magic(file.as_fd()).map_err(open_error)?;
+        let volatile = file_system::in_memory(magic).filter(|_| is_regular);
+        let len_bytes = if is_regular {
+            metadata.len()
+        } else {
+            devdax_len_bytes(&metadata)
+        };
+        let len_bytes = usize::try_from(len_bytes)
+            .map_err(|_| unsuitable("is longer than the address space".into()))?;
+        let (region, persistence, medium) = match volatile {
+            Some(medium) if self.persistent => {
+                return Err(unsuitable(format!(
+                    "is {medium}, which does not survive a reboot; use a DAX file system or device"
+                )));
+            }
+            Some(medium) => {
+                if self.writable && len_bytes > 0 {
+                    allocate(&file, len_bytes).map_err(open_error)?;
+                }
+                let region =
+                    Region::of_file(file.as_fd(), len_bytes, self.writable, libc::MAP_SHARED)
+                        .map_err(open_error)?;
+                (region, Persistence::Volatile, medium)
+            }
+            None if len_bytes == 0 => {
+                return Err(unsuitable(
+                    "is empty, so it cannot be told whether it is DAX".into(),
+                ));
+            }
+            None => {
+                let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
+                let region = Region::of_file(file.as_fd(), len_bytes, self.writable, flags);
+                let region = region.map_err(|error| match error.raw_os_error() {
+                    Some(libc::EOPNOTSUPP | libc::EINVAL) => unsuitable(
+                        "its mapping would be page cache (MAP_SYNC refused); open it as a FileDevice"
+                            .into(),
+                    ),
+                    _ => open_error(error),
+                })?;
+                if self.writable && is_regular {
+                    allocate(&file, len_bytes).map_err(open_error)?;
+                }
+                if copy::FlushForm::best().is_none() {
+                    return Err(unsuitable(
+                        "this CPU has no instruction to flush a line".into(),
+                    ));
+                }
+                (
+                    region,
+                    Persistence::CacheLineFlush,
+                    if is_regular { "MAP_SYNC" } else { "devdax" },
+                )
+            }
+        };
+        if magic == file_system::HUGETLBFS && !self.writable {
+            // A hole is filled at the first read of it, which raises SIGBUS when no page is left.
+            region.populate_for_reading().map_err(open_error)?;
+        }
+        Ok(DaxDevice {
+            name,
+            file,
+            region,
+            is_writable: self.writable,
+            is_regular,
+            persistence,
+            medium,
+        })
+    }
+}
+
+impl DaxDevice {
+    /// Opens `path` for reading.
+    ///
+    /// # Errors
+    /// As [`DaxOptions::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, DeviceError> {
+        Self::options().open(path)
+    }
+
+    /// Ways to open: writable, persistent memory only.
+    pub fn options() -> DaxOptions {
+        DaxOptions::default()
+    }
+
+    /// What makes stores durable here.
+    pub fn persistence(&self) -> Persistence {
+        self.persistence
+    }
+
+    /// Length of the mapping: what the file had when it was opened.
+    pub fn mapped_bytes(&self) -> usize {
+        self.region.len_bytes()
+    }
+}
+
+impl Device for DaxDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The mapped length, or what a truncation has left of it.
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        let mapped_bytes = self.region.len_bytes() as u64;
+        if !self.is_regular {
+            return Ok(mapped_bytes);
+        }
+        match self.file.metadata() {
+            Ok(metadata) => Ok(metadata.len().min(mapped_bytes)),
+            Err(source) => Err(DeviceError::Io {
+                operation: IoOperation::Inspect,
+                offset_bytes: 0,
+                len_bytes: 0,
+                source,
+            }),
+        }
+    }
+
+    fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        let readable_bytes = bounds::readable_bytes(offset_bytes, buffer.len(), self.len_bytes()?)?;
+        self.region
+            .read(offset_bytes, &mut buffer[..readable_bytes]);
+        Ok(readable_bytes)
+    }
+
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        if !self.is_writable {
+            return Err(DeviceError::ReadOnly);
+        }
+        bounds::check_write(offset_bytes, buffer.len(), self.len_bytes()?)?;
+        match self.persistence {
+            Persistence::CacheLineFlush => self.region.write_persistently(offset_bytes, buffer),
+            Persistence::Volatile => self.region.write(offset_bytes, buffer),
+        }
+        Ok(())
+    }
+
+    /// A store fence on persistent memory, since writes have flushed their lines; nothing on volatile.
+    fn sync(&self) -> Result<(), DeviceError> {
+        if self.persistence == Persistence::CacheLineFlush {
+            copy::store_fence();
+        }
+        Ok(())
+    }
+
+    /// Readable, and writable where the device was opened so. The caller minds truncation.
+    fn dax(&self) -> Option<(*mut u8, usize)> {
+        Some((self.region.start(), self.region.len_bytes()))
+    }
+
+    fn access_path(&self) -> String {
+        match self.persistence {
+            Persistence::CacheLineFlush => format!("dax ({}, flushed by cache line)", self.medium),
+            Persistence::Volatile => format!("memory ({}, volatile)", self.medium),
+        }
+    }
+}
+
+/// Gives every page of the file its memory, keeping what it holds.
+fn allocate(file: &File, len_bytes: usize) -> io::Result<()> {
+    let len = libc::off64_t::try_from(len_bytes)
+        .map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    loop {
+        // SAFETY: no memory is involved.
+        if unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, len) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            // ramfs has no fallocate, and no limit to run into either.
+            Some(libc::EOPNOTSUPP) => return Ok(()),
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Where sysfs describes a character device.
+fn sysfs_of(metadata: &std::fs::Metadata) -> String {
+    let device = metadata.rdev();
+    format!(
+        "/sys/dev/char/{}:{}",
+        libc::major(device),
+        libc::minor(device)
+    )
+}
+
+fn is_devdax(metadata: &std::fs::Metadata) -> bool {
+    metadata.file_type().is_char_device()
+        && std::fs::canonicalize(format!("{}/subsystem", sysfs_of(metadata)))
+            .is_ok_and(|subsystem| subsystem.file_name().is_some_and(|name| name == "dax"))
+}
+
+/// Length of a devdax device as sysfs states it; 0 if it does not.
+fn devdax_len_bytes(metadata: &std::fs::Metadata) -> u64 {
+    std::fs::read_to_string(format!("{}/size", sysfs_of(metadata)))
+        .ok()
+        .and_then(|size| size.trim().parse().ok())
+        .unwrap_or(0)
+}

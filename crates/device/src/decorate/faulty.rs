@@ -1,0 +1,449 @@
+//! Makes a device fail, on purpose and repeatably.
+//!
+//! # Fault model
+//! A *rule* says which operations it concerns (reads, writes, syncs; a range of the device), when it strikes
+//! (always, once after a countdown, with a probability drawn from a seed), how often at most, and with
+//! what: an errno, a short read, a premature end. The first rule that strikes decides. A write that is
+//! failed does not reach the device; a sync that is failed leaves it unsynced, and nothing more: that a
+//! failed sync is final is the inner device's promise, so a rule for syncs stays until it is removed.
+//!
+//! Decisions are made one transfer at a time, in batches too, which keep their depth. Given the same
+//! order of operations, the same rules and seed give the same faults; under several threads the *n*-th decision
+//! is the same, but not who meets it.
+//!
+//! The rules are under a lock that is held for a decision only, without allocating, so a faulty device may
+//! serve the fault path.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::intercept::{Intercept, Intercepted};
+use crate::{Batch, Device, DeviceError, IoOperation, Request};
+
+/// Which operations a rule concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultTarget {
+    /// Reads.
+    Reads,
+    /// Writes.
+    Writes,
+    /// Reads and writes.
+    Transfers,
+    /// Syncs. Their rules have no range.
+    Syncs,
+}
+
+/// What happens to an operation that a rule strikes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// It fails with this errno.
+    Errno(i32),
+    /// A read fails with [`DeviceError::ShortRead`] after so many bytes, as when a device is shorter than
+    /// it says. Writes and syncs pass.
+    ShortRead {
+        /// Bytes that came.
+        got_bytes: usize,
+    },
+    /// A read returns so many bytes as if the device ended there, which breaks the contract wherever it
+    /// does not: to test that callers look at the length. Writes and syncs pass.
+    EndsEarly {
+        /// Bytes that came.
+        got_bytes: usize,
+    },
+}
+
+/// When a rule strikes, of the operations that it concerns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Trigger {
+    /// Each one.
+    Always,
+    /// All after the first `operations`, which pass.
+    After {
+        /// How many pass.
+        operations: u64,
+    },
+    /// Each with this probability, drawn from the seed.
+    Probability {
+        /// From 0 to 1.
+        probability: f64,
+        /// The same seed gives the same sequence of decisions.
+        seed: u64,
+    },
+}
+
+/// A fault to inject.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FaultRule {
+    target: FaultTarget,
+    fault: Fault,
+    range: Option<Range<u64>>,
+    trigger: Trigger,
+    most: u64,
+}
+
+impl FaultRule {
+    /// Strikes every operation of the target.
+    pub fn new(target: FaultTarget, fault: Fault) -> Self {
+        FaultRule {
+            target,
+            fault,
+            range: None,
+            trigger: Trigger::Always,
+            most: u64::MAX,
+        }
+    }
+
+    /// Only transfers that touch this range of bytes.
+    pub fn range(mut self, range: Range<u64>) -> Self {
+        self.range = Some(range);
+        self
+    }
+
+    /// When it strikes.
+    pub fn trigger(mut self, trigger: Trigger) -> Self {
+        self.trigger = trigger;
+        self
+    }
+
+    /// At most so many times.
+    pub fn at_most(mut self, times: u64) -> Self {
+        self.most = times;
+        self
+    }
+
+    fn concerns(&self, operation: Operation) -> bool {
+        match (self.target, operation) {
+            (FaultTarget::Syncs, Operation::Sync) => true,
+            (
+                FaultTarget::Reads | FaultTarget::Transfers,
+                Operation::Read {
+                    offset_bytes,
+                    len_bytes,
+                },
+            )
+            | (
+                FaultTarget::Writes | FaultTarget::Transfers,
+                Operation::Write {
+                    offset_bytes,
+                    len_bytes,
+                },
+            ) => self.range.as_ref().is_none_or(|range| {
+                let end_bytes = offset_bytes.saturating_add(len_bytes as u64);
+                offset_bytes < range.end && range.start < end_bytes
+            }),
+            _ => false,
+        }
+    }
+}
+
+/// Names a rule, to remove it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RuleId(u64);
+
+/// Switches the faults of a [`Faulty`] device while it is in use; clones control the same device.
+#[derive(Debug, Clone, Default)]
+pub struct FaultControl {
+    rules: Arc<Mutex<Rules>>,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    active: Vec<ActiveRule>,
+    next_id: u64,
+    struck: u64,
+}
+
+#[derive(Debug)]
+struct ActiveRule {
+    id: u64,
+    rule: FaultRule,
+    concerned: u64,
+    struck: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    Read { offset_bytes: u64, len_bytes: usize },
+    Write { offset_bytes: u64, len_bytes: usize },
+    Sync,
+}
+
+impl FaultControl {
+    /// Adds a rule behind those there are.
+    pub fn inject(&self, rule: FaultRule) -> RuleId {
+        let mut rules = self.lock();
+        let id = rules.next_id;
+        rules.next_id += 1;
+        rules.active.push(ActiveRule {
+            id,
+            rule,
+            concerned: 0,
+            struck: 0,
+        });
+        RuleId(id)
+    }
+
+    /// Removes a rule; false if it was gone already.
+    pub fn remove(&self, id: RuleId) -> bool {
+        let mut rules = self.lock();
+        let before = rules.active.len();
+        rules.active.retain(|active| active.id != id.0);
+        rules.active.len() != before
+    }
+
+    /// Removes all rules: the device works again.
+    pub fn clear(&self) {
+        self.lock().active.clear();
+    }
+
+    /// How many operations were struck so far, by all rules.
+    pub fn struck(&self) -> u64 {
+        self.lock().struck
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rules> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fault for one operation, if a rule strikes it.
+    fn decide(&self, operation: Operation) -> Option<Fault> {
+        let mut rules = self.lock();
+        let fault = rules
+            .active
+            .iter_mut()
+            .find_map(|active| active.decide(operation))?;
+        rules.struck += 1;
+        Some(fault)
+    }
+}
+
+impl ActiveRule {
+    fn decide(&mut self, operation: Operation) -> Option<Fault> {
+        let is_read = matches!(operation, Operation::Read { .. });
+        let applies = is_read || matches!(self.rule.fault, Fault::Errno(_));
+        if !applies || !self.rule.concerns(operation) || self.struck >= self.rule.most {
+            return None;
+        }
+        let number = self.concerned;
+        self.concerned += 1;
+        let strikes = match self.rule.trigger {
+            Trigger::Always => true,
+            Trigger::After { operations } => number >= operations,
+            Trigger::Probability { probability, seed } => unit_draw(seed, number) < probability,
+        };
+        if !strikes {
+            return None;
+        }
+        self.struck += 1;
+        Some(self.rule.fault)
+    }
+}
+
+/// The `number`-th draw of a seed, uniform in [0, 1): the output function of SplitMix64 (Steele, Lea, Flood:
+/// "Fast splittable pseudorandom number generators", 2014).
+fn unit_draw(seed: u64, number: u64) -> f64 {
+    let mut bits = seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// A device that fails as its rules say; without rules it passes everything.
+///
+/// ```
+/// use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice, Trigger};
+/// let device = Faulty::new(MemoryDevice::new(8192)?);
+/// let control = device.control();
+/// let no_space = 28; // ENOSPC
+/// control.inject(
+///     FaultRule::new(FaultTarget::Writes, Fault::Errno(no_space))
+///         .range(4096..8192)
+///         .trigger(Trigger::After { operations: 1 }),
+/// );
+/// assert!(device.write_at(4096, &[1; 4096]).is_ok());
+/// assert!(device.write_at(4096, &[2; 4096]).is_err());
+/// assert!(device.write_at(0, &[2; 4096]).is_ok());
+/// control.clear();
+/// assert!(device.write_at(4096, &[2; 4096]).is_ok());
+/// # Ok::<(), aquifer_device::DeviceError>(())
+/// ```
+#[derive(Debug)]
+pub struct Faulty<D> {
+    device: D,
+    control: FaultControl,
+}
+
+impl<D: Device> Faulty<D> {
+    /// Wraps `device`, without faults yet.
+    pub fn new(device: D) -> Self {
+        Faulty {
+            device,
+            control: FaultControl::default(),
+        }
+    }
+
+    /// A handle that injects faults, which stays valid when the device is handed away.
+    pub fn control(&self) -> FaultControl {
+        self.control.clone()
+    }
+}
+
+fn io_error(
+    operation: IoOperation,
+    offset_bytes: u64,
+    len_bytes: usize,
+    errno: i32,
+) -> DeviceError {
+    let source = io::Error::from_raw_os_error(errno);
+    DeviceError::Io {
+        operation,
+        offset_bytes,
+        len_bytes,
+        source,
+    }
+}
+
+/// What a read that was cut to `got_bytes` returns; the device has delivered `result`.
+fn cut(
+    fault: Fault,
+    offset_bytes: u64,
+    len_bytes: usize,
+    result: Result<usize, DeviceError>,
+) -> Result<usize, DeviceError> {
+    match fault {
+        Fault::ShortRead { got_bytes } => {
+            let got_bytes = got_bytes.min(result?);
+            Err(DeviceError::ShortRead {
+                offset_bytes,
+                len_bytes,
+                got_bytes,
+            })
+        }
+        Fault::EndsEarly { got_bytes } => Ok(got_bytes.min(result?)),
+        Fault::Errno(_) => result,
+    }
+}
+
+impl Intercept for &FaultControl {
+    /// How the result is to be cut.
+    type Note = Option<Fault>;
+
+    fn start(&mut self, request: &Request) -> Result<Option<Fault>, Result<usize, DeviceError>> {
+        let Request {
+            operation,
+            offset_bytes,
+            len_bytes,
+            ..
+        } = *request;
+        let fault = self.decide(match operation {
+            IoOperation::Write => Operation::Write {
+                offset_bytes,
+                len_bytes,
+            },
+            _ => Operation::Read {
+                offset_bytes,
+                len_bytes,
+            },
+        });
+        match fault {
+            Some(Fault::Errno(errno)) => {
+                Err(Err(io_error(operation, offset_bytes, len_bytes, errno)))
+            }
+            fault => Ok(fault),
+        }
+    }
+
+    fn end(
+        &mut self,
+        request: &Request,
+        fault: Option<Fault>,
+        result: Result<usize, DeviceError>,
+    ) -> Result<usize, DeviceError> {
+        match fault {
+            Some(fault) => cut(fault, request.offset_bytes, request.len_bytes, result),
+            None => result,
+        }
+    }
+}
+
+impl<D: Device> Device for Faulty<D> {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.device.len_bytes()
+    }
+
+    fn alignment_bytes(&self) -> usize {
+        self.device.alignment_bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.device.is_writable()
+    }
+
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        let len_bytes = buffer.len();
+        match self.control.decide(Operation::Read {
+            offset_bytes,
+            len_bytes,
+        }) {
+            Some(Fault::Errno(errno)) => {
+                Err(io_error(IoOperation::Read, offset_bytes, len_bytes, errno))
+            }
+            Some(fault) => {
+                let result = self.device.read_at(offset_bytes, buffer);
+                cut(fault, offset_bytes, len_bytes, result)
+            }
+            None => self.device.read_at(offset_bytes, buffer),
+        }
+    }
+
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        let len_bytes = buffer.len();
+        match self.control.decide(Operation::Write {
+            offset_bytes,
+            len_bytes,
+        }) {
+            Some(Fault::Errno(errno)) => {
+                Err(io_error(IoOperation::Write, offset_bytes, len_bytes, errno))
+            }
+            _ => self.device.write_at(offset_bytes, buffer),
+        }
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        match self.control.decide(Operation::Sync) {
+            Some(Fault::Errno(errno)) => Err(io_error(IoOperation::Sync, 0, 0, errno)),
+            _ => self.device.sync(),
+        }
+    }
+
+    fn run(&self, batch: &mut dyn Batch, depth: usize) {
+        self.device
+            .run(&mut Intercepted::new(batch, &self.control), depth);
+    }
+
+    fn queue_depth(&self) -> usize {
+        self.device.queue_depth()
+    }
+
+    fn dax(&self) -> Option<(*mut u8, usize)> {
+        None
+    }
+
+    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn access_path(&self) -> String {
+        format!("{} (with injected faults)", self.device.access_path())
+    }
+}

@@ -1,0 +1,276 @@
+//! Opening a file device: what is suitable, whether direct I/O works, and at which alignment.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::sync::SyncGate;
+use super::{FileDevice, FileState, Kind, system};
+use crate::queue::Engine;
+use crate::{AlignedBuffer, DeviceError, file_system};
+
+/// Whether transfers bypass the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Direct {
+    /// Where the file system allows it; buffered elsewhere, which `access_path` then says.
+    #[default]
+    Auto,
+    /// Refuse to open where it is not possible.
+    Require,
+    /// Always through the page cache.
+    Never,
+}
+
+/// How to open a [`FileDevice`]; made by [`FileDevice::options`].
+#[derive(Debug, Clone)]
+pub struct FileOptions {
+    writable: bool,
+    direct: Direct,
+    io_uring: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        FileOptions {
+            writable: false,
+            direct: Direct::Auto,
+            io_uring: true,
+        }
+    }
+}
+
+/// Alignment taken where nothing better is known; every disk in use accepts it.
+const USUAL_ALIGNMENT_BYTES: usize = 4096;
+/// The largest alignment that probing tries, and `statx` is believed.
+const LARGEST_ALIGNMENT_BYTES: usize = 64 << 10;
+
+impl FileOptions {
+    /// Whether the device can be written to. Off by default.
+    pub fn writable(mut self, writable: bool) -> Self {
+        self.writable = writable;
+        self
+    }
+
+    /// Whether transfers bypass the page cache. [`Direct::Auto`] by default.
+    pub fn direct(mut self, direct: Direct) -> Self {
+        self.direct = direct;
+        self
+    }
+
+    /// Whether batches may use io_uring; on by default. Where it is off, where the kernel refuses it,
+    /// or where `AQUIFER_NO_IO_URING` is set to anything but `0`, a pool of threads does them.
+    pub fn io_uring(mut self, io_uring: bool) -> Self {
+        self.io_uring = io_uring;
+        self
+    }
+
+    /// Opens `path`, a regular file or block device. An empty file is a device of length 0.
+    ///
+    /// # Errors
+    /// [`DeviceError::Open`] where the system refuses to open it, [`DeviceError::Unsuitable`] where it is no
+    /// storage: directories, pipes, sockets, character devices, files of /proc and the like, and
+    /// anything that cannot do direct I/O under [`Direct::Require`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let open_error = |source| DeviceError::Open {
+            path: name.clone(),
+            source,
+        };
+        let unsuitable = |reason: &str| DeviceError::Unsuitable {
+            path: name.clone(),
+            reason: reason.into(),
+        };
+
+        // Before opening, because opening a pipe waits and opening a character device can do anything.
+        kind_of(system::mode_of(path).map_err(open_error)?).map_err(unsuitable)?;
+        let access = if self.writable {
+            libc::O_RDWR
+        } else {
+            libc::O_RDONLY
+        };
+        let buffered = system::open(path, access).map_err(open_error)?;
+        let status = system::status(buffered.as_fd()).map_err(open_error)?;
+        let kind = kind_of(status.mode).map_err(unsuitable)?;
+        let magic = file_system::magic(buffered.as_fd()).map_err(open_error)?;
+        if kind == Kind::Regular {
+            if let Some(pseudo) = file_system::made_up(magic) {
+                return Err(unsuitable(&format!(
+                    "a {pseudo} file is made up as it is read; copy it to a regular file"
+                )));
+            }
+            if magic == file_system::HUGETLBFS && self.writable {
+                return Err(unsuitable(
+                    "hugetlbfs has no write system call; open it as a DaxDevice",
+                ));
+            }
+        }
+
+        let attempt = match self.direct {
+            Direct::Never => Err("asked for"),
+            _ => open_direct(path, access, kind, magic, buffered.as_fd()),
+        };
+        let (main, second, alignment_bytes, buffered_because) = match attempt {
+            Ok((direct, alignment_bytes)) => {
+                let second = (kind == Kind::Regular).then_some(buffered);
+                (direct, second, alignment_bytes, None)
+            }
+            Err(reason) if self.direct == Direct::Require => {
+                return Err(unsuitable(&format!(
+                    "direct I/O is not possible: {reason}; move the file or allow buffered access"
+                )));
+            }
+            Err(reason) => (buffered, None, 1, Some(reason)),
+        };
+        Ok(FileDevice {
+            state: Arc::new(FileState {
+                name,
+                kind,
+                may_give_up_direct: second.is_some() && self.direct == Direct::Auto,
+                buffered: second,
+                main,
+                is_writable: self.writable,
+                alignment_bytes,
+                direct: AtomicBool::new(buffered_because.is_none()),
+                buffered_because,
+                engine: Engine::choose(self.io_uring),
+                gate: SyncGate::default(),
+            }),
+        })
+    }
+}
+
+/// Which kind of device a file of this mode makes, or why none.
+fn kind_of(mode: libc::mode_t) -> Result<Kind, &'static str> {
+    match mode & libc::S_IFMT {
+        libc::S_IFREG => Ok(Kind::Regular),
+        libc::S_IFBLK => Ok(Kind::BlockDevice),
+        libc::S_IFDIR => Err("is a directory; name a regular file or a block device"),
+        libc::S_IFIFO => Err("is a pipe, which cannot be read at an offset; name a regular file"),
+        libc::S_IFSOCK => Err("is a socket; name a regular file or a block device"),
+        libc::S_IFCHR => Err(
+            "is a character device; name a regular file or a block device, and open a \
+             /dev/dax device as a DaxDevice",
+        ),
+        _ => Err("is no storage; name a regular file or a block device"),
+    }
+}
+
+/// A direct descriptor and its alignment, or why there is none.
+fn open_direct(
+    path: &Path,
+    access: libc::c_int,
+    kind: Kind,
+    magic: u64,
+    buffered: BorrowedFd<'_>,
+) -> Result<(OwnedFd, usize), &'static str> {
+    // These would accept O_DIRECT (tmpfs since 6.6) and go through their page cache all the same.
+    if kind == Kind::Regular && file_system::in_memory(magic).is_some() {
+        return Err("the file system keeps its files in memory");
+    }
+    let stated = system::direct_alignment(buffered);
+    if stated.is_some_and(|(_, offset)| offset == 0) {
+        return Err("O_DIRECT refused by the file system for this file");
+    }
+    let direct = system::open(path, access | libc::O_DIRECT)
+        .map_err(|_| "O_DIRECT refused by the file system")?;
+    let alignment_bytes = match (stated, kind) {
+        (Some((memory, offset)), _) => memory.max(offset).next_power_of_two(),
+        (None, Kind::BlockDevice) => {
+            system::block_device_block_bytes(direct.as_fd()).unwrap_or(USUAL_ALIGNMENT_BYTES)
+        }
+        (None, Kind::Regular) => {
+            probe_alignment(direct.as_fd()).ok_or("direct transfers refused by the file system")?
+        }
+    };
+    if alignment_bytes > LARGEST_ALIGNMENT_BYTES {
+        return Err("its direct I/O needs an alignment beyond 64 KiB");
+    }
+    let refused = try_read(
+        direct.as_fd(),
+        0,
+        alignment_bytes.max(USUAL_ALIGNMENT_BYTES),
+        0,
+    )
+    .is_err_and(|errno| errno == libc::EINVAL);
+    if refused {
+        return Err("direct transfers refused by the file system");
+    }
+    Ok((direct, alignment_bytes))
+}
+
+/// The smallest alignment at which a direct read is accepted; `None` if none is. A file too short to
+/// tell gets the usual one.
+fn probe_alignment(direct: BorrowedFd<'_>) -> Option<usize> {
+    let len_bytes = system::status(direct).ok()?.len_bytes;
+    let mut candidate_bytes = 512;
+    while candidate_bytes <= LARGEST_ALIGNMENT_BYTES {
+        if len_bytes <= candidate_bytes as u64 {
+            return Some(USUAL_ALIGNMENT_BYTES.max(candidate_bytes));
+        }
+        // Offset, length and memory are odd multiples of the candidate, so that nothing larger aligns.
+        match try_read(
+            direct,
+            candidate_bytes as u64,
+            candidate_bytes,
+            candidate_bytes,
+        ) {
+            Err(libc::EINVAL) => candidate_bytes *= 2,
+            _ => return Some(candidate_bytes),
+        }
+    }
+    None
+}
+
+/// A read into memory `shift_bytes` past a multiple of the largest alignment.
+fn try_read(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    len_bytes: usize,
+    shift_bytes: usize,
+) -> Result<usize, i32> {
+    let mut buffer = AlignedBuffer::new(shift_bytes + len_bytes, LARGEST_ALIGNMENT_BYTES);
+    let memory = buffer[shift_bytes..].as_mut_ptr();
+    // SAFETY: `memory` is the last `len_bytes` of the buffer, which lives through the call.
+    unsafe { system::read(file, offset_bytes, memory, len_bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probing_finds_what_statx_says() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![0u8; 256 << 10]).unwrap();
+        let buffered = system::open(file.path(), libc::O_RDONLY).unwrap();
+        let Some((memory, offset)) = system::direct_alignment(buffered.as_fd()) else {
+            eprintln!("skipped: statx does not state the alignment of direct I/O here");
+            return;
+        };
+        let Ok(direct) = system::open(file.path(), libc::O_RDONLY | libc::O_DIRECT) else {
+            eprintln!("skipped: the temporary directory's file system refuses O_DIRECT");
+            return;
+        };
+        let probed = probe_alignment(direct.as_fd());
+        assert_eq!(probed, Some(memory.max(offset).max(512)));
+    }
+
+    #[test]
+    fn a_file_too_short_to_probe_gets_the_usual_alignment() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let opened = system::open(file.path(), libc::O_RDONLY).unwrap();
+        assert_eq!(probe_alignment(opened.as_fd()), Some(4096));
+    }
+
+    #[test]
+    fn errors_of_open_keep_their_cause() {
+        let error = FileDevice::open("/nonexistent/file").unwrap_err();
+        let DeviceError::Open { source, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
+    }
+}

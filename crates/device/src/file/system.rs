@@ -1,0 +1,156 @@
+//! The system calls of a file device, with their results converted.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
+const BLKGETSIZE64: libc::Ioctl = if cfg!(any(
+    target_arch = "mips",
+    target_arch = "mips64",
+    target_arch = "powerpc",
+    target_arch = "powerpc64",
+    target_arch = "sparc64"
+)) {
+    0x4008_1272
+} else {
+    0x8008_1272_u32 as libc::Ioctl
+};
+
+/// What `fstat` says, as far as a device cares.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FileStatus {
+    pub mode: libc::mode_t,
+    pub len_bytes: u64,
+}
+
+/// The first errno of `result`, for calls that return -1.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Opens `path` with `flags`, close-on-exec.
+pub(super) fn open(path: &Path, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    loop {
+        // SAFETY: `path` is a NUL-terminated string that outlives the call.
+        match check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }) {
+            // SAFETY: just opened, owned by nobody else.
+            Ok(descriptor) => return Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Type and length of an open file.
+pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<FileStatus> {
+    // SAFETY: all-zero is a valid `stat`.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is valid for the call to fill in.
+    check(unsafe { libc::fstat64(file.as_raw_fd(), &raw mut status) })?;
+    Ok(FileStatus {
+        mode: status.st_mode,
+        len_bytes: u64::try_from(status.st_size).unwrap_or(0),
+    })
+}
+
+/// Type of the file at `path`, without opening it: opening a pipe would wait for its other end.
+pub(super) fn mode_of(path: &Path) -> io::Result<libc::mode_t> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata(path)?.mode())
+}
+
+/// Present length of a block device.
+pub(super) fn block_device_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut len_bytes = 0u64;
+    // SAFETY: the request writes one `u64`, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut len_bytes) })?;
+    Ok(len_bytes)
+}
+
+/// Logical block size of a block device.
+pub(super) fn block_device_block_bytes(file: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut block_bytes: libc::c_int = 0;
+    // SAFETY: the request writes one `int`, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET, &raw mut block_bytes) })?;
+    usize::try_from(block_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// What `statx` says about direct I/O: `None` where the kernel or the file system does not say (before
+/// 6.1), else the alignments of memory and of offsets, both 0 if the file cannot do direct I/O.
+pub(super) fn direct_alignment(file: BorrowedFd<'_>) -> Option<(usize, usize)> {
+    // SAFETY: all-zero is a valid `statx`.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor; `status` outlives the call.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut status,
+        )
+    };
+    if result != 0 || status.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return None;
+    }
+    Some((
+        status.stx_dio_mem_align as usize,
+        status.stx_dio_offset_align as usize,
+    ))
+}
+
+/// One `pread` into raw memory; `Err` is an errno.
+///
+/// # Safety
+/// `memory` is valid for writes of `len_bytes` that nobody else looks at meanwhile.
+pub(super) unsafe fn read(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    memory: *mut u8,
+    len_bytes: usize,
+) -> Result<usize, i32> {
+    let offset = libc::off64_t::try_from(offset_bytes).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the caller's promise about `memory`.
+    let result = unsafe { libc::pread64(file.as_raw_fd(), memory.cast(), len_bytes, offset) };
+    usize::try_from(result).map_err(|_| last_errno())
+}
+
+/// One `pwrite` from raw memory; `Err` is an errno.
+///
+/// # Safety
+/// `memory` is valid for reads of `len_bytes`.
+pub(super) unsafe fn write(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    memory: *const u8,
+    len_bytes: usize,
+) -> Result<usize, i32> {
+    let offset = libc::off64_t::try_from(offset_bytes).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the caller's promise about `memory`.
+    let result = unsafe { libc::pwrite64(file.as_raw_fd(), memory.cast(), len_bytes, offset) };
+    usize::try_from(result).map_err(|_| last_errno())
+}
+
+/// `fdatasync`; `Err` is an errno.
+pub(super) fn sync_data(file: BorrowedFd<'_>) -> Result<(), i32> {
+    // SAFETY: no memory is involved.
+    if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 {
+        Ok(())
+    } else {
+        Err(last_errno())
+    }
+}
+
+fn last_errno() -> i32 {
+    io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
+}

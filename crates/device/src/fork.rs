@@ -1,0 +1,92 @@
+//! Tells a forked child from its parent.
+//!
+//! A child inherits copies of descriptors and memory, but not the threads of its parent, and an
+//! io_uring it inherits is still the parent's. What a process made for itself is therefore stamped with
+//! a *generation*, and whoever finds an older stamp makes its own anew.
+//!
+//! The mark is a page the kernel zeroes in a child (`MADV_WIPEONFORK`). A process id would do almost
+//! as well, but a daemon's grandchild may be given the id of the process that started it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Address of the marked page; 0 where the kernel refused one.
+static MARK: OnceLock<usize> = OnceLock::new();
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// The mark's values: 0 in a fresh child, `RAISING` while one thread raises the generation, `MARKED`.
+const RAISING: u64 = 1;
+const MARKED: u64 = 2;
+
+/// A number that is constant within a process and differs from its parent's.
+pub(crate) fn generation() -> u64 {
+    let address = *MARK.get_or_init(map_mark);
+    if address == 0 {
+        return u64::from(std::process::id());
+    }
+    // SAFETY: `map_mark` mapped the page for the life of the process; it is only used as this atomic.
+    let mark = unsafe { &*(address as *const AtomicU64) };
+    // Acquire: pairs with the release below, so that whoever sees the page marked sees the raise too.
+    while mark.load(Ordering::Acquire) != MARKED {
+        if mark
+            .compare_exchange(0, RAISING, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+        {
+            GENERATION.fetch_add(1, Ordering::Relaxed);
+            mark.store(MARKED, Ordering::Release);
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    // Relaxed: ordered by the load of the mark above.
+    GENERATION.load(Ordering::Relaxed)
+}
+
+fn map_mark() -> usize {
+    // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return 0;
+    }
+    // SAFETY: the page just mapped, which nobody else knows.
+    if unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
+        // SAFETY: as above; it is not used afterwards.
+        unsafe { libc::munmap(page, 4096) };
+        return 0;
+    }
+    // SAFETY: mapped, writable, aligned, and not yet shared with another thread.
+    unsafe { page.cast::<u64>().write(MARKED) };
+    page as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_has_another_generation() {
+        let here = generation();
+        assert_eq!(here, generation());
+        // SAFETY: the child only compares two numbers and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let differs = generation() != here && generation() == generation();
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(!differs)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above; `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child saw its parent's generation");
+        assert_eq!(generation(), here);
+    }
+}

@@ -1,0 +1,394 @@
+//! Batches by io_uring.
+//!
+//! # One ring a thread
+//! A ring is made by the first batch of a thread and kept in thread-local storage, because the cheapest
+//! modes of io_uring (one issuer, completions run when that issuer asks for them) bind a ring to the
+//! thread that made it. At most [`LARGEST_KEPT`] rings are kept in the process; a thread beyond that makes
+//! its ring for one batch and drops it, so that a program of a thousand threads does not spend a
+//! thousand descriptors. A ring inherited through `fork` is dropped, which closes the child's copy of it
+//! only, and made anew.
+//!
+//! # Loop
+//! ```text
+//!  ┌─▶ fill: batch.next() ──▶ slot ──▶ submission entry     while slots are free
+//!  │   enter: submit all, wait for an eighth of what is in flight
+//!  └── reap: each completion ──▶ Transfer::absorb ──▶ batch.complete, slot free
+//!                                         └── short or interrupted: its next leg goes in again
+//! ```
+//! Waiting for an eighth, not for one, takes several completions with each system call while seven
+//! eighths of the queue stay busy.
+//!
+//! # Invariants
+//! * A slot is occupied from the moment its first leg is pushed until its transfer has ended; it has
+//!   exactly one leg in the ring. There are as many slots as `depth`, never more than entries.
+//! * [`Flight`] does not go away while the kernel holds a leg: its destructor waits. Where even that fails the
+//!   process is aborted, since the kernel would go on writing into memory that is about to be freed.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use io_uring::{Builder, IoUring, opcode, squeue, types};
+
+use super::TransferResult;
+use crate::file::{Begun, FileState, Leg, Transfer, finish_blocking};
+use crate::{Batch, IoOperation, fork};
+
+/// Rings kept by threads for their next batch.
+const LARGEST_KEPT: usize = 64;
+/// Entries of the usual ring; deeper batches make a larger one.
+const USUAL_ENTRIES: usize = 64;
+
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static RING: Cell<Option<KeptRing>> = const { Cell::new(None) };
+}
+
+/// No ring could be had; the batch has not been touched.
+pub(super) struct NoRing;
+
+struct Ring {
+    ring: IoUring,
+    entries: usize,
+    generation: u64,
+}
+
+/// A ring in a thread's keeping, counted in [`KEPT`] until it is used or dropped.
+struct KeptRing {
+    ring: Ring,
+    _place: Place,
+}
+
+/// One of the [`LARGEST_KEPT`] places.
+struct Place;
+
+impl Place {
+    fn claim() -> Option<Self> {
+        // Relaxed: a bound on resources; nothing is published by it.
+        let claimed = KEPT
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
+                (kept < LARGEST_KEPT).then_some(kept + 1)
+            })
+            .is_ok();
+        claimed.then_some(Place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Why the kernel refuses rings to this process, found out once; `None` if it grants them.
+pub(super) fn refusal() -> Option<&'static str> {
+    static REFUSAL: OnceLock<Option<&'static str>> = OnceLock::new();
+    *REFUSAL.get_or_init(|| match make(USUAL_ENTRIES) {
+        Ok(ring) => {
+            keep(ring);
+            None
+        }
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOSYS) => Some("this kernel has no io_uring"),
+            Some(libc::EPERM | libc::EACCES) => Some("io_uring is not permitted"),
+            // Out of descriptors or memory: may pass, so it does not decide for good.
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => None,
+            _ => Some("io_uring does not work here"),
+        },
+    })
+}
+
+/// Makes a ring in the cheapest mode this kernel has.
+fn make(entries: usize) -> std::io::Result<Ring> {
+    let generation = fork::generation();
+    let builders: [fn() -> Builder; 3] = [
+        // 6.1: completions are processed by this thread, when it enters, all at once.
+        || {
+            IoUring::builder()
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .clone()
+        },
+        // 5.19: at least no interrupt of the thread for each completion.
+        || IoUring::builder().setup_coop_taskrun().clone(),
+        IoUring::builder,
+    ];
+    let mut refused = std::io::Error::from_raw_os_error(libc::EINVAL);
+    for builder in builders {
+        match builder().build(entries as u32) {
+            Ok(ring) => {
+                return Ok(Ring {
+                    ring,
+                    entries,
+                    generation,
+                });
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused)
+}
+
+/// This thread's ring, or a new one.
+fn take(depth: usize) -> Option<Ring> {
+    let kept = RING.try_with(Cell::take).ok().flatten();
+    if let Some(KeptRing { ring, .. }) = kept
+        && ring.generation == fork::generation()
+        && ring.entries >= depth
+    {
+        return Some(ring);
+    }
+    if refusal().is_some() {
+        return None;
+    }
+    make(depth.max(USUAL_ENTRIES).next_power_of_two()).ok()
+}
+
+/// Keeps a ring for this thread's next batch, unless enough are kept.
+fn keep(ring: Ring) {
+    if let Some(_place) = Place::claim() {
+        // The error is that the thread is ending: the ring is dropped with it.
+        let _ = RING.try_with(|slot| slot.set(Some(KeptRing { ring, _place })));
+    }
+}
+
+/// Runs a batch, or reports that there is no ring.
+pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Result<(), NoRing> {
+    let Some(mut ring) = take(depth) else {
+        return Err(NoRing);
+    };
+    let mut flight = Flight::new(&mut ring.ring, depth);
+    let mut reaped = Vec::with_capacity(depth);
+    loop {
+        flight.fill(file, batch);
+        if flight.in_flight == 0 {
+            break;
+        }
+        if flight.enter(flight.in_flight / 8).is_err() {
+            // The ring worked once and no longer does (a sandbox entered meanwhile). What the kernel
+            // has not seen can still be done by hand.
+            flight.finish_unsubmitted(file, batch);
+            drop(flight);
+            return Err(NoRing);
+        }
+        flight.reap(&mut reaped);
+        for (slot, result) in reaped.drain(..) {
+            if let Some((tag, result)) = flight.advance(file, slot, result) {
+                batch.complete(tag, result);
+            }
+        }
+    }
+    drop(flight);
+    keep(ring);
+    Ok(())
+}
+
+struct Slot {
+    transfer: Transfer,
+    leg: Leg,
+    tag: u64,
+}
+
+/// The transfers of one batch that are in the ring.
+struct Flight<'ring> {
+    ring: &'ring mut IoUring,
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    /// Occupied slots.
+    in_flight: usize,
+    /// Legs pushed whose completion was not yet taken out of the ring. Not the same as `in_flight` while
+    /// completions are being handed to the batch, which may panic in the middle of them.
+    pending_legs: usize,
+}
+
+impl<'ring> Flight<'ring> {
+    fn new(ring: &'ring mut IoUring, depth: usize) -> Self {
+        Flight {
+            ring,
+            slots: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            in_flight: 0,
+            pending_legs: 0,
+        }
+    }
+
+    /// Takes requests while there are slots.
+    fn fill(&mut self, file: &FileState, batch: &mut dyn Batch) {
+        while let Some(&slot) = self.free.last() {
+            let Some(request) = batch.next() else { return };
+            match Transfer::begin(file, &request) {
+                Begun::Ended(result) => batch.complete(request.tag, result),
+                Begun::Going(transfer) => {
+                    self.free.pop();
+                    let leg = transfer.leg(file);
+                    self.slots[slot] = Some(Slot {
+                        transfer,
+                        leg,
+                        tag: request.tag,
+                    });
+                    self.in_flight += 1;
+                    self.push(file, slot, leg);
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, file: &FileState, slot: usize, leg: Leg) {
+        let descriptor = types::Fd(file.raw_descriptor(leg));
+        let len_bytes = leg.len_bytes as u32;
+        let entry: squeue::Entry = match leg.operation {
+            IoOperation::Write => opcode::Write::new(descriptor, leg.memory, len_bytes)
+                .offset(leg.offset_bytes)
+                .build(),
+            _ => opcode::Read::new(descriptor, leg.memory, len_bytes)
+                .offset(leg.offset_bytes)
+                .build(),
+        };
+        // SAFETY: the leg's memory is valid until its transfer ends (contract of `Batch`), the file's
+        // descriptors live as long as `file`, and `Flight` waits for the leg before either can go.
+        let pushed = unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) };
+        pushed.expect("a ring has at least as many entries as a flight has slots");
+        self.pending_legs += 1;
+    }
+
+    /// Submits what was pushed and waits for at least `wanted` completions, at least one.
+    fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
+        match self.ring.submit_and_wait(wanted.max(1)) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Interrupted, or the kernel wants completions taken or memory back before it goes on:
+                // the caller reaps and enters again.
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Collects completions, so that the batch can be called without the queue being borrowed.
+    fn reap(&mut self, reaped: &mut Vec<(usize, Result<usize, i32>)>) {
+        let before = reaped.len();
+        reaped.extend(self.ring.completion().map(|entry| {
+            let result = entry.result();
+            (
+                entry.user_data() as usize,
+                usize::try_from(result).map_err(|_| -result),
+            )
+        }));
+        self.pending_legs -= reaped.len() - before;
+    }
+
+    /// Takes in one completion: the transfer's result if it has ended, else its next leg is pushed.
+    fn advance(
+        &mut self,
+        file: &FileState,
+        slot: usize,
+        result: Result<usize, i32>,
+    ) -> Option<(u64, TransferResult)> {
+        let occupant = self.slots[slot]
+            .as_mut()
+            .expect("completions name occupied slots");
+        if let Some(result) = occupant.transfer.absorb(file, occupant.leg, result) {
+            let tag = occupant.tag;
+            self.release(slot);
+            return Some((tag, result));
+        }
+        let leg = occupant.transfer.leg(file);
+        occupant.leg = leg;
+        self.push(file, slot, leg);
+        None
+    }
+
+    fn release(&mut self, slot: usize) {
+        self.slots[slot] = None;
+        self.free.push(slot);
+        self.in_flight -= 1;
+    }
+
+    /// Legs the kernel has not taken.
+    fn unsubmitted(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
+    /// After a failed enter: does by blocking calls what the kernel has not taken.
+    fn finish_unsubmitted(&mut self, file: &FileState, batch: &mut dyn Batch) {
+        if self.unsubmitted() < self.pending_legs {
+            abandon("io_uring_enter fails with transfers in flight");
+        }
+        self.pending_legs = 0;
+        for slot in 0..self.slots.len() {
+            if let Some(occupant) = self.slots[slot].take() {
+                self.in_flight -= 1;
+                let result = finish_blocking(file, occupant.transfer);
+                batch.complete(occupant.tag, result);
+            }
+        }
+    }
+}
+
+impl Drop for Flight<'_> {
+    /// Waits for everything in flight. There is something only when the batch panicked.
+    fn drop(&mut self) {
+        let mut reaped = Vec::new();
+        while self.pending_legs > 0 {
+            if self.enter(1).is_err() {
+                abandon("cannot wait for transfers in flight");
+            }
+            self.reap(&mut reaped);
+            reaped.clear();
+        }
+    }
+}
+
+/// The kernel holds pointers to memory that cannot be kept valid: nothing else is sound.
+fn abandon(why: &str) -> ! {
+    eprintln!(
+        "aquifer-device: {why}; aborting, since the memory being transferred cannot be freed"
+    );
+    std::process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_keeps_its_ring_and_ends_with_it() {
+        if refusal().is_some() {
+            eprintln!("skipped: io_uring is refused here");
+            return;
+        }
+        std::thread::spawn(|| {
+            let ring = take(8).expect("io_uring is granted");
+            let descriptor = std::os::fd::AsRawFd::as_raw_fd(&ring.ring);
+            keep(ring);
+            let again = take(8).expect("io_uring is granted");
+            assert_eq!(descriptor, std::os::fd::AsRawFd::as_raw_fd(&again.ring));
+            keep(again);
+            let deeper = take(200).expect("io_uring is granted");
+            assert!(deeper.entries >= 200);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_ring_of_another_process_is_not_used() {
+        if refusal().is_some() {
+            eprintln!("skipped: io_uring is refused here");
+            return;
+        }
+        std::thread::spawn(|| {
+            let mut ring = take(8).expect("io_uring is granted");
+            ring.generation -= 1;
+            keep(ring);
+            assert_eq!(
+                take(8).expect("io_uring is granted").generation,
+                fork::generation()
+            );
+        })
+        .join()
+        .unwrap();
+    }
+}
