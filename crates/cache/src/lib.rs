@@ -1,3 +1,51 @@
-//! The cache engine.
-pub mod ids;
+//! The cache engine: memory-mapped I/O through a DRAM cache of a size the application chooses.
+//!
+//! ```text
+//!   Mapping (pointers)      Pages (guards)        the two interfaces
+//!        └─────────┬───────────┘
+//!                store                            a device's pages: load, evict, write back, flush
+//!     page_word · dirty · gate · readahead        what it is made of
+//!                  │
+//!                engine                           budget, threads, registry
+//!     frames · policy · probation · jobs          what it is made of
+//! ```
+//!
+//! Start with [`Cache`]; the life of a page is in `page_word`, the way in is `store` and `batch`, the way
+//! out `evict` and `writeback`.
+
+mod arena_memory;
+mod asynchronous;
+mod attached;
+mod batch;
+mod bounce;
+mod bytes;
+mod cache;
+mod dirty;
+mod engine;
+mod error;
+mod evict;
+mod frames;
+mod gate;
+mod ids;
+mod jobs;
+mod lazy;
+mod mapped_memory;
+mod mapping;
+mod options;
+mod page_word;
+mod pages;
 pub mod policy;
+mod probation;
+mod readahead;
+mod stats;
+mod store;
+mod sync;
+mod writeback;
+
+pub use bytes::{Bytes, Pod};
+pub use cache::{Cache, CacheBuilder};
+pub use error::{Error, Result};
+pub use ids::{FrameId, PageId, PageKey, StoreId};
+pub use mapping::{Advice, Backend, MapOptions, Mapping, Pinned};
+pub use pages::{PageMut, PageRef, Pages};
+pub use stats::{Histogram, HistogramSnapshot, Stats};

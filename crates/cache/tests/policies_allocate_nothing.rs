@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use aquifer_cache::ids::{FrameId, PageId, PageKey, StoreId};
+use aquifer_cache::{FrameId, PageId, PageKey, StoreId};
 use aquifer_cache::policy::{HitTable, PolicyKind};
 
 thread_local! {

@@ -1,3 +1,39 @@
-//! sys
+//! System calls and special instructions, typed.
+//!
+//! The only crate that talks to the kernel by number or executes instructions the compiler does not
+//! know. Wrappers are thin: they check layouts at compile time, convert the kernel's error in one
+//! place, and add no policy. Everything a fault handler needs allocates nothing.
 
 pub mod copy;
+pub mod cpu;
+pub mod features;
+pub mod futex;
+pub mod memory;
+pub mod signal;
+pub mod uffd;
+
+use std::io;
+
+/// Converts the `-1 and errno` convention of a system call.
+#[inline]
+pub(crate) fn check(result: libc::c_long) -> io::Result<usize> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result as usize)
+    }
+}
+
+/// The errno of the calling thread; a signal handler saves and restores it.
+#[inline]
+pub fn errno() -> i32 {
+    // SAFETY: returns the calling thread's errno location, always valid.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's errno.
+#[inline]
+pub fn set_errno(value: i32) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = value }
+}

@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::ids::FrameId;
+use crate::lazy::LazyArray;
 
 /// How hits are recorded for a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub enum HitMode {
 /// One word a frame in which hits are recorded without a lock.
 ///
 /// ```
-/// use aquifer_cache::{ids::FrameId, policy::{HitMode, HitTable}};
+/// use aquifer_cache::{FrameId, policy::{HitMode, HitTable}};
 ///
 /// let hits = HitTable::new(HitMode::Count { max: 3 }, 16);
 /// for _ in 0..5 {
@@ -39,21 +40,29 @@ pub enum HitMode {
 /// hits.reset(FrameId(7)); // another page lies in the frame now
 /// assert_eq!(hits.get(FrameId(7)), 0);
 /// ```
-#[derive(Debug)]
 pub struct HitTable {
-    words: Box<[AtomicU32]>,
+    words: LazyArray<AtomicU32>,
     mode: HitMode,
     now: AtomicU32,
 }
 
 impl HitTable {
-    /// A table for frames below `max_frames`.
+    /// A table for frames below `max_frames`. Takes memory only for frames that are used.
+    ///
+    /// # Panics
+    /// If the process has no address space left for it.
     pub fn new(mode: HitMode, max_frames: usize) -> HitTable {
+        let words = LazyArray::new(max_frames).expect("address space for the hit table");
         HitTable {
-            words: (0..max_frames).map(|_| AtomicU32::new(0)).collect(),
+            words,
             mode,
             now: AtomicU32::new(0),
         }
+    }
+
+    /// How hits are recorded.
+    pub fn mode(&self) -> HitMode {
+        self.mode
     }
 
     /// Records a hit. Called without any lock.

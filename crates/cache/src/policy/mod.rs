@@ -31,7 +31,7 @@
 //! Random replacement, complete:
 //!
 //! ```
-//! use aquifer_cache::ids::{FrameId, PageId, PageKey, StoreId};
+//! use aquifer_cache::{FrameId, PageId, PageKey, StoreId};
 //! use aquifer_cache::policy::{HitMode, HitTable, Policy};
 //!
 //! #[derive(Default)]

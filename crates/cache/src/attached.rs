@@ -1,0 +1,28 @@
+//! A store as the engine sees it: what the evictor and the workers may ask of it.
+
+use crate::engine::{AttachedStore, Evicted};
+use crate::ids::{FrameId, PageId};
+use crate::store::{PageMemory, Store};
+
+impl<M: PageMemory> AttachedStore for Store<M> {
+    fn evict(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+        self.evict_victims(victims, write_back)
+    }
+
+    fn prefetch(&self, first: u64, pages: u64) {
+        let end = first.saturating_add(pages).min(self.geometry.pages());
+        // A hint: an error is met again, and reported, by whoever needs the page.
+        let _ = self.load_many(std::slice::from_ref(&(first..end)), false);
+    }
+
+    fn forget(&self, page: PageId, slot: FrameId) {
+        let word = self.word(page.0);
+        if word.begin_forget(slot).is_ok() {
+            word.finish_evict(None);
+        }
+    }
+
+    fn dirty_pages(&self) -> u64 {
+        Store::dirty_pages(self)
+    }
+}

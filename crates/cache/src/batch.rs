@@ -1,0 +1,280 @@
+//! Loading many pages at the device's queue depth.
+//!
+//! The batch is pulled by the device: while there is room it names the next absent pages, takes frames for
+//! them and moves them to Loading; each completion is installed at once, while the others are in flight.
+//! Neighbouring pages share a transfer.
+
+use std::ops::Range;
+
+use aquifer_device::{Batch, DeviceError, IoOperation, Request};
+
+use crate::bounce::Bounce;
+use crate::ids::FrameId;
+use crate::page_word::State;
+use crate::stats::count;
+use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store, check_length};
+
+struct Run<'a> {
+    pages: Range<u64>,
+    frames: [FrameId; MAX_RUN_PAGES],
+    bounce: Option<Bounce<'a>>,
+    data: *mut u8,
+}
+
+/// Where a batch's pages come from: ranges in the order given.
+pub(crate) struct Pages<'a> {
+    ranges: &'a [Range<u64>],
+    current: Range<u64>,
+}
+
+impl<'a> Pages<'a> {
+    pub fn new(ranges: &'a [Range<u64>]) -> Pages<'a> {
+        Pages {
+            ranges,
+            current: 0..0,
+        }
+    }
+
+    fn peek(&mut self) -> Option<u64> {
+        while self.current.is_empty() {
+            let (first, rest) = self.ranges.split_first()?;
+            self.current = first.clone();
+            self.ranges = rest;
+        }
+        Some(self.current.start)
+    }
+
+    fn advance(&mut self) {
+        self.current.start += 1;
+    }
+}
+
+/// A batch of loads. See the module documentation.
+struct LoadBatch<'a, M: PageMemory> {
+    store: &'a Store<M>,
+    pages: Pages<'a>,
+    runs: Vec<Option<Run<'a>>>,
+    free_runs: Vec<usize>,
+    in_flight: usize,
+    /// May a missing frame be waited for? Not in the background, where it is just a hint.
+    patient: bool,
+    failed: Option<(u64, Refused)>,
+}
+
+impl<M: PageMemory> Store<M> {
+    /// Loads the absent pages of `ranges`. With `must`, waits for frames and reports the first error;
+    /// otherwise it is a hint that ends early when frames are short.
+    pub fn load_many(
+        &self,
+        ranges: &[Range<u64>],
+        must: bool,
+    ) -> std::result::Result<(), (u64, Refused)> {
+        let mut batch = LoadBatch {
+            store: self,
+            pages: Pages::new(ranges),
+            runs: vec![],
+            free_runs: vec![],
+            in_flight: 0,
+            patient: must,
+            failed: None,
+        };
+        self.device.run(&mut batch, self.device.queue_depth());
+        debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
+        batch.failed.map_or(Ok(()), Err)
+    }
+}
+
+impl<'a, M: PageMemory> LoadBatch<'a, M> {
+    /// A frame for `page`. With transfers in flight it never waits: their completions come first.
+    fn frame(&mut self, page: u64) -> Option<FrameId> {
+        let store = self.store;
+        if let Some(frame) = store.pool().take(store.key(page)) {
+            return Some(frame);
+        }
+        if self.in_flight > 0 {
+            store.engine.evict(store.pool(), MAX_RUN_PAGES, false);
+            return store.pool().take(store.key(page));
+        }
+        if !self.patient {
+            return None;
+        }
+        match store.engine.acquire(store.pool(), store.key(page), false) {
+            Ok(frame) => Some(frame),
+            Err(no_frame) => {
+                self.failed
+                    .get_or_insert((page, Refused::NoFrame(no_frame)));
+                None
+            }
+        }
+    }
+
+    fn bounce(&self) -> Option<Bounce<'a>> {
+        let pool = &self.store.engine.bounce;
+        if self.in_flight == 0 {
+            Some(pool.take())
+        } else {
+            pool.try_take()
+        }
+    }
+
+    /// Begins loading the next absent page and its absent neighbours.
+    fn begin_run(&mut self) -> Option<Run<'a>> {
+        let store = self.store;
+        loop {
+            let page = self.pages.peek()?;
+            if self.failed.is_some() {
+                return None;
+            }
+            let seen = store.word(page).load();
+            if !matches!(seen.state(), State::Absent | State::Probation) {
+                self.pages.advance();
+                continue;
+            }
+            let frame = self.frame(page)?;
+            let Some(bounce) = self.bounce() else {
+                store.pool().give(&[frame]);
+                return None;
+            };
+            self.pages.advance();
+            if store.word(page).begin_load(seen).is_err() {
+                store.pool().give(&[frame]);
+                continue;
+            }
+            let mut frames = [frame; MAX_RUN_PAGES];
+            let mut count = 1;
+            let region_end = store
+                .geometry
+                .pages_of_region(store.geometry.region_of(page))
+                .end;
+            let most =
+                (store.engine.bounce.buffer_bytes() / store.geometry.page_bytes).min(MAX_RUN_PAGES);
+            while count < most
+                && page + (count as u64) < region_end
+                && self.pages.peek() == Some(page + count as u64)
+                && let Some(extra) = store.begin_extra(page + count as u64)
+            {
+                frames[count] = extra;
+                count += 1;
+                self.pages.advance();
+            }
+            let landing = (count == 1).then(|| store.memory.landing(frame)).flatten();
+            let (data, bounce) = match landing {
+                Some(landing) => (landing, None),
+                None => (bounce.as_ptr(), Some(bounce)),
+            };
+            return Some(Run {
+                pages: page..page + count as u64,
+                frames,
+                bounce,
+                data,
+            });
+        }
+    }
+
+    fn install(&self, run: &Run<'a>, got: usize) -> std::result::Result<(), Refused> {
+        let store = self.store;
+        let geometry = store.geometry;
+        let wanted = geometry.bytes_in(run.pages.clone());
+        check_length(geometry.offset_of(run.pages.start), wanted, got)?;
+        let count = (run.pages.end - run.pages.start) as usize;
+        let whole = count * geometry.page_bytes;
+        if wanted < whole {
+            // SAFETY: the buffer holds `whole` bytes and the transfer has ended.
+            unsafe { std::ptr::write_bytes(run.data.add(wanted), 0, whole - wanted) };
+        }
+        let region = geometry.region_of(run.pages.start);
+        let gate = M::PROTECTS.then(|| store.gates.shared(region));
+        // SAFETY: the buffer holds the run, all of which this batch is loading.
+        let installed = unsafe {
+            store.memory.install(
+                run.pages.start,
+                &run.frames[..count],
+                run.data,
+                store.writable,
+            )
+        };
+        drop(gate);
+        installed.map_err(Refused::Kernel)
+    }
+}
+
+// SAFETY: buffers are kept in `runs` until their completion, and the pages are Loading, so nobody else
+// looks at them.
+unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
+    fn next(&mut self) -> Option<Request> {
+        let run = self.begin_run()?;
+        let geometry = self.store.geometry;
+        let wanted = geometry.bytes_in(run.pages.clone());
+        let whole = (run.pages.end - run.pages.start) as usize * geometry.page_bytes;
+        let request = Request {
+            operation: IoOperation::Read,
+            offset_bytes: geometry.offset_of(run.pages.start),
+            memory: run.data,
+            len_bytes: wanted
+                .next_multiple_of(self.store.device.alignment_bytes())
+                .min(whole),
+            tag: 0,
+        };
+        self.in_flight += 1;
+        let tag = match self.free_runs.pop() {
+            Some(tag) => {
+                self.runs[tag] = Some(run);
+                tag
+            }
+            None => {
+                self.runs.push(Some(run));
+                self.runs.len() - 1
+            }
+        };
+        Some(Request {
+            tag: tag as u64,
+            ..request
+        })
+    }
+
+    fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
+        self.in_flight -= 1;
+        let run = self.runs[tag as usize]
+            .take()
+            .expect("a transfer completes once");
+        self.free_runs.push(tag as usize);
+        let store = self.store;
+        let pages = run.pages.end - run.pages.start;
+        count(&store.engine.counters.prefetched, pages);
+        let installed = result
+            .map_err(Refused::Device)
+            .and_then(|got| self.install(&run, got));
+        match installed {
+            Ok(()) => {
+                for (page, &frame) in run.pages.clone().zip(&run.frames) {
+                    store.pool().inserted(frame, store.key(page));
+                    store.word(page).finish_load(frame, false, None);
+                }
+            }
+            Err(refused) => {
+                for (page, &frame) in run.pages.clone().zip(&run.frames) {
+                    store.give_up(page, frame);
+                }
+                self.failed.get_or_insert((run.pages.start, refused));
+            }
+        }
+        drop(run.bounce);
+    }
+}
+
+impl<M: PageMemory> Store<M> {
+    /// Loads the pages of `ranges` and waits for those that others are loading.
+    pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
+        self.load_many(ranges, true)?;
+        for page in ranges.iter().cloned().flatten() {
+            let seen = self.seen(page);
+            if seen.is_readable() {
+                self.pool().hit(seen.frame());
+            } else {
+                self.ensure(page, Access::Read, None, false)
+                    .map_err(|refused| (page, refused))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Looking at mapped bytes without pretending that nobody else can change them.
+
+use std::marker::PhantomData;
+
+use aquifer_sys::memory::copy_racy;
+
+/// Plain data that any bytes are a valid value of.
+///
+/// # Safety
+/// Every bit pattern of `size_of::<Self>()` bytes is a valid value, and the type has no padding.
+pub unsafe trait Pod: Copy + 'static {}
+
+macro_rules! pod {
+    ($($t:ty),*) => { $(
+        // SAFETY: integers and floats have no invalid bit patterns and no padding.
+        unsafe impl Pod for $t {}
+    )* };
+}
+pod!(
+    u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64
+);
+// SAFETY: an array of plain data is plain data without padding.
+unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
+
+const BLOCK_BYTES: usize = 4096;
+
+/// Bytes of a mapping that are resident while this exists.
+///
+/// Not a slice: a writable mapping, or the file under a kernel-backed one, may be changed by others at any
+/// time. Reading here copies, so what comes out may be torn but is always just bytes.
+#[derive(Clone, Copy)]
+pub struct Bytes<'a> {
+    base: *const u8,
+    len: usize,
+    _borrow: PhantomData<&'a u8>,
+}
+
+impl<'a> Bytes<'a> {
+    /// # Safety
+    /// `base` is readable for `len` bytes during `'a`.
+    pub(crate) unsafe fn new(base: *const u8, len: usize) -> Bytes<'a> {
+        Bytes {
+            base,
+            len,
+            _borrow: PhantomData,
+        }
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte, for code that wants a pointer.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.base
+    }
+
+    /// Copies `target.len()` bytes from `offset`.
+    ///
+    /// # Panics
+    /// If they do not lie inside, like slice indexing.
+    pub fn copy_to(&self, offset: usize, target: &mut [u8]) {
+        let end = offset.checked_add(target.len());
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "range outside the bytes"
+        );
+        // SAFETY: inside the bytes, which are readable; the target is the caller's own.
+        unsafe { copy_racy(self.base.add(offset), target.as_mut_ptr(), target.len()) };
+    }
+
+    /// The value at `offset`, in the machine's byte order; any alignment.
+    ///
+    /// # Panics
+    /// If it does not lie inside, like slice indexing.
+    pub fn get<T: Pod>(&self, offset: usize) -> T {
+        let end = offset.checked_add(size_of::<T>());
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "value outside the bytes"
+        );
+        let mut value = std::mem::MaybeUninit::<T>::uninit();
+        // SAFETY: inside the bytes; every bit pattern is a `T`.
+        unsafe {
+            copy_racy(
+                self.base.add(offset),
+                value.as_mut_ptr().cast(),
+                size_of::<T>(),
+            );
+            value.assume_init()
+        }
+    }
+
+    /// Calls `visit` with one block after the other, each a private copy.
+    pub fn for_each_block(&self, mut visit: impl FnMut(&[u8])) {
+        let mut block = [0u8; BLOCK_BYTES];
+        let mut offset = 0;
+        while offset < self.len {
+            let len = BLOCK_BYTES.min(self.len - offset);
+            self.copy_to(offset, &mut block[..len]);
+            visit(&block[..len]);
+            offset += len;
+        }
+    }
+
+    /// A private copy.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.len];
+        self.copy_to(0, &mut copy);
+        copy
+    }
+
+    /// The bytes as a slice.
+    ///
+    /// # Safety
+    /// Nobody changes them during `'a`: no thread stores to the mapping through a pointer or a call, and
+    /// for a kernel-backed mapping no process writes to the file.
+    pub unsafe fn as_slice(&self) -> &'a [u8] {
+        // SAFETY: readable during `'a`; the caller guarantees that they do not change.
+        unsafe { std::slice::from_raw_parts(self.base, self.len) }
+    }
+}

@@ -1,0 +1,243 @@
+//! [`Cache`]: a DRAM budget that devices are mapped through.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use aquifer_device::Device;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::mapping::{MapOptions, Mapping};
+use crate::options::{Options, PolicySource};
+use crate::pages::Pages;
+use crate::policy::{Policy, PolicyKind};
+use crate::stats::Stats;
+
+/// Builds a [`Cache`]. Every setting has a default but the budget, which is a quarter of memory.
+#[derive(Clone)]
+pub struct CacheBuilder {
+    budget_bytes: Option<u64>,
+    page_bytes: usize,
+    policy: PolicySource,
+    io_threads: usize,
+    serving_thread: bool,
+    without_vectored_discard: bool,
+}
+
+impl Default for CacheBuilder {
+    fn default() -> Self {
+        CacheBuilder {
+            budget_bytes: None,
+            page_bytes: 4096,
+            policy: PolicySource::BuiltIn(PolicyKind::Clock),
+            io_threads: 2,
+            serving_thread: false,
+            without_vectored_discard: false,
+        }
+    }
+}
+
+impl CacheBuilder {
+    /// DRAM the cache may use for pages. Bookkeeping comes on top: about 0.6 % of the budget with 4 KiB
+    /// pages, and up to 10 MiB of transfer buffers.
+    pub fn budget_bytes(mut self, bytes: u64) -> Self {
+        self.budget_bytes = Some(bytes);
+        self
+    }
+
+    /// Size of a page: a power of two from 4 KiB (the default) to 64 KiB. Larger pages cost fewer faults
+    /// and more I/O.
+    pub fn page_bytes(mut self, bytes: usize) -> Self {
+        self.page_bytes = bytes;
+        self
+    }
+
+    /// A built-in eviction policy. The default is CLOCK.
+    pub fn policy(mut self, kind: PolicyKind) -> Self {
+        self.policy = PolicySource::BuiltIn(kind);
+        self
+    }
+
+    /// The application's own eviction policy. Called for each pool of the cache.
+    pub fn custom_policy(
+        mut self,
+        make: impl Fn() -> Box<dyn Policy> + Send + Sync + 'static,
+    ) -> Self {
+        self.policy = PolicySource::Custom(Arc::new(make));
+        self
+    }
+
+    /// Threads that run prefetches and asynchronous calls; at least 1, 2 by default.
+    pub fn io_threads(mut self, threads: usize) -> Self {
+        self.io_threads = threads.max(1);
+        self
+    }
+
+    /// Serve the faults of user-backed mappings in a thread of the cache instead of in the faulting
+    /// thread. System calls may then touch pages that are not there, and threads may block SIGBUS; but it
+    /// needs the privilege to serve the kernel's faults (`CAP_SYS_PTRACE`, or
+    /// `vm.unprivileged_userfaultfd=1`), and a miss costs two context switches more.
+    pub fn serving_thread(mut self, on: bool) -> Self {
+        self.serving_thread = on;
+        self
+    }
+
+    /// Behave as on a kernel without vectored `MADV_DONTNEED` (before 6.13): for tests.
+    pub fn without_vectored_discard(mut self) -> Self {
+        self.without_vectored_discard = true;
+        self
+    }
+
+    /// Builds the cache and starts its threads.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] and [`Error::PageSize`] for what cannot work; [`Error::Kernel`] when threads or
+    /// address space are refused.
+    pub fn build(self) -> Result<Cache> {
+        let memory = aquifer_sys::cpu::memory_bytes();
+        let options = Options {
+            budget_bytes: self.budget_bytes.unwrap_or(memory / 4),
+            max_budget_bytes: memory,
+            page_bytes: self.page_bytes,
+            policy: self.policy,
+            io_threads: self.io_threads,
+            serving_thread: self.serving_thread,
+            without_vectored_discard: self.without_vectored_discard,
+        };
+        options.check()?;
+        let engine = Arc::new(Engine::new(options)?);
+        let mut running = Running {
+            engine,
+            threads: vec![],
+        };
+        let io_threads = running.engine.options.io_threads;
+        running.spawn("aquifer-evict", |engine| engine.run_evictor())?;
+        for _ in 0..io_threads {
+            running.spawn("aquifer-io", |engine| engine.jobs.run_worker(engine))?;
+        }
+        if running.engine.options.serving_thread {
+            let uffd = running.engine.uffd()?;
+            if !uffd.can_poison() {
+                return Err(Error::Kernel {
+                    what: "serving faults in a thread (needs UFFDIO_POISON, Linux 6.6)",
+                    source: std::io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+                });
+            }
+            running.spawn("aquifer-fault", |engine| {
+                engine.run_server(engine.uffd_if_open().expect("opened before this thread"));
+            })?;
+        }
+        Ok(Cache {
+            running: Arc::new(running),
+        })
+    }
+}
+
+/// The engine with its threads, which end with it.
+pub(crate) struct Running {
+    pub engine: Arc<Engine>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    fn spawn(&mut self, name: &str, body: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+        let engine = self.engine.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || body(&engine))
+            .map_err(|source| Error::Kernel {
+                what: "starting a thread of the cache",
+                source,
+            })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.engine.mark.is_current() {
+            // A fork has none of these threads: joining one would wait for ever.
+            self.threads.drain(..).for_each(std::mem::forget);
+            return;
+        }
+        self.engine.stop();
+        for thread in self.threads.drain(..) {
+            // A panic of a background thread has been printed; there is nobody to hand it to.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A DRAM cache of a size the application chooses, through which devices are mapped.
+///
+/// Cheap to clone; all clones are one cache. It lives as long as any clone, mapping or `Pages` of it.
+/// Every method may be called from any thread. After a fork the child's copy is inert: calls fail with
+/// [`Error::Forked`], destructors do nothing.
+#[derive(Clone)]
+pub struct Cache {
+    running: Arc<Running>,
+}
+
+impl Cache {
+    /// Starts building a cache.
+    pub fn builder() -> CacheBuilder {
+        CacheBuilder::default()
+    }
+
+    /// Maps a device for reading, whole. See [`Cache::map_with`] for more.
+    pub fn map(&self, device: Arc<dyn Device>) -> Result<Mapping> {
+        self.map_with(device, MapOptions::new())
+    }
+
+    /// Maps a device for reading and writing, whole.
+    pub fn map_mut(&self, device: Arc<dyn Device>) -> Result<Mapping> {
+        self.map_with(device, MapOptions::new().writable(true))
+    }
+
+    /// Maps a device.
+    ///
+    /// # Errors
+    /// [`Error::Empty`], [`Error::ReadOnly`], [`Error::Alignment`], [`Error::BackendUnsupported`] for what
+    /// does not fit; [`Error::Vm`] and [`Error::Kernel`] when the system refuses.
+    pub fn map_with(&self, device: Arc<dyn Device>, options: MapOptions) -> Result<Mapping> {
+        self.check_process()?;
+        Mapping::new(self.running.clone(), device, options)
+    }
+
+    /// Opens a device for access by page guards. The device may be writable or not.
+    pub fn pages(&self, device: Arc<dyn Device>) -> Result<Pages> {
+        self.check_process()?;
+        Pages::new(self.running.clone(), device)
+    }
+
+    /// Sets a new budget, while readers and writers run. Growing takes effect at once; after shrinking,
+    /// resident memory follows within about a second, as fast as pinned and dirty pages allow.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] for a budget below the minimum or above memory; nothing changes then.
+    pub fn resize(&self, budget_bytes: u64) -> Result<()> {
+        self.check_process()?;
+        self.running.engine.options.check_budget(budget_bytes)?;
+        self.running.engine.set_budget(budget_bytes);
+        Ok(())
+    }
+
+    /// Whether a shrink has not yet given all its memory back.
+    pub fn is_shrinking(&self) -> bool {
+        self.running.engine.is_shrinking()
+    }
+
+    /// What the cache has done and holds.
+    pub fn stats(&self) -> Stats {
+        self.running.engine.stats()
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.running.engine.mark.is_current() {
+            Ok(())
+        } else {
+            Err(Error::Forked)
+        }
+    }
+}

@@ -1,0 +1,654 @@
+//! What all stores of a cache share: the budget, the frames, and the threads behind them.
+//!
+//! ```text
+//!                     budget
+//!        ┌──────────────┼───────────────┐
+//!    mapped pool     arena pool     kernel share
+//!   (user-backed    (`Pages`)      (kernel-backed
+//!     mappings)                       mappings)
+//! ```
+//!
+//! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
+//! sixteenth at a time from the pool that misses less per frame to the one that misses more.
+//!
+//! Threads: one *evictor* keeps free frames between two watermarks, completes shrinks and rebalances;
+//! a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a small
+//! batch of clean pages itself, and only when that yields nothing does it wait for the evictor, which
+//! alone writes dirty pages back.
+//!
+//! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a store.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use aquifer_sys::futex::{self, Mutex};
+use aquifer_sys::memory::REGION_BYTES;
+use aquifer_sys::signal::FaultContext;
+use aquifer_sys::uffd::{Delivery, Uffd};
+use aquifer_vm::{ProcessMark, Served};
+
+use crate::arena_memory::FrameArena;
+use crate::bounce::BouncePool;
+use crate::error::{Error, Result};
+use crate::frames::{BACKGROUND_BATCH, BATCH, FramePool};
+use crate::ids::{FrameId, PageId, PageKey, StoreId};
+use crate::jobs::Jobs;
+use crate::options::Options;
+use crate::probation::Probation;
+use crate::stats::{Counters, Stats, count};
+
+/// Every frame is pinned or cannot be written back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoFrame {
+    pub pinned: u64,
+    pub unwritable: u64,
+}
+
+/// What a batch of victims came to.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Evicted {
+    pub freed: usize,
+    pub pinned: u64,
+    pub unwritable: u64,
+}
+
+impl Evicted {
+    pub fn add(&mut self, other: Evicted) {
+        self.freed += other.freed;
+        self.pinned += other.pinned;
+        self.unwritable += other.unwritable;
+    }
+}
+
+/// A store as the engine sees it.
+pub(crate) trait AttachedStore: Send + Sync {
+    /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
+    /// returns the others to the policy. Only clean pages unless `write_back`, which may allocate.
+    fn evict(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted;
+
+    /// Loads absent pages of a run, as far as frames are free.
+    fn prefetch(&self, first: u64, pages: u64);
+
+    /// A page's probation slot is reused.
+    fn forget(&self, page: PageId, slot: FrameId);
+
+    /// Pages that are dirty now.
+    fn dirty_pages(&self) -> u64;
+}
+
+/// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BareFault {
+    pub store: StoreId,
+    pub page: PageId,
+    /// The system's error, or 0 where there was none.
+    pub os_error: i32,
+}
+
+/// Which interfaces draw on the budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Mapped,
+    Arena,
+    Kernel,
+}
+
+struct Shares {
+    budget_bytes: u64,
+    /// Stores of each kind.
+    users: [usize; 3],
+    /// Relative weights of the kinds.
+    weights: [f64; 3],
+}
+
+/// State of one pool that the evictor keeps.
+#[derive(Default)]
+struct Reclaim {
+    /// Result of the last full pass that freed nothing, as pinned and unwritable counts plus one.
+    stuck_pinned: AtomicU64,
+    stuck_unwritable: AtomicU64,
+    stuck_passes: AtomicU32,
+}
+
+/// Shared state of a cache. See the module documentation.
+pub(crate) struct Engine {
+    pub mark: ProcessMark,
+    pub options: Options,
+    pub counters: Counters,
+    pub mapped: FramePool,
+    pub arena: FramePool,
+    pub bounce: BouncePool,
+    pub jobs: Jobs,
+    pub vectored_discard: bool,
+    probation: Probation,
+    arena_memory: FrameArena,
+    uffd: OnceLock<Uffd>,
+    shares: Mutex<Shares>,
+    kernel_share_bytes: AtomicU64,
+    pub kernel_resident_pages: AtomicU64,
+    stores: Mutex<Vec<Option<Arc<dyn AttachedStore>>>>,
+    reclaim: [Reclaim; 2],
+    /// Wakes the evictor; counts requests.
+    evictor_wake: AtomicU32,
+    evictor_sleeping: AtomicBool,
+    stopping: AtomicBool,
+    shrinking: AtomicUsize,
+    bare_fault: Mutex<Option<BareFault>>,
+}
+
+/// How long a thread without a frame waits before it looks again.
+const FRAME_WAIT: Duration = Duration::from_millis(20);
+/// Full passes of the evictor that must free nothing before an impatient caller is refused.
+const STUCK_PASSES: u32 = 3;
+const TICK: Duration = Duration::from_millis(200);
+/// Buffers for transfers: enough for two full batches beside the fault path.
+const BOUNCE_BUFFERS: usize = 160;
+const BOUNCE_BYTES: usize = 64 << 10;
+
+impl Engine {
+    pub fn new(options: Options) -> Result<Engine> {
+        let kernel = |what| move |source| Error::Kernel { what, source };
+        let page_bytes = options.page_bytes;
+        let max_frames = options.max_frames();
+        aquifer_sys::memory::prepare_advise_many();
+        let vectored_discard =
+            !options.without_vectored_discard && aquifer_sys::features::vectored_dontneed().is_ok();
+        let pool = |what| FramePool::new(options.policy.build(), max_frames).map_err(kernel(what));
+        let mapped = pool("reserving frame tables")?;
+        let probation_slots = if mapped.probation_share() > 0.0 {
+            max_frames
+        } else {
+            0
+        };
+        let engine = Engine {
+            mark: ProcessMark::new(),
+            counters: Counters::default(),
+            arena: pool("reserving frame tables")?,
+            mapped,
+            bounce: BouncePool::new(BOUNCE_BYTES.max(page_bytes), BOUNCE_BUFFERS)
+                .map_err(kernel("allocating transfer buffers"))?,
+            jobs: Jobs::new(),
+            vectored_discard,
+            probation: Probation::new(page_bytes, probation_slots)
+                .map_err(kernel("reserving the probation area"))?,
+            arena_memory: FrameArena::new(page_bytes, max_frames)
+                .map_err(kernel("reserving the frame arena"))?,
+            uffd: OnceLock::new(),
+            shares: Mutex::new(Shares {
+                budget_bytes: options.budget_bytes,
+                users: [0; 3],
+                weights: [1.0; 3],
+            }),
+            kernel_share_bytes: AtomicU64::new(0),
+            kernel_resident_pages: AtomicU64::new(0),
+            stores: Mutex::new(Vec::new()),
+            reclaim: Default::default(),
+            evictor_wake: AtomicU32::new(0),
+            evictor_sleeping: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            shrinking: AtomicUsize::new(0),
+            bare_fault: Mutex::new(None),
+            options,
+        };
+        Ok(engine)
+    }
+
+    /// The memory of the arena's frames.
+    pub fn arena_memory(&self) -> &FrameArena {
+        &self.arena_memory
+    }
+
+    /// The cache's userfaultfd, opened at the first user-backed mapping.
+    pub fn uffd(&self) -> Result<&Uffd> {
+        if let Some(uffd) = self.uffd.get() {
+            return Ok(uffd);
+        }
+        let delivery = if self.options.serving_thread {
+            Delivery::Message {
+                kernel_faults: true,
+            }
+        } else {
+            Delivery::Sigbus
+        };
+        let uffd = Uffd::open(delivery).map_err(|source| Error::Kernel {
+            what: "opening a userfaultfd",
+            source,
+        })?;
+        let _ = self.uffd.set(uffd);
+        Ok(self.uffd.get().expect("set above"))
+    }
+
+    /// The userfaultfd, if a mapping has opened it.
+    pub fn uffd_if_open(&self) -> Option<&Uffd> {
+        self.uffd.get()
+    }
+
+    // ---- registry -------------------------------------------------------------------------------
+
+    /// Draws an identifier for a store that is about to be attached.
+    pub fn reserve_id(&self) -> StoreId {
+        let mut stores = self.stores.lock();
+        stores.push(None);
+        StoreId(stores.len() as u32 - 1)
+    }
+
+    pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) {
+        self.stores.lock()[id.0 as usize] = Some(store);
+        self.use_budget(kind, true);
+    }
+
+    /// Takes a store out of the registry and returns when nobody uses it through the registry any more,
+    /// so that its memory is never freed on somebody's fault path.
+    pub fn detach(&self, id: StoreId, kind: Kind) {
+        let store = self.stores.lock()[id.0 as usize].take();
+        if let Some(store) = store {
+            // One reference is ours, one the owner's.
+            while Arc::strong_count(&store) > 2 {
+                std::thread::yield_now();
+            }
+        }
+        self.use_budget(kind, false);
+    }
+
+    fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
+        self.stores.lock().get(id.0 as usize)?.clone()
+    }
+
+    fn all_stores(&self) -> Vec<Arc<dyn AttachedStore>> {
+        self.stores.lock().iter().flatten().cloned().collect()
+    }
+
+    // ---- budget ---------------------------------------------------------------------------------
+
+    /// Counts a store of a kind in or out, and divides the budget anew.
+    pub fn use_budget(&self, kind: Kind, attached: bool) {
+        let mut shares = self.shares.lock();
+        let users = &mut shares.users[kind as usize];
+        *users = if attached {
+            *users + 1
+        } else {
+            users.saturating_sub(1)
+        };
+        self.divide(&shares);
+    }
+
+    pub fn budget_bytes(&self) -> u64 {
+        self.shares.lock().budget_bytes
+    }
+
+    /// Sets a new budget; pools grow at once and shrink in the background.
+    pub fn set_budget(&self, budget_bytes: u64) {
+        let mut shares = self.shares.lock();
+        shares.budget_bytes = budget_bytes;
+        self.divide(&shares);
+    }
+
+    fn divide(&self, shares: &Shares) {
+        let used = |kind: Kind| shares.users[kind as usize] > 0;
+        let kinds = [Kind::Mapped, Kind::Arena, Kind::Kernel];
+        let total: f64 = kinds
+            .iter()
+            .filter(|&&k| used(k))
+            .map(|&k| shares.weights[k as usize])
+            .sum();
+        let share = |kind: Kind| {
+            if !used(kind) {
+                return 0;
+            }
+            let bytes = shares.budget_bytes as f64 * shares.weights[kind as usize] / total;
+            // Whole regions, so that the arena's huge pages are given back whole.
+            (bytes as u64 / REGION_BYTES as u64).max(1) * REGION_BYTES as u64
+        };
+        let frames = |bytes: u64| (bytes / self.options.page_bytes as u64) as usize;
+        let mapped = frames(share(Kind::Mapped));
+        let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
+        self.probation.set_slots(probation);
+        self.set_pool(&self.mapped, mapped - probation);
+        self.set_pool(&self.arena, frames(share(Kind::Arena)));
+        self.kernel_share_bytes
+            .store(share(Kind::Kernel), Ordering::Relaxed);
+        self.wake_evictor();
+    }
+
+    fn set_pool(&self, pool: &FramePool, frames: usize) {
+        if frames < pool.limit() {
+            self.shrinking.fetch_add(1, Ordering::SeqCst);
+        }
+        if frames != pool.limit() {
+            pool.set_limit(frames);
+        }
+    }
+
+    /// What kernel-backed mappings may keep resident.
+    pub fn kernel_share_bytes(&self) -> u64 {
+        self.kernel_share_bytes.load(Ordering::Relaxed)
+    }
+
+    // ---- frames ---------------------------------------------------------------------------------
+
+    /// A frame for `page`. With `patient` it waits as long as it takes.
+    pub fn acquire(
+        &self,
+        pool: &FramePool,
+        page: PageKey,
+        patient: bool,
+    ) -> std::result::Result<FrameId, NoFrame> {
+        let mut stalled = false;
+        loop {
+            let ticket = pool.ticket();
+            if let Some(frame) = pool.take(page) {
+                if pool.free() < low_watermark(pool) {
+                    self.wake_evictor();
+                }
+                return Ok(frame);
+            }
+            if !stalled {
+                stalled = true;
+                count(&self.counters.stalls, 1);
+            }
+            self.wake_evictor();
+            if self.evict(pool, BATCH, false).freed > 0 {
+                continue;
+            }
+            if !patient && let Some(no_frame) = self.stuck(pool) {
+                return Err(no_frame);
+            }
+            pool.wait_for_frame(ticket, FRAME_WAIT);
+        }
+    }
+
+    fn reclaim_of(&self, pool: &FramePool) -> &Reclaim {
+        &self.reclaim[usize::from(std::ptr::eq(pool, &self.arena))]
+    }
+
+    /// Whether the evictor found nothing to evict in several whole passes.
+    fn stuck(&self, pool: &FramePool) -> Option<NoFrame> {
+        let reclaim = self.reclaim_of(pool);
+        (reclaim.stuck_passes.load(Ordering::Acquire) >= STUCK_PASSES).then(|| NoFrame {
+            pinned: reclaim.stuck_pinned.load(Ordering::Relaxed),
+            unwritable: reclaim.stuck_unwritable.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Asks the policy for up to `want` victims and evicts them. Async-signal-safe without `write_back`.
+    pub fn evict(&self, pool: &FramePool, want: usize, write_back: bool) -> Evicted {
+        let mut victims = [FrameId(0); BACKGROUND_BATCH];
+        let found = pool.victims(&mut victims[..want.min(BACKGROUND_BATCH)]);
+        let mut evicted = Evicted::default();
+        let mut batch = [(FrameId(0), PageId(0)); BACKGROUND_BATCH];
+        let mut rest = &victims[..found];
+        while let Some(first) = rest.first() {
+            // A victim's owner stays until its frame is given back, which is ours to do.
+            let Some(store) = pool.owner(*first).map(|key| key.store) else {
+                rest = &rest[1..];
+                continue;
+            };
+            let mut count = 0;
+            while let Some((&frame, tail)) = rest.split_first()
+                && let Some(key) = pool.owner(frame)
+                && key.store == store
+            {
+                batch[count] = (frame, key.page);
+                count += 1;
+                rest = tail;
+            }
+            match self.store(store) {
+                Some(store) => evicted.add(store.evict(&batch[..count], write_back)),
+                None => {
+                    // Being detached: its own teardown frees these frames.
+                    for &(frame, _) in &batch[..count] {
+                        pool.returned(&[frame]);
+                    }
+                }
+            }
+        }
+        evicted
+    }
+
+    pub fn probation_copy(&self, slot: FrameId, page: PageKey, target: *mut u8) -> bool {
+        // SAFETY: `target` is a bounce buffer of at least a page that the caller owns.
+        unsafe { self.probation.copy_out(slot, page, target) }
+    }
+
+    /// Keeps a victim's bytes. `None` where the policy wants no probation area.
+    pub fn probation_keep(&self, page: PageKey, source: *const u8) -> Option<FrameId> {
+        // SAFETY: the page is Evicting, so its bytes are readable and do not change.
+        unsafe {
+            self.probation.keep(page, source, |old, slot| {
+                if let Some(store) = self.store(old.store) {
+                    store.forget(old.page, slot);
+                }
+            })
+        }
+    }
+
+    pub fn record_bare_fault(&self, fault: BareFault) {
+        *self.bare_fault.lock() = Some(fault);
+    }
+
+    /// The last bare access of a store that could not be served.
+    pub fn bare_fault(&self, store: StoreId) -> Option<BareFault> {
+        (*self.bare_fault.lock()).filter(|fault| fault.store == store)
+    }
+
+    /// The serving thread of thread mode: answers fault messages until the cache stops.
+    pub fn run_server(&self, uffd: &Uffd) {
+        aquifer_sys::signal::block_asynchronous();
+        while !self.is_stopping() {
+            let Ok(Some(message)) = uffd.next_fault(100) else {
+                continue;
+            };
+            let fault = FaultContext {
+                signal: libc::SIGBUS,
+                address: message.address,
+                write: Some(message.write || message.write_protected),
+            };
+            let page = message.address & !(self.options.page_bytes - 1);
+            match aquifer_vm::router::serve(&fault) {
+                Served::Yes => {
+                    let _ = uffd.wake(page as *mut u8, self.options.page_bytes);
+                }
+                // The access must not hang: it gets SIGBUS, as it would by signal.
+                Served::No => {
+                    let _ = uffd.poison(page as *mut u8, self.options.page_bytes);
+                }
+            }
+        }
+    }
+
+    // ---- background -----------------------------------------------------------------------------
+
+    pub fn request_prefetch(&self, store: StoreId, first: u64, pages: u64) {
+        self.jobs.push_prefetch(store, first, pages);
+    }
+
+    pub fn run_prefetch(&self, store: StoreId, first: u64, pages: u64) {
+        if let Some(store) = self.store(store) {
+            store.prefetch(first, pages);
+        }
+    }
+
+    pub fn wake_evictor(&self) {
+        // SeqCst pairs with `sleep`: either the evictor sees the request or we see it sleeping.
+        self.evictor_wake.fetch_add(1, Ordering::SeqCst);
+        if self.evictor_sleeping.load(Ordering::SeqCst) {
+            futex::wake(&self.evictor_wake, 1);
+        }
+    }
+
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake_evictor();
+        self.jobs.stop();
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// The evictor thread.
+    pub fn run_evictor(&self) {
+        aquifer_sys::signal::block_asynchronous();
+        let mut last_tick = Instant::now();
+        let mut misses_seen = [0; 2];
+        while !self.is_stopping() {
+            let requests = self.evictor_wake.load(Ordering::SeqCst);
+            let busy = [&self.mapped, &self.arena].map(|pool| self.keep_free(pool));
+            let shrinking = self.shrinking.load(Ordering::SeqCst) > 0 && !self.finish_shrinks();
+            if last_tick.elapsed() >= TICK {
+                last_tick = Instant::now();
+                self.rebalance(&mut misses_seen);
+            }
+            if busy.contains(&true) {
+                continue;
+            }
+            let nap = if shrinking {
+                Duration::from_millis(5)
+            } else {
+                TICK
+            };
+            self.evictor_sleeping.store(true, Ordering::SeqCst);
+            futex::wait(&self.evictor_wake, requests, Some(nap));
+            self.evictor_sleeping.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Evicts until free frames reach the high watermark. True if it should be called again at once.
+    fn keep_free(&self, pool: &FramePool) -> bool {
+        let reclaim = self.reclaim_of(pool);
+        if pool.limit() == 0 || pool.free() >= low_watermark(pool) {
+            reclaim.stuck_passes.store(0, Ordering::Release);
+            return false;
+        }
+        let mut pass = Evicted::default();
+        let mut asked = 0;
+        while pool.free() < high_watermark(pool) && !self.is_stopping() {
+            let want = (high_watermark(pool) - pool.free()).clamp(1, BACKGROUND_BATCH);
+            pass.add(self.evict(pool, want, true));
+            asked += want;
+            // A whole pass without enough success: everything left is pinned or cannot be written.
+            if asked > 2 * pool.limit() + BACKGROUND_BATCH {
+                break;
+            }
+        }
+        if pass.freed > 0 || pool.free() > 0 {
+            reclaim.stuck_passes.store(0, Ordering::Release);
+            return false;
+        }
+        reclaim.stuck_pinned.store(pass.pinned, Ordering::Relaxed);
+        reclaim
+            .stuck_unwritable
+            .store(pass.unwritable, Ordering::Relaxed);
+        reclaim.stuck_passes.fetch_add(1, Ordering::Release);
+        // Those who wait look whether they may give up.
+        pool.give(&[]);
+        false
+    }
+
+    /// Moves pages out of frames above the limits. True when no shrink is left.
+    fn finish_shrinks(&self) -> bool {
+        let before = self.shrinking.load(Ordering::SeqCst);
+        let mut in_use = vec![];
+        for pool in [&self.mapped, &self.arena] {
+            let first = in_use.len();
+            pool.in_use_above_limit(&mut in_use);
+            if in_use.len() == first {
+                pool.shrink_finished();
+                continue;
+            }
+            self.vacate(pool, &in_use[first..]);
+        }
+        self.arena_memory.release_above(self.arena.limit());
+        let done = in_use.is_empty();
+        if done {
+            self.shrinking.fetch_sub(before, Ordering::SeqCst);
+        }
+        done
+    }
+
+    /// Evicts the pages of given frames.
+    fn vacate(&self, pool: &FramePool, frames: &[FrameId]) {
+        let mut owned: Vec<(PageKey, FrameId)> = frames
+            .iter()
+            .filter_map(|&frame| Some((pool.owner(frame)?, frame)))
+            .collect();
+        owned.sort_unstable();
+        for run in owned.chunk_by(|a, b| a.0.store == b.0.store) {
+            let Some(store) = self.store(run[0].0.store) else {
+                continue;
+            };
+            for batch in run.chunks(BACKGROUND_BATCH) {
+                let victims: Vec<(FrameId, PageId)> = batch
+                    .iter()
+                    .map(|&(key, frame)| (frame, key.page))
+                    .collect();
+                for &(frame, _) in &victims {
+                    pool.removed(frame);
+                }
+                store.evict(&victims, true);
+            }
+        }
+    }
+
+    /// Shifts budget between mappings and `Pages` towards the one that misses more per frame.
+    fn rebalance(&self, seen: &mut [u64; 2]) {
+        let now = [&self.mapped, &self.arena].map(FramePool::insertions);
+        let [mapped, arena] = [0, 1].map(|i| now[i].wrapping_sub(seen[i]) as f64);
+        *seen = now;
+        let mut shares = self.shares.lock();
+        let both =
+            shares.users[Kind::Mapped as usize] > 0 && shares.users[Kind::Arena as usize] > 0;
+        if !both || mapped + arena < 4096.0 {
+            return;
+        }
+        let density = |misses: f64, pool: &FramePool| misses / pool.limit().max(1) as f64;
+        let (m, a) = (density(mapped, &self.mapped), density(arena, &self.arena));
+        let step = (shares.weights[0] + shares.weights[1]) / 16.0;
+        let (from, to) = if m > 2.0 * a {
+            (Kind::Arena, Kind::Mapped)
+        } else if a > 2.0 * m {
+            (Kind::Mapped, Kind::Arena)
+        } else {
+            return;
+        };
+        if shares.weights[from as usize] > 2.0 * step {
+            shares.weights[from as usize] -= step;
+            shares.weights[to as usize] += step;
+            self.divide(&shares);
+        }
+    }
+
+    /// Whether a shrink is still under way.
+    pub fn is_shrinking(&self) -> bool {
+        self.shrinking.load(Ordering::SeqCst) > 0
+    }
+
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats {
+            budget_bytes: self.budget_bytes(),
+            page_bytes: self.options.page_bytes as u64,
+            resident_pages: (self.mapped.in_use() + self.arena.in_use()) as u64,
+            dirty_pages: self
+                .all_stores()
+                .iter()
+                .map(|store| store.dirty_pages())
+                .sum(),
+            kernel_resident_pages: self.kernel_resident_pages.load(Ordering::Relaxed),
+            policy: self.mapped.policy_name(),
+            ..Stats::default()
+        };
+        self.counters.fill(&mut stats);
+        stats
+    }
+}
+
+/// Free frames below which the evictor starts.
+fn low_watermark(pool: &FramePool) -> usize {
+    high_watermark(pool) / 2
+}
+
+/// Free frames at which the evictor stops: enough for a burst, little enough not to be missed.
+fn high_watermark(pool: &FramePool) -> usize {
+    (pool.limit() / 64).clamp(16, 2 * BACKGROUND_BATCH)
+}

@@ -1,0 +1,170 @@
+//! What can go wrong, and what to do about it.
+
+use std::io;
+
+use aquifer_device::DeviceError;
+use aquifer_vm::VmError;
+
+/// An error of the cache engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A budget the engine cannot work with.
+    #[error(
+        "budget of {budget_bytes} bytes: must be between {min_bytes} and {max_bytes} bytes here"
+    )]
+    Budget {
+        /// Bytes asked for.
+        budget_bytes: u64,
+        /// The least that works with this page size.
+        min_bytes: u64,
+        /// Physical memory, or the memory cgroup's limit.
+        max_bytes: u64,
+    },
+    /// A page size that is not a power of two from 4 KiB to 64 KiB.
+    #[error("page size of {page_bytes} bytes: must be 4096, 8192, 16384, 32768 or 65536")]
+    PageSize {
+        /// Bytes asked for.
+        page_bytes: usize,
+    },
+    /// The device's alignment does not divide the page size.
+    #[error(
+        "{device}: needs transfers aligned to {alignment_bytes} bytes; choose a page size that is a \
+         multiple of it"
+    )]
+    Alignment {
+        /// The device.
+        device: String,
+        /// What it needs.
+        alignment_bytes: usize,
+    },
+    /// The device holds nothing to map.
+    #[error("{device}: is empty; give it its length first (a mapping does not grow a file)")]
+    Empty {
+        /// The device.
+        device: String,
+    },
+    /// A range outside the mapping.
+    #[error("range {offset_bytes}+{len_bytes} lies outside the mapping of {mapped_bytes} bytes")]
+    OutOfBounds {
+        /// Start of the range.
+        offset_bytes: u64,
+        /// Its length.
+        len_bytes: u64,
+        /// The mapping's length.
+        mapped_bytes: u64,
+    },
+    /// A write through something opened for reading.
+    #[error("{device}: mapped for reading only; map it writable to write")]
+    ReadOnly {
+        /// The device.
+        device: String,
+    },
+    /// A page could not be read from its device. The page stays absent; a later access tries again.
+    #[error("{device}: page at offset {offset_bytes}: {source}")]
+    Load {
+        /// The device.
+        device: String,
+        /// Start of the page.
+        offset_bytes: u64,
+        /// The device's error.
+        source: DeviceError,
+    },
+    /// Dirty pages could not be written. They stay dirty; every flush of the range fails until a later
+    /// write of them succeeds.
+    #[error(
+        "{device}: {pages} dirty pages between offsets {offset_bytes} and {end_bytes} could not be \
+         written ({source}); they stay dirty, flush again when the cause is gone"
+    )]
+    WriteBack {
+        /// The device.
+        device: String,
+        /// Start of the first page that failed.
+        offset_bytes: u64,
+        /// End of the last page that failed.
+        end_bytes: u64,
+        /// How many pages failed.
+        pages: u64,
+        /// The first error.
+        source: DeviceError,
+    },
+    /// The device could not make completed writes durable. Final: what was written since the last
+    /// successful sync may be lost, and asking again would not bring it back.
+    #[error("{device}: sync failed ({source}); writes since the last flush may not be durable")]
+    Sync {
+        /// The device.
+        device: String,
+        /// The device's error.
+        source: DeviceError,
+    },
+    /// A device refused to tell its length or the like.
+    #[error("{device}: {source}")]
+    Device {
+        /// The device.
+        device: String,
+        /// The device's error.
+        source: DeviceError,
+    },
+    /// The backend asked for cannot serve this device.
+    #[error("{device}: the {backend} backend cannot serve this mapping: {reason}")]
+    BackendUnsupported {
+        /// The device.
+        device: String,
+        /// The backend asked for.
+        backend: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// Everything in the budget is pinned or cannot be written back.
+    #[error(
+        "no frame of the budget can be freed: {pinned} pages are pinned, {unwritable} cannot be written \
+         back; drop pins, or raise the budget with `resize`"
+    )]
+    Exhausted {
+        /// Pages pinned now.
+        pinned: u64,
+        /// Dirty pages whose write failed.
+        unwritable: u64,
+    },
+    /// More pins on one page than its word counts.
+    #[error("page at offset {offset_bytes} holds {pins} pins already; drop some")]
+    TooManyPins {
+        /// Start of the page.
+        offset_bytes: u64,
+        /// The limit.
+        pins: u64,
+    },
+    /// Part of a mapping was to be unmapped.
+    #[error(
+        "a mapping is unmapped whole, by dropping it; for a part, `advise(range, Advice::DontNeed)` \
+         gives its memory back"
+    )]
+    PartialUnmap,
+    /// The calling process is a fork of the one the cache belongs to.
+    #[error("this process is a fork of the one that made the cache; make a new cache in the child")]
+    Forked,
+    /// An access inside a kernel-backed mapping failed: the file was truncated, or could not be read.
+    #[error("{device}: reading the mapped file failed at offset {offset_bytes}: {reason}")]
+    MappedAccess {
+        /// The device.
+        device: String,
+        /// Start of the page.
+        offset_bytes: u64,
+        /// What the kernel's signal tells.
+        reason: &'static str,
+    },
+    /// Address space or handlers.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// The kernel refused something the engine needs.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was attempted.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// A result of the cache engine.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,272 @@
+//! How pages leave.
+//!
+//! A change to the page table of one page costs a TLB shootdown, so pages leave in batches. Clean victims
+//! go page by page into one vectored call. Dirty ones go by region: the whole region is cleaned (see
+//! `writeback`), and then everything in it that nobody pins or touched lately is discarded with one call.
+//! Where the kernel has no vectored call, clean victims go by region too.
+//!
+//! A page leaves only from Clean, through Evicting: its bytes are on the device, a store to it waits, and
+//! its frame is given back when the memory is gone.
+
+use crate::engine::Evicted;
+use crate::frames::{BACKGROUND_BATCH, BATCH};
+use crate::ids::{FrameId, PageId};
+use crate::page_word::State;
+use crate::stats::count;
+use crate::store::{PageMemory, Store};
+
+impl<M: PageMemory> Store<M> {
+    /// Evicts victims that the policy named; see `AttachedStore::evict`.
+    pub fn evict_victims(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+        let mut evicted = Evicted::default();
+        for batch in victims.chunks(BATCH) {
+            evicted.add(self.evict_batch(batch, write_back));
+        }
+        evicted
+    }
+
+    /// One batch; everything it needs is on the stack.
+    fn evict_batch(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+        let by_page = self.memory.discards_vectored();
+        let mut leaving = [(FrameId(0), PageId(0)); BATCH];
+        let mut later = [(FrameId(0), PageId(0)); BATCH];
+        let (mut leaving_count, mut later_count) = (0, 0);
+        let mut evicted = Evicted::default();
+        for &(frame, page) in victims {
+            let seen = self.seen(page.0);
+            if seen.is_resident() && seen.frame() != frame {
+                // The page has come back in another frame meanwhile; this one is somebody else's now.
+                continue;
+            }
+            if by_page && self.word(page.0).begin_evict().is_ok() {
+                leaving[leaving_count] = (frame, page);
+                leaving_count += 1;
+            } else {
+                later[later_count] = (frame, page);
+                later_count += 1;
+            }
+        }
+        evicted.freed += self.discard_pages(&leaving[..leaving_count]);
+        let later = &mut later[..later_count];
+        if write_back || !by_page {
+            later.sort_unstable_by_key(|&(_, page)| page);
+            for region in later
+                .chunk_by(|a, b| self.geometry.region_of(a.1.0) == self.geometry.region_of(b.1.0))
+            {
+                evicted.add(self.evict_in_region(region, write_back));
+            }
+        } else {
+            self.keep(later, &mut evicted);
+        }
+        evicted
+    }
+
+    /// Discards pages that are Evicting and gives their frames back.
+    fn discard_pages(&self, leaving: &[(FrameId, PageId)]) -> usize {
+        if leaving.is_empty() {
+            return 0;
+        }
+        let mut slots = [None; BATCH];
+        let mut runs = [const { 0..0 }; BATCH];
+        let mut frames = [FrameId(0); BATCH];
+        for (index, &(frame, page)) in leaving.iter().enumerate() {
+            slots[index] = self.keep_copy(page, frame);
+            runs[index] = page.0..page.0 + 1;
+            frames[index] = frame;
+        }
+        if self.memory.discard(&runs[..leaving.len()]).is_err() {
+            // Nothing is lost: the pages are clean and still there.
+            for &(frame, page) in leaving {
+                self.restore(page, frame);
+            }
+            return 0;
+        }
+        for (index, &(_, page)) in leaving.iter().enumerate() {
+            self.word(page.0).finish_evict(slots[index]);
+        }
+        self.pool().give(&frames[..leaving.len()]);
+        count(&self.engine.counters.evictions, leaving.len() as u64);
+        leaving.len()
+    }
+
+    fn keep_copy(&self, page: PageId, frame: FrameId) -> Option<FrameId> {
+        if !M::PROTECTS {
+            return None; // hits are seen: the policy needs no second chance
+        }
+        self.engine
+            .probation_keep(self.key(page.0), self.memory.bytes(page.0, frame))
+    }
+
+    /// An eviction that could not be carried out: the page is Clean again.
+    fn restore(&self, page: PageId, frame: FrameId) {
+        self.word(page.0).cancel_evict();
+        self.pool().returned(&[frame]);
+    }
+
+    /// Victims that cannot leave now go back to the policy.
+    fn keep(&self, victims: &[(FrameId, PageId)], evicted: &mut Evicted) {
+        for &(frame, page) in victims {
+            let seen = self.seen(page.0);
+            if seen.pins() > 0 {
+                evicted.pinned += 1;
+            } else if seen.state() == State::Dirty {
+                evicted.unwritable += 1;
+            }
+            self.pool().returned(&[frame]);
+        }
+    }
+
+    /// Cleans a region that holds victims and discards what is clean and cold in it.
+    fn evict_in_region(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+        let region = self.geometry.region_of(victims[0].1.0);
+        let pages = self.geometry.pages_of_region(region);
+        if write_back
+            && victims
+                .iter()
+                .any(|&(_, page)| self.seen(page.0).state() == State::Dirty)
+        {
+            // A failure is counted there; the pages stay dirty and the next flush reports them.
+            let _ = self.write_back(pages.clone());
+        }
+        let mut evicted = Evicted::default();
+        let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
+        let mut leaving = [(FrameId(0), PageId(0)); BACKGROUND_BATCH];
+        let mut leaving_count = 0;
+        for page in pages.clone() {
+            let named = victims.iter().any(|&(_, victim)| victim.0 == page);
+            let seen = self.seen(page);
+            if seen.state() != State::Clean || (!named && self.pool().is_hot(seen.frame())) {
+                continue;
+            }
+            if let Ok(seen) = self.word(page).begin_evict() {
+                leaving[leaving_count] = (seen.frame(), PageId(page));
+                leaving_count += 1;
+            }
+        }
+        let leaving = &leaving[..leaving_count];
+        let mut slots = [None; BACKGROUND_BATCH];
+        for (slot, &(frame, page)) in slots.iter_mut().zip(leaving) {
+            *slot = self.keep_copy(page, frame);
+        }
+        let mut runs = [const { 0..0 }; BACKGROUND_BATCH];
+        let run_count = self.runs_without(pages, &mut runs);
+        let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
+        let mut frames = [FrameId(0); BACKGROUND_BATCH];
+        for (index, &(frame, page)) in leaving.iter().enumerate() {
+            let named = victims.iter().any(|&(_, victim)| victim == page);
+            if discarded {
+                self.word(page.0).finish_evict(slots[index]);
+                frames[index] = frame;
+                if !named {
+                    self.pool().removed(frame);
+                }
+            } else {
+                self.word(page.0).cancel_evict();
+            }
+        }
+        drop(gate);
+        if discarded {
+            self.pool().give(&frames[..leaving.len()]);
+            count(&self.engine.counters.evictions, leaving.len() as u64);
+            evicted.freed += leaving.len();
+        }
+        for &(frame, page) in victims {
+            let left = discarded && leaving.iter().any(|&(_, gone)| gone == page);
+            if !left {
+                self.keep(&[(frame, page)], &mut evicted);
+            }
+        }
+        evicted
+    }
+
+    /// The longest runs of a region in which no page is there to stay, so that discarding a run is safe
+    /// while the gate is held: each of its pages is Evicting, or absent and kept out by the gate.
+    fn runs_without(
+        &self,
+        pages: std::ops::Range<u64>,
+        runs: &mut [std::ops::Range<u64>; BACKGROUND_BATCH],
+    ) -> usize {
+        let mut count = 0;
+        let mut start = None;
+        for page in pages.start..=pages.end {
+            let stays = page == pages.end || {
+                let state = self.seen(page).state();
+                !matches!(
+                    state,
+                    State::Evicting | State::Absent | State::Probation | State::Loading
+                )
+            };
+            match (stays, start) {
+                (false, None) => start = Some(page),
+                (true, Some(first)) => {
+                    let evicting = |page| self.seen(page).state() == State::Evicting;
+                    if (first..page).any(evicting) {
+                        runs[count] = first..page;
+                        count += 1;
+                    }
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        count
+    }
+
+    /// Discards whatever of a run of pages can go, clean or dirty cleaned first: for advice and teardown.
+    pub fn discard_run(&self, pages: std::ops::Range<u64>) -> Evicted {
+        let mut evicted = Evicted::default();
+        let mut victims = Vec::with_capacity(BATCH);
+        for page in pages {
+            let seen = self.seen(page);
+            if seen.is_resident() && matches!(seen.state(), State::Clean | State::Dirty) {
+                victims.push((seen.frame(), PageId(page)));
+            }
+            if victims.len() == BATCH {
+                evicted.add(self.discard_known(&victims));
+                victims.clear();
+            }
+        }
+        evicted.add(self.discard_known(&victims));
+        evicted
+    }
+
+    fn discard_known(&self, victims: &[(FrameId, PageId)]) -> Evicted {
+        for &(frame, _) in victims {
+            self.pool().removed(frame);
+        }
+        self.evict_victims(victims, true)
+    }
+}
+
+impl<M: PageMemory> Store<M> {
+    /// Empties the store before it is detached: dirty pages are written back, what cannot be written is
+    /// lost with the mapping, and every frame goes back to the pool. Nobody uses the store any more, except
+    /// the evictor and the workers, who are waited for page by page.
+    pub fn teardown(&self) {
+        self.readahead
+            .set_pattern(crate::readahead::Pattern::Random);
+        let _ = self.write_back(0..self.geometry.pages());
+        let mut frames = vec![];
+        for frame in self.pool().frames_of(self.id) {
+            let Some(key) = self.pool().owner(frame).filter(|key| key.store == self.id) else {
+                continue;
+            };
+            let word = self.word(key.page.0);
+            loop {
+                let seen = word.load();
+                if seen.is_transient() {
+                    word.wait(seen);
+                } else {
+                    break;
+                }
+            }
+            let seen = word.load();
+            if seen.is_resident() && seen.frame() == frame {
+                self.pool().removed(frame);
+                frames.push(frame);
+            }
+        }
+        count(&self.engine.counters.dropped, frames.len() as u64);
+        self.pool().give(&frames);
+    }
+}

@@ -1,0 +1,488 @@
+//! Frames: the DRAM budget in units of pages, who holds them, and which one leaves next.
+//!
+//! A [`FramePool`] is a number of frames with a policy. What a frame *is* depends on the pool: for
+//! mappings it is a credit to have one page installed (the kernel allocates the page itself), for `Pages`
+//! it is memory at `frame × page size` of an arena. Everything else is the same: free lists by core,
+//! owners, hits, victims, growing and shrinking.
+//!
+//! ```text
+//!   take ──► core list ──► shared list ──► steal from other cores ──► none: evict
+//!   give ──► core list ──► shared list (in batches)
+//! ```
+//!
+//! # Invariants
+//! * A frame below the limit is in exactly one place: a free list, the hands of a loader or evictor, or
+//!   the policy, where its owner is the page that holds it.
+//! * A frame at or above the limit is never handed out. Shrinking lowers the limit; such frames are
+//!   retired when they come back, and the evictor makes them come back.
+//!
+//! Lock order: policy, then a free list. All are leaves towards everything else, and none is held while
+//! mapped memory is touched, so the fault path may take them.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use aquifer_sys::futex::{self, Mutex};
+
+use crate::ids::{FrameId, PageId, PageKey, StoreId};
+use crate::lazy::LazyArray;
+use crate::policy::{HitMode, HitTable, Policy};
+
+/// Frames moved between lists, and evicted on the fault path, at a time.
+pub const BATCH: usize = 64;
+/// Frames evicted at a time in the background.
+pub const BACKGROUND_BATCH: usize = 512;
+const CORE_LIST_FRAMES: usize = 2 * BATCH;
+
+struct PolicyState {
+    policy: Box<dyn Policy>,
+    victims: Vec<FrameId>,
+}
+
+/// A list that is filled and emptied under its lock; padded so that cores do not share its line.
+#[repr(align(128))]
+struct List(Mutex<Vec<u32>>);
+
+/// A pool of frames. See the module documentation.
+pub struct FramePool {
+    policy: Mutex<PolicyState>,
+    hits: HitTable,
+    owners: LazyArray<AtomicU64>,
+    cores: Box<[List]>,
+    shared: List,
+    free: AtomicUsize,
+    used: AtomicUsize,
+    insertions: AtomicU64,
+    limit: AtomicUsize,
+    /// No frame at or above this was ever granted.
+    high_water: AtomicUsize,
+    max_frames: usize,
+    /// Changes whenever frames come back; threads out of frames wait on it.
+    returned: AtomicU32,
+    waiting: AtomicU32,
+}
+
+const STORE_SHIFT: u32 = 44;
+/// Owner word of a frame that does not exist: never granted, or retired by a shrink.
+const RETIRED: u64 = 0;
+/// Owner word of a frame in a free list, or on its way there.
+const FREE: u64 = 1;
+
+fn pack(key: PageKey) -> u64 {
+    // Plus one, so that no page packs to RETIRED or FREE.
+    (u64::from(key.store.0 + 1) << STORE_SHIFT) | key.page.0
+}
+
+fn unpack(word: u64) -> Option<PageKey> {
+    (word > FREE).then(|| PageKey {
+        store: StoreId((word >> STORE_SHIFT) as u32 - 1),
+        page: PageId(word & ((1 << STORE_SHIFT) - 1)),
+    })
+}
+
+impl FramePool {
+    /// A pool without frames that can grow up to `max_frames`.
+    pub fn new(policy: Box<dyn Policy>, max_frames: usize) -> io::Result<FramePool> {
+        let hits = HitTable::new(policy.hit_mode(), max_frames);
+        let cores = aquifer_sys::cpu::count().next_power_of_two();
+        let list = |capacity| List(Mutex::new(Vec::with_capacity(capacity)));
+        Ok(FramePool {
+            policy: Mutex::new(PolicyState {
+                policy,
+                victims: Vec::with_capacity(BACKGROUND_BATCH),
+            }),
+            hits,
+            owners: LazyArray::new(max_frames)?,
+            cores: (0..cores).map(|_| list(CORE_LIST_FRAMES)).collect(),
+            shared: list(0),
+            free: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            insertions: AtomicU64::new(0),
+            limit: AtomicUsize::new(0),
+            high_water: AtomicUsize::new(0),
+            max_frames,
+            returned: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+        })
+    }
+
+    /// Records a hit on a frame.
+    #[inline]
+    pub fn hit(&self, frame: FrameId) {
+        self.hits.hit(frame);
+    }
+
+    /// Whether a frame was hit since the policy last looked, where hits are counted.
+    pub fn is_hot(&self, frame: FrameId) -> bool {
+        matches!(self.hits.mode(), HitMode::Count { .. }) && self.hits.get(frame) > 0
+    }
+
+    /// Frames that may be in use.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Frames in free lists.
+    pub fn free(&self) -> usize {
+        self.free.load(Ordering::Relaxed)
+    }
+
+    /// Frames taken and not given back.
+    pub fn in_use(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Pages that were given a frame so far.
+    pub fn insertions(&self) -> u64 {
+        self.insertions.load(Ordering::Relaxed)
+    }
+
+    /// The page that holds a frame.
+    pub fn owner(&self, frame: FrameId) -> Option<PageKey> {
+        unpack(self.owners[frame.0 as usize].load(Ordering::Acquire))
+    }
+
+    /// Takes a free frame for `page`. Async-signal-safe.
+    pub fn take(&self, page: PageKey) -> Option<FrameId> {
+        let core = aquifer_sys::cpu::current() & (self.cores.len() - 1);
+        loop {
+            let frame = self
+                .take_from(&self.cores[core])
+                .or_else(|| self.refill(core))
+                .or_else(|| self.cores.iter().find_map(|list| self.take_from(list)))?;
+            self.free.fetch_sub(1, Ordering::Relaxed);
+            let owner = &self.owners[frame.0 as usize];
+            if (frame.0 as usize) < self.limit.load(Ordering::SeqCst) {
+                owner.store(pack(page), Ordering::SeqCst);
+                self.used.fetch_add(1, Ordering::Relaxed);
+                return Some(frame);
+            }
+            owner.store(RETIRED, Ordering::SeqCst);
+        }
+    }
+
+    fn take_from(&self, list: &List) -> Option<FrameId> {
+        list.0.lock().pop().map(FrameId)
+    }
+
+    /// Moves a batch from the shared list to a core's and takes one of it.
+    fn refill(&self, core: usize) -> Option<FrameId> {
+        let mut moved = [0u32; BATCH];
+        let mut count = 0;
+        {
+            let mut shared = self.shared.0.lock();
+            while count < BATCH
+                && let Some(frame) = shared.pop()
+            {
+                moved[count] = frame;
+                count += 1;
+            }
+        }
+        let (first, rest) = moved[..count].split_first()?;
+        self.put(core, rest);
+        Some(FrameId(*first))
+    }
+
+    fn put(&self, core: usize, frames: &[u32]) {
+        let mut list = self.cores[core].0.lock();
+        let room = CORE_LIST_FRAMES
+            .saturating_sub(list.len())
+            .min(frames.len());
+        list.extend_from_slice(&frames[..room]);
+        drop(list);
+        if room < frames.len() {
+            // Within its capacity: it was reserved for all frames when the pool grew.
+            self.shared.0.lock().extend_from_slice(&frames[room..]);
+        }
+    }
+
+    /// Gives frames back that belong to no page any more, and wakes threads waiting for one.
+    /// Async-signal-safe.
+    pub fn give(&self, frames: &[FrameId]) {
+        self.used.fetch_sub(frames.len(), Ordering::Relaxed);
+        let core = aquifer_sys::cpu::current() & (self.cores.len() - 1);
+        let mut kept = [0u32; BATCH];
+        for batch in frames.chunks(BATCH) {
+            let mut count = 0;
+            for frame in batch {
+                if self.release_owner(*frame) {
+                    kept[count] = frame.0;
+                    count += 1;
+                }
+            }
+            self.put(core, &kept[..count]);
+            self.free.fetch_add(count, Ordering::Relaxed);
+        }
+        self.wake_waiting();
+    }
+
+    fn wake_waiting(&self) {
+        // SeqCst pairs with the registration in `wait_for_frame`: either it sees the new value, or we
+        // see it waiting.
+        self.returned.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) != 0 {
+            futex::wake(&self.returned, u32::MAX);
+        }
+    }
+
+    /// Frames that pages of a store hold, by a scan. Not for the fault path.
+    pub fn frames_of(&self, store: StoreId) -> Vec<FrameId> {
+        (0..self.high_water.load(Ordering::SeqCst))
+            .map(|frame| FrameId(frame as u32))
+            .filter(|&frame| self.owner(frame).is_some_and(|key| key.store == store))
+            .collect()
+    }
+
+    /// Marks a frame free; says whether it goes into a list, or was retired by a shrink.
+    fn release_owner(&self, frame: FrameId) -> bool {
+        let owner = &self.owners[frame.0 as usize];
+        let granted = || (frame.0 as usize) < self.limit.load(Ordering::SeqCst);
+        // SeqCst throughout: with `set_limit`, which stores the limit first and looks at owners then,
+        // either we see the new limit or it sees our mark.
+        owner.store(FREE, Ordering::SeqCst);
+        if granted() {
+            return true;
+        }
+        owner.store(RETIRED, Ordering::SeqCst);
+        // A growth in between may have passed over the frame while it was marked free.
+        granted()
+            && owner
+                .compare_exchange(RETIRED, FREE, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+    }
+
+    /// Waits until frames have come back since `ticket` was drawn, at most `timeout`.
+    pub fn wait_for_frame(&self, ticket: u32, timeout: std::time::Duration) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        futex::wait(&self.returned, ticket, Some(timeout));
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// To be drawn before a failing [`FramePool::take`], for [`FramePool::wait_for_frame`].
+    pub fn ticket(&self) -> u32 {
+        self.returned.load(Ordering::SeqCst)
+    }
+
+    /// `page` now holds `frame`, which was taken for it.
+    pub fn inserted(&self, frame: FrameId, page: PageKey) {
+        self.insertions.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.policy.lock();
+        self.hits.reset(frame);
+        state.policy.inserted(frame, page, &self.hits);
+    }
+
+    /// A page's frame leaves the policy for another reason than eviction. The caller gives it back.
+    pub fn removed(&self, frame: FrameId) {
+        self.policy.lock().policy.removed(frame);
+    }
+
+    /// The application will not need this frame soon.
+    pub fn demoted(&self, frame: FrameId) {
+        self.policy.lock().policy.demoted(frame, &self.hits);
+    }
+
+    /// Asks the policy for victims; they leave it and belong to the caller. Returns how many.
+    pub fn victims(&self, victims: &mut [FrameId]) -> usize {
+        let mut state = self.policy.lock();
+        let PolicyState {
+            policy,
+            victims: scratch,
+        } = &mut *state;
+        scratch.clear();
+        let want = victims.len().min(BACKGROUND_BATCH);
+        let page_of = |frame: FrameId| {
+            self.owner(frame).unwrap_or(PageKey {
+                store: StoreId(0),
+                page: PageId(0),
+            })
+        };
+        policy.victims(want, &self.hits, &page_of, scratch);
+        let count = scratch.len().min(want);
+        victims[..count].copy_from_slice(&scratch[..count]);
+        // A policy that names more than it was asked for keeps them.
+        for &extra in &scratch[count..] {
+            policy.returned(extra, page_of(extra), &self.hits);
+        }
+        count
+    }
+
+    /// Victims that could not be evicted.
+    pub fn returned(&self, frames: &[FrameId]) {
+        if frames.is_empty() {
+            return;
+        }
+        let mut state = self.policy.lock();
+        for &frame in frames {
+            if let Some(page) = self.owner(frame) {
+                state.policy.returned(frame, page, &self.hits);
+            }
+        }
+    }
+
+    /// Sets the limit. Growing takes effect at once; shrinking when the frames above the limit have come
+    /// back, see [`FramePool::in_use_above_limit`]. Not for the fault path: allocates.
+    pub fn set_limit(&self, frames: usize) {
+        let frames = frames.min(self.max_frames);
+        let mut state = self.policy.lock();
+        let old = self.limit.load(Ordering::SeqCst);
+        let high_water = self.high_water.load(Ordering::SeqCst).max(frames);
+        self.high_water.store(high_water, Ordering::SeqCst);
+        if frames > old {
+            // The policy may still hold frames of an unfinished shrink.
+            state.policy.resize(frames, high_water);
+            self.reserve_shared(high_water);
+            self.limit.store(frames, Ordering::SeqCst);
+            drop(state);
+            let fresh: Vec<u32> = (old..frames)
+                .filter(|&frame| {
+                    self.owners[frame]
+                        .compare_exchange(RETIRED, FREE, Ordering::SeqCst, Ordering::SeqCst)
+                        .is_ok()
+                })
+                .map(|frame| frame as u32)
+                .collect();
+            self.free.fetch_add(fresh.len(), Ordering::Relaxed);
+            self.shared.0.lock().extend(fresh);
+            self.wake_waiting();
+        } else {
+            self.limit.store(frames, Ordering::SeqCst);
+        }
+    }
+
+    fn reserve_shared(&self, frames: usize) {
+        let mut shared = self.shared.0.lock();
+        let more = frames.saturating_sub(shared.len());
+        shared.reserve(more);
+    }
+
+    /// Retires free frames above the limit and appends those in use to `in_use`: a shrink is complete
+    /// when there are none. Not for the fault path.
+    pub fn in_use_above_limit(&self, in_use: &mut Vec<FrameId>) {
+        let limit = self.limit();
+        for list in self.cores.iter().chain(std::iter::once(&self.shared)) {
+            list.0.lock().retain(|&frame| {
+                let stays = (frame as usize) < limit;
+                if !stays {
+                    self.owners[frame as usize].store(RETIRED, Ordering::SeqCst);
+                    self.free.fetch_sub(1, Ordering::Relaxed);
+                }
+                stays
+            });
+        }
+        let above = limit..self.high_water.load(Ordering::SeqCst);
+        in_use.extend(
+            above
+                .filter(|&frame| self.owners[frame].load(Ordering::SeqCst) != RETIRED)
+                .map(|frame| FrameId(frame as u32)),
+        );
+    }
+
+    /// A shrink is complete: nothing at or above the limit is in use.
+    pub fn shrink_finished(&self) {
+        let mut state = self.policy.lock();
+        let limit = self.limit();
+        state
+            .policy
+            .resize(limit, self.high_water.load(Ordering::SeqCst));
+    }
+
+    /// The name of the policy.
+    pub fn policy_name(&self) -> &'static str {
+        self.policy.lock().policy.name()
+    }
+
+    /// The share of the budget the policy wants for probation.
+    pub fn probation_share(&self) -> f32 {
+        self.policy.lock().policy.probation_share()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PolicyKind;
+
+    fn key(page: u64) -> PageKey {
+        PageKey {
+            store: StoreId(3),
+            page: PageId(page),
+        }
+    }
+
+    fn pool(frames: usize) -> FramePool {
+        let pool = FramePool::new(PolicyKind::Clock.build(), 4096).unwrap();
+        pool.set_limit(frames);
+        pool
+    }
+
+    #[test]
+    fn every_frame_is_handed_out_once() {
+        let pool = pool(1000);
+        let mut frames: Vec<u32> = (0..1000)
+            .map(|page| pool.take(key(page)).unwrap().0)
+            .collect();
+        assert!(pool.take(key(1000)).is_none());
+        frames.sort_unstable();
+        assert_eq!(frames, (0..1000).collect::<Vec<_>>());
+        assert_eq!(pool.free(), 0);
+        assert_eq!(pool.owner(FrameId(frames[7])).unwrap().store, StoreId(3));
+    }
+
+    #[test]
+    fn a_shrink_waits_for_frames_in_use_and_a_growth_takes_them_back() {
+        let pool = pool(200);
+        let held: Vec<FrameId> = (0..200).map(|page| pool.take(key(page)).unwrap()).collect();
+        for (page, &frame) in held.iter().enumerate() {
+            pool.inserted(frame, key(page as u64));
+        }
+        pool.set_limit(150);
+        let mut above = vec![];
+        pool.in_use_above_limit(&mut above);
+        assert_eq!(above.len(), 50);
+        for &frame in &above[..20] {
+            pool.removed(frame);
+        }
+        pool.give(&above[..20]);
+        assert!(
+            pool.take(key(500)).is_none(),
+            "frames above the limit are not handed out"
+        );
+        pool.set_limit(200);
+        let regained: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(9))).collect();
+        assert_eq!(regained.len(), 20);
+    }
+
+    #[test]
+    fn frames_survive_concurrent_use_and_resizing() {
+        let pool = pool(512);
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let mut held = vec![];
+                    for step in 0..20_000u64 {
+                        match pool.take(key(thread << 32 | step)) {
+                            Some(frame) => held.push(frame),
+                            None => pool.give(&std::mem::take(&mut held)),
+                        }
+                        if step % 97 == 0 {
+                            pool.give(&std::mem::take(&mut held));
+                        }
+                    }
+                    pool.give(&held);
+                });
+            }
+            for round in 0..200 {
+                pool.set_limit(if round % 2 == 0 { 100 } else { 512 });
+            }
+        });
+        let mut above = vec![];
+        pool.in_use_above_limit(&mut above);
+        assert!(above.is_empty());
+        let mut all: Vec<u32> = std::iter::from_fn(|| pool.take(key(1)))
+            .map(|f| f.0)
+            .collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..512).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,118 @@
+//! A region's gate: many may install or unprotect single pages, or one may change the whole region.
+//!
+//! Cleaning and dirty eviction change the page table of 2 MiB at once, because every change costs a TLB
+//! shootdown. That is only right while no page of the region appears or becomes writable, so loaders and
+//! unprotecters pass the gate *shared*, around the one call that changes the page table, and the evictor
+//! takes it *exclusive*, around its own. Nobody does I/O inside.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aquifer_sys::futex;
+
+use crate::lazy::LazyArray;
+
+const EXCLUSIVE: u32 = 1 << 31;
+const WAITERS: u32 = 1 << 30;
+
+/// The gates of a device's regions.
+pub struct Gates(LazyArray<AtomicU32>);
+
+impl Gates {
+    /// Open gates for `regions` regions.
+    pub fn new(regions: usize) -> std::io::Result<Gates> {
+        Ok(Gates(LazyArray::new(regions)?))
+    }
+
+    /// Passes shared.
+    #[inline]
+    pub fn shared(&self, region: usize) -> Shared<'_> {
+        let word = &self.0[region];
+        loop {
+            // Acquire pairs with the release of the exclusive holder.
+            let seen = word.fetch_add(1, Ordering::Acquire);
+            if seen & EXCLUSIVE == 0 {
+                return Shared(word);
+            }
+            drop(Shared(word));
+            wait_while(word, EXCLUSIVE);
+        }
+    }
+
+    /// Takes the gate alone.
+    pub fn exclusive(&self, region: usize) -> Exclusive<'_> {
+        let word = &self.0[region];
+        // Acquire pairs with the releases of all holders.
+        while word.fetch_or(EXCLUSIVE, Ordering::Acquire) & EXCLUSIVE != 0 {
+            wait_while(word, EXCLUSIVE);
+        }
+        // Shared holders are inside one short system call each.
+        while word.load(Ordering::Acquire) & !(EXCLUSIVE | WAITERS) != 0 {
+            std::hint::spin_loop();
+        }
+        Exclusive(word)
+    }
+}
+
+#[cold]
+fn wait_while(word: &AtomicU32, bit: u32) {
+    let seen = word.fetch_or(WAITERS, Ordering::Relaxed) | WAITERS;
+    if seen & bit != 0 {
+        // The time-out covers passers-by that change the count between the two lines above.
+        futex::wait(word, seen, Some(std::time::Duration::from_millis(1)));
+    }
+}
+
+/// Passing shared.
+pub struct Shared<'a>(&'a AtomicU32);
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the acquire in `exclusive`.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Holding the gate alone.
+pub struct Exclusive<'a>(&'a AtomicU32);
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the acquires of everyone who passes next.
+        let seen = self.0.fetch_and(!(EXCLUSIVE | WAITERS), Ordering::Release);
+        if seen & WAITERS != 0 {
+            futex::wake(self.0, u32::MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn exclusive_means_alone() {
+        let gates = Gates::new(1).unwrap();
+        let inside = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let _shared = gates.shared(0);
+                        assert!(inside.fetch_add(1, Ordering::SeqCst) < 1000);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..2_000 {
+                        let _alone = gates.exclusive(0);
+                        assert_eq!(inside.fetch_add(1000, Ordering::SeqCst), 0);
+                        inside.fetch_sub(1000, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
+}

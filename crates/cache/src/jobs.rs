@@ -1,0 +1,106 @@
+//! Work for the I/O workers: prefetches asked for by the fault path, and tasks of asynchronous calls.
+//!
+//! Prefetches are plain numbers in a bounded lock-free queue, because the fault path must not allocate;
+//! when the queue is full a prefetch is forgotten, which costs speed and nothing else.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+
+use aquifer_sys::futex;
+
+use crate::engine::Engine;
+use crate::ids::StoreId;
+
+struct Prefetch {
+    store: StoreId,
+    first: u64,
+    pages: u64,
+}
+
+/// A task of an asynchronous call.
+pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
+/// The queues.
+pub(crate) struct Jobs {
+    prefetches: ArrayQueue<Prefetch>,
+    tasks: Mutex<VecDeque<Task>>,
+    posted: AtomicU32,
+    sleeping: AtomicU32,
+    stopping: AtomicBool,
+}
+
+impl Jobs {
+    pub fn new() -> Jobs {
+        Jobs {
+            prefetches: ArrayQueue::new(256),
+            tasks: Mutex::default(),
+            posted: AtomicU32::new(0),
+            sleeping: AtomicU32::new(0),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks for a prefetch. Async-signal-safe.
+    pub fn push_prefetch(&self, store: StoreId, first: u64, pages: u64) {
+        let _ = self.prefetches.push(Prefetch {
+            store,
+            first,
+            pages,
+        });
+        self.post(1);
+    }
+
+    /// Hands a task to a worker.
+    pub fn push_task(&self, task: Task) {
+        self.tasks
+            .lock()
+            .expect("a task does not panic inside the lock")
+            .push_back(task);
+        self.post(1);
+    }
+
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.post(u32::MAX);
+    }
+
+    fn post(&self, workers: u32) {
+        // SeqCst pairs with the worker's registration: either it sees the post or we see it sleeping.
+        self.posted.fetch_add(1, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) > 0 {
+            futex::wake(&self.posted, workers);
+        }
+    }
+
+    fn next_task(&self) -> Option<Task> {
+        self.tasks
+            .lock()
+            .expect("a task does not panic inside the lock")
+            .pop_front()
+    }
+
+    /// A worker thread. Tasks left when the cache stops are still run: somebody awaits them.
+    pub fn run_worker(&self, engine: &Engine) {
+        aquifer_sys::signal::block_asynchronous();
+        loop {
+            let posted = self.posted.load(Ordering::SeqCst);
+            if let Some(task) = self.next_task() {
+                task();
+                continue;
+            }
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            if let Some(prefetch) = self.prefetches.pop() {
+                engine.run_prefetch(prefetch.store, prefetch.first, prefetch.pages);
+                continue;
+            }
+            self.sleeping.fetch_add(1, Ordering::SeqCst);
+            futex::wait(&self.posted, posted, None);
+            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The memory of a user-backed mapping: anonymous pages that userfaultfd lets us install.
+//!
+//! A page's bytes are at a fixed address; installing one is a copy from a buffer (`UFFDIO_COPY`), and a
+//! clean page of a writable mapping is installed write-protected, so that the first store to it is seen.
+//! Moving pages from a pool instead (`UFFDIO_MOVE`, shared memory with `UFFDIO_CONTINUE`) measured slower:
+//! each costs one more page-table change.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use aquifer_sys::memory::{self, Advice, Protection};
+use aquifer_sys::uffd::Installed;
+use aquifer_vm::{Arena, Reservation};
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::frames::{BACKGROUND_BATCH, FramePool};
+use crate::ids::FrameId;
+use crate::store::{Geometry, PageMemory};
+
+/// See the module documentation.
+pub(crate) struct MappedMemory {
+    /// Before `engine`, whose userfaultfd the range is registered with.
+    pub reservation: Reservation,
+    engine: Arc<Engine>,
+    page_bytes: usize,
+}
+
+impl MappedMemory {
+    /// Maps and registers the range; no page is there yet.
+    pub fn new(engine: Arc<Engine>, geometry: Geometry, writable: bool) -> Result<MappedMemory> {
+        let len = geometry.pages() as usize * geometry.page_bytes;
+        let reservation = Arena::global()?.allocate(len)?;
+        let protection = if writable {
+            Protection::ReadWrite
+        } else {
+            Protection::Read
+        };
+        reservation.map_anonymous(len, protection)?;
+        let base = reservation.address();
+        let kernel = |what| move |source| Error::Kernel { what, source };
+        // Huge pages would make one fault install 512 pages; refused where the kernel has none at all.
+        // SAFETY: our own range.
+        let _ = unsafe { memory::advise(base, len, Advice::NoHugePage) };
+        engine
+            .uffd()?
+            .register(base, len, writable)
+            .map_err(kernel("registering a range with userfaultfd"))?;
+        Ok(MappedMemory {
+            reservation,
+            engine,
+            page_bytes: geometry.page_bytes,
+        })
+    }
+
+    #[inline]
+    pub fn address(&self, page: u64) -> *mut u8 {
+        self.reservation
+            .address()
+            .wrapping_add(page as usize * self.page_bytes)
+    }
+
+    fn len(&self, pages: &Range<u64>) -> usize {
+        (pages.end - pages.start) as usize * self.page_bytes
+    }
+
+    fn uffd(&self) -> &aquifer_sys::uffd::Uffd {
+        self.engine
+            .uffd_if_open()
+            .expect("opened before the range was registered")
+    }
+
+    fn discard_each(&self, runs: &[Range<u64>]) -> io::Result<()> {
+        for run in runs {
+            // SAFETY: the pages are Evicting: nobody uses them, and their bytes are on the device.
+            unsafe { memory::advise(self.address(run.start), self.len(run), Advice::DontNeed) }?;
+        }
+        Ok(())
+    }
+}
+
+impl PageMemory for MappedMemory {
+    const CONTIGUOUS: bool = true;
+    const PROTECTS: bool = true;
+
+    fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
+        &engine.mapped
+    }
+
+    fn bytes(&self, page: u64, _frame: FrameId) -> *mut u8 {
+        self.address(page)
+    }
+
+    fn landing(&self, _frame: FrameId) -> Option<*mut u8> {
+        None
+    }
+
+    unsafe fn install(
+        &self,
+        first: u64,
+        frames: &[FrameId],
+        data: *const u8,
+        protect: bool,
+    ) -> io::Result<()> {
+        let pages = first..first + frames.len() as u64;
+        let (target, len) = (self.address(first), self.len(&pages));
+        // SAFETY: the caller is loading these pages and owns the data.
+        match unsafe { self.uffd().copy(target, data, len, protect) }? {
+            Installed::Yes => Ok(()),
+            Installed::AlreadyThere => {
+                // Only a poison marker of an earlier failed load can be here: pages that are Loading are
+                // installed by nobody else.
+                self.discard_each(std::slice::from_ref(&pages))?;
+                // SAFETY: as above.
+                unsafe { self.uffd().copy(target, data, len, protect) }.map(drop)
+            }
+        }
+    }
+
+    fn protect(&self, pages: Range<u64>) -> io::Result<()> {
+        self.uffd()
+            .write_protect(self.address(pages.start), self.len(&pages), true)
+    }
+
+    fn unprotect(&self, page: u64) -> io::Result<()> {
+        self.uffd()
+            .write_protect(self.address(page), self.page_bytes, false)
+    }
+
+    fn discard(&self, runs: &[Range<u64>]) -> io::Result<()> {
+        if !self.engine.vectored_discard || runs.len() == 1 {
+            return self.discard_each(runs);
+        }
+        let mut vector = [memory::Range {
+            address: std::ptr::null_mut(),
+            len_bytes: 0,
+        }; BACKGROUND_BATCH];
+        let mut wanted = 0;
+        for (slot, run) in vector.iter_mut().zip(runs) {
+            *slot = memory::Range {
+                address: self.address(run.start),
+                len_bytes: self.len(run),
+            };
+            wanted += slot.len_bytes;
+        }
+        // SAFETY: the pages are Evicting: nobody uses them, and their bytes are on the device.
+        match unsafe { memory::advise_many(&vector[..runs.len()], Advice::DontNeed) } {
+            Ok(done) if done == wanted => Ok(()),
+            // Interrupted part of the way: discarding twice is harmless.
+            _ => self.discard_each(runs),
+        }
+    }
+
+    fn discards_vectored(&self) -> bool {
+        self.engine.vectored_discard
+    }
+}

@@ -1,0 +1,463 @@
+//! [`Pages`]: guards on pages of a device, found by one array index.
+//!
+//! Pages live in frames of an arena with huge pages and are translated in software, so that a miss changes
+//! no page table and costs little more than its I/O. A hit is an index into the table of page words and,
+//! for a guard, one atomic increment; [`Pages::read`] does without that: it looks at the bytes, checks that
+//! the page did not change meanwhile, and tries again if it did (*optimistic read*).
+//!
+//! Versions: a page's version is odd while a writing guard has it, and grows whenever a guard is released
+//! or the page comes into another frame. An optimistic read compares it before and after.
+
+use std::future::Future;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use aquifer_device::Device;
+
+use crate::asynchronous;
+use crate::bytes::Bytes;
+use crate::cache::Running;
+use crate::engine::{Engine, Kind};
+use crate::error::{Error, Result};
+use crate::frames::FramePool;
+use crate::ids::{FrameId, PageId};
+use crate::lazy::LazyArray;
+use crate::mapping::attach_geometry;
+use crate::page_word::{PinKind, State};
+use crate::store::{Access, Geometry, PageMemory, Refused, Store};
+
+/// Frames of the arena. Nothing appears or disappears: a frame is always mapped.
+pub(crate) struct ArenaMemory {
+    engine: Arc<Engine>,
+    versions: LazyArray<AtomicU64>,
+    page_bytes: usize,
+}
+
+impl ArenaMemory {
+    fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
+        let versions =
+            LazyArray::new(geometry.pages() as usize).map_err(|source| Error::Kernel {
+                what: "reserving page versions",
+                source,
+            })?;
+        Ok(ArenaMemory {
+            engine,
+            versions,
+            page_bytes: geometry.page_bytes,
+        })
+    }
+
+    #[inline]
+    fn version(&self, page: u64) -> &AtomicU64 {
+        &self.versions[page as usize]
+    }
+
+    /// Moves a version on by one. Only whoever owns the page exclusively or is loading it does.
+    fn bump(&self, page: u64) {
+        // Release pairs with the acquire that begins an optimistic read; the fence keeps the writes that
+        // follow behind an odd version, and pairs with the fence that ends one.
+        self.version(page).fetch_add(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl PageMemory for ArenaMemory {
+    const CONTIGUOUS: bool = false;
+    const PROTECTS: bool = false;
+
+    fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
+        &engine.arena
+    }
+
+    #[inline]
+    fn bytes(&self, _page: u64, frame: FrameId) -> *mut u8 {
+        self.engine.arena_memory().bytes(frame)
+    }
+
+    fn landing(&self, frame: FrameId) -> Option<*mut u8> {
+        Some(self.engine.arena_memory().bytes(frame))
+    }
+
+    unsafe fn install(
+        &self,
+        first: u64,
+        frames: &[FrameId],
+        data: *const u8,
+        _protect: bool,
+    ) -> std::io::Result<()> {
+        for (index, &frame) in frames.iter().enumerate() {
+            let source = data.wrapping_add(index * self.page_bytes);
+            let target = self.bytes(first + index as u64, frame);
+            if !std::ptr::eq(source, target) {
+                // SAFETY: the frames are the caller's, and the data is readable.
+                unsafe { std::ptr::copy_nonoverlapping(source, target, self.page_bytes) };
+            }
+        }
+        Ok(())
+    }
+
+    fn protect(&self, _pages: Range<u64>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn unprotect(&self, _page: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _runs: &[Range<u64>]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn discards_vectored(&self) -> bool {
+        true
+    }
+}
+
+/// A device accessed by page guards. See the module documentation.
+///
+/// May be used from any thread. Dropping it writes dirty pages back without making them durable.
+pub struct Pages {
+    store: Arc<Store<ArenaMemory>>,
+    running: Arc<Running>,
+}
+
+impl Pages {
+    pub(crate) fn new(running: Arc<Running>, device: Arc<dyn Device>) -> Result<Pages> {
+        let engine = running.engine.clone();
+        let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
+        let memory = ArenaMemory::new(engine.clone(), geometry)?;
+        let id = engine.reserve_id();
+        let writable = device.is_writable();
+        let store = Arc::new(Store::new(
+            id,
+            engine.clone(),
+            device,
+            geometry,
+            writable,
+            memory,
+        )?);
+        engine.attach(id, store.clone(), Kind::Arena);
+        Ok(Pages { store, running })
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.running.engine.mark.is_current() {
+            Ok(())
+        } else {
+            Err(Error::Forked)
+        }
+    }
+
+    /// How many pages the device has; the last may be partial, its rest reads as zeros.
+    pub fn page_count(&self) -> u64 {
+        self.store.geometry.pages()
+    }
+
+    /// Size of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.store.geometry.page_bytes
+    }
+
+    /// The device's length when it was opened.
+    pub fn len_bytes(&self) -> u64 {
+        self.store.geometry.len_bytes
+    }
+
+    fn check(&self, page: PageId) -> Result<()> {
+        self.check_process()?;
+        if page.0 < self.page_count() {
+            return Ok(());
+        }
+        Err(Error::OutOfBounds {
+            offset_bytes: page.0.saturating_mul(self.page_bytes() as u64),
+            len_bytes: self.page_bytes() as u64,
+            mapped_bytes: self.len_bytes(),
+        })
+    }
+
+    fn refused(&self, page: PageId) -> impl FnOnce(Refused) -> Error {
+        move |refused| self.store.error(page.0, refused)
+    }
+
+    /// A shared guard on a page, loading it if need be. Any number may be held, also by other threads;
+    /// a writing guard waits for them.
+    pub fn get(&self, page: PageId) -> Result<PageRef<'_>> {
+        self.check(page)?;
+        // The hot path: one compare-and-swap.
+        let seen = match self.store.word(page.0).pin() {
+            Ok(seen) => {
+                self.store.pool().hit(seen.frame());
+                seen
+            }
+            Err(_) => {
+                self.store
+                    .ensure(page.0, Access::Read, Some(PinKind::Read), false)
+                    .map_err(self.refused(page))?;
+                self.store.seen(page.0)
+            }
+        };
+        Ok(PageRef {
+            pages: self,
+            page,
+            bytes: self.store.memory.bytes(page.0, seen.frame()),
+        })
+    }
+
+    /// An exclusive guard on a page, loading it if need be. The page is dirty afterwards.
+    ///
+    /// A thread that asks for this while it holds another guard on the same page waits for ever.
+    pub fn get_mut(&self, page: PageId) -> Result<PageMut<'_>> {
+        self.check(page)?;
+        if !self.store.writable {
+            return Err(Error::ReadOnly {
+                device: self.store.device.name().to_owned(),
+            });
+        }
+        let word = self.store.word(page.0);
+        loop {
+            let seen = word.load();
+            match seen.state() {
+                State::Absent | State::Probation => {
+                    self.store
+                        .ensure(page.0, Access::Read, None, false)
+                        .map_err(self.refused(page))?;
+                }
+                State::Clean | State::Dirty if seen.pins() == 0 => {
+                    if word.begin_exclusive(seen).is_ok() {
+                        // Marked before the word says Dirty: see `DirtyMap`.
+                        self.store.dirty.mark(page.0);
+                        self.store.pool().hit(seen.frame());
+                        self.store.memory.bump(page.0);
+                        let bytes = self.store.memory.bytes(page.0, seen.frame());
+                        return Ok(PageMut {
+                            pages: self,
+                            page,
+                            bytes,
+                        });
+                    }
+                }
+                _ => word.wait(seen),
+            }
+        }
+    }
+
+    /// Guards on many pages, loaded at the device's queue depth, in the order asked for.
+    ///
+    /// # Errors
+    /// As [`Pages::get`]; [`Error::Exhausted`] if the budget cannot hold them all at once.
+    pub fn get_many(&self, pages: &[PageId]) -> Result<Vec<PageRef<'_>>> {
+        self.load(pages)?;
+        pages.iter().map(|&page| self.get(page)).collect()
+    }
+
+    /// Brings many pages in, at the device's queue depth, and waits for them.
+    pub fn load(&self, pages: &[PageId]) -> Result<()> {
+        let ranges = self.ranges(pages)?;
+        self.store
+            .load_many(&ranges, true)
+            .map_err(|(page, refused)| self.store.error(page, refused))
+    }
+
+    /// As [`Pages::load`], awaitable on any executor.
+    pub fn load_async(
+        &self,
+        pages: &[PageId],
+    ) -> impl Future<Output = Result<()>> + Send + 'static {
+        let ranges = self.ranges(pages);
+        let store = self.store.clone();
+        asynchronous::run(&self.running.engine.jobs, move || {
+            store
+                .load_many(&ranges?, true)
+                .map_err(|(page, refused)| store.error(page, refused))
+        })
+    }
+
+    /// Starts loading pages in the background: a hint.
+    pub fn prefetch(&self, first: PageId, count: u64) -> Result<()> {
+        self.check(first)?;
+        self.running
+            .engine
+            .request_prefetch(self.store.id, first.0, count);
+        Ok(())
+    }
+
+    fn ranges(&self, pages: &[PageId]) -> Result<Vec<Range<u64>>> {
+        pages
+            .iter()
+            .map(|&page| {
+                self.check(page)?;
+                Ok(page.0..page.0 + 1)
+            })
+            .collect()
+    }
+
+    /// Looks at a page without a guard: `look` may run several times, and its result is used only if the
+    /// page did not change while it ran. The cheapest way to read a few bytes of a resident page, and the
+    /// one that scales: it writes nothing that other threads read.
+    ///
+    /// `look` must be free of side effects and must not rely on what it reads being consistent before it
+    /// returns: torn bytes are possible, and are then thrown away.
+    pub fn read<T>(&self, page: PageId, mut look: impl FnMut(Bytes<'_>) -> T) -> Result<T> {
+        if page.0 >= self.page_count() {
+            self.check(page)?;
+        }
+        let store = &*self.store;
+        let memory = &store.memory;
+        for _ in 0..OPTIMISTIC_TRIES {
+            // Acquire pairs with the release in `bump`.
+            let version = memory.version(page.0).load(Ordering::Acquire);
+            let seen = store.seen(page.0);
+            if version & 1 != 0 || !seen.is_readable() {
+                break;
+            }
+            store.pool().hit(seen.frame());
+            // SAFETY: frames are always mapped, so the bytes are readable, if perhaps another page's.
+            let bytes = unsafe {
+                Bytes::new(
+                    memory.bytes(page.0, seen.frame()),
+                    store.geometry.page_bytes,
+                )
+            };
+            let result = look(bytes);
+            // Pairs with the fence in `bump`: what was read above is not newer than the version below.
+            fence(Ordering::Acquire);
+            let after = store.seen(page.0);
+            if memory.version(page.0).load(Ordering::Relaxed) == version
+                && after.is_readable()
+                && after.frame() == seen.frame()
+            {
+                return Ok(result);
+            }
+        }
+        let guard = self.get(page)?;
+        // SAFETY: the guard keeps the page.
+        let bytes = unsafe { Bytes::new(guard.bytes, store.geometry.page_bytes) };
+        Ok(look(bytes))
+    }
+
+    /// Copies bytes that may span pages, each read optimistically.
+    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+        let geometry = self.store.geometry;
+        let pages = geometry.pages_of(offset_bytes, target.len() as u64)?;
+        let mut done = 0;
+        for page in pages {
+            let start = (offset_bytes + done as u64 - geometry.offset_of(page)) as usize;
+            let len = (geometry.page_bytes - start).min(target.len() - done);
+            let part = &mut target[done..done + len];
+            self.read(PageId(page), |bytes| bytes.copy_to(start, part))?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Whether a page is in memory now.
+    pub fn is_resident(&self, page: PageId) -> Result<bool> {
+        self.check(page)?;
+        Ok(self.store.is_resident(page.0))
+    }
+
+    /// Writes the dirty pages of a range back and makes them durable. Errors as
+    /// [`Mapping::flush`](crate::Mapping::flush).
+    pub fn flush(&self, pages: Range<PageId>) -> Result<()> {
+        self.check_process()?;
+        self.store
+            .flush(pages.start.0..pages.end.0.min(self.page_count()))
+    }
+
+    /// [`Pages::flush`] of everything.
+    pub fn flush_all(&self) -> Result<()> {
+        self.flush(PageId(0)..PageId(self.page_count()))
+    }
+}
+
+/// How often an optimistic read is tried before it takes a guard.
+const OPTIMISTIC_TRIES: usize = 4;
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if !self.running.engine.mark.is_current() {
+            return;
+        }
+        self.store.teardown();
+        self.running.engine.detach(self.store.id, Kind::Arena);
+    }
+}
+
+/// A shared guard on a page: its bytes do not change and the page does not leave.
+pub struct PageRef<'a> {
+    pages: &'a Pages,
+    page: PageId,
+    bytes: *const u8,
+}
+
+// SAFETY: a pin may be released by another thread than the one that took it.
+unsafe impl Send for PageRef<'_> {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for PageRef<'_> {}
+
+impl PageRef<'_> {
+    /// Which page this is.
+    pub fn id(&self) -> PageId {
+        self.page
+    }
+}
+
+impl Deref for PageRef<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the pin keeps the frame, and while it is held nobody has a writing guard.
+        unsafe { std::slice::from_raw_parts(self.bytes, self.pages.page_bytes()) }
+    }
+}
+
+impl Drop for PageRef<'_> {
+    fn drop(&mut self) {
+        if self.pages.running.engine.mark.is_current() {
+            self.pages.store.unpin(self.page.0);
+        }
+    }
+}
+
+/// An exclusive guard on a page.
+pub struct PageMut<'a> {
+    pages: &'a Pages,
+    page: PageId,
+    bytes: *mut u8,
+}
+
+// SAFETY: exclusive ownership may move between threads.
+unsafe impl Send for PageMut<'_> {}
+// SAFETY: shared access to the guard only reads.
+unsafe impl Sync for PageMut<'_> {}
+
+impl PageMut<'_> {
+    /// Which page this is.
+    pub fn id(&self) -> PageId {
+        self.page
+    }
+}
+
+impl Deref for PageMut<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: Exclusive: nobody else reads or writes the frame.
+        unsafe { std::slice::from_raw_parts(self.bytes, self.pages.page_bytes()) }
+    }
+}
+
+impl DerefMut for PageMut<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the guard is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes, self.pages.page_bytes()) }
+    }
+}
+
+impl Drop for PageMut<'_> {
+    fn drop(&mut self) {
+        if self.pages.running.engine.mark.is_current() {
+            self.pages.store.memory.bump(self.page.0);
+            self.pages.store.word(self.page.0).finish_exclusive();
+        }
+    }
+}

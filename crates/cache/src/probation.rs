@@ -1,0 +1,154 @@
+//! A second chance where hits are invisible.
+//!
+//! A mapping's hits cost nothing and tell nothing, so every policy behind it sees arrivals only. The
+//! probation area gives pages that were wrongly evicted a cheap way back: a victim's bytes are copied into
+//! a ring of slots, and a fault on it takes them from there instead of from the device. The ring is FIFO;
+//! a page that is wanted within one turn of the ring comes back without I/O.
+//!
+//! # Invariants
+//! * A slot's version is odd while its bytes change. Whoever copies out of it checks the version before
+//!   and after, and falls back to the device when it moved: the device has the same bytes, because only
+//!   clean pages are kept here.
+//! * A page word in state Probation names a slot whose key is that page, or a slot that was reused since;
+//!   the key tells.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+use aquifer_sys::memory::{self, Advice};
+
+use crate::ids::{FrameId, PageId, PageKey, StoreId};
+use crate::lazy::LazyArray;
+
+/// The ring. See the module documentation.
+pub(crate) struct Probation {
+    base: *mut u8,
+    page_bytes: usize,
+    max_slots: usize,
+    slots: AtomicUsize,
+    next: AtomicUsize,
+    versions: LazyArray<AtomicU64>,
+    keys: LazyArray<AtomicU64>,
+}
+
+// SAFETY: the memory is accessed under the version protocol above.
+unsafe impl Send for Probation {}
+// SAFETY: as above.
+unsafe impl Sync for Probation {}
+
+const STORE_SHIFT: u32 = 44;
+
+fn pack(key: PageKey) -> u64 {
+    (u64::from(key.store.0 + 1) << STORE_SHIFT) | key.page.0
+}
+
+impl Probation {
+    /// A ring that can have up to `max_slots` slots, and has none yet.
+    pub fn new(page_bytes: usize, max_slots: usize) -> io::Result<Probation> {
+        let base = memory::map_anonymous(page_bytes * max_slots.max(1))?;
+        // SAFETY: fresh and ours.
+        unsafe { memory::advise(base, page_bytes * max_slots.max(1), Advice::DontFork) }?;
+        Ok(Probation {
+            base,
+            page_bytes,
+            max_slots,
+            slots: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            versions: LazyArray::new(max_slots)?,
+            keys: LazyArray::new(max_slots)?,
+        })
+    }
+
+    fn bytes(&self, slot: usize) -> *mut u8 {
+        self.base.wrapping_add(slot * self.page_bytes)
+    }
+
+    /// Sets how many slots are used; gives the memory of the others back.
+    pub fn set_slots(&self, slots: usize) {
+        let slots = slots.min(self.max_slots);
+        let old = self.slots.swap(slots, Ordering::SeqCst);
+        for slot in slots..old {
+            if let Some(version) = self.open(slot) {
+                self.keys[slot].store(0, Ordering::Relaxed);
+                // SAFETY: the slot is open, so nobody trusts its bytes.
+                let _ =
+                    unsafe { memory::advise(self.bytes(slot), self.page_bytes, Advice::DontNeed) };
+                self.close(slot, version);
+            }
+        }
+    }
+
+    /// Makes a slot's version odd, unless somebody else has it open.
+    fn open(&self, slot: usize) -> Option<u64> {
+        let version = self.versions[slot].load(Ordering::Relaxed);
+        let opened = version & 1 == 0
+            && self.versions[slot]
+                .compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
+        // The odd version must be visible before any byte changes; pairs with the fence in `copy_out`.
+        fence(Ordering::SeqCst);
+        opened.then_some(version)
+    }
+
+    fn close(&self, slot: usize, version: u64) {
+        // Release pairs with the acquire in `copy_out`.
+        self.versions[slot].store(version + 2, Ordering::Release);
+    }
+
+    /// Keeps a copy of a clean page. `forget` is told which page loses its slot. `None` when there is no
+    /// ring, or the slot whose turn it is is busy.
+    ///
+    /// # Safety
+    /// `source` is readable for a page and does not change.
+    pub unsafe fn keep(
+        &self,
+        key: PageKey,
+        source: *const u8,
+        forget: impl FnOnce(PageKey, FrameId),
+    ) -> Option<FrameId> {
+        let slots = self.slots.load(Ordering::SeqCst);
+        if slots == 0 {
+            return None;
+        }
+        let slot = self.next.fetch_add(1, Ordering::Relaxed) % slots;
+        let version = self.open(slot)?;
+        let old = self.keys[slot].swap(pack(key), Ordering::Relaxed);
+        // SAFETY: the caller guarantees the source, and the slot is open, so its bytes are ours.
+        unsafe { std::ptr::copy_nonoverlapping(source, self.bytes(slot), self.page_bytes) };
+        self.close(slot, version);
+        if old != 0 {
+            let store = StoreId((old >> STORE_SHIFT) as u32 - 1);
+            let page = PageId(old & ((1 << STORE_SHIFT) - 1));
+            forget(PageKey { store, page }, FrameId(slot as u32));
+        }
+        Some(FrameId(slot as u32))
+    }
+
+    /// Copies a page out of a slot. False if the slot has been reused: load it from the device then.
+    ///
+    /// # Safety
+    /// `target` is writable for a page and the caller's own.
+    pub unsafe fn copy_out(&self, slot: FrameId, key: PageKey, target: *mut u8) -> bool {
+        let slot = slot.0 as usize;
+        if slot >= self.slots.load(Ordering::SeqCst) {
+            return false;
+        }
+        // Acquire pairs with the release in `close`.
+        let version = self.versions[slot].load(Ordering::Acquire);
+        if version & 1 != 0 || self.keys[slot].load(Ordering::Relaxed) != pack(key) {
+            return false;
+        }
+        // SAFETY: both are valid for a page. The bytes may change meanwhile; then they are not used.
+        unsafe { memory::copy_racy(self.bytes(slot), target, self.page_bytes) };
+        // Pairs with the fence in `open`: bytes read above are not newer than the version read below.
+        fence(Ordering::SeqCst);
+        self.versions[slot].load(Ordering::Relaxed) == version
+    }
+}
+
+impl Drop for Probation {
+    fn drop(&mut self) {
+        // SAFETY: made with this length; nobody uses the ring any more.
+        let _ = unsafe { memory::unmap(self.base, self.page_bytes * self.max_slots.max(1)) };
+    }
+}

@@ -1,0 +1,552 @@
+//! One device attached to a cache: its pages, and how a page comes in.
+//!
+//! A [`Store`] is the same for `Mapping` and `Pages`. What differs is where a resident page's bytes are
+//! and what it takes to make them appear, disappear or read-only: that is the [`PageMemory`] behind it.
+//!
+//! ```text
+//!            Mapping                         Pages
+//!               │                              │
+//!        Store<MappedMemory>            Store<ArenaMemory>       load · evict · write back · flush
+//!               │                              │
+//!     userfaultfd, page tables        frames of a huge-page arena
+//! ```
+//!
+//! Coming in: `ensure` looks at the page word and does what its state asks for: load, wait, unprotect, or
+//! nothing. It is called from the fault handler and from every call that returns `Result`; the only
+//! difference is what becomes of an error.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use aquifer_device::{Device, DeviceError};
+use aquifer_sys::memory::REGION_BYTES;
+
+use crate::bounce::Bounce;
+use crate::dirty::DirtyMap;
+use crate::engine::{Engine, NoFrame};
+use crate::error::{Error, Result};
+use crate::frames::FramePool;
+use crate::gate::Gates;
+use crate::ids::{FrameId, PageId, PageKey, StoreId};
+use crate::lazy::LazyArray;
+use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
+use crate::readahead::{ReadAhead, Window};
+use crate::stats::count;
+
+/// Sizes of a store, in bytes and pages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Geometry {
+    /// Length of the device when it was attached.
+    pub len_bytes: u64,
+    /// Size of a page.
+    pub page_bytes: usize,
+}
+
+impl Geometry {
+    pub fn pages(self) -> u64 {
+        self.len_bytes.div_ceil(self.page_bytes as u64)
+    }
+
+    pub fn pages_per_region(self) -> u64 {
+        (REGION_BYTES / self.page_bytes) as u64
+    }
+
+    pub fn regions(self) -> usize {
+        self.pages().div_ceil(self.pages_per_region()) as usize
+    }
+
+    pub fn region_of(self, page: u64) -> usize {
+        (page / self.pages_per_region()) as usize
+    }
+
+    pub fn pages_of_region(self, region: usize) -> Range<u64> {
+        let first = region as u64 * self.pages_per_region();
+        first..(first + self.pages_per_region()).min(self.pages())
+    }
+
+    pub fn offset_of(self, page: u64) -> u64 {
+        page * self.page_bytes as u64
+    }
+
+    /// Bytes of the device that a run of pages covers: less than whole pages at its end.
+    pub fn bytes_in(self, pages: Range<u64>) -> usize {
+        let end = self.offset_of(pages.end).min(self.len_bytes);
+        (end - self.offset_of(pages.start)) as usize
+    }
+
+    /// The pages a byte range touches, after checking that it lies inside.
+    pub fn pages_of(self, offset_bytes: u64, len_bytes: u64) -> Result<Range<u64>> {
+        let out_of_bounds = Error::OutOfBounds {
+            offset_bytes,
+            len_bytes,
+            mapped_bytes: self.len_bytes,
+        };
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= self.len_bytes => {
+                let page = self.page_bytes as u64;
+                Ok(offset_bytes / page..end.div_ceil(page).max(offset_bytes / page))
+            }
+            _ => Err(out_of_bounds),
+        }
+    }
+}
+
+/// Where resident pages are, and how they appear and disappear. Errors are the kernel's.
+pub(crate) trait PageMemory: Send + Sync + 'static {
+    /// Whether neighbouring pages are neighbours in memory.
+    const CONTIGUOUS: bool;
+    /// Whether a store to a clean page is noticed by itself, so that pages come in write-protected.
+    const PROTECTS: bool;
+
+    /// The frames these pages occupy.
+    fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool;
+
+    /// The bytes of a resident page.
+    fn bytes(&self, page: u64, frame: FrameId) -> *mut u8;
+
+    /// Where a single page may be read to so that [`PageMemory::install`] need not copy.
+    fn landing(&self, frame: FrameId) -> Option<*mut u8>;
+
+    /// Makes `frames.len()` pages from `first` appear with the bytes at `data`.
+    ///
+    /// # Safety
+    /// `data` is readable for the pages, which are Loading and owned by the caller.
+    unsafe fn install(
+        &self,
+        first: u64,
+        frames: &[FrameId],
+        data: *const u8,
+        protect: bool,
+    ) -> std::io::Result<()>;
+
+    /// Makes stores to a run of pages fault.
+    fn protect(&self, pages: Range<u64>) -> std::io::Result<()>;
+
+    /// Makes stores to a page succeed.
+    fn unprotect(&self, page: u64) -> std::io::Result<()>;
+
+    /// Makes runs of pages disappear, in as few calls as can be. All are Evicting, owned by the caller.
+    fn discard(&self, runs: &[Range<u64>]) -> std::io::Result<()>;
+
+    /// Whether scattered pages are discarded in one call; else the evictor goes by region.
+    fn discards_vectored(&self) -> bool;
+}
+
+/// What an access is going to do with a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// How `ensure` found the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ensured {
+    /// It was there.
+    Present,
+    /// It had to be loaded, or waited for.
+    Came,
+}
+
+/// Why a page could not be made usable. Small, and made without allocating.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    Device(DeviceError),
+    Kernel(std::io::Error),
+    NoFrame(NoFrame),
+    TooManyPins,
+}
+
+impl Refused {
+    /// The system's error behind it, or 0.
+    pub fn os_error(&self) -> i32 {
+        match self {
+            Refused::Device(DeviceError::Io { source, .. }) | Refused::Kernel(source) => {
+                source.raw_os_error().unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// One attached device. See the module documentation.
+pub(crate) struct Store<M: PageMemory> {
+    pub id: StoreId,
+    pub engine: Arc<Engine>,
+    pub device: Arc<dyn Device>,
+    pub geometry: Geometry,
+    pub writable: bool,
+    pub memory: M,
+    pub words: LazyArray<PageWord>,
+    pub dirty: DirtyMap,
+    pub gates: Gates,
+    pub readahead: ReadAhead,
+}
+
+impl<M: PageMemory> Store<M> {
+    pub fn new(
+        id: StoreId,
+        engine: Arc<Engine>,
+        device: Arc<dyn Device>,
+        geometry: Geometry,
+        writable: bool,
+        memory: M,
+    ) -> Result<Store<M>> {
+        let kernel = |source| Error::Kernel {
+            what: "reserving page tables",
+            source,
+        };
+        Ok(Store {
+            id,
+            words: LazyArray::new(geometry.pages() as usize).map_err(kernel)?,
+            dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
+            gates: Gates::new(geometry.regions()).map_err(kernel)?,
+            readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
+            engine,
+            device,
+            geometry,
+            writable,
+            memory,
+        })
+    }
+
+    pub fn pool(&self) -> &FramePool {
+        self.memory.pool(&self.engine)
+    }
+
+    pub fn key(&self, page: u64) -> PageKey {
+        PageKey {
+            store: self.id,
+            page: PageId(page),
+        }
+    }
+
+    #[inline]
+    pub fn word(&self, page: u64) -> &PageWord {
+        &self.words[page as usize]
+    }
+
+    /// Turns a refusal into the error a caller sees. Allocates: not for the fault path.
+    pub fn error(&self, page: u64, refused: Refused) -> Error {
+        let device = || self.device.name().to_owned();
+        let offset_bytes = self.geometry.offset_of(page);
+        match refused {
+            Refused::Device(source) => Error::Load {
+                device: device(),
+                offset_bytes,
+                source,
+            },
+            Refused::Kernel(source) => Error::Kernel {
+                what: "installing a page",
+                source,
+            },
+            Refused::NoFrame(NoFrame { pinned, unwritable }) => {
+                Error::Exhausted { pinned, unwritable }
+            }
+            Refused::TooManyPins => Error::TooManyPins {
+                offset_bytes,
+                pins: MAX_PINS,
+            },
+        }
+    }
+
+    /// Makes `page` usable for `access`, pinned if asked for. `patient` never gives up on a frame: for
+    /// the fault handler, where giving up would kill the process.
+    pub fn ensure(
+        &self,
+        page: u64,
+        access: Access,
+        pin: Option<PinKind>,
+        patient: bool,
+    ) -> std::result::Result<Ensured, Refused> {
+        let word = self.word(page);
+        let mut ensured = Ensured::Present;
+        loop {
+            let seen = word.load();
+            match seen.state() {
+                State::Absent | State::Probation => {
+                    if word.begin_load(seen).is_ok() {
+                        let probation = (seen.state() == State::Probation).then(|| seen.frame());
+                        self.load(page, access, pin, probation, patient)?;
+                        return Ok(Ensured::Came);
+                    }
+                    continue;
+                }
+                State::Clean if access == Access::Write => {
+                    if word.begin_unprotect(seen).is_ok() {
+                        self.unprotect(page, pin.is_some())?;
+                        return Ok(ensured);
+                    }
+                    continue;
+                }
+                State::Clean | State::Dirty => {}
+                State::Cleaning if access == Access::Read => {}
+                _ => {
+                    word.wait(seen);
+                    ensured = Ensured::Came;
+                    continue;
+                }
+            }
+            let pinned = match pin {
+                None => return Ok(ensured),
+                Some(PinKind::Read) => word.pin(),
+                Some(PinKind::Write) => word.pin_for_writing(),
+            };
+            match pinned {
+                Ok(seen) => {
+                    self.pool().hit(seen.frame());
+                    return Ok(ensured);
+                }
+                Err(PinRefused::TooMany) => return Err(Refused::TooManyPins),
+                Err(PinRefused::NotNow(_)) => {}
+            }
+        }
+    }
+
+    /// Unprotecting → Dirty.
+    fn unprotect(&self, page: u64, pin: bool) -> std::result::Result<(), Refused> {
+        let word = self.word(page);
+        if M::PROTECTS {
+            let gate = self.gates.shared(self.geometry.region_of(page));
+            let result = self.memory.unprotect(page);
+            drop(gate);
+            if let Err(error) = result {
+                // Still protected and unchanged. Dirty is the safe side: it is only written once more.
+                self.dirty.mark(page);
+                word.finish_unprotect(pin);
+                return Err(Refused::Kernel(error));
+            }
+        }
+        count(&self.engine.counters.write_faults, 1);
+        // Marked before the word says Dirty: see `DirtyMap`.
+        self.dirty.mark(page);
+        word.finish_unprotect(pin);
+        Ok(())
+    }
+
+    /// Loads a page that this thread has moved to Loading, and with it those that read-ahead names.
+    fn load(
+        &self,
+        page: u64,
+        access: Access,
+        pin: Option<PinKind>,
+        probation: Option<FrameId>,
+        patient: bool,
+    ) -> std::result::Result<(), Refused> {
+        let started = Instant::now();
+        let frame = match self.engine.acquire(self.pool(), self.key(page), patient) {
+            Ok(frame) => frame,
+            Err(no_frame) => {
+                self.word(page).abort_load();
+                return Err(Refused::NoFrame(no_frame));
+            }
+        };
+        let bounce = self.engine.bounce.take();
+        if let Some(slot) = probation
+            && self
+                .engine
+                .probation_copy(slot, self.key(page), bounce.as_ptr())
+        {
+            count(&self.engine.counters.probation_hits, 1);
+            return self.finish(page, frame, bounce.as_ptr(), access, pin, started);
+        }
+        let window = match access {
+            Access::Read => self.readahead.on_miss(page, self.geometry.pages()),
+            Access::Write => Window::ONE,
+        };
+        count(&self.engine.counters.misses, 1);
+        if window.now > 1 {
+            return self.load_run(page, window, frame, &bounce, pin, started);
+        }
+        let landing = self.memory.landing(frame).unwrap_or(bounce.as_ptr());
+        match self.read(page..page + 1, landing) {
+            Ok(()) => self.finish(page, frame, landing, access, pin, started),
+            Err(refused) => {
+                self.give_up(page, frame);
+                Err(refused)
+            }
+        }
+    }
+
+    /// Reads a run of pages to `target` and fills up the last page with zeros.
+    fn read(&self, pages: Range<u64>, target: *mut u8) -> std::result::Result<(), Refused> {
+        let wanted = self.geometry.bytes_in(pages.clone());
+        let whole = (pages.end - pages.start) as usize * self.geometry.page_bytes;
+        // Direct I/O wants whole blocks; what lies beyond the device's end is not transferred.
+        let asked = wanted
+            .next_multiple_of(self.device.alignment_bytes())
+            .min(whole);
+        let offset_bytes = self.geometry.offset_of(pages.start);
+        // SAFETY: `target` is a bounce buffer or a frame of at least `whole` bytes that this thread owns.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(target, whole) };
+        let got = self
+            .device
+            .read_at(offset_bytes, &mut buffer[..asked])
+            .map_err(Refused::Device)?;
+        check_length(offset_bytes, wanted, got)?;
+        buffer[wanted..].fill(0);
+        Ok(())
+    }
+
+    /// Installs a loaded page and ends Loading.
+    fn finish(
+        &self,
+        page: u64,
+        frame: FrameId,
+        data: *const u8,
+        access: Access,
+        pin: Option<PinKind>,
+        started: Instant,
+    ) -> std::result::Result<(), Refused> {
+        let dirty = access == Access::Write;
+        let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        // SAFETY: `data` holds the page, which this thread is loading.
+        let installed = unsafe {
+            self.memory
+                .install(page, &[frame], data, self.writable && !dirty)
+        };
+        drop(gate);
+        if let Err(error) = installed {
+            self.give_up(page, frame);
+            return Err(Refused::Kernel(error));
+        }
+        if dirty {
+            self.dirty.mark(page);
+        }
+        self.pool().inserted(frame, self.key(page));
+        self.word(page).finish_load(frame, dirty, pin);
+        self.engine
+            .counters
+            .fault_service_ns
+            .record(started.elapsed().as_nanos() as u64);
+        Ok(())
+    }
+
+    /// A load failed after its frame was taken.
+    pub fn give_up(&self, page: u64, frame: FrameId) {
+        count(&self.engine.counters.load_errors, 1);
+        self.pool().give(&[frame]);
+        self.word(page).abort_load();
+    }
+
+    /// Loads `page` and the absent pages after it, as far as the window says, with one transfer.
+    fn load_run(
+        &self,
+        page: u64,
+        window: Window,
+        frame: FrameId,
+        bounce: &Bounce<'_>,
+        pin: Option<PinKind>,
+        started: Instant,
+    ) -> std::result::Result<(), Refused> {
+        let mut frames = [frame; MAX_RUN_PAGES];
+        let region = self.geometry.pages_of_region(self.geometry.region_of(page));
+        let most = (self.engine.bounce.buffer_bytes() / self.geometry.page_bytes)
+            .min(window.now as usize)
+            .min((region.end - page) as usize)
+            .min(MAX_RUN_PAGES);
+        let mut run = 1;
+        while run < most {
+            match self.begin_extra(page + run as u64) {
+                Some(extra) => frames[run] = extra,
+                None => break,
+            }
+            run += 1;
+        }
+        let pages = page..page + run as u64;
+        let mut result = self.read(pages.clone(), bounce.as_ptr());
+        if result.is_ok() {
+            let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+            // SAFETY: the buffer holds the run, all of which this thread is loading.
+            let installed = unsafe {
+                self.memory
+                    .install(page, &frames[..run], bounce.as_ptr(), self.writable)
+            };
+            drop(gate);
+            result = installed.map_err(Refused::Kernel);
+        }
+        if let Err(refused) = result {
+            count(&self.engine.counters.prefetched, run as u64 - 1);
+            for (page, &frame) in pages.zip(&frames[..run]) {
+                self.give_up(page, frame);
+            }
+            return Err(refused);
+        }
+        for (extra, &frame) in pages.clone().zip(&frames[..run]) {
+            self.pool().inserted(frame, self.key(extra));
+            let pin = pin.filter(|_| extra == page);
+            self.word(extra).finish_load(frame, false, pin);
+        }
+        count(&self.engine.counters.prefetched, run as u64 - 1);
+        self.engine
+            .counters
+            .fault_service_ns
+            .record(started.elapsed().as_nanos() as u64);
+        if window.later > 0 {
+            self.engine
+                .request_prefetch(self.id, pages.end, u64::from(window.later));
+        }
+        Ok(())
+    }
+
+    /// Moves a further page to Loading with a frame, if it is absent and a frame is free at once.
+    pub fn begin_extra(&self, page: u64) -> Option<FrameId> {
+        let word = self.word(page);
+        let seen = word.load();
+        if seen.state() != State::Absent {
+            return None;
+        }
+        let frame = self.pool().take(self.key(page))?;
+        if word.begin_load(seen).is_err() {
+            self.pool().give(&[frame]);
+            return None;
+        }
+        Some(frame)
+    }
+
+    /// Whether a page is usable for loads without a fault.
+    pub fn is_resident(&self, page: u64) -> bool {
+        self.word(page).load().is_resident()
+    }
+
+    /// Pages in [`State::Dirty`] or on their way to the device.
+    pub fn dirty_pages(&self) -> u64 {
+        let mut dirty = 0;
+        self.dirty.walk(0..self.geometry.pages(), |page| {
+            let state = self.word(page).load().state();
+            dirty += u64::from(!matches!(state, State::Clean | State::Absent));
+            true
+        });
+        dirty
+    }
+
+    /// Unpins a page.
+    pub fn unpin(&self, page: u64) {
+        self.word(page).unpin();
+    }
+
+    /// What a page word says now.
+    pub fn seen(&self, page: u64) -> Seen {
+        self.word(page).load()
+    }
+}
+
+/// Longest run of pages installed by one fault.
+pub(crate) const MAX_RUN_PAGES: usize = 64;
+
+/// A read inside the device must bring every byte, or the device has been truncated.
+pub(crate) fn check_length(
+    offset_bytes: u64,
+    wanted: usize,
+    got: usize,
+) -> std::result::Result<(), Refused> {
+    if got >= wanted {
+        return Ok(());
+    }
+    Err(Refused::Device(DeviceError::ShortRead {
+        offset_bytes,
+        len_bytes: wanted,
+        got_bytes: got,
+    }))
+}

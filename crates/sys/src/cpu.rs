@@ -1,0 +1,35 @@
+//! Which CPU this is and how many there are.
+
+/// CPUs this process may run on.
+pub fn count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The CPU the calling thread runs on: a hint, stale as soon as it is read.
+#[inline]
+pub fn current() -> usize {
+    // SAFETY: no arguments; served by the vDSO, async-signal-safe.
+    let cpu = unsafe { libc::sched_getcpu() };
+    usize::try_from(cpu).unwrap_or(0)
+}
+
+/// Bytes of physical memory, or of the memory cgroup's limit where that is lower.
+pub fn memory_bytes() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    let physical = u64::try_from(pages).unwrap_or(0) * 4096;
+    let limit = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ]
+    .iter()
+    .filter_map(|path| {
+        std::fs::read_to_string(path)
+            .ok()?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    })
+    .min();
+    limit.map_or(physical, |limit| limit.min(physical))
+}

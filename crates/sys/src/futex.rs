@@ -1,0 +1,170 @@
+//! Waiting on a word, and a mutex a fault handler may take.
+//!
+//! [`Mutex`] is three states on a futex: it never allocates, never poisons, and uses no thread-local
+//! storage, so it may be taken inside a signal handler as long as nobody touches mapped memory while
+//! holding it. (`parking_lot` allocates when it parks; `std` consults the panic count.)
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Sleeps while `*word == expected`; returns on a wake-up, a changed value, a signal or the time-out.
+pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    let limit = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs() as libc::time_t,
+        tv_nsec: t.subsec_nanos() as libc::c_long,
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `word` outlives the call and `limit` is null or points to a timespec on this stack.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            expected,
+            limit,
+        );
+    }
+}
+
+/// Wakes up to `count` threads waiting on `word`.
+pub fn wake(word: &AtomicU32, count: u32) {
+    // SAFETY: the kernel only uses the address.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            count.min(i32::MAX as u32),
+        );
+    }
+}
+
+const UNLOCKED: u32 = 0;
+const LOCKED: u32 = 1;
+const CONTENDED: u32 = 2;
+
+/// A mutex that is safe to take in a fault handler. See the module documentation.
+#[derive(Default)]
+pub struct Mutex<T: ?Sized> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the mutex hands out one reference at a time.
+unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
+// SAFETY: as above; `T: Send` because the value moves between the threads that lock it.
+unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
+
+impl<T> Mutex<T> {
+    /// An unlocked mutex.
+    pub const fn new(value: T) -> Mutex<T> {
+        Mutex {
+            state: AtomicU32::new(UNLOCKED),
+            value: UnsafeCell::new(value),
+        }
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    /// Takes the lock, sleeping if need be.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        // Acquire pairs with the release in `drop`.
+        if self
+            .state
+            .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            self.lock_contended();
+        }
+        MutexGuard { mutex: self }
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        // Acquire pairs with the release in `drop`.
+        self.state
+            .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+            .then_some(MutexGuard { mutex: self })
+    }
+
+    #[cold]
+    fn lock_contended(&self) {
+        for _ in 0..100 {
+            // Acquire pairs with the release in `drop`.
+            if self.state.load(Ordering::Relaxed) == UNLOCKED
+                && self
+                    .state
+                    .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        // Acquire pairs with the release in `drop`; CONTENDED makes the holder wake us.
+        while self.state.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            wait(&self.state, CONTENDED, None);
+        }
+    }
+}
+
+/// The lock, held.
+pub struct MutexGuard<'a, T: ?Sized> {
+    mutex: &'a Mutex<T>,
+}
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the guard exists only while this thread holds the lock.
+        unsafe { &*self.mutex.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the guard is borrowed uniquely.
+        unsafe { &mut *self.mutex.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        // Release pairs with the acquires in `lock`.
+        if self.mutex.state.swap(UNLOCKED, Ordering::Release) == CONTENDED {
+            wake(&self.mutex.state, 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mutex_counts_from_many_threads() {
+        let counter = Mutex::new(0u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        *counter.lock() += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*counter.lock(), 40_000);
+    }
+
+    #[test]
+    fn try_lock_fails_while_held() {
+        let mutex = Mutex::new(());
+        let held = mutex.lock();
+        assert!(mutex.try_lock().is_none());
+        drop(held);
+        assert!(mutex.try_lock().is_some());
+    }
+}

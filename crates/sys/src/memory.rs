@@ -1,0 +1,368 @@
+//! Mapping, advice and residency.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
+
+use crate::check;
+
+/// Size of the hardware's small page.
+pub const SMALL_PAGE_BYTES: usize = 4096;
+/// Reach of one last-level page table, and size of the usual huge page.
+pub const REGION_BYTES: usize = 2 << 20;
+
+/// What a mapping allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    /// Nothing: a reservation.
+    None,
+    /// Loads.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+impl Protection {
+    fn bits(self) -> i32 {
+        match self {
+            Protection::None => libc::PROT_NONE,
+            Protection::Read => libc::PROT_READ,
+            Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+fn map_raw(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    flags: i32,
+    file: Option<(BorrowedFd<'_>, u64)>,
+) -> io::Result<*mut u8> {
+    let (fd, offset) = file.map_or((-1, 0), |(fd, offset)| (fd.as_raw_fd(), offset));
+    // SAFETY: the callers pass MAP_FIXED only over ranges they own (their own safety contracts).
+    let result = unsafe {
+        libc::mmap(
+            address.cast(),
+            len_bytes,
+            protection.bits(),
+            flags,
+            fd,
+            offset as libc::off_t,
+        )
+    };
+    if result == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result.cast())
+    }
+}
+
+/// Reserves address space anywhere: no access, no memory, no commit charge.
+pub fn reserve(len_bytes: usize) -> io::Result<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    map_raw(
+        std::ptr::null_mut(),
+        len_bytes,
+        Protection::None,
+        flags,
+        None,
+    )
+}
+
+/// Fresh zeroed memory anywhere, not charged before it is touched.
+pub fn map_anonymous(len_bytes: usize) -> io::Result<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    map_raw(
+        std::ptr::null_mut(),
+        len_bytes,
+        Protection::ReadWrite,
+        flags,
+        None,
+    )
+}
+
+/// Replaces whatever is mapped at `address` by fresh zeroed memory, or by a reservation.
+///
+/// # Safety
+/// The caller owns the range and nobody holds references into it.
+pub unsafe fn map_anonymous_at(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    map_raw(address, len_bytes, protection, flags, None).map(drop)
+}
+
+/// Maps part of a file, shared, over whatever is at `address`.
+///
+/// # Safety
+/// As for [`map_anonymous_at`].
+pub unsafe fn map_file_at(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    map_raw(
+        address,
+        len_bytes,
+        protection,
+        flags,
+        Some((file, offset_bytes)),
+    )
+    .map(drop)
+}
+
+/// Maps part of a file, shared, anywhere.
+pub fn map_file(
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<*mut u8> {
+    map_raw(
+        std::ptr::null_mut(),
+        len_bytes,
+        protection,
+        libc::MAP_SHARED,
+        Some((file, offset_bytes)),
+    )
+}
+
+/// Removes a mapping.
+///
+/// # Safety
+/// The caller owns the range and nobody uses it any more.
+pub unsafe fn unmap(address: *mut u8, len_bytes: usize) -> io::Result<()> {
+    // SAFETY: forwarded to the caller.
+    check(unsafe { libc::munmap(address.cast(), len_bytes) }.into()).map(drop)
+}
+
+/// Advice for a range, as `madvise(2)` knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are madvise's own")]
+#[repr(i32)]
+pub enum Advice {
+    Normal = libc::MADV_NORMAL,
+    Random = libc::MADV_RANDOM,
+    Sequential = libc::MADV_SEQUENTIAL,
+    WillNeed = libc::MADV_WILLNEED,
+    DontNeed = libc::MADV_DONTNEED,
+    DontFork = libc::MADV_DONTFORK,
+    DontDump = libc::MADV_DONTDUMP,
+    HugePage = libc::MADV_HUGEPAGE,
+    NoHugePage = libc::MADV_NOHUGEPAGE,
+    WipeOnFork = libc::MADV_WIPEONFORK,
+    Cold = libc::MADV_COLD,
+    PopulateRead = libc::MADV_POPULATE_READ,
+    PopulateWrite = libc::MADV_POPULATE_WRITE,
+}
+
+/// Advises the kernel about a range.
+///
+/// # Safety
+/// With `DontNeed` the contents of anonymous memory are lost: the caller owns the range.
+pub unsafe fn advise(address: *mut u8, len_bytes: usize, advice: Advice) -> io::Result<()> {
+    // SAFETY: forwarded to the caller.
+    check(unsafe { libc::madvise(address.cast(), len_bytes, advice as i32) }.into()).map(drop)
+}
+
+/// A range for [`advise_many`]; layout of `struct iovec`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Range {
+    /// First byte.
+    pub address: *mut u8,
+    /// Length.
+    pub len_bytes: usize,
+}
+
+const _: () = assert!(size_of::<Range>() == size_of::<libc::iovec>());
+
+// SAFETY: a plain pair of numbers; what is behind the address is the user's business.
+unsafe impl Send for Range {}
+
+/// `PIDFD_SELF_THREAD_GROUP`, from Linux 6.14.
+const PIDFD_SELF: i32 = -10002;
+
+/// A descriptor that names this process for `process_madvise`. After a fork the parent's is useless to
+/// the child, so a new one is opened when the process identifier has changed.
+fn self_pidfd() -> i32 {
+    static FD: OnceLock<(i32, i32)> = OnceLock::new();
+    // SAFETY: getpid has no preconditions.
+    let pid = unsafe { libc::getpid() };
+    let &(owner, fd) = FD.get_or_init(|| {
+        // SAFETY: pidfd_open takes two integers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+        (pid, fd)
+    });
+    if owner == pid && fd >= 0 {
+        fd
+    } else {
+        PIDFD_SELF
+    }
+}
+
+/// Opens the descriptor [`advise_many`] needs, so that the fault path does not have to.
+pub fn prepare_advise_many() {
+    self_pidfd();
+}
+
+/// Advises about many ranges in one call, with one TLB shootdown at the end.
+/// Returns the bytes advised, which may be less than asked for.
+///
+/// # Safety
+/// As for [`advise`], for every range.
+pub unsafe fn advise_many(ranges: &[Range], advice: Advice) -> io::Result<usize> {
+    // SAFETY: `Range` has the layout of an iovec; the effect is the caller's responsibility.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            self_pidfd(),
+            ranges.as_ptr(),
+            ranges.len(),
+            advice as i32,
+            0,
+        )
+    })
+}
+
+/// Whether each small page of a range is resident (for a file mapping: in the page cache).
+///
+/// `resident` holds one byte a page afterwards, of which only bit 0 counts.
+pub fn residency(address: *const u8, len_bytes: usize, resident: &mut [u8]) -> io::Result<()> {
+    assert!(
+        resident.len() >= len_bytes.div_ceil(SMALL_PAGE_BYTES),
+        "one byte a page"
+    );
+    // SAFETY: the vector is long enough, and mincore only inspects the range.
+    let result =
+        unsafe { libc::mincore(address.cast_mut().cast(), len_bytes, resident.as_mut_ptr()) };
+    check(result.into()).map(drop)
+}
+
+/// What the page cache holds of a file range, from `cachestat(2)` (Linux 6.5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CacheStat {
+    /// Pages in the page cache.
+    pub cached: u64,
+    /// Of those, dirty.
+    pub dirty: u64,
+    /// Of those, under write-back.
+    pub writeback: u64,
+    /// Pages evicted at some time.
+    pub evicted: u64,
+    /// Pages evicted recently.
+    pub recently_evicted: u64,
+}
+
+const _: () = assert!(size_of::<CacheStat>() == size_of::<linux_raw_sys::general::cachestat>());
+
+/// Asks what the page cache holds of `offset_bytes..+len_bytes` (a length of 0 means to the end).
+pub fn cachestat(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<CacheStat> {
+    let range = linux_raw_sys::general::cachestat_range {
+        off: offset_bytes,
+        len: len_bytes,
+    };
+    let mut stat = CacheStat::default();
+    // SAFETY: both structures live on this stack and have the kernel's layout.
+    check(unsafe {
+        libc::syscall(
+            i64::from(linux_raw_sys::general::__NR_cachestat),
+            file.as_raw_fd(),
+            std::ptr::from_ref(&range),
+            std::ptr::from_mut(&mut stat),
+            0,
+        )
+    })?;
+    Ok(stat)
+}
+
+/// Asks the page cache to drop clean pages of a file range.
+pub fn drop_cached(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    // SAFETY: integers only.
+    let error = unsafe {
+        libc::posix_fadvise(
+            file.as_raw_fd(),
+            offset_bytes as libc::off_t,
+            len_bytes as libc::off_t,
+            libc::POSIX_FADV_DONTNEED,
+        )
+    };
+    if error == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(error))
+    }
+}
+
+/// Copies bytes that another thread, process or device may be changing: they may come out torn, but the
+/// compiler assumes nothing about them.
+///
+/// # Safety
+/// `source` is readable and `target` writable for `len_bytes`; they do not overlap.
+#[inline]
+pub unsafe fn copy_racy(source: *const u8, target: *mut u8, len_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller guarantees both ranges; the string move is opaque to the compiler.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len_bytes => _,
+            inout("rsi") source => _,
+            inout("rdi") target => _,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for index in 0..len_bytes {
+        // SAFETY: inside the ranges the caller guarantees.
+        unsafe {
+            target
+                .add(index)
+                .write_volatile(source.add(index).read_volatile())
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectored_dontneed_drops_every_range_or_is_refused() {
+        let len = 64 * SMALL_PAGE_BYTES;
+        let base = map_anonymous(len).unwrap();
+        for page in 0..64 {
+            // SAFETY: inside the fresh mapping.
+            unsafe { base.add(page * SMALL_PAGE_BYTES).write(7) };
+        }
+        let ranges: Vec<Range> = (0..64)
+            .step_by(2)
+            .map(|page| Range {
+                // SAFETY: inside the mapping.
+                address: unsafe { base.add(page * SMALL_PAGE_BYTES) },
+                len_bytes: SMALL_PAGE_BYTES,
+            })
+            .collect();
+        // SAFETY: the mapping is this test's own.
+        match unsafe { advise_many(&ranges, Advice::DontNeed) } {
+            Ok(bytes) => {
+                assert_eq!(bytes, 32 * SMALL_PAGE_BYTES);
+                for page in 0..64 {
+                    // SAFETY: inside the mapping.
+                    let byte = unsafe { base.add(page * SMALL_PAGE_BYTES).read() };
+                    assert_eq!(byte, if page % 2 == 0 { 0 } else { 7 });
+                }
+            }
+            Err(error) => eprintln!("skipped: vectored DONTNEED is refused here: {error}"),
+        }
+        // SAFETY: nobody uses it any more.
+        unsafe { unmap(base, len).unwrap() };
+    }
+}

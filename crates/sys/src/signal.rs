@@ -1,0 +1,200 @@
+//! Signal handlers, alternate stacks and what the hardware says about a fault.
+
+use std::io;
+
+/// What a fault signal says.
+#[derive(Debug, Clone, Copy)]
+pub struct FaultContext {
+    /// SIGBUS or SIGSEGV.
+    pub signal: i32,
+    /// The address of the access.
+    pub address: usize,
+    /// Whether the access was a store. `None` where the architecture does not tell.
+    pub write: Option<bool>,
+}
+
+/// The C form of a three-argument handler.
+pub type RawHandler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// Reads address and kind of access out of a handler's arguments.
+///
+/// # Safety
+/// The arguments are those the kernel passed to a SA_SIGINFO handler of SIGBUS or SIGSEGV.
+pub unsafe fn fault_context(
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) -> FaultContext {
+    // SAFETY: for these two signals the kernel fills in si_addr.
+    let address = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: the third argument of a SA_SIGINFO handler is a ucontext_t.
+    let write = unsafe { store_bit(context.cast()) };
+    FaultContext {
+        signal,
+        address,
+        write,
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn store_bit(context: *const libc::ucontext_t) -> Option<bool> {
+    // SAFETY: forwarded to the caller; gregs is part of every x86-64 ucontext.
+    let code = unsafe { (*context).uc_mcontext.gregs[libc::REG_ERR as usize] };
+    // Bit 1 of the page-fault error code: the access was a write (Intel SDM vol. 3, 4.7).
+    Some(code & 2 != 0)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn store_bit(_context: *const libc::ucontext_t) -> Option<bool> {
+    None
+}
+
+/// Installs a fault handler with the given asynchronous signals blocked while it runs, on the alternate
+/// stack, re-entrant for nested faults; returns what was installed before.
+pub fn install(signal: i32, handler: RawHandler) -> io::Result<libc::sigaction> {
+    // SAFETY: an all-zero sigaction is valid.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+    // SAFETY: the set lives in `action`.
+    unsafe { libc::sigfillset(&raw mut action.sa_mask) };
+    // Synchronous signals stay deliverable: blocked ones would kill the process outright.
+    for synchronous in [
+        libc::SIGBUS,
+        libc::SIGSEGV,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+    ] {
+        // SAFETY: as above.
+        unsafe { libc::sigdelset(&raw mut action.sa_mask, synchronous) };
+    }
+    // SAFETY: an all-zero sigaction is valid.
+    let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: both structures live on this stack.
+    let result = unsafe { libc::sigaction(signal, &raw const action, &raw mut previous) };
+    crate::check(result.into())?;
+    Ok(previous)
+}
+
+/// What is installed for `signal`.
+pub fn installed(signal: i32) -> io::Result<libc::sigaction> {
+    // SAFETY: an all-zero sigaction is valid.
+    let mut current: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: a null action only queries.
+    let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut current) };
+    crate::check(result.into())?;
+    Ok(current)
+}
+
+/// Hands a fault to a handler that was installed before ours, as the kernel would have: a handler is
+/// called, the default action is restored so that the access, taken again, has it, and SIG_IGN, which
+/// the kernel does not honour for synchronous faults, counts as the default.
+///
+/// # Safety
+/// Called inside a fault handler with its arguments; `previous` came from [`install`].
+pub unsafe fn chain(
+    previous: &libc::sigaction,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    match previous.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: an all-zero sigaction is SIG_DFL without flags.
+            let default: libc::sigaction = unsafe { std::mem::zeroed() };
+            // SAFETY: returning from the handler repeats the access under the default action.
+            unsafe { libc::sigaction(signal, &raw const default, std::ptr::null_mut()) };
+            // A signal that was sent (kill, raise) is not repeated by returning: send it again.
+            // SAFETY: si_code is always valid.
+            if unsafe { (*info).si_code } <= 0 {
+                // SAFETY: raise has no preconditions.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: with SA_SIGINFO the field holds a three-argument handler.
+            let handler: RawHandler = unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: without SA_SIGINFO the field holds a one-argument handler.
+            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// The calling thread's alternate signal stack: base and size, or `None` when it has none.
+pub fn alternate_stack() -> Option<(*mut u8, usize)> {
+    // SAFETY: an all-zero stack_t is valid, and a null first argument only queries.
+    let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let result = unsafe { libc::sigaltstack(std::ptr::null(), &raw mut stack) };
+    (result == 0 && stack.ss_flags & libc::SS_DISABLE == 0)
+        .then_some((stack.ss_sp.cast(), stack.ss_size))
+}
+
+/// Makes `memory` the calling thread's alternate signal stack.
+///
+/// # Safety
+/// The memory stays valid until another stack is set or the thread has ended, and the thread is not
+/// running on its present alternate stack.
+pub unsafe fn set_alternate_stack(memory: *mut u8, len_bytes: usize) -> io::Result<()> {
+    let stack = libc::stack_t {
+        ss_sp: memory.cast(),
+        ss_flags: 0,
+        ss_size: len_bytes,
+    };
+    // SAFETY: forwarded to the caller.
+    crate::check(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }.into())
+        .map(drop)
+}
+
+/// Removes the calling thread's alternate stack.
+pub fn disable_alternate_stack() {
+    let stack = libc::stack_t {
+        ss_sp: std::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
+    // SAFETY: disabling has no preconditions; it fails harmlessly while running on it.
+    unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) };
+}
+
+/// Whether the calling thread blocks `signal`.
+pub fn is_blocked(signal: i32) -> bool {
+    // SAFETY: an all-zero set is valid; a null new set only queries.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set) };
+    // SAFETY: the set was filled in.
+    unsafe { libc::sigismember(&raw const set, signal) == 1 }
+}
+
+/// Blocks every signal that can be blocked in the calling thread: for background threads that must not
+/// run the application's handlers.
+pub fn block_asynchronous() {
+    // SAFETY: an all-zero set is valid.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set lives on this stack.
+    unsafe { libc::sigfillset(&raw mut set) };
+    for synchronous in [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL] {
+        // SAFETY: as above.
+        unsafe { libc::sigdelset(&raw mut set, synchronous) };
+    }
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()) };
+}
+
+/// Unblocks SIGBUS and SIGSEGV in the calling thread.
+pub fn unblock_faults() {
+    // SAFETY: an all-zero set is valid.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    for fault in [libc::SIGBUS, libc::SIGSEGV] {
+        // SAFETY: the set lives on this stack.
+        unsafe { libc::sigaddset(&raw mut set, fault) };
+    }
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
+}

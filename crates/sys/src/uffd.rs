@@ -1,0 +1,294 @@
+//! userfaultfd: page faults of a range, served in user space.
+//!
+//! In *SIGBUS mode* the kernel does not queue a fault but raises SIGBUS in the faulting thread, which
+//! serves itself; that needs no privilege and no hand-over. In *thread mode* faults (those of system
+//! calls too, where the process is privileged) are read from the descriptor by another thread.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use linux_raw_sys::general as raw;
+use linux_raw_sys::ioctl;
+
+/// How faults are delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// SIGBUS in the faulting thread. Faults taken by the kernel (system calls) fail with EFAULT.
+    Sigbus,
+    /// A message on the descriptor. `kernel_faults` asks for those of system calls too (privileged).
+    Message {
+        /// Serve faults taken inside system calls as well.
+        kernel_faults: bool,
+    },
+}
+
+/// A userfaultfd.
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+    features: u64,
+}
+
+/// How installing a page ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Installed {
+    /// The page is there now.
+    Yes,
+    /// Somebody else had installed it.
+    AlreadyThere,
+}
+
+/// A fault message of thread mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultMessage {
+    /// The faulting address, rounded down to its page.
+    pub address: usize,
+    /// A store.
+    pub write: bool,
+    /// A store to a write-protected page.
+    pub write_protected: bool,
+}
+
+/// `_UFFDIO_*` numbers of the operations a range offers, from `linux/userfaultfd.h`.
+const OPERATION_COPY: u64 = 1 << 3;
+const OPERATION_WRITE_PROTECT: u64 = 1 << 6;
+const WRITE_PROTECT_ON: u64 = 1;
+
+/// `struct uffdio_poison`.
+#[repr(C)]
+struct Poison {
+    range: raw::uffdio_range,
+    mode: u64,
+    updated: i64,
+}
+
+const _: () = assert!(size_of::<Poison>() == 32);
+/// `_IOWR(UFFDIO, 0x08, struct uffdio_poison)`.
+const UFFDIO_POISON: u32 = (3 << 30) | (32 << 16) | (0xAA << 8) | 0x08;
+
+impl Uffd {
+    /// Opens a userfaultfd. `EPERM` means the system forbids even the unprivileged form.
+    pub fn open(delivery: Delivery) -> io::Result<Uffd> {
+        let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        if delivery
+            != (Delivery::Message {
+                kernel_faults: true,
+            })
+        {
+            flags |= raw::UFFD_USER_MODE_ONLY as i32;
+        }
+        // SAFETY: one integer argument.
+        let fd = crate::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
+        // SAFETY: the descriptor is fresh and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let wanted = match delivery {
+            Delivery::Sigbus => u64::from(raw::UFFD_FEATURE_SIGBUS),
+            Delivery::Message { .. } => 0,
+        } | u64::from(raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+        let mut api = raw::uffdio_api {
+            api: u64::from(raw::UFFD_API),
+            features: wanted,
+            ioctls: 0,
+        };
+        let mut uffd = Uffd { fd, features: 0 };
+        uffd.ioctl(ioctl::UFFDIO_API, &mut api)?;
+        uffd.features = api.features;
+        Ok(uffd)
+    }
+
+    /// The kernel's feature bits (`UFFD_FEATURE_*`).
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn ioctl<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
+        // SAFETY: each request is passed the structure the kernel's header pairs with it.
+        let result = unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::Ioctl::from(request),
+                std::ptr::from_mut(argument),
+            )
+        };
+        crate::check(result.into()).map(drop)
+    }
+
+    /// Takes over the faults of a range: of missing pages, and of stores to write-protected ones.
+    pub fn register(
+        &self,
+        address: *mut u8,
+        len_bytes: usize,
+        write_protect: bool,
+    ) -> io::Result<()> {
+        let mut mode = u64::from(raw::UFFDIO_REGISTER_MODE_MISSING);
+        let mut needed = OPERATION_COPY;
+        if write_protect {
+            mode |= u64::from(raw::UFFDIO_REGISTER_MODE_WP);
+            needed |= OPERATION_WRITE_PROTECT;
+        }
+        let mut argument = raw::uffdio_register {
+            range: raw::uffdio_range {
+                start: address as u64,
+                len: len_bytes as u64,
+            },
+            mode,
+            ioctls: 0,
+        };
+        self.ioctl(ioctl::UFFDIO_REGISTER, &mut argument)?;
+        if argument.ioctls & needed != needed {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        Ok(())
+    }
+
+    /// Gives the faults of a range back to the kernel.
+    pub fn unregister(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
+        let mut range = raw::uffdio_range {
+            start: address as u64,
+            len: len_bytes as u64,
+        };
+        self.ioctl(ioctl::UFFDIO_UNREGISTER, &mut range)
+    }
+
+    /// Installs a copy of `source` at `target`, atomically a small page at a time; retries what the
+    /// kernel interrupts. With `protect` a store to it faults again.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`; `target` lies in a range registered with this descriptor
+    /// that the caller is loading, so that appearing bytes surprise nobody.
+    pub unsafe fn copy(
+        &self,
+        target: *mut u8,
+        source: *const u8,
+        len_bytes: usize,
+        protect: bool,
+    ) -> io::Result<Installed> {
+        let mode = if protect {
+            u64::from(raw::UFFDIO_COPY_MODE_WP)
+        } else {
+            0
+        };
+        let mut done = 0usize;
+        let mut outcome = Installed::Yes;
+        while done < len_bytes {
+            let mut argument = raw::uffdio_copy {
+                dst: target as u64 + done as u64,
+                src: source as u64 + done as u64,
+                len: (len_bytes - done) as u64,
+                mode,
+                copy: 0,
+            };
+            match self.ioctl(ioctl::UFFDIO_COPY, &mut argument) {
+                Ok(()) => return Ok(outcome),
+                // A partial copy reports EAGAIN and the bytes done; zero bytes means the address space
+                // was changing (fork, mremap): both are tried again.
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => done += usize::try_from(argument.copy).unwrap_or(0),
+                    Some(libc::EEXIST) => {
+                        let step = usize::try_from(argument.copy).unwrap_or(0);
+                        done += if step == 0 {
+                            crate::memory::SMALL_PAGE_BYTES
+                        } else {
+                            step
+                        };
+                        outcome = Installed::AlreadyThere;
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Write-protects a range, or lifts the protection (and wakes threads waiting for that).
+    pub fn write_protect(
+        &self,
+        address: *mut u8,
+        len_bytes: usize,
+        protect: bool,
+    ) -> io::Result<()> {
+        loop {
+            let mut argument = raw::uffdio_writeprotect {
+                range: raw::uffdio_range {
+                    start: address as u64,
+                    len: len_bytes as u64,
+                },
+                mode: if protect { WRITE_PROTECT_ON } else { 0 },
+            };
+            match self.ioctl(ioctl::UFFDIO_WRITEPROTECT, &mut argument) {
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Wakes threads (thread mode) waiting for a fault in the range, which then fault again.
+    pub fn wake(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
+        let mut range = raw::uffdio_range {
+            start: address as u64,
+            len: len_bytes as u64,
+        };
+        self.ioctl(ioctl::UFFDIO_WAKE, &mut range)
+    }
+
+    /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are discarded.
+    pub fn poison(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
+        let mut argument = Poison {
+            range: raw::uffdio_range {
+                start: address as u64,
+                len: len_bytes as u64,
+            },
+            mode: 0,
+            updated: 0,
+        };
+        self.ioctl(UFFDIO_POISON, &mut argument)
+    }
+
+    /// Whether [`Uffd::poison`] works.
+    pub fn can_poison(&self) -> bool {
+        self.features & u64::from(raw::UFFD_FEATURE_POISON) != 0
+    }
+
+    /// Waits up to `timeout_ms` for the next fault message; `None` when none came.
+    pub fn next_fault(&self, timeout_ms: i32) -> io::Result<Option<FaultMessage>> {
+        let mut poll = libc::pollfd {
+            fd: self.fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one pollfd on this stack.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, timeout_ms) };
+        if ready <= 0 {
+            return Ok(None);
+        }
+        let mut message = std::mem::MaybeUninit::<raw::uffd_msg>::zeroed();
+        // SAFETY: the buffer has exactly the message's size.
+        let got = unsafe {
+            libc::read(
+                self.fd.as_raw_fd(),
+                message.as_mut_ptr().cast(),
+                size_of::<raw::uffd_msg>(),
+            )
+        };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: zeroed before, and every bit pattern is valid.
+        let message = unsafe { message.assume_init() };
+        if u32::from(message.event) != 0x12 {
+            return Ok(None);
+        }
+        // SAFETY: the event is UFFD_EVENT_PAGEFAULT (0x12), which uses this arm of the union.
+        let fault = unsafe { message.arg.pagefault };
+        let flags = fault.flags;
+        Ok(Some(FaultMessage {
+            address: fault.address as usize,
+            write: flags & u64::from(raw::UFFD_PAGEFAULT_FLAG_WRITE) != 0,
+            write_protected: flags & u64::from(raw::UFFD_PAGEFAULT_FLAG_WP) != 0,
+        }))
+    }
+}

@@ -1,0 +1,285 @@
+//! One reserved range of addresses for every mapping Aquifer makes.
+//!
+//! The range is reserved once, without access, memory or commit charge, and cut into slots. A mapping
+//! takes a run of whole slots and replaces the reservation there with `MAP_FIXED`; releasing it puts the
+//! reservation back. A table with one pointer a slot tells the fault router the owner of an address:
+//! two loads, no lock, async-signal-safe.
+//!
+//! # Invariants
+//! * A slot's owner is set after its range is mapped and cleared before it is released.
+//! * Addresses of a released reservation are reused only by a later reservation, never by foreign code.
+//!
+//! Lock order: the slot bitmap's mutex is a leaf; the fault router never takes it.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use aquifer_sys::futex::Mutex;
+use aquifer_sys::memory::{self, Advice, Protection};
+
+use crate::fork::ProcessMark;
+use crate::router::FaultOwner;
+use crate::{VmError, router};
+
+/// Size of a slot: a mapping takes a whole number of them.
+pub const SLOT_BYTES: usize = 256 << 20;
+const LARGEST_ARENA_BYTES: usize = 16 << 40;
+const SMALLEST_ARENA_BYTES: usize = 4 << 30;
+
+/// The owner of a slot, behind one more pointer because a `dyn` reference has two words.
+type OwnerCell = &'static dyn FaultOwner;
+
+/// The reserved range. There is one a process.
+pub struct Arena {
+    base: *mut u8,
+    slots: usize,
+    owners: Box<[AtomicPtr<OwnerCell>]>,
+    taken: Mutex<Vec<bool>>,
+}
+
+// SAFETY: `base` is an address; what is mapped there is managed by reservations.
+unsafe impl Send for Arena {}
+// SAFETY: the table is atomic and the bitmap is behind its mutex.
+unsafe impl Sync for Arena {}
+
+static ARENA: OnceLock<Arena> = OnceLock::new();
+
+/// Called in a forked child, where the arena is a hole: closes it again, so that nothing foreign is ever
+/// placed at addresses that stale pointers name.
+pub(crate) fn reserve_again_in_child() {
+    if let Some(arena) = ARENA.get() {
+        for owner in &arena.owners {
+            owner.store(std::ptr::null_mut(), Ordering::Relaxed);
+        }
+        let len = arena.slots * SLOT_BYTES;
+        // SAFETY: the range belongs to the arena and is a hole in this process.
+        let _ = unsafe { memory::map_anonymous_at(arena.base, len, Protection::None) };
+    }
+}
+
+impl Arena {
+    /// The process's arena, reserved at the first call.
+    pub fn global() -> Result<&'static Arena, VmError> {
+        if let Some(arena) = ARENA.get() {
+            return Ok(arena);
+        }
+        let arena = Arena::reserve()?;
+        if let Err(second) = ARENA.set(arena) {
+            // SAFETY: another thread was first; nobody has seen this range.
+            let _ = unsafe { memory::unmap(second.base, second.slots * SLOT_BYTES) };
+        }
+        Ok(ARENA.get().expect("set above"))
+    }
+
+    fn reserve() -> Result<Arena, VmError> {
+        let mut len = LARGEST_ARENA_BYTES;
+        let base = loop {
+            // One slot more, to round the base up to a slot boundary.
+            match memory::reserve(len + SLOT_BYTES) {
+                Ok(base) => break base,
+                Err(_) if len > SMALLEST_ARENA_BYTES => len /= 2,
+                Err(source) => {
+                    return Err(VmError::Reserve {
+                        len_bytes: len as u64,
+                        source,
+                    });
+                }
+            }
+        };
+        let aligned = (base as usize).next_multiple_of(SLOT_BYTES);
+        // SAFETY: the reservation is fresh: the cut-off ends belong to nobody.
+        unsafe {
+            let head = aligned - base as usize;
+            if head > 0 {
+                let _ = memory::unmap(base, head);
+            }
+            let _ = memory::unmap((aligned + len) as *mut u8, SLOT_BYTES - head);
+        }
+        let slots = len / SLOT_BYTES;
+        let base = aligned as *mut u8;
+        // SAFETY: our own reservation.
+        let _ = unsafe { memory::advise(base, len, Advice::DontFork) };
+        let _ = ProcessMark::new();
+        Ok(Arena {
+            base,
+            slots,
+            owners: (0..slots)
+                .map(|_| AtomicPtr::new(std::ptr::null_mut()))
+                .collect(),
+            taken: Mutex::new(vec![false; slots]),
+        })
+    }
+
+    /// Takes a run of slots for at least `len_bytes`. Nothing is mapped yet.
+    pub fn allocate(&'static self, len_bytes: usize) -> Result<Reservation, VmError> {
+        let count = len_bytes.max(1).div_ceil(SLOT_BYTES);
+        let mut taken = self.taken.lock();
+        let mut run = 0;
+        for slot in 0..self.slots {
+            run = if taken[slot] { 0 } else { run + 1 };
+            if run == count {
+                let first = slot + 1 - count;
+                taken[first..=slot].fill(true);
+                return Ok(Reservation {
+                    arena: self,
+                    first,
+                    count,
+                    mark: ProcessMark::new(),
+                    owner: std::ptr::null_mut(),
+                });
+            }
+        }
+        Err(VmError::ArenaFull {
+            len_bytes: len_bytes as u64,
+            arena_bytes: (self.slots * SLOT_BYTES) as u64,
+        })
+    }
+
+    /// Who serves faults at `address`. Async-signal-safe.
+    #[inline]
+    pub(crate) fn owner_of(address: usize) -> Option<&'static dyn FaultOwner> {
+        let arena = ARENA.get()?;
+        let slot = address.checked_sub(arena.base as usize)? / SLOT_BYTES;
+        // Acquire pairs with the release in `set_owner`.
+        let owner = arena.owners.get(slot)?.load(Ordering::Acquire);
+        // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), and a fault
+        // is taken by a thread that uses the mapping.
+        unsafe { owner.as_ref() }.copied()
+    }
+}
+
+/// A run of slots, given back when dropped.
+pub struct Reservation {
+    arena: &'static Arena,
+    first: usize,
+    count: usize,
+    mark: ProcessMark,
+    owner: *mut OwnerCell,
+}
+
+// SAFETY: addresses and an owner cell that is only freed in `drop`.
+unsafe impl Send for Reservation {}
+// SAFETY: shared access reads plain fields.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// First address: a multiple of [`SLOT_BYTES`].
+    pub fn address(&self) -> *mut u8 {
+        self.arena.base.wrapping_add(self.first * SLOT_BYTES)
+    }
+
+    /// Bytes reserved.
+    pub fn len_bytes(&self) -> usize {
+        self.count * SLOT_BYTES
+    }
+
+    /// Replaces the first `len_bytes` of the reservation by fresh anonymous memory, kept out of children
+    /// and core dumps.
+    pub fn map_anonymous(&self, len_bytes: usize, protection: Protection) -> Result<(), VmError> {
+        assert!(
+            len_bytes <= self.len_bytes(),
+            "mapping exceeds its reservation"
+        );
+        // SAFETY: the range is this reservation's.
+        unsafe { memory::map_anonymous_at(self.address(), len_bytes, protection) }
+            .and_then(|()| self.keep_private(len_bytes))
+            .map_err(|source| VmError::Map {
+                len_bytes: len_bytes as u64,
+                source,
+            })
+    }
+
+    /// Replaces the first `len_bytes` of the reservation by a shared mapping of a file.
+    pub fn map_file(
+        &self,
+        len_bytes: usize,
+        protection: Protection,
+        file: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<(), VmError> {
+        assert!(
+            len_bytes <= self.len_bytes(),
+            "mapping exceeds its reservation"
+        );
+        // SAFETY: the range is this reservation's.
+        unsafe { memory::map_file_at(self.address(), len_bytes, protection, file, 0) }
+            .and_then(|()| self.keep_private(len_bytes))
+            .map_err(|source| VmError::Map {
+                len_bytes: len_bytes as u64,
+                source,
+            })
+    }
+
+    fn keep_private(&self, len_bytes: usize) -> io::Result<()> {
+        // SAFETY: the range is this reservation's; both kinds of advice keep its contents.
+        unsafe {
+            memory::advise(self.address(), len_bytes, Advice::DontFork)?;
+            memory::advise(self.address(), len_bytes, Advice::DontDump)
+        }
+    }
+
+    /// Makes `owner` serve the faults of this reservation, and installs the fault router.
+    ///
+    /// # Safety
+    /// `owner` stays valid until this reservation is dropped.
+    pub unsafe fn set_owner(&mut self, owner: *const dyn FaultOwner) -> Result<(), VmError> {
+        router::install()?;
+        // SAFETY: the caller keeps the owner alive as long as the cell is reachable.
+        let owner: OwnerCell = unsafe { &*owner };
+        assert!(self.owner.is_null(), "a reservation has one owner");
+        self.owner = Box::into_raw(Box::new(owner));
+        for slot in &self.arena.owners[self.first..self.first + self.count] {
+            // Release pairs with the acquire in `owner_of`.
+            slot.store(self.owner, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.mark.is_current() {
+            return;
+        }
+        for slot in &self.arena.owners[self.first..self.first + self.count] {
+            slot.store(std::ptr::null_mut(), Ordering::Release);
+        }
+        if !self.owner.is_null() {
+            // SAFETY: unreachable from the table now, made by `Box::into_raw`.
+            drop(unsafe { Box::from_raw(self.owner) });
+        }
+        // SAFETY: the reservation owns the range, and nobody uses it any more.
+        let restored =
+            unsafe { memory::map_anonymous_at(self.address(), self.len_bytes(), Protection::None) };
+        if restored.is_ok() {
+            // SAFETY: as above.
+            let _ = unsafe { memory::advise(self.address(), self.len_bytes(), Advice::DontFork) };
+            self.arena.taken.lock()[self.first..self.first + self.count].fill(false);
+        }
+        // Otherwise the slots stay taken: addresses are never handed out with something mapped there.
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservations_do_not_overlap_and_are_reused() {
+        let arena = Arena::global().unwrap();
+        let first = arena.allocate(SLOT_BYTES + 1).unwrap();
+        let second = arena.allocate(1).unwrap();
+        assert_eq!(first.len_bytes(), 2 * SLOT_BYTES);
+        let end = first.address() as usize + first.len_bytes();
+        let distinct = second.address() as usize >= end
+            || second.address() as usize + second.len_bytes() <= first.address() as usize;
+        assert!(distinct);
+    }
+
+    #[test]
+    fn a_reservation_too_large_is_refused() {
+        let arena = Arena::global().unwrap();
+        let result = arena.allocate(LARGEST_ARENA_BYTES * 2);
+        assert!(matches!(result, Err(VmError::ArenaFull { .. })));
+    }
+}

@@ -1,0 +1,85 @@
+//! What survives a fork: nothing, on purpose.
+//!
+//! Managed ranges are not copied into a child (`MADV_DONTFORK`), because an inherited userfaultfd still
+//! addresses the *parent's* memory: serving a child's fault through it would corrupt the parent. A child
+//! is recognised by a page with `MADV_WIPEONFORK`: whatever the parent wrote there reads as zero, also
+//! after a bare `clone`. Every object that owns kernel resources carries a [`ProcessMark`] and becomes
+//! inert in a child: its operations fail with [`VmError::Forked`](crate::VmError::Forked) and its
+//! destructor does nothing.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
+
+struct Sentinel(*mut u8);
+
+// SAFETY: the page is only accessed as an atomic.
+unsafe impl Send for Sentinel {}
+// SAFETY: as above.
+unsafe impl Sync for Sentinel {}
+
+static SENTINEL: OnceLock<Sentinel> = OnceLock::new();
+static NEXT_MARK: AtomicU64 = AtomicU64::new(1);
+
+/// The word that a fork clears. Zero when nobody has made a mark in this process.
+fn word() -> Option<&'static AtomicU64> {
+    let page = SENTINEL.get()?.0;
+    // SAFETY: the page is never unmapped, aligned, and only used as this atomic.
+    Some(unsafe { AtomicU64::from_ptr(page.cast()) })
+}
+
+fn sentinel() -> &'static AtomicU64 {
+    SENTINEL.get_or_init(|| {
+        let page = memory::map_anonymous(SMALL_PAGE_BYTES)
+            .expect("one page of memory for the fork sentinel");
+        // SAFETY: the page is fresh and ours. If the kernel refuses (before 4.14) children are still
+        // recognised by the atfork handler below.
+        let _ = unsafe { memory::advise(page, SMALL_PAGE_BYTES, Advice::WipeOnFork) };
+        // SAFETY: the handler is async-signal-safe: one store and mmap calls.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        Sentinel(page)
+    });
+    word().expect("just initialised")
+}
+
+extern "C" fn in_child() {
+    if let Some(word) = word() {
+        word.store(0, Ordering::Relaxed);
+    }
+    crate::arena::reserve_again_in_child();
+}
+
+/// Remembers the process an object was made in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessMark(u64);
+
+impl ProcessMark {
+    /// A mark of the calling process.
+    pub fn new() -> ProcessMark {
+        let word = sentinel();
+        let mut value = word.load(Ordering::Relaxed);
+        if value == 0 {
+            let fresh =
+                NEXT_MARK.fetch_add(1, Ordering::Relaxed) | (u64::from(std::process::id()) << 32);
+            // Another thread may be first; then its mark is the process's.
+            value = match word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => fresh,
+                Err(other) => other,
+            };
+        }
+        ProcessMark(value)
+    }
+
+    /// Whether the calling process is the one the mark was made in. Async-signal-safe.
+    #[inline]
+    pub fn is_current(self) -> bool {
+        word().is_some_and(|word| word.load(Ordering::Relaxed) == self.0)
+    }
+}
+
+impl Default for ProcessMark {
+    fn default() -> Self {
+        ProcessMark::new()
+    }
+}

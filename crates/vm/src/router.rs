@@ -1,0 +1,148 @@
+//! The one handler of SIGBUS and SIGSEGV.
+//!
+//! Installed once, at the first mapping that needs it. A fault inside the arena goes to its owner, who
+//! serves it in the faulting thread; everything else, and what the owner refuses, goes to the handler
+//! that was installed before, exactly as the kernel would have delivered it.
+//!
+//! The handler allocates nothing, logs nothing, keeps errno, and runs with asynchronous signals blocked
+//! and with SIGBUS and SIGSEGV deliverable, because serving one fault may meet another (a custom device
+//! whose data is itself mapped).
+//!
+//! A handler installed *after* ours gets the faults first and must pass on those it does not know, as
+//! language run-times do. [`is_installed`] tells whether ours is the outermost one.
+//!
+//! A thread that blocks SIGBUS dies at its first miss through a bare pointer, because the kernel forces a
+//! blocked synchronous signal to kill. The calls that return `Result` need no signal.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_sys::futex::Mutex;
+use aquifer_sys::signal::{self, FaultContext};
+
+use crate::arena::Arena;
+use crate::fork::ProcessMark;
+use crate::{VmError, stack};
+
+/// Whether a fault was served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// The access can be repeated.
+    Yes,
+    /// The owner cannot make the access succeed: the previous handler decides.
+    No,
+}
+
+/// Serves the faults of a range of addresses.
+///
+/// `serve` runs inside a signal handler: it allocates nothing, logs nothing, and takes no lock that is
+/// held while mapped memory is touched.
+pub trait FaultOwner: Sync {
+    /// Makes the access possible, or refuses.
+    fn serve(&self, fault: &FaultContext) -> Served;
+}
+
+struct Router {
+    mark: ProcessMark,
+    previous_sigbus: libc::sigaction,
+    previous_sigsegv: libc::sigaction,
+}
+
+static ROUTER: OnceLock<Router> = OnceLock::new();
+static INSTALLING: Mutex<()> = Mutex::new(());
+static FOREIGN_FAULTS: AtomicU64 = AtomicU64::new(0);
+
+/// Installs the handler, once.
+pub fn install() -> Result<(), VmError> {
+    let _installing = INSTALLING.lock();
+    if ROUTER.get().is_some() {
+        return Ok(());
+    }
+    stack::prepare_pool()?;
+    // What is installed now is recorded before it is replaced, so that a foreign fault in between
+    // already finds where to go.
+    let router = Router {
+        mark: ProcessMark::new(),
+        previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
+        previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
+    };
+    let _ = ROUTER.set(router);
+    signal::install(libc::SIGBUS, on_fault).map_err(VmError::Handler)?;
+    signal::install(libc::SIGSEGV, on_fault).map_err(VmError::Handler)?;
+    Ok(())
+}
+
+/// Whether our handler is the one the kernel calls.
+pub fn is_installed() -> bool {
+    [libc::SIGBUS, libc::SIGSEGV].iter().all(|&signal| {
+        signal::installed(signal)
+            .is_ok_and(|action| action.sa_sigaction == on_fault as *const () as usize)
+    })
+}
+
+/// Faults passed on to the previous handler so far.
+pub fn foreign_faults() -> u64 {
+    FOREIGN_FAULTS.load(Ordering::Relaxed)
+}
+
+/// Serves a fault that arrived in another way than by signal.
+pub fn serve(fault: &FaultContext) -> Served {
+    Arena::owner_of(fault.address).map_or(Served::No, |owner| owner.serve(fault))
+}
+
+struct Arguments {
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    served: Served,
+}
+
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let errno = aquifer_sys::errno();
+    let mut arguments = Arguments {
+        signal,
+        info,
+        context,
+        served: Served::No,
+    };
+    // SAFETY: `serve_managed` only uses the arguments, which live until it returns.
+    unsafe {
+        stack::with_room(
+            context.cast(),
+            serve_managed,
+            std::ptr::from_mut(&mut arguments).cast(),
+        );
+    }
+    aquifer_sys::set_errno(errno);
+    if arguments.served == Served::No {
+        FOREIGN_FAULTS.fetch_add(1, Ordering::Relaxed);
+        let Some(router) = ROUTER.get() else { return };
+        let previous = if signal == libc::SIGBUS {
+            &router.previous_sigbus
+        } else {
+            &router.previous_sigsegv
+        };
+        // SAFETY: these are the handler's own arguments, and `previous` is what was installed.
+        unsafe { signal::chain(previous, signal, info, context) };
+    }
+}
+
+extern "C" fn serve_managed(arguments: *mut libc::c_void) {
+    // SAFETY: `on_fault` passes its own `Arguments`.
+    let arguments = unsafe { &mut *arguments.cast::<Arguments>() };
+    // A child of a fork shares the parent's userfaultfd: it must not serve anything.
+    if !ROUTER.get().is_some_and(|router| router.mark.is_current()) {
+        return;
+    }
+    // A sent signal (kill, raise) carries no address of an access.
+    // SAFETY: the kernel filled in the structure.
+    if unsafe { (*arguments.info).si_code } <= 0 {
+        return;
+    }
+    // SAFETY: the handler's own arguments.
+    let fault =
+        unsafe { signal::fault_context(arguments.signal, arguments.info, arguments.context) };
+    if let Some(owner) = Arena::owner_of(fault.address) {
+        arguments.served = owner.serve(&fault);
+    }
+}

@@ -1,0 +1,174 @@
+//! Room for the handler.
+//!
+//! A handler on an alternate stack starts with the kernel's frame: 3.4 KiB with AVX-512 state, more with
+//! AMX. Rust gives its threads an alternate stack of 8 KiB or the hardware's minimum, so serving a fault
+//! there could run off its end. Threads of other libraries, and threads that only use bare pointers,
+//! cannot be prepared in advance; so the handler looks at the room left and, where it is short, continues
+//! on a stack from a pool, without a system call or a lock.
+//!
+//! A thread without an alternate stack takes its faults on its ordinary one; [`prepare_thread`] gives it
+//! an alternate stack, for code that runs with the stack nearly full.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_sys::memory::{self, Protection};
+use aquifer_sys::signal;
+
+use crate::VmError;
+
+/// Below this the handler moves. Serving a fault in a debug build stays well under it.
+const ROOM_BYTES: usize = 24 << 10;
+const STACK_BYTES: usize = 64 << 10;
+const GUARD_BYTES: usize = 4 << 10;
+const POOL_STACKS: usize = 256;
+
+struct Pool {
+    base: *mut u8,
+    taken: [AtomicBool; POOL_STACKS],
+}
+
+// SAFETY: stacks are handed out one at a time by the flags.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+static POOL: OnceLock<Pool> = OnceLock::new();
+
+/// Reserves the pool's address space; its pages appear when used.
+pub(crate) fn prepare_pool() -> Result<(), VmError> {
+    if POOL.get().is_some() {
+        return Ok(());
+    }
+    let len = POOL_STACKS * STACK_BYTES;
+    let base = memory::map_anonymous(len).map_err(VmError::Handler)?;
+    for index in 0..POOL_STACKS {
+        // SAFETY: inside the fresh mapping; a stack grows down onto its guard page.
+        unsafe {
+            let guard = base.add(index * STACK_BYTES);
+            memory::map_anonymous_at(guard, GUARD_BYTES, Protection::None)
+                .map_err(VmError::Handler)?;
+        }
+    }
+    let pool = Pool {
+        base,
+        taken: [const { AtomicBool::new(false) }; POOL_STACKS],
+    };
+    if let Err(second) = POOL.set(pool) {
+        // SAFETY: another thread was first; nobody has seen this mapping.
+        let _ = unsafe { memory::unmap(second.base, len) };
+    }
+    Ok(())
+}
+
+/// Calls `function(argument)`, on a pooled stack if the handler runs on an alternate stack with too
+/// little room. With the pool exhausted it stays where it is.
+///
+/// # Safety
+/// `context` is the handler's third argument; `function` may be called with `argument`.
+#[inline]
+pub(crate) unsafe fn with_room(
+    context: *const libc::ucontext_t,
+    function: extern "C" fn(*mut libc::c_void),
+    argument: *mut libc::c_void,
+) {
+    // SAFETY: the caller passes the handler's own context.
+    let alternate = unsafe { (*context).uc_stack };
+    let here = std::ptr::from_ref(&alternate) as usize;
+    let base = alternate.ss_sp as usize;
+    let on_alternate = here >= base && here < base + alternate.ss_size;
+    if on_alternate
+        && here - base < ROOM_BYTES
+        && let Some((pool, index)) = take()
+    {
+        let top = pool.base.wrapping_add((index + 1) * STACK_BYTES);
+        // SAFETY: `top` is the end of a stack that this thread owns until the flag is cleared.
+        unsafe { call_on(top, function, argument) };
+        // Release pairs with the acquire in `take`: the next user sees the stack unused.
+        pool.taken[index].store(false, Ordering::Release);
+        return;
+    }
+    function(argument);
+}
+
+fn take() -> Option<(&'static Pool, usize)> {
+    let pool = POOL.get()?;
+    let start = aquifer_sys::cpu::current() * 7 % POOL_STACKS;
+    (0..POOL_STACKS)
+        .map(|step| (start + step) % POOL_STACKS)
+        .find_map(|index| {
+            let flag = &pool.taken[index];
+            // Acquire pairs with the release in `with_room`.
+            let free = !flag.load(Ordering::Relaxed)
+                && flag
+                    .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok();
+            free.then_some((pool, index))
+        })
+}
+
+/// Switches the stack pointer to `top`, calls, and switches back.
+///
+/// # Safety
+/// `top` is 16-byte aligned and the end of an unused stack; `function` does not unwind.
+#[cfg(target_arch = "x86_64")]
+unsafe fn call_on(
+    top: *mut u8,
+    function: extern "C" fn(*mut libc::c_void),
+    argument: *mut libc::c_void,
+) {
+    // SAFETY: r12 is callee-saved, so it holds the old stack pointer across the call; everything else
+    // that the C ABI lets the callee change is declared.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {function}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            function = in(reg) function,
+            in("rdi") argument,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn call_on(
+    _top: *mut u8,
+    function: extern "C" fn(*mut libc::c_void),
+    argument: *mut libc::c_void,
+) {
+    function(argument);
+}
+
+/// Prepares the calling thread for faults through bare pointers: unblocks SIGBUS and SIGSEGV, and gives
+/// the thread an alternate stack of 64 KiB where it has none or a smaller one.
+///
+/// Only needed in threads that block all signals or may touch a mapping with their stack nearly full.
+/// The stack is kept for the life of the thread and freed at its end.
+pub fn prepare_thread() -> Result<(), VmError> {
+    thread_local! {
+        static OWN: std::cell::RefCell<Option<OwnStack>> = const { std::cell::RefCell::new(None) };
+    }
+    signal::unblock_faults();
+    if signal::alternate_stack().is_some_and(|(_, len)| len >= STACK_BYTES) {
+        return Ok(());
+    }
+    let base = memory::map_anonymous(STACK_BYTES).map_err(VmError::Handler)?;
+    // SAFETY: the memory is kept by the thread-local until the thread ends.
+    unsafe { signal::set_alternate_stack(base, STACK_BYTES) }.map_err(VmError::Handler)?;
+    OWN.with(|own| *own.borrow_mut() = Some(OwnStack(base)));
+    Ok(())
+}
+
+struct OwnStack(*mut u8);
+
+impl Drop for OwnStack {
+    fn drop(&mut self) {
+        signal::disable_alternate_stack();
+        // SAFETY: no longer the thread's alternate stack.
+        let _ = unsafe { memory::unmap(self.0, STACK_BYTES) };
+    }
+}
