@@ -183,6 +183,29 @@ fn a_panicking_batch_is_waited_for_and_harms_nobody() {
 }
 
 #[test]
+fn a_panic_leaves_no_transfer_behind() {
+    const LARGE_BYTES: usize = 64 << 10;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (1..=64u8)
+        .flat_map(|block| vec![block; LARGE_BYTES])
+        .collect();
+    std::fs::write(file.path(), bytes).unwrap();
+    for io_uring in [true, false] {
+        let device = open(file.path(), io_uring);
+        for _ in 0..5 {
+            let mut batch = ListBatch::reads(64, LARGE_BYTES);
+            batch.panic_at_completion = Some(1);
+            assert!(catch_unwind(AssertUnwindSafe(|| device.run(&mut batch, 64))).is_err());
+            // Nobody writes to the memory any more, so everything that was started has arrived.
+            for (block, planned) in batch.planned[..batch.started()].iter().enumerate().rev() {
+                let arrived = planned.buffer.iter().all(|byte| *byte == block as u8 + 1);
+                assert!(arrived, "block {block} is still being read");
+            }
+        }
+    }
+}
+
+#[test]
 fn many_threads_run_batches_at_once() {
     let file = numbered_file(64);
     for io_uring in [true, false] {

@@ -125,7 +125,11 @@ pub unsafe fn copy_to_device(destination: *mut u8, source: *const u8, len_bytes:
     unsafe { CopyForm::best().copy_to_device(destination, source, len_bytes) }
 }
 
-/// Copies `len_bytes` from a byte-addressable device to memory that is about to be used.
+/// Copies `len_bytes` from a byte-addressable device to memory that is about to be used: an ordinary
+/// `memcpy`, for which the C library picks the widest loads and stores itself.
+///
+/// For a destination that will *not* be read soon (read-ahead into frames that lie cold in memory)
+/// [`copy_to_device`] is the faster one in this direction too.
 ///
 /// # Safety
 /// `source` is valid for reads and `destination` for writes of `len_bytes`; they do not overlap.
@@ -304,11 +308,18 @@ mod x86 {
     };
 
     /// CPUID leaf 7, EBX.
+    #[allow(
+        unused_unsafe,
+        reason = "the intrinsics are unsafe in the oldest supported compiler"
+    )]
     pub(super) fn structured_features() -> u32 {
-        if __get_cpuid_max(0).0 < 7 {
+        // SAFETY: every x86-64 CPU has CPUID.
+        let (highest_leaf, _) = unsafe { __get_cpuid_max(0) };
+        if highest_leaf < 7 {
             return 0;
         }
-        __cpuid_count(7, 0).ebx
+        // SAFETY: as above, and it has this leaf.
+        unsafe { __cpuid_count(7, 0) }.ebx
     }
 
     /// Assembly, because the intrinsics need a newer compiler than the rest of the workspace.
