@@ -182,18 +182,10 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             // SAFETY: the buffer holds `whole` bytes and the transfer has ended.
             unsafe { std::ptr::write_bytes(run.data.add(wanted), 0, whole - wanted) };
         }
-        let region = geometry.region_of(run.pages.start);
-        let gate = M::PROTECTS.then(|| store.gates.shared(region));
         // SAFETY: the buffer holds the run, all of which this batch is loading.
         let installed = unsafe {
-            store.memory.install(
-                run.pages.start,
-                &run.frames[..count],
-                run.data,
-                store.writable,
-            )
+            store.memory.install(run.pages.start, &run.frames[..count], run.data, store.writable)
         };
-        drop(gate);
         installed.map_err(Refused::Kernel)
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Cleaning and dirty eviction change the page table of 2 MiB at once, because every change costs a TLB
 //! shootdown. That is only right while no page of the region appears or becomes writable, so loaders and
-//! unprotecters pass the gate *shared*, around the one call that changes the page table, and the evictor
-//! takes it *exclusive*, around its own. Nobody does I/O inside.
+//! unprotecters pass the gate *shared*, from the call that changes the page table to the transition of the
+//! page word that tells of it, and the evictor takes it *exclusive*, around its own calls and transitions:
+//! inside, words and page table agree. Nobody does I/O inside.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

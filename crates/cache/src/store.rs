@@ -307,22 +307,16 @@ impl<M: PageMemory> Store<M> {
     /// Unprotecting → Dirty.
     fn unprotect(&self, page: u64, pin: bool) -> std::result::Result<(), Refused> {
         let word = self.word(page);
-        if M::PROTECTS {
-            let gate = self.gates.shared(self.geometry.region_of(page));
-            let result = self.memory.unprotect(page);
-            drop(gate);
-            if let Err(error) = result {
-                // Still protected and unchanged. Dirty is the safe side: it is only written once more.
-                self.dirty.mark(page);
-                word.finish_unprotect(pin);
-                return Err(Refused::Kernel(error));
-            }
-        }
-        count(&self.engine.counters.write_faults, 1);
-        // Marked before the word says Dirty: see `DirtyMap`.
+        // Held until the word says Dirty: whoever holds the gate alone must find word and page table in
+        // agreement.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        let result = self.memory.unprotect(page);
+        // Marked before the word says Dirty: see `DirtyMap`. After an error Dirty is the safe side: the
+        // page is only written once more.
         self.dirty.mark(page);
-        word.finish_unprotect(pin);
-        Ok(())
+        word.finish_unprotect(pin && result.is_ok());
+        count(&self.engine.counters.write_faults, 1);
+        result.map_err(Refused::Kernel)
     }
 
     /// Loads a page that this thread has moved to Loading, and with it those that read-ahead names.
@@ -400,13 +394,14 @@ impl<M: PageMemory> Store<M> {
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         let dirty = access == Access::Write;
-        let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
+        // that is not installed.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         // SAFETY: `data` holds the page, which this thread is loading.
         let installed = unsafe {
             self.memory
                 .install(page, &[frame], data, self.writable && !dirty)
         };
-        drop(gate);
         if let Err(error) = installed {
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
@@ -456,14 +451,13 @@ impl<M: PageMemory> Store<M> {
         }
         let pages = page..page + run as u64;
         let mut result = self.read(pages.clone(), bounce.as_ptr());
+        // As in `finish`.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if result.is_ok() {
-            let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
             // SAFETY: the buffer holds the run, all of which this thread is loading.
             let installed = unsafe {
-                self.memory
-                    .install(page, &frames[..run], bounce.as_ptr(), self.writable)
+                self.memory.install(page, &frames[..run], bounce.as_ptr(), self.writable)
             };
-            drop(gate);
             result = installed.map_err(Refused::Kernel);
         }
         if let Err(refused) = result {

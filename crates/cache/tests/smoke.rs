@@ -6,7 +6,7 @@ use aquifer_device::*;
 fn user_mapping_reads_and_writes_beyond_the_budget() {
     let len = 64usize << 20;
     let bytes: Vec<u8> = (0..len).map(|i| ((i >> 12) as u8).wrapping_mul(31) ^ (i as u8)).collect();
-    let device: Arc<dyn Device> = Arc::new(MemoryDevice::from_vec(bytes.clone()));
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::from_bytes(&bytes).unwrap());
     let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
     let map = cache.map_mut(device.clone()).unwrap();
     let base = map.as_ptr();
@@ -27,7 +27,7 @@ fn user_mapping_reads_and_writes_beyond_the_budget() {
     let mut back = vec![0u8; len];
     device.read_at(0, &mut back).unwrap();
     for page in 0..len / 4096 {
-        assert_eq!(back[page * 4096 + 5], page as u8);
+        assert_eq!(back[page * 4096 + 5], page as u8, "page {page}: {:?}", &back[page*4096..page*4096+16]);
         assert_eq!(back[page * 4096 + 6], bytes[page * 4096 + 6]);
     }
     let pages = cache.pages(device.clone()).unwrap();
