@@ -33,13 +33,7 @@ impl FrameArena {
             memory::advise(base, len, Advice::DontFork)?;
             memory::advise(base, len, Advice::DontDump)?;
         }
-        Ok(FrameArena {
-            mapping,
-            mapping_bytes,
-            base,
-            page_bytes,
-            max_frames,
-        })
+        Ok(FrameArena { mapping, mapping_bytes, base, page_bytes, max_frames })
     }
 
     /// A frame's first byte.
@@ -55,11 +49,7 @@ impl FrameArena {
         if offset < end {
             // SAFETY: inside the arena, above every frame in use.
             let _ = unsafe {
-                memory::advise(
-                    self.base.wrapping_add(offset),
-                    end - offset,
-                    Advice::DontNeed,
-                )
+                memory::advise(self.base.wrapping_add(offset), end - offset, Advice::DontNeed)
             };
         }
     }

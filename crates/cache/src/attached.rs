@@ -9,6 +9,16 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         self.evict_victims(victims, write_back)
     }
 
+    fn vacate(&self, pages: &[PageId]) {
+        let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
+            return;
+        };
+        // The pages are sorted. Cleaning what lies between as well makes few large transfers of them; a
+        // failure is met again by the next flush.
+        let _ = self.write_back(first.0..last.0 + 1);
+        self.discard_clean(pages.iter().map(|page| page.0));
+    }
+
     fn prefetch(&self, first: u64, pages: u64) {
         let end = first.saturating_add(pages).min(self.geometry.pages());
         // A hint: an error is met again, and reported, by whoever needs the page.

@@ -29,10 +29,7 @@ pub(crate) struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     pub fn new(ranges: &'a [Range<u64>]) -> Pages<'a> {
-        Pages {
-            ranges,
-            current: 0..0,
-        }
+        Pages { ranges, current: 0..0 }
     }
 
     fn peek(&mut self) -> Option<u64> {
@@ -101,8 +98,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         match store.engine.acquire(store.pool(), store.key(page), false) {
             Ok(frame) => Some(frame),
             Err(no_frame) => {
-                self.failed
-                    .get_or_insert((page, Refused::NoFrame(no_frame)));
+                self.failed.get_or_insert((page, Refused::NoFrame(no_frame)));
                 None
             }
         }
@@ -110,11 +106,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
 
     fn bounce(&self) -> Option<Bounce<'a>> {
         let pool = &self.store.engine.bounce;
-        if self.in_flight == 0 {
-            Some(pool.take())
-        } else {
-            pool.try_take()
-        }
+        if self.in_flight == 0 { Some(pool.take()) } else { pool.try_take() }
     }
 
     /// Begins loading the next absent page and its absent neighbours.
@@ -142,10 +134,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             }
             let mut frames = [frame; MAX_RUN_PAGES];
             let mut count = 1;
-            let region_end = store
-                .geometry
-                .pages_of_region(store.geometry.region_of(page))
-                .end;
+            let region_end = store.geometry.pages_of_region(store.geometry.region_of(page)).end;
             let most =
                 (store.engine.bounce.buffer_bytes() / store.geometry.page_bytes).min(MAX_RUN_PAGES);
             while count < most
@@ -162,12 +151,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 Some(landing) => (landing, None),
                 None => (bounce.as_ptr(), Some(bounce)),
             };
-            return Some(Run {
-                pages: page..page + count as u64,
-                frames,
-                bounce,
-                data,
-            });
+            return Some(Run { pages: page..page + count as u64, frames, bounce, data });
         }
     }
 
@@ -202,9 +186,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
             operation: IoOperation::Read,
             offset_bytes: geometry.offset_of(run.pages.start),
             memory: run.data,
-            len_bytes: wanted
-                .next_multiple_of(self.store.device.alignment_bytes())
-                .min(whole),
+            len_bytes: wanted.next_multiple_of(self.store.device.alignment_bytes()).min(whole),
             tag: 0,
         };
         self.in_flight += 1;
@@ -218,24 +200,17 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
                 self.runs.len() - 1
             }
         };
-        Some(Request {
-            tag: tag as u64,
-            ..request
-        })
+        Some(Request { tag: tag as u64, ..request })
     }
 
     fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
         self.in_flight -= 1;
-        let run = self.runs[tag as usize]
-            .take()
-            .expect("a transfer completes once");
+        let run = self.runs[tag as usize].take().expect("a transfer completes once");
         self.free_runs.push(tag as usize);
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
         count(&store.engine.counters.prefetched, pages);
-        let installed = result
-            .map_err(Refused::Device)
-            .and_then(|got| self.install(&run, got));
+        let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
         match installed {
             Ok(()) => {
                 for (page, &frame) in run.pages.clone().zip(&run.frames) {
@@ -263,8 +238,7 @@ impl<M: PageMemory> Store<M> {
             if seen.is_readable() {
                 self.pool().hit(seen.frame());
             } else {
-                self.ensure(page, Access::Read, None, false)
-                    .map_err(|refused| (page, refused))?;
+                self.ensure(page, Access::Read, None, false).map_err(|refused| (page, refused))?;
             }
         }
         Ok(())

@@ -31,12 +31,7 @@ impl BouncePool {
         for index in 0..count as u32 {
             free.push(index).expect("the queue holds all buffers");
         }
-        Ok(BouncePool {
-            base,
-            buffer_bytes,
-            count,
-            free,
-        })
+        Ok(BouncePool { base, buffer_bytes, count, free })
     }
 
     /// Size of one buffer.
@@ -77,9 +72,7 @@ pub struct Bounce<'a> {
 impl Bounce<'_> {
     /// The buffer's first byte.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.pool
-            .base
-            .wrapping_add(self.index as usize * self.pool.buffer_bytes)
+        self.pool.base.wrapping_add(self.index as usize * self.pool.buffer_bytes)
     }
 }
 

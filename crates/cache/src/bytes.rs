@@ -16,9 +16,7 @@ macro_rules! pod {
         unsafe impl Pod for $t {}
     )* };
 }
-pod!(
-    u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64
-);
+pod!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 // SAFETY: an array of plain data is plain data without padding.
 unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
@@ -39,11 +37,7 @@ impl<'a> Bytes<'a> {
     /// # Safety
     /// `base` is readable for `len` bytes during `'a`.
     pub(crate) unsafe fn new(base: *const u8, len: usize) -> Bytes<'a> {
-        Bytes {
-            base,
-            len,
-            _borrow: PhantomData,
-        }
+        Bytes { base, len, _borrow: PhantomData }
     }
 
     /// How many bytes there are.
@@ -67,10 +61,7 @@ impl<'a> Bytes<'a> {
     /// If they do not lie inside, like slice indexing.
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) {
         let end = offset.checked_add(target.len());
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "range outside the bytes"
-        );
+        assert!(end.is_some_and(|end| end <= self.len), "range outside the bytes");
         // SAFETY: inside the bytes, which are readable; the target is the caller's own.
         unsafe { copy_racy(self.base.add(offset), target.as_mut_ptr(), target.len()) };
     }
@@ -81,18 +72,11 @@ impl<'a> Bytes<'a> {
     /// If it does not lie inside, like slice indexing.
     pub fn get<T: Pod>(&self, offset: usize) -> T {
         let end = offset.checked_add(size_of::<T>());
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "value outside the bytes"
-        );
+        assert!(end.is_some_and(|end| end <= self.len), "value outside the bytes");
         let mut value = std::mem::MaybeUninit::<T>::uninit();
         // SAFETY: inside the bytes; every bit pattern is a `T`.
         unsafe {
-            copy_racy(
-                self.base.add(offset),
-                value.as_mut_ptr().cast(),
-                size_of::<T>(),
-            );
+            copy_racy(self.base.add(offset), value.as_mut_ptr().cast(), size_of::<T>());
             value.assume_init()
         }
     }

@@ -106,10 +106,7 @@ impl CacheBuilder {
         };
         options.check()?;
         let engine = Arc::new(Engine::new(options)?);
-        let mut running = Running {
-            engine,
-            threads: vec![],
-        };
+        let mut running = Running { engine, threads: vec![] };
         let io_threads = running.engine.options.io_threads;
         running.spawn("aquifer-evict", |engine| engine.run_evictor())?;
         for _ in 0..io_threads {
@@ -127,9 +124,7 @@ impl CacheBuilder {
                 engine.run_server(engine.uffd_if_open().expect("opened before this thread"));
             })?;
         }
-        Ok(Cache {
-            running: Arc::new(running),
-        })
+        Ok(Cache { running: Arc::new(running) })
     }
 }
 
@@ -145,10 +140,7 @@ impl Running {
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || body(&engine))
-            .map_err(|source| Error::Kernel {
-                what: "starting a thread of the cache",
-                source,
-            })?;
+            .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })?;
         self.threads.push(thread);
         Ok(())
     }
@@ -234,10 +226,6 @@ impl Cache {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() {
-            Ok(())
-        } else {
-            Err(Error::Forked)
-        }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 }

@@ -93,10 +93,7 @@ mod tests {
             });
             seen
         };
-        assert_eq!(
-            collect(0..1 << 20),
-            [0, 63, 4095, 4096, 500_000, (1 << 20) - 1]
-        );
+        assert_eq!(collect(0..1 << 20), [0, 63, 4095, 4096, 500_000, (1 << 20) - 1]);
         assert_eq!(collect(1..4096), [63, 4095]);
         assert_eq!(collect(4096..4097), [4096]);
         assert!(collect(64..4095).is_empty());

@@ -31,7 +31,7 @@ use aquifer_vm::{ProcessMark, Served};
 use crate::arena_memory::FrameArena;
 use crate::bounce::BouncePool;
 use crate::error::{Error, Result};
-use crate::frames::{BACKGROUND_BATCH, BATCH, FramePool};
+use crate::frames::{BATCH, FramePool};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::jobs::Jobs;
 use crate::options::Options;
@@ -66,6 +66,10 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
     /// returns the others to the policy. Only clean pages unless `write_back`, which may allocate.
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted;
+
+    /// Evicts given pages, cleaning them first, as far as they can be.
+    /// The pages are sorted.
+    fn vacate(&self, pages: &[PageId]);
 
     /// Loads absent pages of a run, as far as frames are free.
     fn prefetch(&self, first: u64, pages: u64);
@@ -156,11 +160,7 @@ impl Engine {
             !options.without_vectored_discard && aquifer_sys::features::vectored_dontneed().is_ok();
         let pool = |what| FramePool::new(options.policy.build(), max_frames).map_err(kernel(what));
         let mapped = pool("reserving frame tables")?;
-        let probation_slots = if mapped.probation_share() > 0.0 {
-            max_frames
-        } else {
-            0
-        };
+        let probation_slots = if mapped.probation_share() > 0.0 { max_frames } else { 0 };
         let engine = Engine {
             mark: ProcessMark::new(),
             counters: Counters::default(),
@@ -205,16 +205,12 @@ impl Engine {
             return Ok(uffd);
         }
         let delivery = if self.options.serving_thread {
-            Delivery::Message {
-                kernel_faults: true,
-            }
+            Delivery::Message { kernel_faults: true }
         } else {
             Delivery::Sigbus
         };
-        let uffd = Uffd::open(delivery).map_err(|source| Error::Kernel {
-            what: "opening a userfaultfd",
-            source,
-        })?;
+        let uffd = Uffd::open(delivery)
+            .map_err(|source| Error::Kernel { what: "opening a userfaultfd", source })?;
         let _ = self.uffd.set(uffd);
         Ok(self.uffd.get().expect("set above"))
     }
@@ -238,9 +234,9 @@ impl Engine {
         self.use_budget(kind, true);
     }
 
-    /// Takes a store out of the registry and returns when nobody uses it through the registry any more,
-    /// so that its memory is never freed on somebody's fault path.
-    pub fn detach(&self, id: StoreId, kind: Kind) {
+    /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
+    /// evictor nor workers, and its memory is never freed on somebody's fault path.
+    pub fn detach(&self, id: StoreId) {
         let store = self.stores.lock()[id.0 as usize].take();
         if let Some(store) = store {
             // One reference is ours, one the owner's.
@@ -248,7 +244,6 @@ impl Engine {
                 std::thread::yield_now();
             }
         }
-        self.use_budget(kind, false);
     }
 
     fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
@@ -265,11 +260,7 @@ impl Engine {
     pub fn use_budget(&self, kind: Kind, attached: bool) {
         let mut shares = self.shares.lock();
         let users = &mut shares.users[kind as usize];
-        *users = if attached {
-            *users + 1
-        } else {
-            users.saturating_sub(1)
-        };
+        *users = if attached { *users + 1 } else { users.saturating_sub(1) };
         self.divide(&shares);
     }
 
@@ -287,11 +278,8 @@ impl Engine {
     fn divide(&self, shares: &Shares) {
         let used = |kind: Kind| shares.users[kind as usize] > 0;
         let kinds = [Kind::Mapped, Kind::Arena, Kind::Kernel];
-        let total: f64 = kinds
-            .iter()
-            .filter(|&&k| used(k))
-            .map(|&k| shares.weights[k as usize])
-            .sum();
+        let total: f64 =
+            kinds.iter().filter(|&&k| used(k)).map(|&k| shares.weights[k as usize]).sum();
         let share = |kind: Kind| {
             if !used(kind) {
                 return 0;
@@ -306,8 +294,7 @@ impl Engine {
         self.probation.set_slots(probation);
         self.set_pool(&self.mapped, mapped - probation);
         self.set_pool(&self.arena, frames(share(Kind::Arena)));
-        self.kernel_share_bytes
-            .store(share(Kind::Kernel), Ordering::Relaxed);
+        self.kernel_share_bytes.store(share(Kind::Kernel), Ordering::Relaxed);
         self.wake_evictor();
     }
 
@@ -371,12 +358,12 @@ impl Engine {
         })
     }
 
-    /// Asks the policy for up to `want` victims and evicts them. Async-signal-safe without `write_back`.
+    /// Asks the policy for up to `want` victims, a batch at most, and evicts them. Async-signal-safe without `write_back`.
     pub fn evict(&self, pool: &FramePool, want: usize, write_back: bool) -> Evicted {
-        let mut victims = [FrameId(0); BACKGROUND_BATCH];
-        let found = pool.victims(&mut victims[..want.min(BACKGROUND_BATCH)]);
+        let mut victims = [FrameId(0); BATCH];
+        let found = pool.victims(&mut victims[..want.min(BATCH)]);
         let mut evicted = Evicted::default();
-        let mut batch = [(FrameId(0), PageId(0)); BACKGROUND_BATCH];
+        let mut batch = [(FrameId(0), PageId(0)); BATCH];
         let mut rest = &victims[..found];
         while let Some(first) = rest.first() {
             // A victim's owner stays until its frame is given back, which is ours to do.
@@ -503,11 +490,7 @@ impl Engine {
             if busy.contains(&true) {
                 continue;
             }
-            let nap = if shrinking {
-                Duration::from_millis(5)
-            } else {
-                TICK
-            };
+            let nap = if shrinking { Duration::from_millis(5) } else { TICK };
             self.evictor_sleeping.store(true, Ordering::SeqCst);
             futex::wait(&self.evictor_wake, requests, Some(nap));
             self.evictor_sleeping.store(false, Ordering::SeqCst);
@@ -524,11 +507,11 @@ impl Engine {
         let mut pass = Evicted::default();
         let mut asked = 0;
         while pool.free() < high_watermark(pool) && !self.is_stopping() {
-            let want = (high_watermark(pool) - pool.free()).clamp(1, BACKGROUND_BATCH);
+            let want = (high_watermark(pool).saturating_sub(pool.free())).clamp(1, BATCH);
             pass.add(self.evict(pool, want, true));
             asked += want;
             // A whole pass without enough success: everything left is pinned or cannot be written.
-            if asked > 2 * pool.limit() + BACKGROUND_BATCH {
+            if asked > 2 * pool.limit() + BATCH {
                 break;
             }
         }
@@ -537,9 +520,7 @@ impl Engine {
             return false;
         }
         reclaim.stuck_pinned.store(pass.pinned, Ordering::Relaxed);
-        reclaim
-            .stuck_unwritable
-            .store(pass.unwritable, Ordering::Relaxed);
+        reclaim.stuck_unwritable.store(pass.unwritable, Ordering::Relaxed);
         reclaim.stuck_passes.fetch_add(1, Ordering::Release);
         // Those who wait look whether they may give up.
         pool.give(&[]);
@@ -553,13 +534,15 @@ impl Engine {
         for pool in [&self.mapped, &self.arena] {
             let first = in_use.len();
             pool.in_use_above_limit(&mut in_use);
-            if in_use.len() == first {
-                pool.shrink_finished();
-                continue;
-            }
             self.vacate(pool, &in_use[first..]);
+            if in_use.len() == first {
+                pool.finish_shrink(|limit| {
+                    if std::ptr::eq(pool, &self.arena) {
+                        self.arena_memory.release_above(limit);
+                    }
+                });
+            }
         }
-        self.arena_memory.release_above(self.arena.limit());
         let done = in_use.is_empty();
         if done {
             self.shrinking.fetch_sub(before, Ordering::SeqCst);
@@ -569,24 +552,11 @@ impl Engine {
 
     /// Evicts the pages of given frames.
     fn vacate(&self, pool: &FramePool, frames: &[FrameId]) {
-        let mut owned: Vec<(PageKey, FrameId)> = frames
-            .iter()
-            .filter_map(|&frame| Some((pool.owner(frame)?, frame)))
-            .collect();
+        let mut owned: Vec<PageKey> = frames.iter().filter_map(|&f| pool.owner(f)).collect();
         owned.sort_unstable();
-        for run in owned.chunk_by(|a, b| a.0.store == b.0.store) {
-            let Some(store) = self.store(run[0].0.store) else {
-                continue;
-            };
-            for batch in run.chunks(BACKGROUND_BATCH) {
-                let victims: Vec<(FrameId, PageId)> = batch
-                    .iter()
-                    .map(|&(key, frame)| (frame, key.page))
-                    .collect();
-                for &(frame, _) in &victims {
-                    pool.removed(frame);
-                }
-                store.evict(&victims, true);
+        for run in owned.chunk_by(|a, b| a.store == b.store) {
+            if let Some(store) = self.store(run[0].store) {
+                store.vacate(&run.iter().map(|key| key.page).collect::<Vec<_>>());
             }
         }
     }
@@ -629,11 +599,7 @@ impl Engine {
             budget_bytes: self.budget_bytes(),
             page_bytes: self.options.page_bytes as u64,
             resident_pages: (self.mapped.in_use() + self.arena.in_use()) as u64,
-            dirty_pages: self
-                .all_stores()
-                .iter()
-                .map(|store| store.dirty_pages())
-                .sum(),
+            dirty_pages: self.all_stores().iter().map(|store| store.dirty_pages()).sum(),
             kernel_resident_pages: self.kernel_resident_pages.load(Ordering::Relaxed),
             policy: self.mapped.policy_name(),
             ..Stats::default()
@@ -650,5 +616,5 @@ fn low_watermark(pool: &FramePool) -> usize {
 
 /// Free frames at which the evictor stops: enough for a burst, little enough not to be missed.
 fn high_watermark(pool: &FramePool) -> usize {
-    (pool.limit() / 64).clamp(16, 2 * BACKGROUND_BATCH)
+    (pool.limit() / 64).clamp(16, 16 * BATCH)
 }

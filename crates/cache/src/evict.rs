@@ -9,11 +9,11 @@
 //! its frame is given back when the memory is gone.
 
 use crate::engine::Evicted;
-use crate::frames::{BACKGROUND_BATCH, BATCH};
+use crate::frames::BATCH;
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
 use crate::stats::count;
-use crate::store::{PageMemory, Store};
+use crate::store::{MAX_REGION_PAGES, PageMemory, Store};
 
 impl<M: PageMemory> Store<M> {
     /// Evicts victims that the policy named; see `AttachedStore::evict`.
@@ -33,11 +33,8 @@ impl<M: PageMemory> Store<M> {
         let (mut leaving_count, mut later_count) = (0, 0);
         let mut evicted = Evicted::default();
         for &(frame, page) in victims {
-            let seen = self.seen(page.0);
-            if seen.is_resident() && seen.frame() != frame {
-                // The page has come back in another frame meanwhile; this one is somebody else's now.
-                continue;
-            }
+            // A victim's frame is claimed, so the page still holds it.
+            debug_assert_eq!(self.seen(page.0).frame(), frame);
             if by_page && self.word(page.0).begin_evict().is_ok() {
                 leaving[leaving_count] = (frame, page);
                 leaving_count += 1;
@@ -93,8 +90,7 @@ impl<M: PageMemory> Store<M> {
         if !M::PROTECTS {
             return None; // hits are seen: the policy needs no second chance
         }
-        self.engine
-            .probation_keep(self.key(page.0), self.memory.bytes(page.0, frame))
+        self.engine.probation_keep(self.key(page.0), self.memory.bytes(page.0, frame))
     }
 
     /// An eviction that could not be carried out: the page is Clean again.
@@ -116,21 +112,22 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
+    /// Not inlined: its arrays are too large for the usual eviction by page to carry along on the fault
+    /// path's stack.
+    ///
     /// Cleans a region that holds victims and discards what is clean and cold in it.
+    #[inline(never)]
     fn evict_in_region(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
         let region = self.geometry.region_of(victims[0].1.0);
         let pages = self.geometry.pages_of_region(region);
-        if write_back
-            && victims
-                .iter()
-                .any(|&(_, page)| self.seen(page.0).state() == State::Dirty)
+        if write_back && victims.iter().any(|&(_, page)| self.seen(page.0).state() == State::Dirty)
         {
             // A failure is counted there; the pages stay dirty and the next flush reports them.
             let _ = self.write_back(pages.clone());
         }
         let mut evicted = Evicted::default();
         let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
-        let mut leaving = [(FrameId(0), PageId(0)); BACKGROUND_BATCH];
+        let mut leaving = [(FrameId(0), PageId(0)); MAX_REGION_PAGES];
         let mut leaving_count = 0;
         for page in pages.clone() {
             let named = victims.iter().any(|&(_, victim)| victim.0 == page);
@@ -139,29 +136,29 @@ impl<M: PageMemory> Store<M> {
                 continue;
             }
             if let Ok(seen) = self.word(page).begin_evict() {
+                if !named && !self.pool().claim(seen.frame()) {
+                    self.word(page).cancel_evict();
+                    continue;
+                }
                 leaving[leaving_count] = (seen.frame(), PageId(page));
                 leaving_count += 1;
             }
         }
         let leaving = &leaving[..leaving_count];
-        let mut slots = [None; BACKGROUND_BATCH];
+        let mut slots = [None; MAX_REGION_PAGES];
         for (slot, &(frame, page)) in slots.iter_mut().zip(leaving) {
             *slot = self.keep_copy(page, frame);
         }
-        let mut runs = [const { 0..0 }; BACKGROUND_BATCH];
+        let mut runs = [const { 0..0 }; MAX_REGION_PAGES];
         let run_count = self.runs_without(pages, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
-        let mut frames = [FrameId(0); BACKGROUND_BATCH];
+        let mut frames = [FrameId(0); MAX_REGION_PAGES];
         for (index, &(frame, page)) in leaving.iter().enumerate() {
-            let named = victims.iter().any(|&(_, victim)| victim == page);
             if discarded {
                 self.word(page.0).finish_evict(slots[index]);
                 frames[index] = frame;
-                if !named {
-                    self.pool().removed(frame);
-                }
             } else {
-                self.word(page.0).cancel_evict();
+                self.restore(page, frame);
             }
         }
         drop(gate);
@@ -171,8 +168,7 @@ impl<M: PageMemory> Store<M> {
             evicted.freed += leaving.len();
         }
         for &(frame, page) in victims {
-            let left = discarded && leaving.iter().any(|&(_, gone)| gone == page);
-            if !left {
+            if !leaving.iter().any(|&(_, gone)| gone == page) {
                 self.keep(&[(frame, page)], &mut evicted);
             }
         }
@@ -184,7 +180,7 @@ impl<M: PageMemory> Store<M> {
     fn runs_without(
         &self,
         pages: std::ops::Range<u64>,
-        runs: &mut [std::ops::Range<u64>; BACKGROUND_BATCH],
+        runs: &mut [std::ops::Range<u64>; MAX_REGION_PAGES],
     ) -> usize {
         let mut count = 0;
         let mut start = None;
@@ -212,58 +208,47 @@ impl<M: PageMemory> Store<M> {
         count
     }
 
-    /// Discards whatever of a run of pages can go, clean or dirty cleaned first: for advice and teardown.
-    pub fn discard_run(&self, pages: std::ops::Range<u64>) -> Evicted {
-        let mut evicted = Evicted::default();
-        let mut victims = Vec::with_capacity(BATCH);
+    /// Discards those of the given pages that are clean and not pinned.
+    pub fn discard_clean(&self, pages: impl Iterator<Item = u64>) {
+        let mut leaving = [(FrameId(0), PageId(0)); BATCH];
+        let mut count = 0;
         for page in pages {
-            let seen = self.seen(page);
-            if seen.is_resident() && matches!(seen.state(), State::Clean | State::Dirty) {
-                victims.push((seen.frame(), PageId(page)));
+            let Ok(seen) = self.word(page).begin_evict() else {
+                continue;
+            };
+            if !self.pool().claim(seen.frame()) {
+                self.word(page).cancel_evict();
+                continue;
             }
-            if victims.len() == BATCH {
-                evicted.add(self.discard_known(&victims));
-                victims.clear();
+            leaving[count] = (seen.frame(), PageId(page));
+            count += 1;
+            if count == BATCH {
+                self.discard_pages(&leaving);
+                count = 0;
             }
         }
-        evicted.add(self.discard_known(&victims));
-        evicted
+        self.discard_pages(&leaving[..count]);
     }
 
-    fn discard_known(&self, victims: &[(FrameId, PageId)]) -> Evicted {
-        for &(frame, _) in victims {
-            self.pool().removed(frame);
-        }
-        self.evict_victims(victims, true)
-    }
-}
-
-impl<M: PageMemory> Store<M> {
-    /// Empties the store before it is detached: dirty pages are written back, what cannot be written is
+    /// Empties the store after it was detached: dirty pages are written back, what cannot be written is
     /// lost with the mapping, and every frame goes back to the pool. Nobody uses the store any more, except
-    /// the evictor and the workers, who are waited for page by page.
+    /// an evictor that still has victims of it in hand, who is waited for.
     pub fn teardown(&self) {
-        self.readahead
-            .set_pattern(crate::readahead::Pattern::Random);
         let _ = self.write_back(0..self.geometry.pages());
         let mut frames = vec![];
         for frame in self.pool().frames_of(self.id) {
-            let Some(key) = self.pool().owner(frame).filter(|key| key.store == self.id) else {
-                continue;
-            };
-            let word = self.word(key.page.0);
-            loop {
+            while let Some(key) = self.pool().owner(frame).filter(|key| key.store == self.id) {
+                let word = self.word(key.page.0);
                 let seen = word.load();
                 if seen.is_transient() {
                     word.wait(seen);
-                } else {
+                } else if seen.is_resident() && seen.frame() == frame && self.pool().claim(frame) {
+                    frames.push(frame);
                     break;
+                } else {
+                    // Another evictor has it in hand, or its loader has not stored it yet.
+                    std::thread::yield_now();
                 }
-            }
-            let seen = word.load();
-            if seen.is_resident() && seen.frame() == frame {
-                self.pool().removed(frame);
-                frames.push(frame);
             }
         }
         count(&self.engine.counters.dropped, frames.len() as u64);

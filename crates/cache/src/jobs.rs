@@ -45,20 +45,13 @@ impl Jobs {
 
     /// Asks for a prefetch. Async-signal-safe.
     pub fn push_prefetch(&self, store: StoreId, first: u64, pages: u64) {
-        let _ = self.prefetches.push(Prefetch {
-            store,
-            first,
-            pages,
-        });
+        let _ = self.prefetches.push(Prefetch { store, first, pages });
         self.post(1);
     }
 
     /// Hands a task to a worker.
     pub fn push_task(&self, task: Task) {
-        self.tasks
-            .lock()
-            .expect("a task does not panic inside the lock")
-            .push_back(task);
+        self.tasks.lock().expect("a task does not panic inside the lock").push_back(task);
         self.post(1);
     }
 
@@ -76,10 +69,7 @@ impl Jobs {
     }
 
     fn next_task(&self) -> Option<Task> {
-        self.tasks
-            .lock()
-            .expect("a task does not panic inside the lock")
-            .pop_front()
+        self.tasks.lock().expect("a task does not panic inside the lock").pop_front()
     }
 
     /// A worker thread. Tasks left when the cache stops are still run: somebody awaits them.

@@ -36,11 +36,7 @@ impl<T: ZeroInit> LazyArray<T> {
     /// An array of `len` zero elements. Takes address space only.
     pub fn new(len: usize) -> io::Result<LazyArray<T>> {
         let base = memory::map_anonymous(Self::bytes(len))?.cast();
-        Ok(LazyArray {
-            base,
-            len,
-            _owned: PhantomData,
-        })
+        Ok(LazyArray { base, len, _owned: PhantomData })
     }
 
     fn bytes(len: usize) -> usize {

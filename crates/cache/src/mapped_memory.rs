@@ -15,9 +15,9 @@ use aquifer_vm::{Arena, Reservation};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::frames::{BACKGROUND_BATCH, FramePool};
+use crate::frames::FramePool;
 use crate::ids::FrameId;
-use crate::store::{Geometry, PageMemory};
+use crate::store::{Geometry, MAX_REGION_PAGES, PageMemory};
 
 /// See the module documentation.
 pub(crate) struct MappedMemory {
@@ -32,11 +32,7 @@ impl MappedMemory {
     pub fn new(engine: Arc<Engine>, geometry: Geometry, writable: bool) -> Result<MappedMemory> {
         let len = geometry.pages() as usize * geometry.page_bytes;
         let reservation = Arena::global()?.allocate(len)?;
-        let protection = if writable {
-            Protection::ReadWrite
-        } else {
-            Protection::Read
-        };
+        let protection = if writable { Protection::ReadWrite } else { Protection::Read };
         reservation.map_anonymous(len, protection)?;
         let base = reservation.address();
         let kernel = |what| move |source| Error::Kernel { what, source };
@@ -47,18 +43,12 @@ impl MappedMemory {
             .uffd()?
             .register(base, len, writable)
             .map_err(kernel("registering a range with userfaultfd"))?;
-        Ok(MappedMemory {
-            reservation,
-            engine,
-            page_bytes: geometry.page_bytes,
-        })
+        Ok(MappedMemory { reservation, engine, page_bytes: geometry.page_bytes })
     }
 
     #[inline]
     pub fn address(&self, page: u64) -> *mut u8 {
-        self.reservation
-            .address()
-            .wrapping_add(page as usize * self.page_bytes)
+        self.reservation.address().wrapping_add(page as usize * self.page_bytes)
     }
 
     fn len(&self, pages: &Range<u64>) -> usize {
@@ -66,9 +56,7 @@ impl MappedMemory {
     }
 
     fn uffd(&self) -> &aquifer_sys::uffd::Uffd {
-        self.engine
-            .uffd_if_open()
-            .expect("opened before the range was registered")
+        self.engine.uffd_if_open().expect("opened before the range was registered")
     }
 
     fn discard_each(&self, runs: &[Range<u64>]) -> io::Result<()> {
@@ -119,29 +107,22 @@ impl PageMemory for MappedMemory {
     }
 
     fn protect(&self, pages: Range<u64>) -> io::Result<()> {
-        self.uffd()
-            .write_protect(self.address(pages.start), self.len(&pages), true)
+        self.uffd().write_protect(self.address(pages.start), self.len(&pages), true)
     }
 
     fn unprotect(&self, page: u64) -> io::Result<()> {
-        self.uffd()
-            .write_protect(self.address(page), self.page_bytes, false)
+        self.uffd().write_protect(self.address(page), self.page_bytes, false)
     }
 
     fn discard(&self, runs: &[Range<u64>]) -> io::Result<()> {
         if !self.engine.vectored_discard || runs.len() == 1 {
             return self.discard_each(runs);
         }
-        let mut vector = [memory::Range {
-            address: std::ptr::null_mut(),
-            len_bytes: 0,
-        }; BACKGROUND_BATCH];
+        let mut vector =
+            [memory::Range { address: std::ptr::null_mut(), len_bytes: 0 }; MAX_REGION_PAGES];
         let mut wanted = 0;
         for (slot, run) in vector.iter_mut().zip(runs) {
-            *slot = memory::Range {
-                address: self.address(run.start),
-                len_bytes: self.len(run),
-            };
+            *slot = memory::Range { address: self.address(run.start), len_bytes: self.len(run) };
             wanted += slot.len_bytes;
         }
         // SAFETY: the pages are Evicting: nobody uses them, and their bytes are on the device.

@@ -115,10 +115,7 @@ impl Seen {
     /// Whether the page occupies a frame.
     #[inline]
     pub fn is_resident(self) -> bool {
-        !matches!(
-            self.state(),
-            State::Absent | State::Loading | State::Probation
-        )
+        !matches!(self.state(), State::Absent | State::Loading | State::Probation)
     }
 
     /// Whether somebody is working on the page and will be done soon.
@@ -207,9 +204,7 @@ impl PageWord {
             Some(PinKind::Read) => PIN_ONE,
             Some(PinKind::Write) => PIN_ONE | WRITE_PINNED,
         };
-        self.finish(State::Loading, |_| {
-            u64::from(frame.0) << FRAME_SHIFT | pins | state
-        });
+        self.finish(State::Loading, |_| u64::from(frame.0) << FRAME_SHIFT | pins | state);
     }
 
     /// Loading → Absent: the load failed.
@@ -283,9 +278,7 @@ impl PageWord {
     pub fn finish_unprotect(&self, pin: bool) {
         let pins = if pin { PIN_ONE } else { 0 };
         let flag = if pin { WRITE_PINNED } else { 0 };
-        self.finish(State::Unprotecting, |seen| {
-            (seen.with(State::Dirty) + pins) | flag
-        });
+        self.finish(State::Unprotecting, |seen| (seen.with(State::Dirty) + pins) | flag);
     }
 
     /// Clean or Dirty, not pinned → Exclusive. The caller alone may read and write the page.

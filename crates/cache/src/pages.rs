@@ -36,16 +36,9 @@ pub(crate) struct ArenaMemory {
 
 impl ArenaMemory {
     fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
-        let versions =
-            LazyArray::new(geometry.pages() as usize).map_err(|source| Error::Kernel {
-                what: "reserving page versions",
-                source,
-            })?;
-        Ok(ArenaMemory {
-            engine,
-            versions,
-            page_bytes: geometry.page_bytes,
-        })
+        let versions = LazyArray::new(geometry.pages() as usize)
+            .map_err(|source| Error::Kernel { what: "reserving page versions", source })?;
+        Ok(ArenaMemory { engine, versions, page_bytes: geometry.page_bytes })
     }
 
     #[inline]
@@ -129,24 +122,13 @@ impl Pages {
         let memory = ArenaMemory::new(engine.clone(), geometry)?;
         let id = engine.reserve_id();
         let writable = device.is_writable();
-        let store = Arc::new(Store::new(
-            id,
-            engine.clone(),
-            device,
-            geometry,
-            writable,
-            memory,
-        )?);
+        let store = Arc::new(Store::new(id, engine.clone(), device, geometry, writable, memory)?);
         engine.attach(id, store.clone(), Kind::Arena);
         Ok(Pages { store, running })
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() {
-            Ok(())
-        } else {
-            Err(Error::Forked)
-        }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// How many pages the device has; the last may be partial, its rest reads as zeros.
@@ -197,11 +179,7 @@ impl Pages {
                 self.store.seen(page.0)
             }
         };
-        Ok(PageRef {
-            pages: self,
-            page,
-            bytes: self.store.memory.bytes(page.0, seen.frame()),
-        })
+        Ok(PageRef { pages: self, page, bytes: self.store.memory.bytes(page.0, seen.frame()) })
     }
 
     /// An exclusive guard on a page, loading it if need be. The page is dirty afterwards.
@@ -210,9 +188,7 @@ impl Pages {
     pub fn get_mut(&self, page: PageId) -> Result<PageMut<'_>> {
         self.check(page)?;
         if !self.store.writable {
-            return Err(Error::ReadOnly {
-                device: self.store.device.name().to_owned(),
-            });
+            return Err(Error::ReadOnly { device: self.store.device.name().to_owned() });
         }
         let word = self.store.word(page.0);
         loop {
@@ -230,11 +206,7 @@ impl Pages {
                         self.store.pool().hit(seen.frame());
                         self.store.memory.bump(page.0);
                         let bytes = self.store.memory.bytes(page.0, seen.frame());
-                        return Ok(PageMut {
-                            pages: self,
-                            page,
-                            bytes,
-                        });
+                        return Ok(PageMut { pages: self, page, bytes });
                     }
                 }
                 _ => word.wait(seen),
@@ -267,18 +239,14 @@ impl Pages {
         let ranges = self.ranges(pages);
         let store = self.store.clone();
         asynchronous::run(&self.running.engine.jobs, move || {
-            store
-                .load_many(&ranges?, true)
-                .map_err(|(page, refused)| store.error(page, refused))
+            store.load_many(&ranges?, true).map_err(|(page, refused)| store.error(page, refused))
         })
     }
 
     /// Starts loading pages in the background: a hint.
     pub fn prefetch(&self, first: PageId, count: u64) -> Result<()> {
         self.check(first)?;
-        self.running
-            .engine
-            .request_prefetch(self.store.id, first.0, count);
+        self.running.engine.request_prefetch(self.store.id, first.0, count);
         Ok(())
     }
 
@@ -314,10 +282,7 @@ impl Pages {
             store.pool().hit(seen.frame());
             // SAFETY: frames are always mapped, so the bytes are readable, if perhaps another page's.
             let bytes = unsafe {
-                Bytes::new(
-                    memory.bytes(page.0, seen.frame()),
-                    store.geometry.page_bytes,
-                )
+                Bytes::new(memory.bytes(page.0, seen.frame()), store.geometry.page_bytes)
             };
             let result = look(bytes);
             // Pairs with the fence in `bump`: what was read above is not newer than the version below.
@@ -361,8 +326,7 @@ impl Pages {
     /// [`Mapping::flush`](crate::Mapping::flush).
     pub fn flush(&self, pages: Range<PageId>) -> Result<()> {
         self.check_process()?;
-        self.store
-            .flush(pages.start.0..pages.end.0.min(self.page_count()))
+        self.store.flush(pages.start.0..pages.end.0.min(self.page_count()))
     }
 
     /// [`Pages::flush`] of everything.
@@ -379,8 +343,10 @@ impl Drop for Pages {
         if !self.running.engine.mark.is_current() {
             return;
         }
+        let engine = &self.running.engine;
+        engine.detach(self.store.id);
         self.store.teardown();
-        self.running.engine.detach(self.store.id, Kind::Arena);
+        engine.use_budget(Kind::Arena, false);
     }
 }
 

@@ -87,11 +87,7 @@ impl ReadAhead {
         let window = match self.continue_stream(page, now) {
             Some(window) => window,
             None => {
-                let start = if pattern == Pattern::Sequential as u8 {
-                    MAX_WINDOW
-                } else {
-                    1
-                };
+                let start = if pattern == Pattern::Sequential as u8 { MAX_WINDOW } else { 1 };
                 self.start_stream(page, start, now);
                 start
             }
@@ -106,11 +102,8 @@ impl ReadAhead {
             if word == 0 || page < next || page > next + window {
                 continue;
             }
-            let window = if page == next {
-                (window * 2).min(MAX_WINDOW)
-            } else {
-                (window / 2).max(1)
-            };
+            let window =
+                if page == next { (window * 2).min(MAX_WINDOW) } else { (window / 2).max(1) };
             stream.store(pack(page + window, window), Ordering::Relaxed);
             used.store(now, Ordering::Relaxed);
             return Some(window);
@@ -128,10 +121,7 @@ impl ReadAhead {
 
     fn split(&self, window: u64) -> Window {
         let now = window.min(self.most_now);
-        Window {
-            now: now as u32,
-            later: (window - now) as u32,
-        }
+        Window { now: now as u32, later: (window - now) as u32 }
     }
 }
 

@@ -17,9 +17,7 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram {
-            buckets: [const { AtomicU64::new(0) }; BUCKETS],
-        }
+        Histogram { buckets: [const { AtomicU64::new(0) }; BUCKETS] }
     }
 }
 
@@ -33,11 +31,7 @@ impl Histogram {
     /// What was recorded so far.
     pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
-            counts: self
-                .buckets
-                .iter()
-                .map(|count| count.load(Ordering::Relaxed))
-                .collect(),
+            counts: self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
         }
     }
 }
@@ -90,8 +84,7 @@ impl HistogramSnapshot {
 
     /// Adds another snapshot's counts.
     pub fn merge(&mut self, other: &HistogramSnapshot) {
-        self.counts
-            .resize(self.counts.len().max(other.counts.len()), 0);
+        self.counts.resize(self.counts.len().max(other.counts.len()), 0);
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
         }

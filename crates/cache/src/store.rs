@@ -34,6 +34,9 @@ use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::readahead::{ReadAhead, Window};
 use crate::stats::count;
 
+/// Pages of a region with the smallest page size.
+pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
+
 /// Sizes of a store, in bytes and pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
@@ -77,11 +80,8 @@ impl Geometry {
 
     /// The pages a byte range touches, after checking that it lies inside.
     pub fn pages_of(self, offset_bytes: u64, len_bytes: u64) -> Result<Range<u64>> {
-        let out_of_bounds = Error::OutOfBounds {
-            offset_bytes,
-            len_bytes,
-            mapped_bytes: self.len_bytes,
-        };
+        let out_of_bounds =
+            Error::OutOfBounds { offset_bytes, len_bytes, mapped_bytes: self.len_bytes };
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.len_bytes => {
                 let page = self.page_bytes as u64;
@@ -193,10 +193,7 @@ impl<M: PageMemory> Store<M> {
         writable: bool,
         memory: M,
     ) -> Result<Store<M>> {
-        let kernel = |source| Error::Kernel {
-            what: "reserving page tables",
-            source,
-        };
+        let kernel = |source| Error::Kernel { what: "reserving page tables", source };
         Ok(Store {
             id,
             words: LazyArray::new(geometry.pages() as usize).map_err(kernel)?,
@@ -216,10 +213,7 @@ impl<M: PageMemory> Store<M> {
     }
 
     pub fn key(&self, page: u64) -> PageKey {
-        PageKey {
-            store: self.id,
-            page: PageId(page),
-        }
+        PageKey { store: self.id, page: PageId(page) }
     }
 
     #[inline]
@@ -232,22 +226,12 @@ impl<M: PageMemory> Store<M> {
         let device = || self.device.name().to_owned();
         let offset_bytes = self.geometry.offset_of(page);
         match refused {
-            Refused::Device(source) => Error::Load {
-                device: device(),
-                offset_bytes,
-                source,
-            },
-            Refused::Kernel(source) => Error::Kernel {
-                what: "installing a page",
-                source,
-            },
+            Refused::Device(source) => Error::Load { device: device(), offset_bytes, source },
+            Refused::Kernel(source) => Error::Kernel { what: "installing a page", source },
             Refused::NoFrame(NoFrame { pinned, unwritable }) => {
                 Error::Exhausted { pinned, unwritable }
             }
-            Refused::TooManyPins => Error::TooManyPins {
-                offset_bytes,
-                pins: MAX_PINS,
-            },
+            Refused::TooManyPins => Error::TooManyPins { offset_bytes, pins: MAX_PINS },
         }
     }
 
@@ -338,9 +322,7 @@ impl<M: PageMemory> Store<M> {
         };
         let bounce = self.engine.bounce.take();
         if let Some(slot) = probation
-            && self
-                .engine
-                .probation_copy(slot, self.key(page), bounce.as_ptr())
+            && self.engine.probation_copy(slot, self.key(page), bounce.as_ptr())
         {
             count(&self.engine.counters.probation_hits, 1);
             return self.finish(page, frame, bounce.as_ptr(), access, pin, started);
@@ -368,16 +350,12 @@ impl<M: PageMemory> Store<M> {
         let wanted = self.geometry.bytes_in(pages.clone());
         let whole = (pages.end - pages.start) as usize * self.geometry.page_bytes;
         // Direct I/O wants whole blocks; what lies beyond the device's end is not transferred.
-        let asked = wanted
-            .next_multiple_of(self.device.alignment_bytes())
-            .min(whole);
+        let asked = wanted.next_multiple_of(self.device.alignment_bytes()).min(whole);
         let offset_bytes = self.geometry.offset_of(pages.start);
         // SAFETY: `target` is a bounce buffer or a frame of at least `whole` bytes that this thread owns.
         let buffer = unsafe { std::slice::from_raw_parts_mut(target, whole) };
-        let got = self
-            .device
-            .read_at(offset_bytes, &mut buffer[..asked])
-            .map_err(Refused::Device)?;
+        let got =
+            self.device.read_at(offset_bytes, &mut buffer[..asked]).map_err(Refused::Device)?;
         check_length(offset_bytes, wanted, got)?;
         buffer[wanted..].fill(0);
         Ok(())
@@ -398,10 +376,8 @@ impl<M: PageMemory> Store<M> {
         // that is not installed.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         // SAFETY: `data` holds the page, which this thread is loading.
-        let installed = unsafe {
-            self.memory
-                .install(page, &[frame], data, self.writable && !dirty)
-        };
+        let installed =
+            unsafe { self.memory.install(page, &[frame], data, self.writable && !dirty) };
         if let Err(error) = installed {
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
@@ -411,10 +387,7 @@ impl<M: PageMemory> Store<M> {
         }
         self.pool().inserted(frame, self.key(page));
         self.word(page).finish_load(frame, dirty, pin);
-        self.engine
-            .counters
-            .fault_service_ns
-            .record(started.elapsed().as_nanos() as u64);
+        self.engine.counters.fault_service_ns.record(started.elapsed().as_nanos() as u64);
         Ok(())
     }
 
@@ -473,13 +446,9 @@ impl<M: PageMemory> Store<M> {
             self.word(extra).finish_load(frame, false, pin);
         }
         count(&self.engine.counters.prefetched, run as u64 - 1);
-        self.engine
-            .counters
-            .fault_service_ns
-            .record(started.elapsed().as_nanos() as u64);
+        self.engine.counters.fault_service_ns.record(started.elapsed().as_nanos() as u64);
         if window.later > 0 {
-            self.engine
-                .request_prefetch(self.id, pages.end, u64::from(window.later));
+            self.engine.request_prefetch(self.id, pages.end, u64::from(window.later));
         }
         Ok(())
     }
@@ -538,9 +507,5 @@ pub(crate) fn check_length(
     if got >= wanted {
         return Ok(());
     }
-    Err(Refused::Device(DeviceError::ShortRead {
-        offset_bytes,
-        len_bytes: wanted,
-        got_bytes: got,
-    }))
+    Err(Refused::Device(DeviceError::ShortRead { offset_bytes, len_bytes: wanted, got_bytes: got }))
 }

@@ -19,9 +19,8 @@ pub(crate) fn wake_all(word: &AtomicU64) {
 
 #[cfg(not(loom))]
 fn low_half(word: &AtomicU64) -> &std::sync::atomic::AtomicU32 {
-    let half = std::ptr::from_ref(word)
-        .cast::<u32>()
-        .wrapping_add(cfg!(target_endian = "big") as usize);
+    let half =
+        std::ptr::from_ref(word).cast::<u32>().wrapping_add(cfg!(target_endian = "big") as usize);
     // SAFETY: half of a live, aligned atomic word. The kernel reads it; nobody else writes through it.
     unsafe { std::sync::atomic::AtomicU32::from_ptr(half.cast_mut()) }
 }

@@ -40,12 +40,8 @@ pub(crate) struct Failed {
 
 impl Failed {
     fn merge(slot: &mut Option<Failed>, pages: Range<u64>, source: DeviceError) {
-        let failed = slot.get_or_insert(Failed {
-            pages: 0,
-            first: pages.start,
-            last: pages.start,
-            source,
-        });
+        let failed =
+            slot.get_or_insert(Failed { pages: 0, first: pages.start, last: pages.start, source });
         failed.pages += pages.end - pages.start;
         failed.first = failed.first.min(pages.start);
         failed.last = failed.last.max(pages.end - 1);
@@ -69,20 +65,16 @@ impl<M: PageMemory> Store<M> {
             return Err(self.write_back_error(failed));
         }
         count(&self.engine.counters.syncs, 1);
-        self.device.sync().map_err(|source| Error::Sync {
-            device: self.device.name().to_owned(),
-            source,
-        })
+        self.device
+            .sync()
+            .map_err(|source| Error::Sync { device: self.device.name().to_owned(), source })
     }
 
     fn write_back_error(&self, failed: Failed) -> Error {
         Error::WriteBack {
             device: self.device.name().to_owned(),
             offset_bytes: self.geometry.offset_of(failed.first),
-            end_bytes: self
-                .geometry
-                .offset_of(failed.last + 1)
-                .min(self.geometry.len_bytes),
+            end_bytes: self.geometry.offset_of(failed.last + 1).min(self.geometry.len_bytes),
             pages: failed.pages,
             source: failed.source,
         }
@@ -223,9 +215,7 @@ impl<M: PageMemory> Store<M> {
 
     /// The gate is held: what is not Dirty now does not become it.
     fn may_protect(&self, between: Range<u64>) -> bool {
-        between
-            .into_iter()
-            .all(|page| self.seen(page).state() != State::Dirty)
+        between.into_iter().all(|page| self.seen(page).state() != State::Dirty)
     }
 
     fn protect_span(&self, span: Range<u64>) {
@@ -238,14 +228,8 @@ impl<M: PageMemory> Store<M> {
         if runs.is_empty() {
             return;
         }
-        let mut batch = WriteBatch {
-            store: self,
-            runs,
-            next: 0,
-            in_flight: 0,
-            bounces: vec![],
-            failed,
-        };
+        let mut batch =
+            WriteBatch { store: self, runs, next: 0, in_flight: 0, bounces: vec![], failed };
         batch.bounces.resize_with(batch.runs.len(), || None);
         self.device.run(&mut batch, self.device.queue_depth());
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
@@ -273,11 +257,7 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
         }
         let pool = &store.engine.bounce;
         // With nothing in flight nobody else would bring us back here.
-        let bounce = if self.in_flight == 0 {
-            pool.take()
-        } else {
-            pool.try_take()?
-        };
+        let bounce = if self.in_flight == 0 { pool.take() } else { pool.try_take()? };
         let page_bytes = store.geometry.page_bytes;
         for (index, (page, &frame)) in run.pages.clone().zip(&run.frames).enumerate() {
             // SAFETY: the pages are Cleaning or pinned, so they stay; a snapshot may be torn, and is

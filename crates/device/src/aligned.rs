@@ -31,14 +31,8 @@ impl AlignedBuffer {
             .expect("the alignment is a power of two and the length fits the address space");
         // SAFETY: the layout's size is at least 1.
         let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else {
-            handle_alloc_error(layout)
-        };
-        AlignedBuffer {
-            start,
-            layout,
-            len_bytes,
-        }
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        AlignedBuffer { start, layout, len_bytes }
     }
 }
 

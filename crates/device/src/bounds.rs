@@ -9,11 +9,7 @@ pub(crate) fn readable_bytes(
     device_bytes: u64,
 ) -> Result<usize, DeviceError> {
     if offset_bytes > device_bytes {
-        return Err(DeviceError::OutOfBounds {
-            offset_bytes,
-            len_bytes,
-            device_bytes,
-        });
+        return Err(DeviceError::OutOfBounds { offset_bytes, len_bytes, device_bytes });
     }
     let left_bytes = usize::try_from(device_bytes - offset_bytes).unwrap_or(usize::MAX);
     Ok(len_bytes.min(left_bytes))
@@ -27,11 +23,7 @@ pub(crate) fn check_write(
 ) -> Result<(), DeviceError> {
     match offset_bytes.checked_add(len_bytes as u64) {
         Some(end_bytes) if end_bytes <= device_bytes => Ok(()),
-        _ => Err(DeviceError::OutOfBounds {
-            offset_bytes,
-            len_bytes,
-            device_bytes,
-        }),
+        _ => Err(DeviceError::OutOfBounds { offset_bytes, len_bytes, device_bytes }),
     }
 }
 
@@ -44,26 +36,14 @@ mod tests {
         assert_eq!(readable_bytes(0, 10, 10).unwrap(), 10);
         assert_eq!(readable_bytes(8, 10, 10).unwrap(), 2);
         assert_eq!(readable_bytes(10, 10, 10).unwrap(), 0);
-        assert!(matches!(
-            readable_bytes(11, 0, 10),
-            Err(DeviceError::OutOfBounds { .. })
-        ));
-        assert!(matches!(
-            readable_bytes(u64::MAX, 10, 10),
-            Err(DeviceError::OutOfBounds { .. })
-        ));
+        assert!(matches!(readable_bytes(11, 0, 10), Err(DeviceError::OutOfBounds { .. })));
+        assert!(matches!(readable_bytes(u64::MAX, 10, 10), Err(DeviceError::OutOfBounds { .. })));
     }
 
     #[test]
     fn writes_never_cross_the_end() {
         assert!(check_write(0, 10, 10).is_ok());
-        assert!(matches!(
-            check_write(1, 10, 10),
-            Err(DeviceError::OutOfBounds { .. })
-        ));
-        assert!(matches!(
-            check_write(u64::MAX, 10, 10),
-            Err(DeviceError::OutOfBounds { .. })
-        ));
+        assert!(matches!(check_write(1, 10, 10), Err(DeviceError::OutOfBounds { .. })));
+        assert!(matches!(check_write(u64::MAX, 10, 10), Err(DeviceError::OutOfBounds { .. })));
     }
 }

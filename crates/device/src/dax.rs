@@ -102,17 +102,11 @@ impl DaxOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<DaxDevice, DeviceError> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let mode = std::fs::metadata(path).map_err(|source| DeviceError::Open {
-            path: name.clone(),
-            source,
-        })?;
+        let mode = std::fs::metadata(path)
+            .map_err(|source| DeviceError::Open { path: name.clone(), source })?;
         let kind = mode.file_type();
         if !kind.is_file() && !is_devdax(&mode) {
-            let what = if kind.is_block_device() {
-                "a block device"
-            } else {
-                "no regular file"
-            };
+            let what = if kind.is_block_device() { "a block device" } else { "no regular file" };
             return Err(DeviceError::Unsuitable {
                 path: name,
                 reason: format!(
@@ -125,10 +119,7 @@ impl DaxOptions {
             .read(true)
             .write(self.writable)
             .open(path)
-            .map_err(|source| DeviceError::Open {
-                path: name.clone(),
-                source,
-            })?;
+            .map_err(|source| DeviceError::Open { path: name.clone(), source })?;
         self.map(file, name)
     }
 
@@ -137,23 +128,13 @@ impl DaxOptions {
     /// # Errors
     /// As [`DaxOptions::open`].
     pub fn map(&self, file: File, name: String) -> Result<DaxDevice, DeviceError> {
-        let open_error = |source| DeviceError::Open {
-            path: name.clone(),
-            source,
-        };
-        let unsuitable = |reason: String| DeviceError::Unsuitable {
-            path: name.clone(),
-            reason,
-        };
+        let open_error = |source| DeviceError::Open { path: name.clone(), source };
+        let unsuitable = |reason: String| DeviceError::Unsuitable { path: name.clone(), reason };
         let metadata = file.metadata().map_err(open_error)?;
         let is_regular = metadata.file_type().is_file();
         let magic = file_system::magic(file.as_fd()).map_err(open_error)?;
         let volatile = file_system::in_memory(magic).filter(|_| is_regular);
-        let len_bytes = if is_regular {
-            metadata.len()
-        } else {
-            devdax_len_bytes(&metadata)
-        };
+        let len_bytes = if is_regular { metadata.len() } else { devdax_len_bytes(&metadata) };
         let len_bytes = usize::try_from(len_bytes)
             .map_err(|_| unsuitable("is longer than the address space".into()))?;
         let (region, persistence, medium) = match volatile {
@@ -172,9 +153,7 @@ impl DaxOptions {
                 (region, Persistence::Volatile, medium)
             }
             None if len_bytes == 0 => {
-                return Err(unsuitable(
-                    "is empty, so it cannot be told whether it is DAX".into(),
-                ));
+                return Err(unsuitable("is empty, so it cannot be told whether it is DAX".into()));
             }
             None => {
                 let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
@@ -190,9 +169,7 @@ impl DaxOptions {
                     allocate(&file, len_bytes).map_err(open_error)?;
                 }
                 if copy::FlushForm::best().is_none() {
-                    return Err(unsuitable(
-                        "this CPU has no instruction to flush a line".into(),
-                    ));
+                    return Err(unsuitable("this CPU has no instruction to flush a line".into()));
                 }
                 (
                     region,
@@ -270,8 +247,7 @@ impl Device for DaxDevice {
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
         let readable_bytes = bounds::readable_bytes(offset_bytes, buffer.len(), self.len_bytes()?)?;
-        self.region
-            .read(offset_bytes, &mut buffer[..readable_bytes]);
+        self.region.read(offset_bytes, &mut buffer[..readable_bytes]);
         Ok(readable_bytes)
     }
 
@@ -330,11 +306,7 @@ fn allocate(file: &File, len_bytes: usize) -> io::Result<()> {
 /// Where sysfs describes a character device.
 fn sysfs_of(metadata: &std::fs::Metadata) -> String {
     let device = metadata.rdev();
-    format!(
-        "/sys/dev/char/{}:{}",
-        libc::major(device),
-        libc::minor(device)
-    )
+    format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device))
 }
 
 fn is_devdax(metadata: &std::fs::Metadata) -> bool {

@@ -4,11 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// File systems whose files are memory.
-const IN_MEMORY: [(u64, &str); 3] = [
-    (0x0102_1994, "tmpfs"),
-    (0x8584_58f6, "ramfs"),
-    (HUGETLBFS, "hugetlbfs"),
-];
+const IN_MEMORY: [(u64, &str); 3] =
+    [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramfs"), (HUGETLBFS, "hugetlbfs")];
 
 /// File systems whose files are made up by the kernel as they are read.
 const MADE_UP: [(u64, &str); 8] = [
@@ -39,16 +36,10 @@ pub(crate) fn magic(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// The name of an in-memory file system, if it is one.
 pub(crate) fn in_memory(magic: u64) -> Option<&'static str> {
-    IN_MEMORY
-        .iter()
-        .find(|known| known.0 == magic)
-        .map(|known| known.1)
+    IN_MEMORY.iter().find(|known| known.0 == magic).map(|known| known.1)
 }
 
 /// The name of a file system without storage, if it is one.
 pub(crate) fn made_up(magic: u64) -> Option<&'static str> {
-    MADE_UP
-        .iter()
-        .find(|known| known.0 == magic)
-        .map(|known| known.1)
+    MADE_UP.iter().find(|known| known.0 == magic).map(|known| known.1)
 }

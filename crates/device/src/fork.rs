@@ -28,10 +28,7 @@ pub(crate) fn generation() -> u64 {
     let mark = unsafe { &*(address as *const AtomicU64) };
     // Acquire: pairs with the release below, so that whoever sees the page marked sees the raise too.
     while mark.load(Ordering::Acquire) != MARKED {
-        if mark
-            .compare_exchange(0, RAISING, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
-        {
+        if mark.compare_exchange(0, RAISING, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             GENERATION.fetch_add(1, Ordering::Relaxed);
             mark.store(MARKED, Ordering::Release);
         } else {

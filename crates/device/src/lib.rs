@@ -220,9 +220,7 @@ pub fn run_one<D: Device + ?Sized>(device: &D, request: &Request) -> Result<usiz
         IoOperation::Write => {
             // SAFETY: the contract of `Batch`: valid, and nobody changes it until `complete`.
             let bytes = unsafe { std::slice::from_raw_parts(request.memory, request.len_bytes) };
-            device
-                .write_at(request.offset_bytes, bytes)
-                .map(|()| request.len_bytes)
+            device.write_at(request.offset_bytes, bytes).map(|()| request.len_bytes)
         }
         _ => {
             // SAFETY: the contract of `Batch`: valid, and nobody else looks at it until `complete`.

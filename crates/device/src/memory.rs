@@ -30,10 +30,9 @@ impl MemoryDevice {
     pub fn new(len_bytes: usize) -> Result<Self, DeviceError> {
         match Region::anonymous(len_bytes) {
             Ok(region) => Ok(MemoryDevice { region }),
-            Err(source) => Err(DeviceError::Open {
-                path: format!("memory of {len_bytes} bytes"),
-                source,
-            }),
+            Err(source) => {
+                Err(DeviceError::Open { path: format!("memory of {len_bytes} bytes"), source })
+            }
         }
     }
 
@@ -71,8 +70,7 @@ impl Device for MemoryDevice {
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
         let device_bytes = self.region.len_bytes() as u64;
         let readable_bytes = bounds::readable_bytes(offset_bytes, buffer.len(), device_bytes)?;
-        self.region
-            .read(offset_bytes, &mut buffer[..readable_bytes]);
+        self.region.read(offset_bytes, &mut buffer[..readable_bytes]);
         Ok(readable_bytes)
     }
 

@@ -44,10 +44,7 @@ impl Region {
         file: libc::c_int,
     ) -> io::Result<Self> {
         if len_bytes == 0 {
-            return Ok(Region {
-                start: std::ptr::without_provenance_mut(4096),
-                len_bytes: 0,
-            });
+            return Ok(Region { start: std::ptr::without_provenance_mut(4096), len_bytes: 0 });
         }
         // SAFETY: a new mapping at a place of the kernel's choice; nothing existing is replaced.
         let start =
@@ -55,10 +52,7 @@ impl Region {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Region {
-            start: start.cast(),
-            len_bytes,
-        })
+        Ok(Region { start: start.cast(), len_bytes })
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
@@ -77,11 +71,7 @@ impl Region {
         // SAFETY: the region's own mapping; populating changes no bytes.
         let result =
             unsafe { libc::madvise(self.start.cast(), self.len_bytes, libc::MADV_POPULATE_READ) };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Copies out of the region.
@@ -113,10 +103,7 @@ impl Region {
         // SAFETY: as in `write`.
         let is_durable =
             unsafe { copy::copy_and_persist(destination, buffer.as_ptr(), buffer.len()) };
-        assert!(
-            is_durable,
-            "a persistent device is only opened where cache lines can be flushed"
-        );
+        assert!(is_durable, "a persistent device is only opened where cache lines can be flushed");
     }
 
     fn at(&self, offset_bytes: u64, len_bytes: usize) -> *mut u8 {

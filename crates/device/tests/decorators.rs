@@ -24,18 +24,12 @@ fn errno(error: &DeviceError) -> Option<i32> {
 
 #[test]
 fn without_faults_the_content_is_the_devices() {
-    let rate = Rate {
-        latency: Duration::ZERO,
-        bytes_per_second: Some(1 << 40),
-    };
+    let rate = Rate { latency: Duration::ZERO, bytes_per_second: Some(1 << 40) };
     let inner: Arc<dyn Device> = Arc::new(memory());
     let stack = Counting::new(Throttled::new(Faulty::new(inner), rate));
     check_against_model(&stack, seed(11), 200);
     let path = stack.access_path();
-    assert_eq!(
-        path,
-        "memory (volatile) (with injected faults) (throttled) (counted)"
-    );
+    assert_eq!(path, "memory (volatile) (with injected faults) (throttled) (counted)");
 }
 
 #[test]
@@ -71,12 +65,7 @@ fn a_range_fails_and_its_neighbours_do_not() {
     let error = device.read_at(8192, &mut page).unwrap_err();
     assert!(matches!(
         error,
-        DeviceError::Io {
-            operation: IoOperation::Read,
-            offset_bytes: 8192,
-            len_bytes: 4096,
-            ..
-        }
+        DeviceError::Io { operation: IoOperation::Read, offset_bytes: 8192, len_bytes: 4096, .. }
     ));
     assert!(device.read_at(12287, &mut page).is_err());
     assert!(device.read_at(12288, &mut page).is_ok());
@@ -107,9 +96,7 @@ fn a_countdown_lets_its_number_pass() {
     let trigger = Trigger::After { operations: 3 };
     let rule = FaultRule::new(FaultTarget::Transfers, Fault::Errno(libc::EIO)).trigger(trigger);
     device.control().inject(rule.at_most(2));
-    let outcomes: Vec<bool> = (0..7)
-        .map(|_| device.write_at(0, &[0; 8]).is_ok())
-        .collect();
+    let outcomes: Vec<bool> = (0..7).map(|_| device.write_at(0, &[0; 8]).is_ok()).collect();
     assert_eq!(outcomes, [true, true, true, false, false, true, true]);
 }
 
@@ -117,47 +104,28 @@ fn a_countdown_lets_its_number_pass() {
 fn the_same_seed_gives_the_same_faults() {
     let outcomes = |seed| {
         let device = Faulty::new(memory());
-        let trigger = Trigger::Probability {
-            probability: 0.25,
-            seed,
-        };
+        let trigger = Trigger::Probability { probability: 0.25, seed };
         let rule = FaultRule::new(FaultTarget::Reads, Fault::Errno(libc::EIO)).trigger(trigger);
         device.control().inject(rule);
-        (0..4000)
-            .map(|_| device.read_at(0, &mut [0; 8]).is_ok())
-            .collect::<Vec<_>>()
+        (0..4000).map(|_| device.read_at(0, &mut [0; 8]).is_ok()).collect::<Vec<_>>()
     };
     let first = outcomes(1);
     assert_eq!(first, outcomes(1));
     assert_ne!(first, outcomes(2));
     let failed = first.iter().filter(|is_ok| !**is_ok).count();
-    assert!(
-        (800..1200).contains(&failed),
-        "a quarter of 4000, not {failed}"
-    );
+    assert!((800..1200).contains(&failed), "a quarter of 4000, not {failed}");
 }
 
 #[test]
 fn short_reads_come_in_both_forms() {
     let device = Faulty::new(MemoryDevice::from_bytes(&[3; 8192]).unwrap());
     let short = Fault::ShortRead { got_bytes: 100 };
-    device
-        .control()
-        .inject(FaultRule::new(FaultTarget::Transfers, short).at_most(1));
+    device.control().inject(FaultRule::new(FaultTarget::Transfers, short).at_most(1));
     device.write_at(0, &[3; 10]).unwrap();
     let error = device.read_at(0, &mut [0; 4096]).unwrap_err();
-    assert!(matches!(
-        error,
-        DeviceError::ShortRead {
-            got_bytes: 100,
-            len_bytes: 4096,
-            ..
-        }
-    ));
+    assert!(matches!(error, DeviceError::ShortRead { got_bytes: 100, len_bytes: 4096, .. }));
     let early = Fault::EndsEarly { got_bytes: 100 };
-    device
-        .control()
-        .inject(FaultRule::new(FaultTarget::Reads, early));
+    device.control().inject(FaultRule::new(FaultTarget::Reads, early));
     assert_eq!(device.read_at(0, &mut [0; 4096]).unwrap(), 100);
     assert_eq!(device.read_at(0, &mut [0; 50]).unwrap(), 50);
 }
@@ -182,10 +150,7 @@ fn a_batch_keeps_its_depth_and_fails_where_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(100 * 4096).unwrap();
     for io_uring in [true, false] {
-        let inner = FileDevice::options()
-            .io_uring(io_uring)
-            .open(file.path())
-            .unwrap();
+        let inner = FileDevice::options().io_uring(io_uring).open(file.path()).unwrap();
         let counting = Counting::new(inner);
         let counters = counting.counters();
         let device = Faulty::new(Throttled::new(counting, Rate::default()));
@@ -193,9 +158,7 @@ fn a_batch_keeps_its_depth_and_fails_where_told() {
             FaultRule::new(FaultTarget::Reads, fault).range(page * 4096..(page + 1) * 4096)
         };
         device.control().inject(rule(Fault::Errno(libc::EIO), 40));
-        device
-            .control()
-            .inject(rule(Fault::ShortRead { got_bytes: 9 }, 50));
+        device.control().inject(rule(Fault::ShortRead { got_bytes: 9 }, 50));
         let mut batch = ListBatch::reads(100, 4096);
         device.run(&mut batch, 16);
         for (page, planned) in batch.planned.iter().enumerate() {
@@ -207,28 +170,18 @@ fn a_batch_keeps_its_depth_and_fails_where_told() {
             }
         }
         let counts = counters.snapshot();
-        assert_eq!(
-            (counts.reads, counts.most_in_flight, counts.batches),
-            (99, 16, 1)
-        );
+        assert_eq!((counts.reads, counts.most_in_flight, counts.batches), (99, 16, 1));
     }
 }
 
 #[test]
 fn a_batch_that_only_fails_still_ends() {
     let device = Faulty::new(memory());
-    device
-        .control()
-        .inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(libc::EIO)));
+    device.control().inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(libc::EIO)));
     let mut batch = ListBatch::reads(16, 4096);
     batch.window = 1;
     device.run(&mut batch, 4);
-    assert!(
-        batch
-            .planned
-            .iter()
-            .all(|planned| matches!(planned.result, Some(Err(_))))
-    );
+    assert!(batch.planned.iter().all(|planned| matches!(planned.result, Some(Err(_)))));
 }
 
 #[test]
@@ -240,10 +193,7 @@ fn counts_add_up() {
     device.write_at(0, &[0; 4096]).unwrap();
     device.write_at(0, &[0; 5000]).unwrap();
     device.read_at(60 << 10, &mut [0; 8192]).unwrap();
-    control.inject(FaultRule::new(
-        FaultTarget::Transfers,
-        Fault::Errno(libc::EIO),
-    ));
+    control.inject(FaultRule::new(FaultTarget::Transfers, Fault::Errno(libc::EIO)));
     control.inject(FaultRule::new(FaultTarget::Syncs, Fault::Errno(libc::EIO)));
     device.read_at(0, &mut [0; 1]).unwrap_err();
     device.read_at(0, &mut []).unwrap_err();
@@ -251,14 +201,8 @@ fn counts_add_up() {
     let counts = counters.snapshot();
     assert_eq!((counts.writes, counts.written_bytes), (2, 9096));
     assert_eq!((counts.reads, counts.read_bytes), (1, 4096));
-    assert_eq!(
-        (counts.transfer_errors, counts.syncs, counts.sync_errors),
-        (2, 0, 1)
-    );
-    assert_eq!(
-        (counts.sizes[0], counts.sizes[12], counts.sizes[13]),
-        (2, 2, 1)
-    );
+    assert_eq!((counts.transfer_errors, counts.syncs, counts.sync_errors), (2, 0, 1));
+    assert_eq!((counts.sizes[0], counts.sizes[12], counts.sizes[13]), (2, 2, 1));
     assert_eq!(counts.sizes.iter().sum::<u64>(), 5);
     assert_eq!(counts.most_in_flight, 1);
 }

@@ -27,17 +27,9 @@ fn behaves_as_a_byte_array_in_every_form() {
             for io_uring in [true, false] {
                 let file = file_of(len_bytes);
                 let options = FileDevice::options().writable(true);
-                let device = options
-                    .direct(direct)
-                    .io_uring(io_uring)
-                    .open(file.path())
-                    .unwrap();
+                let device = options.direct(direct).io_uring(io_uring).open(file.path()).unwrap();
                 check_against_model(&device, seed(len_bytes), 120);
-                assert_eq!(
-                    file.as_file().metadata().unwrap().len(),
-                    len_bytes,
-                    "never extended"
-                );
+                assert_eq!(file.as_file().metadata().unwrap().len(), len_bytes, "never extended");
             }
         }
     }
@@ -46,17 +38,10 @@ fn behaves_as_a_byte_array_in_every_form() {
 #[test]
 fn direct_io_is_used_where_the_file_system_allows_it() {
     let file = file_of(1 << 20);
-    match FileDevice::options()
-        .direct(Direct::Require)
-        .open(file.path())
-    {
+    match FileDevice::options().direct(Direct::Require).open(file.path()) {
         Ok(device) => {
             assert!(device.is_direct());
-            assert!(
-                device.access_path().starts_with("direct, "),
-                "{}",
-                device.access_path()
-            );
+            assert!(device.access_path().starts_with("direct, "), "{}", device.access_path());
             assert!(device.alignment_bytes() >= 512 && device.alignment_bytes().is_power_of_two());
             assert!(FileDevice::open(file.path()).unwrap().is_direct());
         }
@@ -67,10 +52,7 @@ fn direct_io_is_used_where_the_file_system_allows_it() {
 #[test]
 fn asking_for_buffered_access_gives_it() {
     let file = file_of(8192);
-    let device = FileDevice::options()
-        .direct(Direct::Never)
-        .open(file.path())
-        .unwrap();
+    let device = FileDevice::options().direct(Direct::Never).open(file.path()).unwrap();
     assert!(!device.is_direct());
     assert_eq!(device.alignment_bytes(), 1);
     assert!(device.access_path().starts_with("buffered (asked for), "));
@@ -85,15 +67,9 @@ fn a_file_system_in_memory_is_buffered_and_says_so() {
     file.as_file().set_len(10_000).unwrap();
     let device = writable(file.path());
     let path = device.access_path();
-    assert!(
-        path.starts_with("buffered (the file system keeps its files in memory), "),
-        "{path}"
-    );
+    assert!(path.starts_with("buffered (the file system keeps its files in memory), "), "{path}");
     check_against_model(&device, seed(1), 100);
-    let error = FileDevice::options()
-        .direct(Direct::Require)
-        .open(file.path())
-        .unwrap_err();
+    let error = FileDevice::options().direct(Direct::Require).open(file.path()).unwrap_err();
     assert!(matches!(error, DeviceError::Unsuitable { .. }), "{error}");
 }
 
@@ -112,30 +88,17 @@ fn a_truncated_file_gives_short_reads_and_typed_errors() {
         assert_eq!(device.read_at(12 << 10, &mut buffer).unwrap(), 4096 + 100);
         let beyond = device.read_at(20 << 10, &mut buffer).unwrap_err();
         assert!(
-            matches!(
-                beyond,
-                DeviceError::OutOfBounds {
-                    device_bytes: 16_484,
-                    ..
-                }
-            ),
+            matches!(beyond, DeviceError::OutOfBounds { device_bytes: 16_484, .. }),
             "{beyond}"
         );
         for offset_bytes in [12 << 10, 16 << 10, 56 << 10] {
             let refused = device.write_at(offset_bytes, &buffer).unwrap_err();
-            assert!(
-                matches!(refused, DeviceError::OutOfBounds { .. }),
-                "{refused}"
-            );
+            assert!(matches!(refused, DeviceError::OutOfBounds { .. }), "{refused}");
         }
         assert_eq!(file.as_file().metadata().unwrap().len(), (16 << 10) + 100);
 
         file.as_file().set_len(16 << 10).unwrap();
-        assert_eq!(
-            device.read_at(16 << 10, &mut buffer).unwrap(),
-            0,
-            "exactly at the end"
-        );
+        assert_eq!(device.read_at(16 << 10, &mut buffer).unwrap(), 0, "exactly at the end");
     }
 }
 
@@ -146,10 +109,7 @@ fn a_growing_file_is_seen() {
     let mut buffer = AlignedBuffer::new(4096, 4096);
     assert_eq!(device.len_bytes().unwrap(), 0);
     assert_eq!(device.read_at(0, &mut buffer).unwrap(), 0);
-    assert!(matches!(
-        device.write_at(0, &buffer),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
+    assert!(matches!(device.write_at(0, &buffer), Err(DeviceError::OutOfBounds { .. })));
     device.sync().unwrap();
 
     file.as_file().write_all_at(&[5; 6000], 0).unwrap();
@@ -169,16 +129,7 @@ fn offsets_beyond_what_the_kernel_counts_are_out_of_bounds() {
     let mut buffer = AlignedBuffer::new(4096, 4096);
     for offset_bytes in [!4095, 1 << 63, (1 << 63) - 4096] {
         let read = device.read_at(offset_bytes, &mut buffer).unwrap_err();
-        assert!(
-            matches!(
-                read,
-                DeviceError::OutOfBounds {
-                    device_bytes: 4096,
-                    ..
-                }
-            ),
-            "{read}"
-        );
+        assert!(matches!(read, DeviceError::OutOfBounds { device_bytes: 4096, .. }), "{read}");
         let write = device.write_at(offset_bytes, &buffer).unwrap_err();
         assert!(matches!(write, DeviceError::OutOfBounds { .. }), "{write}");
     }
@@ -187,10 +138,7 @@ fn offsets_beyond_what_the_kernel_counts_are_out_of_bounds() {
 #[test]
 fn what_is_not_aligned_is_refused_by_a_direct_device() {
     let file = file_of(16 << 10);
-    let Ok(device) = FileDevice::options()
-        .direct(Direct::Require)
-        .writable(true)
-        .open(file.path())
+    let Ok(device) = FileDevice::options().direct(Direct::Require).writable(true).open(file.path())
     else {
         eprintln!("skipped: the temporary directory's file system refuses O_DIRECT");
         return;
@@ -198,22 +146,10 @@ fn what_is_not_aligned_is_refused_by_a_direct_device() {
     let unit_bytes = device.alignment_bytes();
     let mut buffer = AlignedBuffer::new(4 * unit_bytes, 4096);
     let misaligned = |result: Result<usize, DeviceError>| matches!(result, Err(DeviceError::Misaligned { alignment_bytes, .. }) if alignment_bytes == unit_bytes);
-    assert!(
-        misaligned(device.read_at(1, &mut buffer[..unit_bytes])),
-        "offset"
-    );
-    assert!(
-        misaligned(device.read_at(0, &mut buffer[..unit_bytes + 1])),
-        "length"
-    );
-    assert!(
-        misaligned(device.read_at(0, &mut buffer[1..=unit_bytes])),
-        "memory"
-    );
-    assert!(
-        misaligned(device.write_at(0, &buffer[..7]).map(|()| 7)),
-        "length of a write"
-    );
+    assert!(misaligned(device.read_at(1, &mut buffer[..unit_bytes])), "offset");
+    assert!(misaligned(device.read_at(0, &mut buffer[..unit_bytes + 1])), "length");
+    assert!(misaligned(device.read_at(0, &mut buffer[1..=unit_bytes])), "memory");
+    assert!(misaligned(device.write_at(0, &buffer[..7]).map(|()| 7)), "length of a write");
     assert_eq!(device.read_at(0, &mut buffer[..0]).unwrap(), 0);
 }
 
@@ -222,9 +158,7 @@ fn a_device_opened_for_reading_refuses_writes() {
     let file = file_of(4096);
     let device = FileDevice::open(file.path()).unwrap();
     assert!(!device.is_writable());
-    let refused = device
-        .write_at(0, &AlignedBuffer::new(4096, 4096))
-        .unwrap_err();
+    let refused = device.write_at(0, &AlignedBuffer::new(4096, 4096)).unwrap_err();
     assert!(matches!(refused, DeviceError::ReadOnly), "{refused}");
 }
 
@@ -246,13 +180,7 @@ fn what_is_no_storage_is_refused_with_a_reason() {
     ];
     for (path, word) in paths {
         let error = FileDevice::open(&path).unwrap_err();
-        let DeviceError::Unsuitable {
-            path: named,
-            reason,
-        } = &error
-        else {
-            panic!("{error}")
-        };
+        let DeviceError::Unsuitable { path: named, reason } = &error else { panic!("{error}") };
         assert_eq!(named, path.to_str().unwrap());
         assert!(reason.contains(word), "{reason}");
     }
@@ -284,14 +212,8 @@ fn regular_files_offer_their_page_cache() {
     use std::os::fd::AsRawFd;
     let file = file_of(8192);
     for direct in [Direct::Auto, Direct::Never] {
-        let device = FileDevice::options()
-            .direct(direct)
-            .open(file.path())
-            .unwrap();
-        let descriptor = device
-            .page_cache_file()
-            .expect("a regular file")
-            .as_raw_fd();
+        let device = FileDevice::options().direct(direct).open(file.path()).unwrap();
+        let descriptor = device.page_cache_file().expect("a regular file").as_raw_fd();
         // SAFETY: no memory is involved.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
         assert_eq!(flags & libc::O_DIRECT, 0, "must be buffered");
@@ -319,22 +241,16 @@ struct LoopDevice(String);
 
 impl LoopDevice {
     fn attach(file: &Path) -> Option<Self> {
-        let output = std::process::Command::new("losetup")
-            .args(["-f", "--show"])
-            .arg(file)
-            .output();
+        let output =
+            std::process::Command::new("losetup").args(["-f", "--show"]).arg(file).output();
         let output = output.ok().filter(|output| output.status.success())?;
-        Some(LoopDevice(
-            String::from_utf8(output.stdout).ok()?.trim().into(),
-        ))
+        Some(LoopDevice(String::from_utf8(output.stdout).ok()?.trim().into()))
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup")
-            .args(["-d", &self.0])
-            .status();
+        let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
     }
 }
 
@@ -352,9 +268,7 @@ fn a_block_device_works_as_a_file_does() {
         assert!(device.is_direct(), "{}", device.access_path());
         assert!(device.page_cache_file().is_none());
         check_against_model(&device, seed(9), 60);
-        let end = device
-            .write_at(300 << 10, &AlignedBuffer::new(4096, 4096))
-            .unwrap_err();
+        let end = device.write_at(300 << 10, &AlignedBuffer::new(4096, 4096)).unwrap_err();
         assert!(matches!(end, DeviceError::OutOfBounds { .. }), "{end}");
     }
 }
@@ -402,27 +316,14 @@ fn a_full_file_system_is_named_and_a_write_can_be_repeated() {
     let device = writable(&path);
     let page = AlignedBuffer::new(16 << 10, 4096);
     let full = device.write_at(128 << 10, &page).unwrap_err();
-    let DeviceError::Io {
-        offset_bytes,
-        source,
-        ..
-    } = &full
-    else {
-        panic!("{full}")
-    };
+    let DeviceError::Io { offset_bytes, source, .. } = &full else { panic!("{full}") };
     assert_eq!(source.raw_os_error(), Some(libc::ENOSPC));
-    assert!(
-        (128 << 10..144 << 10).contains(offset_bytes),
-        "names where it failed: {offset_bytes}"
-    );
+    assert!((128 << 10..144 << 10).contains(offset_bytes), "names where it failed: {offset_bytes}");
     std::fs::remove_file(&ballast).unwrap();
     device.write_at(128 << 10, &page).unwrap();
     device.sync().unwrap();
 
-    let mapped = aquifer_device::DaxDevice::options()
-        .writable(true)
-        .open(&path)
-        .unwrap_err();
+    let mapped = aquifer_device::DaxDevice::options().writable(true).open(&path).unwrap_err();
     assert!(
         matches!(&mapped, DeviceError::Open { source, .. } if source.raw_os_error() == Some(libc::ENOSPC)),
         "a mapping of more than there is must not be had: {mapped}"

@@ -23,20 +23,13 @@ fn memfd(len_bytes: u64, flags: libc::c_uint) -> std::io::Result<File> {
 
 fn dax_over(file: &File) -> DaxDevice {
     let file = file.try_clone().unwrap();
-    DaxDevice::options()
-        .writable(true)
-        .map(file, "memfd".into())
-        .unwrap()
+    DaxDevice::options().writable(true).map(file, "memfd".into()).unwrap()
 }
 
 #[test]
 fn memory_behaves_as_a_byte_array() {
     for len_bytes in [1, 4096, (200 << 10) + 77] {
-        check_against_model(
-            &MemoryDevice::new(len_bytes).unwrap(),
-            seed(len_bytes as u64),
-            200,
-        );
+        check_against_model(&MemoryDevice::new(len_bytes).unwrap(), seed(len_bytes as u64), 200);
     }
 }
 
@@ -55,10 +48,7 @@ fn empty_memory_is_a_device_of_length_zero() {
     let device = MemoryDevice::new(0).unwrap();
     assert_eq!(device.len_bytes().unwrap(), 0);
     assert_eq!(device.read_at(0, &mut [0; 4]).unwrap(), 0);
-    assert!(matches!(
-        device.write_at(0, &[0]),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
+    assert!(matches!(device.write_at(0, &[0]), Err(DeviceError::OutOfBounds { .. })));
 }
 
 #[test]
@@ -71,18 +61,9 @@ fn memory_that_cannot_be_had_is_an_error() {
 fn ranges_outside_are_refused() {
     let device = MemoryDevice::new(100).unwrap();
     assert_eq!(device.read_at(90, &mut [0; 20]).unwrap(), 10);
-    assert!(matches!(
-        device.read_at(101, &mut [0]),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
-    assert!(matches!(
-        device.write_at(90, &[0; 20]),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
-    assert!(matches!(
-        device.write_at(u64::MAX, &[0; 2]),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
+    assert!(matches!(device.read_at(101, &mut [0]), Err(DeviceError::OutOfBounds { .. })));
+    assert!(matches!(device.write_at(90, &[0; 20]), Err(DeviceError::OutOfBounds { .. })));
+    assert!(matches!(device.write_at(u64::MAX, &[0; 2]), Err(DeviceError::OutOfBounds { .. })));
 }
 
 #[test]
@@ -94,12 +75,7 @@ fn a_file_in_memory_behaves_as_a_byte_array() {
     check_against_model(&device, seed(5), 200);
     let mut batch = ListBatch::reads(20, 4096);
     device.run(&mut batch, 8);
-    assert!(
-        batch
-            .planned
-            .iter()
-            .all(|planned| matches!(planned.result, Some(Ok(4096))))
-    );
+    assert!(batch.planned.iter().all(|planned| matches!(planned.result, Some(Ok(4096)))));
 }
 
 #[test]
@@ -122,14 +98,8 @@ fn a_file_cut_short_gives_errors_and_one_that_grows_is_not_followed() {
     file.set_len((16 << 10) + 50).unwrap();
     assert_eq!(device.len_bytes().unwrap(), (16 << 10) + 50);
     assert_eq!(device.read_at(16 << 10, &mut [0; 4096]).unwrap(), 50);
-    assert!(matches!(
-        device.read_at(32 << 10, &mut [0; 1]),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
-    assert!(matches!(
-        device.write_at(16 << 10, &[0; 51]),
-        Err(DeviceError::OutOfBounds { .. })
-    ));
+    assert!(matches!(device.read_at(32 << 10, &mut [0; 1]), Err(DeviceError::OutOfBounds { .. })));
+    assert!(matches!(device.write_at(16 << 10, &[0; 51]), Err(DeviceError::OutOfBounds { .. })));
     file.set_len(1 << 20).unwrap();
     assert_eq!(device.len_bytes().unwrap(), 64 << 10);
     assert_eq!(device.mapped_bytes(), 64 << 10);
@@ -163,22 +133,15 @@ fn what_is_no_memory_is_refused_with_a_reason() {
     }
     let missing = DaxDevice::open(directory.path().join("missing")).unwrap_err();
     assert!(matches!(missing, DeviceError::Open { .. }), "{missing}");
-    let volatile = DaxDevice::options()
-        .persistent(true)
-        .map(memfd(4096, 0).unwrap(), "m".into());
+    let volatile = DaxDevice::options().persistent(true).map(memfd(4096, 0).unwrap(), "m".into());
     assert!(matches!(volatile, Err(DeviceError::Unsuitable { .. })));
 }
 
 #[test]
 fn a_device_opened_for_reading_refuses_writes() {
-    let device = DaxDevice::options()
-        .map(memfd(4096, 0).unwrap(), "memfd".into())
-        .unwrap();
+    let device = DaxDevice::options().map(memfd(4096, 0).unwrap(), "memfd".into()).unwrap();
     assert!(!device.is_writable());
-    assert!(matches!(
-        device.write_at(0, &[1]),
-        Err(DeviceError::ReadOnly)
-    ));
+    assert!(matches!(device.write_at(0, &[1]), Err(DeviceError::ReadOnly)));
     let mut byte = [1];
     assert_eq!(device.read_at(4095, &mut byte).unwrap(), 1);
     assert_eq!(byte, [0]);

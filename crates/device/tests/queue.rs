@@ -14,34 +14,20 @@ const BLOCK_BYTES: usize = 4096;
 /// A file of `blocks` blocks, each filled with its number.
 fn numbered_file(blocks: usize) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let bytes: Vec<u8> = (0..blocks)
-        .flat_map(|block| vec![block as u8; BLOCK_BYTES])
-        .collect();
+    let bytes: Vec<u8> = (0..blocks).flat_map(|block| vec![block as u8; BLOCK_BYTES]).collect();
     std::fs::write(file.path(), bytes).unwrap();
     file
 }
 
 fn open(path: &Path, io_uring: bool) -> FileDevice {
-    FileDevice::options()
-        .writable(true)
-        .io_uring(io_uring)
-        .open(path)
-        .unwrap()
+    FileDevice::options().writable(true).io_uring(io_uring).open(path).unwrap()
 }
 
 fn check_numbered(batch: &ListBatch) {
     for (block, planned) in batch.planned.iter().enumerate() {
-        let moved = planned
-            .result
-            .as_ref()
-            .expect("completed")
-            .as_ref()
-            .expect("no error");
+        let moved = planned.result.as_ref().expect("completed").as_ref().expect("no error");
         assert_eq!(*moved, BLOCK_BYTES);
-        assert!(
-            planned.buffer.iter().all(|byte| *byte == block as u8),
-            "block {block}"
-        );
+        assert!(planned.buffer.iter().all(|byte| *byte == block as u8), "block {block}");
     }
 }
 
@@ -56,12 +42,7 @@ fn a_batch_reaches_its_depth_and_never_exceeds_it() {
             check_numbered(&batch);
             let counts = device.counters().snapshot();
             assert_eq!((counts.reads, counts.batches), (200, 1));
-            assert_eq!(
-                counts.most_in_flight,
-                depth as u64,
-                "{}",
-                device.access_path()
-            );
+            assert_eq!(counts.most_in_flight, depth as u64, "{}", device.access_path());
         }
     }
 }
@@ -119,26 +100,14 @@ fn errors_of_the_kernel_come_back_with_their_place() {
         let device = open(file.path(), io_uring);
         let mut batch = ListBatch::reads(8, BLOCK_BYTES);
         // Nothing is mapped there, so the kernel answers EFAULT.
-        let mut unmapped = UnmappedRead {
-            inner: &mut batch,
-            done: false,
-        };
+        let mut unmapped = UnmappedRead { inner: &mut batch, done: false };
         device.run(&mut unmapped, 4);
         let result = batch.planned[3].result.as_ref().unwrap();
-        let Err(DeviceError::Io {
-            offset_bytes,
-            operation,
-            source,
-            ..
-        }) = result
-        else {
+        let Err(DeviceError::Io { offset_bytes, operation, source, .. }) = result else {
             panic!("{result:?}")
         };
         assert_eq!(source.raw_os_error(), Some(libc::EFAULT));
-        assert_eq!(
-            (*offset_bytes, *operation),
-            (3 * BLOCK_BYTES as u64, IoOperation::Read)
-        );
+        assert_eq!((*offset_bytes, *operation), (3 * BLOCK_BYTES as u64, IoOperation::Read));
     }
 }
 
@@ -186,9 +155,7 @@ fn a_panicking_batch_is_waited_for_and_harms_nobody() {
 fn a_panic_leaves_no_transfer_behind() {
     const LARGE_BYTES: usize = 64 << 10;
     let file = tempfile::NamedTempFile::new().unwrap();
-    let bytes: Vec<u8> = (1..=64u8)
-        .flat_map(|block| vec![block; LARGE_BYTES])
-        .collect();
+    let bytes: Vec<u8> = (1..=64u8).flat_map(|block| vec![block; LARGE_BYTES]).collect();
     std::fs::write(file.path(), bytes).unwrap();
     for io_uring in [true, false] {
         let device = open(file.path(), io_uring);
@@ -241,11 +208,7 @@ fn a_truncation_during_a_batch_gives_ends_or_errors_never_foreign_bytes() {
                 Ok(moved) => {
                     let expected = &planned.buffer[..*moved];
                     // A page cut while it was being read may already show its zeros.
-                    assert!(
-                        expected
-                            .iter()
-                            .all(|byte| *byte == block as u8 || *byte == 0)
-                    );
+                    assert!(expected.iter().all(|byte| *byte == block as u8 || *byte == 0));
                     assert!(block * BLOCK_BYTES + moved >= cut_to.min((block + 1) * BLOCK_BYTES));
                 }
                 Err(DeviceError::OutOfBounds { .. } | DeviceError::ShortRead { .. }) => {
@@ -265,12 +228,7 @@ fn writes_of_a_batch_arrive() {
             let mut buffer = AlignedBuffer::new(BLOCK_BYTES, 4096);
             buffer.fill(block as u8 + shift);
             let offset_bytes = (block * BLOCK_BYTES) as u64;
-            Planned {
-                operation: IoOperation::Write,
-                offset_bytes,
-                buffer,
-                result: None,
-            }
+            Planned { operation: IoOperation::Write, offset_bytes, buffer, result: None }
         });
         let mut batch = ListBatch::new(planned.collect(), 16);
         let device = open(file.path(), io_uring);
@@ -322,18 +280,12 @@ fn run_alone(test: &str, environment: &[(&str, &str)]) {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{test}: {text}");
-    assert!(
-        String::from_utf8_lossy(&output.stdout).contains("1 passed"),
-        "{test} did not run"
-    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{test} did not run");
 }
 
 #[test]
 fn the_environment_switches_io_uring_off() {
-    run_alone(
-        "alone_io_uring_is_off_by_environment",
-        &[("AQUIFER_NO_IO_URING", "1")],
-    );
+    run_alone("alone_io_uring_is_off_by_environment", &[("AQUIFER_NO_IO_URING", "1")]);
 }
 
 #[test]
@@ -342,10 +294,7 @@ fn alone_io_uring_is_off_by_environment() {
     let file = numbered_file(20);
     let device = open(file.path(), true);
     let path = device.access_path();
-    assert!(
-        path.ends_with(", threads (AQUIFER_NO_IO_URING is set)"),
-        "{path}"
-    );
+    assert!(path.ends_with(", threads (AQUIFER_NO_IO_URING is set)"), "{path}");
     assert_eq!(device.queue_depth(), 32);
     let mut batch = ListBatch::reads(20, BLOCK_BYTES);
     device.run(&mut batch, 8);
@@ -363,39 +312,22 @@ fn forbid(call: libc::c_long, errno: i32) -> bool {
             jf: 1,
             k: call as u32,
         },
-        statement(
-            libc::BPF_RET | libc::BPF_K,
-            libc::SECCOMP_RET_ERRNO | errno as u32,
-        ),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_ptr().cast_mut(),
-    };
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: no memory is involved.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return false;
     }
     // SAFETY: `program` and `filter` outlive the call, which copies them.
     unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &raw const program,
-            0,
-            0,
-        ) == 0
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) == 0
     }
 }
 
 fn statement(code: u32, k: u32) -> libc::sock_filter {
-    libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: 0,
-        k,
-    }
+    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
 #[test]
@@ -413,10 +345,7 @@ fn alone_io_uring_setup_is_forbidden() {
     let file = numbered_file(20);
     let device = open(file.path(), true);
     let path = device.access_path();
-    assert!(
-        path.ends_with(", threads (io_uring is not permitted)"),
-        "{path}"
-    );
+    assert!(path.ends_with(", threads (io_uring is not permitted)"), "{path}");
     let mut batch = ListBatch::reads(20, BLOCK_BYTES);
     device.run(&mut batch, 8);
     check_numbered(&batch);

@@ -36,14 +36,9 @@ pub enum CopyForm {
 impl CopyForm {
     /// The forms this CPU can execute, widest first. `Portable` is always one of them.
     pub fn available() -> impl Iterator<Item = CopyForm> {
-        [
-            CopyForm::Avx512,
-            CopyForm::Avx2,
-            CopyForm::Sse2,
-            CopyForm::Portable,
-        ]
-        .into_iter()
-        .filter(|form| form.is_available())
+        [CopyForm::Avx512, CopyForm::Avx2, CopyForm::Sse2, CopyForm::Portable]
+            .into_iter()
+            .filter(|form| form.is_available())
     }
 
     /// The form in use; found out once.
@@ -201,14 +196,9 @@ pub enum FlushForm {
 impl FlushForm {
     /// The forms this CPU can execute, cheapest first.
     pub fn available() -> impl Iterator<Item = FlushForm> {
-        [
-            FlushForm::Clwb,
-            FlushForm::ClflushOpt,
-            FlushForm::Clflush,
-            FlushForm::DcCvap,
-        ]
-        .into_iter()
-        .filter(|form| form.is_available())
+        [FlushForm::Clwb, FlushForm::ClflushOpt, FlushForm::Clflush, FlushForm::DcCvap]
+            .into_iter()
+            .filter(|form| form.is_available())
     }
 
     /// The form in use, or `None` where stores cannot be made durable by user space. Found out once.
@@ -308,10 +298,7 @@ mod x86 {
     };
 
     /// CPUID leaf 7, EBX.
-    #[allow(
-        unused_unsafe,
-        reason = "the intrinsics are unsafe in the oldest supported compiler"
-    )]
+    #[allow(unused_unsafe, reason = "the intrinsics are unsafe in the oldest supported compiler")]
     pub(super) fn structured_features() -> u32 {
         // SAFETY: every x86-64 CPU has CPUID.
         let (highest_leaf, _) = unsafe { __get_cpuid_max(0) };
@@ -382,9 +369,7 @@ mod tests {
 
     /// Bytes whose value depends on their place, so that a shifted copy shows.
     fn pattern(len_bytes: usize) -> Vec<u8> {
-        (0..len_bytes)
-            .map(|at| (at * 31 + at / 251) as u8)
-            .collect()
+        (0..len_bytes).map(|at| (at * 31 + at / 251) as u8).collect()
     }
 
     /// Copies at every combination of small misalignments and around every line boundary, and checks
@@ -396,25 +381,11 @@ mod tests {
                 let source = pattern(len_bytes + source_shift);
                 let mut target = vec![0xEE; len_bytes + shift + 2 * GUARD_BYTES];
                 let start = GUARD_BYTES + shift;
-                copy(
-                    target[start..].as_mut_ptr(),
-                    source[source_shift..].as_ptr(),
-                    len_bytes,
-                );
+                copy(target[start..].as_mut_ptr(), source[source_shift..].as_ptr(), len_bytes);
                 let what = format!("{len_bytes} bytes, shifts {shift} and {source_shift}");
-                assert_eq!(
-                    target[start..start + len_bytes],
-                    source[source_shift..],
-                    "{what}"
-                );
-                assert!(
-                    target[..start].iter().all(|byte| *byte == 0xEE),
-                    "before: {what}"
-                );
-                assert!(
-                    target[start + len_bytes..].iter().all(|byte| *byte == 0xEE),
-                    "{what}"
-                );
+                assert_eq!(target[start..start + len_bytes], source[source_shift..], "{what}");
+                assert!(target[..start].iter().all(|byte| *byte == 0xEE), "before: {what}");
+                assert!(target[start + len_bytes..].iter().all(|byte| *byte == 0xEE), "{what}");
             }
         }
     }

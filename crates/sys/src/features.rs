@@ -18,26 +18,15 @@ pub struct Probe {
 
 fn probe(name: &'static str, result: io::Result<String>) -> Probe {
     match result {
-        Ok(detail) => Probe {
-            name,
-            available: true,
-            detail,
-        },
-        Err(error) => Probe {
-            name,
-            available: false,
-            detail: error.to_string(),
-        },
+        Ok(detail) => Probe { name, available: true, detail },
+        Err(error) => Probe { name, available: false, detail: error.to_string() },
     }
 }
 
 /// Whether `process_madvise` takes `MADV_DONTNEED` on the calling process (from Linux 6.13).
 pub fn vectored_dontneed() -> io::Result<()> {
     let base = memory::map_anonymous(SMALL_PAGE_BYTES)?;
-    let range = [Range {
-        address: base,
-        len_bytes: SMALL_PAGE_BYTES,
-    }];
+    let range = [Range { address: base, len_bytes: SMALL_PAGE_BYTES }];
     // SAFETY: the page was mapped for this.
     let result = unsafe { memory::advise_many(&range, Advice::DontNeed) };
     // SAFETY: nobody else knows the page.
@@ -51,9 +40,7 @@ pub fn userfaultfd_sigbus() -> io::Result<u64> {
 }
 
 fn userfaultfd_all_features() -> io::Result<String> {
-    let uffd = Uffd::open(Delivery::Message {
-        kernel_faults: false,
-    })?;
+    let uffd = Uffd::open(Delivery::Message { kernel_faults: false })?;
     Ok(format!("feature bits {:#x}", uffd.features()))
 }
 
@@ -83,10 +70,7 @@ pub fn probe_all() -> Vec<Probe> {
         probe("userfaultfd, messages", userfaultfd_all_features()),
         probe(
             "userfaultfd, kernel faults (privileged)",
-            Uffd::open(Delivery::Message {
-                kernel_faults: true,
-            })
-            .map(|_| String::new()),
+            Uffd::open(Delivery::Message { kernel_faults: true }).map(|_| String::new()),
         ),
         probe(
             "process_madvise(MADV_DONTNEED) on itself",

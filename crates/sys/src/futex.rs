@@ -60,10 +60,7 @@ unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 impl<T> Mutex<T> {
     /// An unlocked mutex.
     pub const fn new(value: T) -> Mutex<T> {
-        Mutex {
-            state: AtomicU32::new(UNLOCKED),
-            value: UnsafeCell::new(value),
-        }
+        Mutex { state: AtomicU32::new(UNLOCKED), value: UnsafeCell::new(value) }
     }
 }
 

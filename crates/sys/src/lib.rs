@@ -17,11 +17,7 @@ use std::io;
 /// Converts the `-1 and errno` convention of a system call.
 #[inline]
 pub(crate) fn check(result: libc::c_long) -> io::Result<usize> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result as usize)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
 }
 
 /// The errno of the calling thread; a signal handler saves and restores it.

@@ -42,44 +42,21 @@ fn map_raw(
     let (fd, offset) = file.map_or((-1, 0), |(fd, offset)| (fd.as_raw_fd(), offset));
     // SAFETY: the callers pass MAP_FIXED only over ranges they own (their own safety contracts).
     let result = unsafe {
-        libc::mmap(
-            address.cast(),
-            len_bytes,
-            protection.bits(),
-            flags,
-            fd,
-            offset as libc::off_t,
-        )
+        libc::mmap(address.cast(), len_bytes, protection.bits(), flags, fd, offset as libc::off_t)
     };
-    if result == libc::MAP_FAILED {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result.cast())
-    }
+    if result == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(result.cast()) }
 }
 
 /// Reserves address space anywhere: no access, no memory, no commit charge.
 pub fn reserve(len_bytes: usize) -> io::Result<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    map_raw(
-        std::ptr::null_mut(),
-        len_bytes,
-        Protection::None,
-        flags,
-        None,
-    )
+    map_raw(std::ptr::null_mut(), len_bytes, Protection::None, flags, None)
 }
 
 /// Fresh zeroed memory anywhere, not charged before it is touched.
 pub fn map_anonymous(len_bytes: usize) -> io::Result<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    map_raw(
-        std::ptr::null_mut(),
-        len_bytes,
-        Protection::ReadWrite,
-        flags,
-        None,
-    )
+    map_raw(std::ptr::null_mut(), len_bytes, Protection::ReadWrite, flags, None)
 }
 
 /// Replaces whatever is mapped at `address` by fresh zeroed memory, or by a reservation.
@@ -107,14 +84,7 @@ pub unsafe fn map_file_at(
     offset_bytes: u64,
 ) -> io::Result<()> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    map_raw(
-        address,
-        len_bytes,
-        protection,
-        flags,
-        Some((file, offset_bytes)),
-    )
-    .map(drop)
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
 }
 
 /// Maps part of a file, shared, anywhere.
@@ -200,11 +170,7 @@ fn self_pidfd() -> i32 {
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
         (pid, fd)
     });
-    if owner == pid && fd >= 0 {
-        fd
-    } else {
-        PIDFD_SELF
-    }
+    if owner == pid && fd >= 0 { fd } else { PIDFD_SELF }
 }
 
 /// Opens the descriptor [`advise_many`] needs, so that the fault path does not have to.
@@ -235,10 +201,7 @@ pub unsafe fn advise_many(ranges: &[Range], advice: Advice) -> io::Result<usize>
 ///
 /// `resident` holds one byte a page afterwards, of which only bit 0 counts.
 pub fn residency(address: *const u8, len_bytes: usize, resident: &mut [u8]) -> io::Result<()> {
-    assert!(
-        resident.len() >= len_bytes.div_ceil(SMALL_PAGE_BYTES),
-        "one byte a page"
-    );
+    assert!(resident.len() >= len_bytes.div_ceil(SMALL_PAGE_BYTES), "one byte a page");
     // SAFETY: the vector is long enough, and mincore only inspects the range.
     let result =
         unsafe { libc::mincore(address.cast_mut().cast(), len_bytes, resident.as_mut_ptr()) };
@@ -265,10 +228,7 @@ const _: () = assert!(size_of::<CacheStat>() == size_of::<linux_raw_sys::general
 
 /// Asks what the page cache holds of `offset_bytes..+len_bytes` (a length of 0 means to the end).
 pub fn cachestat(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<CacheStat> {
-    let range = linux_raw_sys::general::cachestat_range {
-        off: offset_bytes,
-        len: len_bytes,
-    };
+    let range = linux_raw_sys::general::cachestat_range { off: offset_bytes, len: len_bytes };
     let mut stat = CacheStat::default();
     // SAFETY: both structures live on this stack and have the kernel's layout.
     check(unsafe {
@@ -294,11 +254,7 @@ pub fn drop_cached(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> i
             libc::POSIX_FADV_DONTNEED,
         )
     };
-    if error == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(error))
-    }
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 /// Copies bytes that another thread, process or device may be changing: they may come out torn, but the
@@ -322,11 +278,7 @@ pub unsafe fn copy_racy(source: *const u8, target: *mut u8, len_bytes: usize) {
     #[cfg(not(target_arch = "x86_64"))]
     for index in 0..len_bytes {
         // SAFETY: inside the ranges the caller guarantees.
-        unsafe {
-            target
-                .add(index)
-                .write_volatile(source.add(index).read_volatile())
-        };
+        unsafe { target.add(index).write_volatile(source.add(index).read_volatile()) };
     }
 }
 

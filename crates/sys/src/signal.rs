@@ -29,11 +29,7 @@ pub unsafe fn fault_context(
     let address = unsafe { (*info).si_addr() } as usize;
     // SAFETY: the third argument of a SA_SIGINFO handler is a ucontext_t.
     let write = unsafe { store_bit(context.cast()) };
-    FaultContext {
-        signal,
-        address,
-        write,
-    }
+    FaultContext { signal, address, write }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -59,13 +55,7 @@ pub fn install(signal: i32, handler: RawHandler) -> io::Result<libc::sigaction> 
     // SAFETY: the set lives in `action`.
     unsafe { libc::sigfillset(&raw mut action.sa_mask) };
     // Synchronous signals stay deliverable: blocked ones would kill the process outright.
-    for synchronous in [
-        libc::SIGBUS,
-        libc::SIGSEGV,
-        libc::SIGFPE,
-        libc::SIGILL,
-        libc::SIGTRAP,
-    ] {
+    for synchronous in [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
         // SAFETY: as above.
         unsafe { libc::sigdelset(&raw mut action.sa_mask, synchronous) };
     }
@@ -141,11 +131,7 @@ pub fn alternate_stack() -> Option<(*mut u8, usize)> {
 /// The memory stays valid until another stack is set or the thread has ended, and the thread is not
 /// running on its present alternate stack.
 pub unsafe fn set_alternate_stack(memory: *mut u8, len_bytes: usize) -> io::Result<()> {
-    let stack = libc::stack_t {
-        ss_sp: memory.cast(),
-        ss_flags: 0,
-        ss_size: len_bytes,
-    };
+    let stack = libc::stack_t { ss_sp: memory.cast(), ss_flags: 0, ss_size: len_bytes };
     // SAFETY: forwarded to the caller.
     crate::check(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }.into())
         .map(drop)
@@ -153,11 +139,8 @@ pub unsafe fn set_alternate_stack(memory: *mut u8, len_bytes: usize) -> io::Resu
 
 /// Removes the calling thread's alternate stack.
 pub fn disable_alternate_stack() {
-    let stack = libc::stack_t {
-        ss_sp: std::ptr::null_mut(),
-        ss_flags: libc::SS_DISABLE,
-        ss_size: 0,
-    };
+    let stack =
+        libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: disabling has no preconditions; it fails harmlessly while running on it.
     unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) };
 }

@@ -70,11 +70,7 @@ impl Uffd {
     /// Opens a userfaultfd. `EPERM` means the system forbids even the unprivileged form.
     pub fn open(delivery: Delivery) -> io::Result<Uffd> {
         let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        if delivery
-            != (Delivery::Message {
-                kernel_faults: true,
-            })
-        {
+        if delivery != (Delivery::Message { kernel_faults: true }) {
             flags |= raw::UFFD_USER_MODE_ONLY as i32;
         }
         // SAFETY: one integer argument.
@@ -85,11 +81,8 @@ impl Uffd {
             Delivery::Sigbus => u64::from(raw::UFFD_FEATURE_SIGBUS),
             Delivery::Message { .. } => 0,
         } | u64::from(raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP);
-        let mut api = raw::uffdio_api {
-            api: u64::from(raw::UFFD_API),
-            features: wanted,
-            ioctls: 0,
-        };
+        let mut api =
+            raw::uffdio_api { api: u64::from(raw::UFFD_API), features: wanted, ioctls: 0 };
         let mut uffd = Uffd { fd, features: 0 };
         uffd.ioctl(ioctl::UFFDIO_API, &mut api)?;
         uffd.features = api.features;
@@ -127,10 +120,7 @@ impl Uffd {
             needed |= OPERATION_WRITE_PROTECT;
         }
         let mut argument = raw::uffdio_register {
-            range: raw::uffdio_range {
-                start: address as u64,
-                len: len_bytes as u64,
-            },
+            range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
             mode,
             ioctls: 0,
         };
@@ -143,10 +133,7 @@ impl Uffd {
 
     /// Gives the faults of a range back to the kernel.
     pub fn unregister(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
-        let mut range = raw::uffdio_range {
-            start: address as u64,
-            len: len_bytes as u64,
-        };
+        let mut range = raw::uffdio_range { start: address as u64, len: len_bytes as u64 };
         self.ioctl(ioctl::UFFDIO_UNREGISTER, &mut range)
     }
 
@@ -163,11 +150,7 @@ impl Uffd {
         len_bytes: usize,
         protect: bool,
     ) -> io::Result<Installed> {
-        let mode = if protect {
-            u64::from(raw::UFFDIO_COPY_MODE_WP)
-        } else {
-            0
-        };
+        let mode = if protect { u64::from(raw::UFFDIO_COPY_MODE_WP) } else { 0 };
         let mut done = 0usize;
         let mut outcome = Installed::Yes;
         while done < len_bytes {
@@ -186,11 +169,7 @@ impl Uffd {
                     Some(libc::EAGAIN) => done += usize::try_from(argument.copy).unwrap_or(0),
                     Some(libc::EEXIST) => {
                         let step = usize::try_from(argument.copy).unwrap_or(0);
-                        done += if step == 0 {
-                            crate::memory::SMALL_PAGE_BYTES
-                        } else {
-                            step
-                        };
+                        done += if step == 0 { crate::memory::SMALL_PAGE_BYTES } else { step };
                         outcome = Installed::AlreadyThere;
                     }
                     _ => return Err(error),
@@ -209,10 +188,7 @@ impl Uffd {
     ) -> io::Result<()> {
         loop {
             let mut argument = raw::uffdio_writeprotect {
-                range: raw::uffdio_range {
-                    start: address as u64,
-                    len: len_bytes as u64,
-                },
+                range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
                 mode: if protect { WRITE_PROTECT_ON } else { 0 },
             };
             match self.ioctl(ioctl::UFFDIO_WRITEPROTECT, &mut argument) {
@@ -224,20 +200,14 @@ impl Uffd {
 
     /// Wakes threads (thread mode) waiting for a fault in the range, which then fault again.
     pub fn wake(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
-        let mut range = raw::uffdio_range {
-            start: address as u64,
-            len: len_bytes as u64,
-        };
+        let mut range = raw::uffdio_range { start: address as u64, len: len_bytes as u64 };
         self.ioctl(ioctl::UFFDIO_WAKE, &mut range)
     }
 
     /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are discarded.
     pub fn poison(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut argument = Poison {
-            range: raw::uffdio_range {
-                start: address as u64,
-                len: len_bytes as u64,
-            },
+            range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
             mode: 0,
             updated: 0,
         };
@@ -251,11 +221,7 @@ impl Uffd {
 
     /// Waits up to `timeout_ms` for the next fault message; `None` when none came.
     pub fn next_fault(&self, timeout_ms: i32) -> io::Result<Option<FaultMessage>> {
-        let mut poll = libc::pollfd {
-            fd: self.fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd on this stack.
         let ready = unsafe { libc::poll(&raw mut poll, 1, timeout_ms) };
         if ready <= 0 {
@@ -264,11 +230,7 @@ impl Uffd {
         let mut message = std::mem::MaybeUninit::<raw::uffd_msg>::zeroed();
         // SAFETY: the buffer has exactly the message's size.
         let got = unsafe {
-            libc::read(
-                self.fd.as_raw_fd(),
-                message.as_mut_ptr().cast(),
-                size_of::<raw::uffd_msg>(),
-            )
+            libc::read(self.fd.as_raw_fd(), message.as_mut_ptr().cast(), size_of::<raw::uffd_msg>())
         };
         if got < 0 {
             let error = io::Error::last_os_error();

@@ -39,11 +39,7 @@ pub struct Fifo {
 impl Fifo {
     /// For `capacity` pages.
     pub fn new(capacity: usize) -> Fifo {
-        Fifo {
-            capacity,
-            queue: VecDeque::new(),
-            cached: HashSet::new(),
-        }
+        Fifo { capacity, queue: VecDeque::new(), cached: HashSet::new() }
     }
 }
 
@@ -74,12 +70,7 @@ pub struct Clock {
 impl Clock {
     /// For `capacity` pages.
     pub fn new(capacity: usize) -> Clock {
-        Clock {
-            capacity,
-            slots: Vec::new(),
-            slot_of: HashMap::new(),
-            hand: 0,
-        }
+        Clock { capacity, slots: Vec::new(), slot_of: HashMap::new(), hand: 0 }
     }
 }
 
@@ -118,12 +109,7 @@ pub struct Lru {
 impl Lru {
     /// For `capacity` pages.
     pub fn new(capacity: usize) -> Lru {
-        Lru {
-            capacity,
-            accesses: 0,
-            last_access: HashMap::new(),
-            by_last_access: BTreeMap::new(),
-        }
+        Lru { capacity, accesses: 0, last_access: HashMap::new(), by_last_access: BTreeMap::new() }
     }
 }
 
@@ -134,10 +120,7 @@ impl Model for Lru {
         if let Some(before) = before {
             self.by_last_access.remove(&before);
         } else if self.last_access.len() == self.capacity {
-            let (_, oldest) = self
-                .by_last_access
-                .pop_first()
-                .expect("a full cache has pages");
+            let (_, oldest) = self.by_last_access.pop_first().expect("a full cache has pages");
             self.last_access.remove(&oldest);
         }
         self.last_access.insert(page, self.accesses);
@@ -160,12 +143,7 @@ pub struct Sieve {
 impl Sieve {
     /// For `capacity` pages.
     pub fn new(capacity: usize) -> Sieve {
-        Sieve {
-            capacity,
-            queue: Vec::new(),
-            visited: HashMap::new(),
-            hand: None,
-        }
+        Sieve { capacity, queue: Vec::new(), visited: HashMap::new(), hand: None }
     }
 
     fn evict(&mut self) {
@@ -236,10 +214,7 @@ impl S3Fifo {
 
     /// As [`S3Fifo::new`], but one miss evicts one page: a page of *main* that leaves is enough.
     pub fn with_single_evictions(capacity: usize) -> S3Fifo {
-        S3Fifo {
-            single: true,
-            ..S3Fifo::new(capacity)
-        }
+        S3Fifo { single: true, ..S3Fifo::new(capacity) }
     }
 
     fn main_target(&self) -> usize {
@@ -335,22 +310,10 @@ mod tests {
     #[test]
     fn each_model_picks_its_own_victim() {
         let trace = [1, 2, 1, 3, 1, 2];
-        assert_eq!(
-            hits(&mut Fifo::new(2), &trace),
-            [false, false, true, false, false, false]
-        );
-        assert_eq!(
-            hits(&mut Lru::new(2), &trace),
-            [false, false, true, false, true, false]
-        );
-        assert_eq!(
-            hits(&mut Clock::new(2), &trace),
-            [false, false, true, false, true, false]
-        );
-        assert_eq!(
-            hits(&mut Sieve::new(2), &trace),
-            [false, false, true, false, true, false]
-        );
+        assert_eq!(hits(&mut Fifo::new(2), &trace), [false, false, true, false, false, false]);
+        assert_eq!(hits(&mut Lru::new(2), &trace), [false, false, true, false, true, false]);
+        assert_eq!(hits(&mut Clock::new(2), &trace), [false, false, true, false, true, false]);
+        assert_eq!(hits(&mut Sieve::new(2), &trace), [false, false, true, false, true, false]);
     }
 
     /// SIEVE and CLOCK part where a survivor stays and where it moves. With three pages and 1 hit, 4 evicts 2

@@ -25,9 +25,7 @@ impl Rng {
             let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             mixed ^ (mixed >> 31)
         };
-        Rng {
-            state: [split_mix(), split_mix(), split_mix(), split_mix()],
-        }
+        Rng { state: [split_mix(), split_mix(), split_mix(), split_mix()] }
     }
 
     /// 64 random bits.
@@ -68,9 +66,7 @@ mod tests {
     /// The first outputs for a known state, worked out by hand from the definition.
     #[test]
     fn follows_the_definition() {
-        let mut rng = Rng {
-            state: [1, 2, 3, 4],
-        };
+        let mut rng = Rng { state: [1, 2, 3, 4] };
         assert_eq!(rng.next_u64(), 41_943_041); // rotl(1 + 4, 23) + 1
         // The state is now [7, 0, 262146, 211106232532992].
         assert_eq!(rng.state, [7, 0, 262_146, 211_106_232_532_992]);
@@ -84,9 +80,6 @@ mod tests {
         for _ in 0..100_000 {
             counts[rng.below(10) as usize] += 1;
         }
-        assert!(
-            counts.iter().all(|count| (9_500..10_500).contains(count)),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|count| (9_500..10_500).contains(count)), "{counts:?}");
     }
 }

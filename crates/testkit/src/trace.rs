@@ -64,30 +64,20 @@ pub fn zipf_with_scans(
 ) -> impl Iterator<Item = u64> + Clone {
     let mut zipf = zipf(pages, theta, seed);
     let mut fresh = pages..;
-    (0..popular + scanned).cycle().filter_map(move |step| {
-        if step < popular {
-            zipf.next()
-        } else {
-            fresh.next()
-        }
-    })
+    (0..popular + scanned)
+        .cycle()
+        .filter_map(move |step| if step < popular { zipf.next() } else { fresh.next() })
 }
 
 /// A number near `pages` over the golden ratio without a common divisor, so that its multiples modulo
 /// `pages` are a permutation that scatters neighbours.
 fn stride_coprime_to(pages: u64) -> u64 {
     let golden = (pages as f64 * 0.618_033_988_749_895) as u64;
-    (golden.max(1)..)
-        .find(|&stride| greatest_common_divisor(stride, pages) == 1)
-        .unwrap_or(1)
+    (golden.max(1)..).find(|&stride| greatest_common_divisor(stride, pages) == 1).unwrap_or(1)
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 {
-        a
-    } else {
-        greatest_common_divisor(b, a % b)
-    }
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]

@@ -80,10 +80,7 @@ impl Arena {
                 Ok(base) => break base,
                 Err(_) if len > SMALLEST_ARENA_BYTES => len /= 2,
                 Err(source) => {
-                    return Err(VmError::Reserve {
-                        len_bytes: len as u64,
-                        source,
-                    });
+                    return Err(VmError::Reserve { len_bytes: len as u64, source });
                 }
             }
         };
@@ -104,9 +101,7 @@ impl Arena {
         Ok(Arena {
             base,
             slots,
-            owners: (0..slots)
-                .map(|_| AtomicPtr::new(std::ptr::null_mut()))
-                .collect(),
+            owners: (0..slots).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(),
             taken: Mutex::new(vec![false; slots]),
         })
     }
@@ -177,17 +172,11 @@ impl Reservation {
     /// Replaces the first `len_bytes` of the reservation by fresh anonymous memory, kept out of children
     /// and core dumps.
     pub fn map_anonymous(&self, len_bytes: usize, protection: Protection) -> Result<(), VmError> {
-        assert!(
-            len_bytes <= self.len_bytes(),
-            "mapping exceeds its reservation"
-        );
+        assert!(len_bytes <= self.len_bytes(), "mapping exceeds its reservation");
         // SAFETY: the range is this reservation's.
         unsafe { memory::map_anonymous_at(self.address(), len_bytes, protection) }
             .and_then(|()| self.keep_private(len_bytes))
-            .map_err(|source| VmError::Map {
-                len_bytes: len_bytes as u64,
-                source,
-            })
+            .map_err(|source| VmError::Map { len_bytes: len_bytes as u64, source })
     }
 
     /// Replaces the first `len_bytes` of the reservation by a shared mapping of a file.
@@ -197,17 +186,11 @@ impl Reservation {
         protection: Protection,
         file: std::os::fd::BorrowedFd<'_>,
     ) -> Result<(), VmError> {
-        assert!(
-            len_bytes <= self.len_bytes(),
-            "mapping exceeds its reservation"
-        );
+        assert!(len_bytes <= self.len_bytes(), "mapping exceeds its reservation");
         // SAFETY: the range is this reservation's.
         unsafe { memory::map_file_at(self.address(), len_bytes, protection, file, 0) }
             .and_then(|()| self.keep_private(len_bytes))
-            .map_err(|source| VmError::Map {
-                len_bytes: len_bytes as u64,
-                source,
-            })
+            .map_err(|source| VmError::Map { len_bytes: len_bytes as u64, source })
     }
 
     fn keep_private(&self, len_bytes: usize) -> io::Result<()> {

@@ -99,29 +99,17 @@ struct Arguments {
 
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let errno = aquifer_sys::errno();
-    let mut arguments = Arguments {
-        signal,
-        info,
-        context,
-        served: Served::No,
-    };
+    let mut arguments = Arguments { signal, info, context, served: Served::No };
     // SAFETY: `serve_managed` only uses the arguments, which live until it returns.
     unsafe {
-        stack::with_room(
-            context.cast(),
-            serve_managed,
-            std::ptr::from_mut(&mut arguments).cast(),
-        );
+        stack::with_room(context.cast(), serve_managed, std::ptr::from_mut(&mut arguments).cast());
     }
     aquifer_sys::set_errno(errno);
     if arguments.served == Served::No {
         FOREIGN_FAULTS.fetch_add(1, Ordering::Relaxed);
         let Some(router) = ROUTER.get() else { return };
-        let previous = if signal == libc::SIGBUS {
-            &router.previous_sigbus
-        } else {
-            &router.previous_sigsegv
-        };
+        let previous =
+            if signal == libc::SIGBUS { &router.previous_sigbus } else { &router.previous_sigsegv };
         // SAFETY: these are the handler's own arguments, and `previous` is what was installed.
         unsafe { signal::chain(previous, signal, info, context) };
     }

@@ -2,12 +2,17 @@
 //!
 //! A handler on an alternate stack starts with the kernel's frame: 3.4 KiB with AVX-512 state, more with
 //! AMX. Rust gives its threads an alternate stack of 8 KiB or the hardware's minimum, so serving a fault
-//! there could run off its end. Threads of other libraries, and threads that only use bare pointers,
-//! cannot be prepared in advance; so the handler looks at the room left and, where it is short, continues
-//! on a stack from a pool, without a system call or a lock.
+//! there would run off its end; a thread without one may fault with its ordinary stack nearly full.
+//! Threads of other libraries, and threads that only use bare pointers, cannot be prepared in advance; so
+//! the handler itself continues on a stack from a pool, without a lock. What must fit on the interrupted
+//! stack is the kernel's frame and nothing else.
 //!
-//! A thread without an alternate stack takes its faults on its ordinary one; [`prepare_thread`] gives it
-//! an alternate stack, for code that runs with the stack nearly full.
+//! While the handler runs on a pooled stack, that is made the thread's alternate stack: otherwise the
+//! kernel would take the thread for being off its alternate stack, and put a nested fault's frame on top
+//! of the first one's. Returning from the handler restores the old setting (`rt_sigreturn` does).
+//!
+//! A thread without an alternate stack whose ordinary one has no room for the kernel's frame dies;
+//! [`prepare_thread`] gives it an alternate stack.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +22,9 @@ use aquifer_sys::signal;
 
 use crate::VmError;
 
-/// Below this the handler moves. Serving a fault in a debug build stays well under it.
-const ROOM_BYTES: usize = 24 << 10;
-const STACK_BYTES: usize = 64 << 10;
+/// Serving a fault takes less than 40 KiB in a debug build.
+const STACK_BYTES: usize = 256 << 10;
+const OWN_STACK_BYTES: usize = 64 << 10;
 const GUARD_BYTES: usize = 4 << 10;
 const POOL_STACKS: usize = 256;
 
@@ -50,10 +55,7 @@ pub(crate) fn prepare_pool() -> Result<(), VmError> {
                 .map_err(VmError::Handler)?;
         }
     }
-    let pool = Pool {
-        base,
-        taken: [const { AtomicBool::new(false) }; POOL_STACKS],
-    };
+    let pool = Pool { base, taken: [const { AtomicBool::new(false) }; POOL_STACKS] };
     if let Err(second) = POOL.set(pool) {
         // SAFETY: another thread was first; nobody has seen this mapping.
         let _ = unsafe { memory::unmap(second.base, len) };
@@ -61,8 +63,7 @@ pub(crate) fn prepare_pool() -> Result<(), VmError> {
     Ok(())
 }
 
-/// Calls `function(argument)`, on a pooled stack if the handler runs on an alternate stack with too
-/// little room. With the pool exhausted it stays where it is.
+/// Calls `function(argument)` on a pooled stack. With the pool exhausted it stays where it is.
 ///
 /// # Safety
 /// `context` is the handler's third argument; `function` may be called with `argument`.
@@ -72,39 +73,56 @@ pub(crate) unsafe fn with_room(
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
+    let Some((pool, index)) = take() else {
+        return function(argument);
+    };
+    let base = pool.base.wrapping_add(index * STACK_BYTES);
     // SAFETY: the caller passes the handler's own context.
     let alternate = unsafe { (*context).uc_stack };
     let here = std::ptr::from_ref(&alternate) as usize;
-    let base = alternate.ss_sp as usize;
-    let on_alternate = here >= base && here < base + alternate.ss_size;
-    if on_alternate
-        && here - base < ROOM_BYTES
-        && let Some((pool, index)) = take()
-    {
-        let top = pool.base.wrapping_add((index + 1) * STACK_BYTES);
-        // SAFETY: `top` is the end of a stack that this thread owns until the flag is cleared.
-        unsafe { call_on(top, function, argument) };
-        // Release pairs with the acquire in `take`: the next user sees the stack unused.
-        pool.taken[index].store(false, Ordering::Release);
-        return;
+    let old = alternate.ss_sp as usize;
+    let call = Call {
+        function,
+        argument,
+        becomes_alternate: (old..old + alternate.ss_size).contains(&here),
+        base: base.wrapping_add(GUARD_BYTES),
+    };
+    // SAFETY: the end of a stack that this thread owns until the flag is cleared.
+    unsafe { call_on(base.wrapping_add(STACK_BYTES), enter, std::ptr::from_ref(&call) as *mut _) };
+    // Release pairs with the acquire in `take`: the next user sees the stack unused.
+    pool.taken[index].store(false, Ordering::Release);
+}
+
+struct Call {
+    function: extern "C" fn(*mut libc::c_void),
+    argument: *mut libc::c_void,
+    becomes_alternate: bool,
+    base: *mut u8,
+}
+
+/// First function on the pooled stack.
+extern "C" fn enter(call: *mut libc::c_void) {
+    // SAFETY: `with_room` passes its own `Call`, which outlives this.
+    let call = unsafe { &*call.cast::<Call>() };
+    if call.becomes_alternate {
+        // Refused only if the kernel's minimum grew beyond the pool's stacks; then nested faults are
+        // where they were without this.
+        // SAFETY: this thread runs on the pooled stack, off its alternate one, and owns it.
+        let _ = unsafe { signal::set_alternate_stack(call.base, STACK_BYTES - GUARD_BYTES) };
     }
-    function(argument);
+    (call.function)(call.argument);
 }
 
 fn take() -> Option<(&'static Pool, usize)> {
     let pool = POOL.get()?;
     let start = aquifer_sys::cpu::current() * 7 % POOL_STACKS;
-    (0..POOL_STACKS)
-        .map(|step| (start + step) % POOL_STACKS)
-        .find_map(|index| {
-            let flag = &pool.taken[index];
-            // Acquire pairs with the release in `with_room`.
-            let free = !flag.load(Ordering::Relaxed)
-                && flag
-                    .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok();
-            free.then_some((pool, index))
-        })
+    (0..POOL_STACKS).map(|step| (start + step) % POOL_STACKS).find_map(|index| {
+        let flag = &pool.taken[index];
+        // Acquire pairs with the release in `with_room`.
+        let free = !flag.load(Ordering::Relaxed)
+            && flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        free.then_some((pool, index))
+    })
 }
 
 /// Switches the stack pointer to `top`, calls, and switches back.
@@ -153,12 +171,12 @@ pub fn prepare_thread() -> Result<(), VmError> {
         static OWN: std::cell::RefCell<Option<OwnStack>> = const { std::cell::RefCell::new(None) };
     }
     signal::unblock_faults();
-    if signal::alternate_stack().is_some_and(|(_, len)| len >= STACK_BYTES) {
+    if signal::alternate_stack().is_some_and(|(_, len)| len >= OWN_STACK_BYTES) {
         return Ok(());
     }
-    let base = memory::map_anonymous(STACK_BYTES).map_err(VmError::Handler)?;
+    let base = memory::map_anonymous(OWN_STACK_BYTES).map_err(VmError::Handler)?;
     // SAFETY: the memory is kept by the thread-local until the thread ends.
-    unsafe { signal::set_alternate_stack(base, STACK_BYTES) }.map_err(VmError::Handler)?;
+    unsafe { signal::set_alternate_stack(base, OWN_STACK_BYTES) }.map_err(VmError::Handler)?;
     OWN.with(|own| *own.borrow_mut() = Some(OwnStack(base)));
     Ok(())
 }
@@ -169,6 +187,6 @@ impl Drop for OwnStack {
     fn drop(&mut self) {
         signal::disable_alternate_stack();
         // SAFETY: no longer the thread's alternate stack.
-        let _ = unsafe { memory::unmap(self.0, STACK_BYTES) };
+        let _ = unsafe { memory::unmap(self.0, OWN_STACK_BYTES) };
     }
 }

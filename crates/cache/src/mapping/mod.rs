@@ -119,41 +119,22 @@ impl Mapping {
         let engine = running.engine.clone();
         let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
         if options.writable && !device.is_writable() {
-            return Err(Error::ReadOnly {
-                device: device.name().to_owned(),
-            });
+            return Err(Error::ReadOnly { device: device.name().to_owned() });
         }
         let memory = MappedMemory::new(engine.clone(), geometry, options.writable)?;
         let id = engine.reserve_id();
-        let store = Store::new(
-            id,
-            engine.clone(),
-            device,
-            geometry,
-            options.writable,
-            memory,
-        )?;
+        let store = Store::new(id, engine.clone(), device, geometry, options.writable, memory)?;
         let mut store = Arc::new(store);
         let owner: *const UserStore = Arc::as_ptr(&store);
-        let reservation = &mut Arc::get_mut(&mut store)
-            .expect("not shared yet")
-            .memory
-            .reservation;
+        let reservation = &mut Arc::get_mut(&mut store).expect("not shared yet").memory.reservation;
         // SAFETY: the reservation is dropped with the store it names as its owner.
         unsafe { reservation.set_owner(owner) }?;
         engine.attach(id, store.clone(), Kind::Mapped);
-        Ok(Mapping {
-            user: store,
-            running,
-        })
+        Ok(Mapping { user: store, running })
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() {
-            Ok(())
-        } else {
-            Err(Error::Forked)
-        }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// The mapped length in bytes: the device's when it was mapped.
@@ -198,21 +179,16 @@ impl Mapping {
         if self.is_writable() {
             return Ok(());
         }
-        Err(Error::ReadOnly {
-            device: self.user.device.name().to_owned(),
-        })
+        Err(Error::ReadOnly { device: self.user.device.name().to_owned() })
     }
 
     fn pages_of(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.check_process()?;
-        let len = range
-            .end
-            .checked_sub(range.start)
-            .ok_or(Error::OutOfBounds {
-                offset_bytes: range.start,
-                len_bytes: 0,
-                mapped_bytes: self.len(),
-            })?;
+        let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
+            offset_bytes: range.start,
+            len_bytes: 0,
+            mapped_bytes: self.len(),
+        })?;
         self.user.geometry.pages_of(range.start, len)
     }
 
@@ -242,36 +218,22 @@ impl Mapping {
     /// As [`Mapping::read_into`], and [`Error::ReadOnly`]. Pages before the one that failed are written.
     pub fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<()> {
         self.check_writable()?;
-        self.for_each_page(
-            offset_bytes,
-            source.len(),
-            Access::Write,
-            |address, part| {
-                let source = &source[part];
-                // SAFETY: the page is pinned for writing.
-                unsafe { copy_racy(source.as_ptr(), address, source.len()) };
-            },
-        )
+        self.for_each_page(offset_bytes, source.len(), Access::Write, |address, part| {
+            let source = &source[part];
+            // SAFETY: the page is pinned for writing.
+            unsafe { copy_racy(source.as_ptr(), address, source.len()) };
+        })
     }
 
     /// The value at `offset_bytes`, in the machine's byte order; any alignment.
     pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
         let mut value = std::mem::MaybeUninit::<T>::uninit();
-        self.for_each_page(
-            offset_bytes,
-            size_of::<T>(),
-            Access::Read,
-            |address, part| {
-                // SAFETY: the page is pinned, and the part lies within the value.
-                unsafe {
-                    copy_racy(
-                        address,
-                        value.as_mut_ptr().cast::<u8>().add(part.start),
-                        part.len(),
-                    );
-                }
-            },
-        )?;
+        self.for_each_page(offset_bytes, size_of::<T>(), Access::Read, |address, part| {
+            // SAFETY: the page is pinned, and the part lies within the value.
+            unsafe {
+                copy_racy(address, value.as_mut_ptr().cast::<u8>().add(part.start), part.len());
+            }
+        })?;
         // SAFETY: every byte was copied, and every bit pattern is a `T`.
         Ok(unsafe { value.assume_init() })
     }
@@ -280,15 +242,10 @@ impl Mapping {
     pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
         self.check_writable()?;
         let source = std::ptr::from_ref(&value).cast::<u8>();
-        self.for_each_page(
-            offset_bytes,
-            size_of::<T>(),
-            Access::Write,
-            |address, part| {
-                // SAFETY: the page is pinned for writing, and the part lies within the value.
-                unsafe { copy_racy(source.add(part.start), address, part.len()) };
-            },
-        )
+        self.for_each_page(offset_bytes, size_of::<T>(), Access::Write, |address, part| {
+            // SAFETY: the page is pinned for writing, and the part lies within the value.
+            unsafe { copy_racy(source.add(part.start), address, part.len()) };
+        })
     }
 
     /// Calls `work` with the address and the part of the range on each page, pinned one at a time.
@@ -306,11 +263,7 @@ impl Mapping {
         for page in pages {
             let first = store.geometry.offset_of(page).max(offset_bytes);
             let last = store.geometry.offset_of(page + 1).min(end);
-            let pin = if access == Access::Write {
-                PinKind::Write
-            } else {
-                PinKind::Read
-            };
+            let pin = if access == Access::Write { PinKind::Write } else { PinKind::Read };
             store
                 .ensure(page, access, Some(pin), false)
                 .map_err(|refused| store.error(page, refused))?;
@@ -387,9 +340,7 @@ impl Mapping {
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         let store = &*self.user;
-        store
-            .touch_many(&pages)
-            .map_err(|(page, refused)| store.error(page, refused))
+        store.touch_many(&pages).map_err(|(page, refused)| store.error(page, refused))
     }
 
     /// As [`Mapping::touch_many`], awaitable on any executor. The work runs on the cache's I/O threads.
@@ -400,9 +351,7 @@ impl Mapping {
         let pages = self.page_ranges(ranges);
         let store = self.user.clone();
         asynchronous::run(&self.running.engine.jobs, move || {
-            store
-                .touch_many(&pages?)
-                .map_err(|(page, refused)| store.error(page, refused))
+            store.touch_many(&pages?).map_err(|(page, refused)| store.error(page, refused))
         })
     }
 
@@ -436,7 +385,8 @@ impl Mapping {
             Advice::Random => store.readahead.set_pattern(Pattern::Random),
             Advice::WillNeed => self.prefetch(&[range])?,
             Advice::DontNeed => {
-                store.discard_run(pages);
+                let _ = store.write_back(pages.clone());
+                store.discard_clean(pages);
             }
             Advice::Cold => {
                 for seen in pages.map(|page| store.seen(page)) {
@@ -480,11 +430,7 @@ impl Mapping {
     /// # Errors
     /// [`Error::PartialUnmap`] always, unless the range is the whole mapping, which is then unmapped.
     pub fn unmap(self, range: Range<u64>) -> std::result::Result<(), (Mapping, Error)> {
-        if range == (0..self.len()) {
-            Ok(())
-        } else {
-            Err((self, Error::PartialUnmap))
-        }
+        if range == (0..self.len()) { Ok(()) } else { Err((self, Error::PartialUnmap)) }
     }
 
     /// The last bare access that could not be served, as an error.
@@ -508,8 +454,10 @@ impl Drop for Mapping {
         if !self.running.engine.mark.is_current() {
             return;
         }
+        let engine = &self.running.engine;
+        engine.detach(self.user.id);
         self.user.teardown();
-        self.running.engine.detach(self.user.id, Kind::Mapped);
+        engine.use_budget(Kind::Mapped, false);
     }
 }
 
@@ -527,27 +475,16 @@ impl std::fmt::Debug for Mapping {
 /// Checks that a device can be attached, and measures it.
 pub(crate) fn attach_geometry(device: &dyn Device, page_bytes: usize) -> Result<Geometry> {
     let name = || device.name().to_owned();
-    let len_bytes = device.len_bytes().map_err(|source| Error::Device {
-        device: name(),
-        source,
-    })?;
+    let len_bytes =
+        device.len_bytes().map_err(|source| Error::Device { device: name(), source })?;
     if len_bytes == 0 {
         return Err(Error::Empty { device: name() });
     }
     let alignment_bytes = device.alignment_bytes();
     if !alignment_bytes.is_power_of_two() || !page_bytes.is_multiple_of(alignment_bytes) {
-        return Err(Error::Alignment {
-            device: name(),
-            alignment_bytes,
-        });
+        return Err(Error::Alignment { device: name(), alignment_bytes });
     }
-    Ok(Geometry {
-        len_bytes,
-        page_bytes,
-    })
+    Ok(Geometry { len_bytes, page_bytes })
 }
 
-const _: () = assert!(
-    <MappedMemory as PageMemory>::CONTIGUOUS,
-    "bytes() of a range is one run"
-);
+const _: () = assert!(<MappedMemory as PageMemory>::CONTIGUOUS, "bytes() of a range is one run");

@@ -24,11 +24,7 @@ impl<'a> Pinned<'a> {
         pages: Range<u64>,
         kind: PinKind,
     ) -> Result<Pinned<'a>> {
-        let access = if kind == PinKind::Write {
-            Access::Write
-        } else {
-            Access::Read
-        };
+        let access = if kind == PinKind::Write { Access::Write } else { Access::Read };
         // Grows page by page, so that an error unpins exactly what was pinned.
         let mut pinned = Pinned {
             store,
@@ -57,10 +53,7 @@ impl<'a> Pinned<'a> {
 
     /// The first byte.
     pub fn as_ptr(&self) -> *const u8 {
-        self.store
-            .memory
-            .address(0)
-            .wrapping_add(self.range.start as usize)
+        self.store.memory.address(0).wrapping_add(self.range.start as usize)
     }
 
     /// The first byte, for stores, also by the kernel; `None` if this was not pinned for writing.

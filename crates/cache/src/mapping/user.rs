@@ -26,9 +26,7 @@ impl FaultOwner for UserStore {
             return Served::No;
         }
         // Where the hardware does not tell, a fault on a page that is there can only be a store.
-        let write = fault
-            .write
-            .unwrap_or_else(|| self.seen(page).state() == State::Clean);
+        let write = fault.write.unwrap_or_else(|| self.seen(page).state() == State::Clean);
         if write && !self.writable {
             return Served::No;
         }

@@ -36,24 +36,14 @@ impl Fifo {
     /// # Panics
     /// Unless `share` is at least 0 and below 1.
     pub fn with_probation(share: f32) -> Fifo {
-        assert!(
-            (0.0..1.0).contains(&share),
-            "a probation share of {share} is not in 0..1"
-        );
-        Fifo {
-            probation_share: share,
-            ..Fifo::default()
-        }
+        assert!((0.0..1.0).contains(&share), "a probation share of {share} is not in 0..1");
+        Fifo { probation_share: share, ..Fifo::default() }
     }
 }
 
 impl Policy for Fifo {
     fn name(&self) -> &'static str {
-        if self.probation_share > 0.0 {
-            "fifo-probation"
-        } else {
-            "fifo"
-        }
+        if self.probation_share > 0.0 { "fifo-probation" } else { "fifo" }
     }
 
     fn hit_mode(&self) -> HitMode {

@@ -24,10 +24,7 @@ struct Bucket {
     stamps: [u32; BUCKET_ENTRIES],
 }
 
-const EMPTY: Bucket = Bucket {
-    fingerprints: [0; BUCKET_ENTRIES],
-    stamps: [0; BUCKET_ENTRIES],
-};
+const EMPTY: Bucket = Bucket { fingerprints: [0; BUCKET_ENTRIES], stamps: [0; BUCKET_ENTRIES] };
 
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
 
@@ -49,9 +46,7 @@ impl Ghost {
     pub(super) fn resize_with_slack(&mut self, capacity: usize, slack: usize) {
         let capacity = capacity.max(1);
         self.capacity = u32::try_from(capacity).expect("there are fewer than 2^32 frames");
-        let buckets = (capacity * slack)
-            .div_ceil(BUCKET_ENTRIES)
-            .next_power_of_two();
+        let buckets = (capacity * slack).div_ceil(BUCKET_ENTRIES).next_power_of_two();
         if buckets != self.buckets.len() {
             self.buckets = vec![EMPTY; buckets];
         }
@@ -113,10 +108,7 @@ mod tests {
     use crate::ids::{PageId, StoreId};
 
     fn page(page: u64) -> PageKey {
-        PageKey {
-            store: StoreId(0),
-            page: PageId(page),
-        }
+        PageKey { store: StoreId(0), page: PageId(page) }
     }
 
     #[test]
@@ -127,11 +119,7 @@ mod tests {
             ghost.insert(page(number));
         }
         for number in 0..2000 {
-            assert_eq!(
-                ghost.take(page(number)),
-                (900..1000).contains(&number),
-                "page {number}"
-            );
+            assert_eq!(ghost.take(page(number)), (900..1000).contains(&number), "page {number}");
         }
         assert!(!ghost.take(page(950)), "taken twice");
     }
@@ -147,10 +135,7 @@ mod tests {
             }
             let live = pages - capacity as u64..pages;
             let remembered = live.filter(|&number| ghost.take(page(number))).count();
-            assert!(
-                remembered * 100 >= capacity * 98,
-                "{remembered} of {capacity}"
-            );
+            assert!(remembered * 100 >= capacity * 98, "{remembered} of {capacity}");
         }
     }
 
@@ -159,19 +144,13 @@ mod tests {
         let mut ghost = Ghost::default();
         ghost.resize(1000);
         ghost.insert(page(7));
-        assert!(!ghost.take(PageKey {
-            store: StoreId(1),
-            page: PageId(7)
-        }));
+        assert!(!ghost.take(PageKey { store: StoreId(1), page: PageId(7) }));
         assert!(ghost.take(page(7)));
     }
 
     #[test]
     fn time_may_wrap() {
-        let mut ghost = Ghost {
-            insertions: u32::MAX - 5,
-            ..Ghost::default()
-        };
+        let mut ghost = Ghost { insertions: u32::MAX - 5, ..Ghost::default() };
         ghost.resize_with_slack(100, 64);
         for number in 0..50 {
             ghost.insert(page(number));

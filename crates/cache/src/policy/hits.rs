@@ -53,11 +53,7 @@ impl HitTable {
     /// If the process has no address space left for it.
     pub fn new(mode: HitMode, max_frames: usize) -> HitTable {
         let words = LazyArray::new(max_frames).expect("address space for the hit table");
-        HitTable {
-            words,
-            mode,
-            now: AtomicU32::new(0),
-        }
+        HitTable { words, mode, now: AtomicU32::new(0) }
     }
 
     /// How hits are recorded.

@@ -82,11 +82,7 @@ pub struct UnknownPolicy {
 }
 
 fn all_names() -> String {
-    PolicyKind::all()
-        .iter()
-        .map(|kind| kind.name())
-        .collect::<Vec<_>>()
-        .join(", ")
+    PolicyKind::all().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for PolicyKind {
@@ -94,9 +90,7 @@ impl FromStr for PolicyKind {
 
     fn from_str(name: &str) -> Result<PolicyKind, UnknownPolicy> {
         let found = PolicyKind::all().iter().find(|kind| kind.name() == name);
-        found.copied().ok_or_else(|| UnknownPolicy {
-            name: name.to_owned(),
-        })
+        found.copied().ok_or_else(|| UnknownPolicy { name: name.to_owned() })
     }
 }
 

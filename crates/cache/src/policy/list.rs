@@ -25,10 +25,7 @@ struct Link {
     newer: u32,
 }
 
-const UNLINKED: Link = Link {
-    older: NONE,
-    newer: NONE,
-};
+const UNLINKED: Link = Link { older: NONE, newer: NONE };
 
 /// The links of all frames.
 #[derive(Debug, Default)]
@@ -37,14 +34,8 @@ pub(super) struct Links(Vec<Link>);
 impl Links {
     /// Makes room for frames below `max_frames`.
     pub(super) fn grow(&mut self, max_frames: usize) {
-        assert!(
-            max_frames < NONE as usize,
-            "frame identifiers are 32 bits wide"
-        );
-        assert!(
-            max_frames >= self.0.len(),
-            "the number of frame identifiers never falls"
-        );
+        assert!(max_frames < NONE as usize, "frame identifiers are 32 bits wide");
+        assert!(max_frames >= self.0.len(), "the number of frame identifiers never falls");
         self.0.reserve_exact(max_frames - self.0.len());
         self.0.resize(max_frames, UNLINKED);
     }
@@ -77,10 +68,7 @@ pub(super) struct Queue {
 
 impl Default for Queue {
     fn default() -> Queue {
-        Queue {
-            newest: NONE,
-            len: 0,
-        }
+        Queue { newest: NONE, len: 0 }
     }
 }
 
@@ -101,10 +89,7 @@ impl Queue {
     pub(super) fn push_oldest(&mut self, links: &mut Links, frame: FrameId) {
         debug_assert!(!links.linked(frame), "{frame:?} is held already");
         if self.len == 0 {
-            links.0[frame.0 as usize] = Link {
-                older: frame.0,
-                newer: frame.0,
-            };
+            links.0[frame.0 as usize] = Link { older: frame.0, newer: frame.0 };
             self.newest = frame.0;
         } else {
             let oldest = links.0[self.newest as usize].newer;

@@ -80,10 +80,7 @@ impl Lru {
 
     fn add(&mut self, frame: FrameId) {
         debug_assert!(!self.holds(frame), "{frame:?} is held already");
-        debug_assert!(
-            self.held.len() < self.held.capacity(),
-            "more frames than there are"
-        );
+        debug_assert!(self.held.len() < self.held.capacity(), "more frames than there are");
         self.held.push(frame);
         self.place(frame, self.held.len() - 1);
     }
@@ -163,14 +160,8 @@ impl Policy for Lru {
     }
 
     fn resize(&mut self, _frames: usize, max_frames: usize) {
-        assert!(
-            max_frames < NOT_HELD as usize,
-            "frame identifiers are 32 bits wide"
-        );
-        assert!(
-            max_frames >= self.slot_of.len(),
-            "the number of frame identifiers never falls"
-        );
+        assert!(max_frames < NOT_HELD as usize, "frame identifiers are 32 bits wide");
+        assert!(max_frames >= self.slot_of.len(), "the number of frame identifiers never falls");
         self.slot_of.resize(max_frames, NOT_HELD);
         self.held.reserve_exact(max_frames - self.held.len());
     }
@@ -234,10 +225,7 @@ mod tests {
     #[test]
     fn candidates_hit_since_they_were_sampled_stay() {
         const FRAMES: usize = 1000;
-        let page = PageKey {
-            store: StoreId(0),
-            page: PageId(0),
-        };
+        let page = PageKey { store: StoreId(0), page: PageId(0) };
         let mut policy = Lru::new();
         policy.resize(FRAMES, FRAMES);
         let hits = HitTable::new(policy.hit_mode(), FRAMES);

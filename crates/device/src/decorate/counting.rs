@@ -128,10 +128,7 @@ fn add(counter: &AtomicU64, value: u64) {
 impl<D: Device> Counting<D> {
     /// Counts what reaches `device`, from 0.
     pub fn new(device: D) -> Self {
-        Counting {
-            device,
-            counters: Counters::default(),
-        }
+        Counting { device, counters: Counters::default() }
     }
 
     /// A handle on the counts, which stays valid when the device is handed away.
@@ -187,10 +184,7 @@ impl<D: Device> Device for Counting<D> {
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
         let shared = &self.counters.shared;
         shared.started(buffer.len());
-        let result = self
-            .device
-            .write_at(offset_bytes, buffer)
-            .map(|()| buffer.len());
+        let result = self.device.write_at(offset_bytes, buffer).map(|()| buffer.len());
         shared.ended(IoOperation::Write, &result);
         result.map(|_| ())
     }
@@ -198,14 +192,7 @@ impl<D: Device> Device for Counting<D> {
     fn sync(&self) -> Result<(), DeviceError> {
         let shared = &self.counters.shared;
         let result = self.device.sync();
-        add(
-            if result.is_ok() {
-                &shared.syncs
-            } else {
-                &shared.sync_errors
-            },
-            1,
-        );
+        add(if result.is_ok() { &shared.syncs } else { &shared.sync_errors }, 1);
         result
     }
 

@@ -89,13 +89,7 @@ pub struct FaultRule {
 impl FaultRule {
     /// Strikes every operation of the target.
     pub fn new(target: FaultTarget, fault: Fault) -> Self {
-        FaultRule {
-            target,
-            fault,
-            range: None,
-            trigger: Trigger::Always,
-            most: u64::MAX,
-        }
+        FaultRule { target, fault, range: None, trigger: Trigger::Always, most: u64::MAX }
     }
 
     /// Only transfers that touch this range of bytes.
@@ -121,17 +115,11 @@ impl FaultRule {
             (FaultTarget::Syncs, Operation::Sync) => true,
             (
                 FaultTarget::Reads | FaultTarget::Transfers,
-                Operation::Read {
-                    offset_bytes,
-                    len_bytes,
-                },
+                Operation::Read { offset_bytes, len_bytes },
             )
             | (
                 FaultTarget::Writes | FaultTarget::Transfers,
-                Operation::Write {
-                    offset_bytes,
-                    len_bytes,
-                },
+                Operation::Write { offset_bytes, len_bytes },
             ) => self.range.as_ref().is_none_or(|range| {
                 let end_bytes = offset_bytes.saturating_add(len_bytes as u64);
                 offset_bytes < range.end && range.start < end_bytes
@@ -179,12 +167,7 @@ impl FaultControl {
         let mut rules = self.lock();
         let id = rules.next_id;
         rules.next_id += 1;
-        rules.active.push(ActiveRule {
-            id,
-            rule,
-            concerned: 0,
-            struck: 0,
-        });
+        rules.active.push(ActiveRule { id, rule, concerned: 0, struck: 0 });
         RuleId(id)
     }
 
@@ -213,10 +196,7 @@ impl FaultControl {
     /// The fault for one operation, if a rule strikes it.
     fn decide(&self, operation: Operation) -> Option<Fault> {
         let mut rules = self.lock();
-        let fault = rules
-            .active
-            .iter_mut()
-            .find_map(|active| active.decide(operation))?;
+        let fault = rules.active.iter_mut().find_map(|active| active.decide(operation))?;
         rules.struck += 1;
         Some(fault)
     }
@@ -282,10 +262,7 @@ pub struct Faulty<D> {
 impl<D: Device> Faulty<D> {
     /// Wraps `device`, without faults yet.
     pub fn new(device: D) -> Self {
-        Faulty {
-            device,
-            control: FaultControl::default(),
-        }
+        Faulty { device, control: FaultControl::default() }
     }
 
     /// A handle that injects faults, which stays valid when the device is handed away.
@@ -301,12 +278,7 @@ fn io_error(
     errno: i32,
 ) -> DeviceError {
     let source = io::Error::from_raw_os_error(errno);
-    DeviceError::Io {
-        operation,
-        offset_bytes,
-        len_bytes,
-        source,
-    }
+    DeviceError::Io { operation, offset_bytes, len_bytes, source }
 }
 
 /// What a read that was cut to `got_bytes` returns; the device has delivered `result`.
@@ -319,11 +291,7 @@ fn cut(
     match fault {
         Fault::ShortRead { got_bytes } => {
             let got_bytes = got_bytes.min(result?);
-            Err(DeviceError::ShortRead {
-                offset_bytes,
-                len_bytes,
-                got_bytes,
-            })
+            Err(DeviceError::ShortRead { offset_bytes, len_bytes, got_bytes })
         }
         Fault::EndsEarly { got_bytes } => Ok(got_bytes.min(result?)),
         Fault::Errno(_) => result,
@@ -335,21 +303,10 @@ impl Intercept for &FaultControl {
     type Note = Option<Fault>;
 
     fn start(&mut self, request: &Request) -> Result<Option<Fault>, Result<usize, DeviceError>> {
-        let Request {
-            operation,
-            offset_bytes,
-            len_bytes,
-            ..
-        } = *request;
+        let Request { operation, offset_bytes, len_bytes, .. } = *request;
         let fault = self.decide(match operation {
-            IoOperation::Write => Operation::Write {
-                offset_bytes,
-                len_bytes,
-            },
-            _ => Operation::Read {
-                offset_bytes,
-                len_bytes,
-            },
+            IoOperation::Write => Operation::Write { offset_bytes, len_bytes },
+            _ => Operation::Read { offset_bytes, len_bytes },
         });
         match fault {
             Some(Fault::Errno(errno)) => {
@@ -391,10 +348,7 @@ impl<D: Device> Device for Faulty<D> {
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
         let len_bytes = buffer.len();
-        match self.control.decide(Operation::Read {
-            offset_bytes,
-            len_bytes,
-        }) {
+        match self.control.decide(Operation::Read { offset_bytes, len_bytes }) {
             Some(Fault::Errno(errno)) => {
                 Err(io_error(IoOperation::Read, offset_bytes, len_bytes, errno))
             }
@@ -408,10 +362,7 @@ impl<D: Device> Device for Faulty<D> {
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
         let len_bytes = buffer.len();
-        match self.control.decide(Operation::Write {
-            offset_bytes,
-            len_bytes,
-        }) {
+        match self.control.decide(Operation::Write { offset_bytes, len_bytes }) {
             Some(Fault::Errno(errno)) => {
                 Err(io_error(IoOperation::Write, offset_bytes, len_bytes, errno))
             }
@@ -427,8 +378,7 @@ impl<D: Device> Device for Faulty<D> {
     }
 
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
-        self.device
-            .run(&mut Intercepted::new(batch, &self.control), depth);
+        self.device.run(&mut Intercepted::new(batch, &self.control), depth);
     }
 
     fn queue_depth(&self) -> usize {

@@ -30,12 +30,7 @@ pub(super) struct Intercepted<'batch, I: Intercept> {
 
 impl<'batch, I: Intercept> Intercepted<'batch, I> {
     pub(super) fn new(batch: &'batch mut dyn Batch, intercept: I) -> Self {
-        Intercepted {
-            batch,
-            intercept,
-            in_flight: Vec::new(),
-            free: Vec::new(),
-        }
+        Intercepted { batch, intercept, in_flight: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -52,10 +47,7 @@ unsafe impl<I: Intercept> Batch for Intercepted<'_, I> {
                         self.in_flight.len() - 1
                     });
                     self.in_flight[place] = Some((request, note));
-                    return Some(Request {
-                        tag: place as u64,
-                        ..request
-                    });
+                    return Some(Request { tag: place as u64, ..request });
                 }
                 // Answered here; the batch may have more now, so it is asked again.
                 Err(answer) => self.batch.complete(request.tag, answer),
@@ -65,9 +57,8 @@ unsafe impl<I: Intercept> Batch for Intercepted<'_, I> {
 
     fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>) {
         let place = tag as usize;
-        let (request, note) = self.in_flight[place]
-            .take()
-            .expect("a device completes each request once");
+        let (request, note) =
+            self.in_flight[place].take().expect("a device completes each request once");
         self.free.push(place);
         let result = self.intercept.end(&request, note, result);
         self.batch.complete(request.tag, result);

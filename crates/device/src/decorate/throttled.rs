@@ -61,10 +61,9 @@ impl Line {
         let end_of = |free_at_ns: u64| free_at_ns.max(now_ns).saturating_add(occupied_ns);
         // Relaxed: a clock that publishes nothing else.
         let (Ok(before_ns) | Err(before_ns)) =
-            self.free_at_ns
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free_at_ns| {
-                    Some(end_of(free_at_ns))
-                });
+            self.free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free_at_ns| {
+                Some(end_of(free_at_ns))
+            });
         self.opened + Duration::from_nanos(end_of(before_ns)) + self.rate.latency
     }
 }
@@ -86,11 +85,7 @@ fn wait_until(due: Instant) {
 impl<D: Device> Throttled<D> {
     /// Slows `device` down to `rate`.
     pub fn new(device: D, rate: Rate) -> Self {
-        let line = Line {
-            rate,
-            opened: Instant::now(),
-            free_at_ns: AtomicU64::new(0),
-        };
+        let line = Line { rate, opened: Instant::now(), free_at_ns: AtomicU64::new(0) };
         Throttled { device, line }
     }
 }
@@ -154,8 +149,7 @@ impl<D: Device> Device for Throttled<D> {
     }
 
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
-        self.device
-            .run(&mut Intercepted::new(batch, &self.line), depth);
+        self.device.run(&mut Intercepted::new(batch, &self.line), depth);
     }
 
     fn queue_depth(&self) -> usize {
@@ -182,32 +176,18 @@ mod tests {
     #[test]
     fn the_line_is_shared_and_the_latency_is_not() {
         let latency = Duration::from_secs(1);
-        let rate = Rate {
-            latency,
-            bytes_per_second: Some(1_000),
-        };
-        let line = Line {
-            rate,
-            opened: Instant::now(),
-            free_at_ns: AtomicU64::new(0),
-        };
+        let rate = Rate { latency, bytes_per_second: Some(1_000) };
+        let line = Line { rate, opened: Instant::now(), free_at_ns: AtomicU64::new(0) };
         let first = line.reserve(500);
         let second = line.reserve(500);
-        assert_eq!(
-            second - first,
-            Duration::from_millis(500),
-            "one after the other on the line"
-        );
+        assert_eq!(second - first, Duration::from_millis(500), "one after the other on the line");
         assert!(first >= line.opened + latency + Duration::from_millis(500));
     }
 
     #[test]
     fn without_a_limit_only_latency_counts() {
         let line = Line {
-            rate: Rate {
-                latency: Duration::from_secs(1),
-                bytes_per_second: None,
-            },
+            rate: Rate { latency: Duration::from_secs(1), bytes_per_second: None },
             opened: Instant::now(),
             free_at_ns: AtomicU64::new(0),
         };

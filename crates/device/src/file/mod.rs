@@ -188,15 +188,12 @@ impl Device for FileDevice {
     /// marked pages clean that it could not write.
     fn sync(&self) -> Result<(), DeviceError> {
         let state = &self.state;
-        state
-            .gate
-            .run(|| system::sync_data(state.main.as_fd()))
-            .map_err(|errno| DeviceError::Io {
-                operation: IoOperation::Sync,
-                offset_bytes: 0,
-                len_bytes: 0,
-                source: io::Error::from_raw_os_error(errno),
-            })
+        state.gate.run(|| system::sync_data(state.main.as_fd())).map_err(|errno| DeviceError::Io {
+            operation: IoOperation::Sync,
+            offset_bytes: 0,
+            len_bytes: 0,
+            source: io::Error::from_raw_os_error(errno),
+        })
     }
 
     fn run(&self, batch: &mut dyn Batch, depth: usize) {

@@ -33,11 +33,7 @@ pub struct FileOptions {
 
 impl Default for FileOptions {
     fn default() -> Self {
-        FileOptions {
-            writable: false,
-            direct: Direct::Auto,
-            io_uring: true,
-        }
+        FileOptions { writable: false, direct: Direct::Auto, io_uring: true }
     }
 }
 
@@ -75,22 +71,13 @@ impl FileOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let open_error = |source| DeviceError::Open {
-            path: name.clone(),
-            source,
-        };
-        let unsuitable = |reason: &str| DeviceError::Unsuitable {
-            path: name.clone(),
-            reason: reason.into(),
-        };
+        let open_error = |source| DeviceError::Open { path: name.clone(), source };
+        let unsuitable =
+            |reason: &str| DeviceError::Unsuitable { path: name.clone(), reason: reason.into() };
 
         // Before opening, because opening a pipe waits and opening a character device can do anything.
         kind_of(system::mode_of(path).map_err(open_error)?).map_err(unsuitable)?;
-        let access = if self.writable {
-            libc::O_RDWR
-        } else {
-            libc::O_RDONLY
-        };
+        let access = if self.writable { libc::O_RDWR } else { libc::O_RDONLY };
         let buffered = system::open(path, access).map_err(open_error)?;
         let status = system::status(buffered.as_fd()).map_err(open_error)?;
         let kind = kind_of(status.mode).map_err(unsuitable)?;
@@ -150,10 +137,10 @@ fn kind_of(mode: libc::mode_t) -> Result<Kind, &'static str> {
         libc::S_IFDIR => Err("is a directory; name a regular file or a block device"),
         libc::S_IFIFO => Err("is a pipe, which cannot be read at an offset; name a regular file"),
         libc::S_IFSOCK => Err("is a socket; name a regular file or a block device"),
-        libc::S_IFCHR => Err(
-            "is a character device; name a regular file or a block device, and open a \
-             /dev/dax device as a DaxDevice",
-        ),
+        libc::S_IFCHR => {
+            Err("is a character device; name a regular file or a block device, and open a \
+             /dev/dax device as a DaxDevice")
+        }
         _ => Err("is no storage; name a regular file or a block device"),
     }
 }
@@ -188,13 +175,8 @@ fn open_direct(
     if alignment_bytes > LARGEST_ALIGNMENT_BYTES {
         return Err("its direct I/O needs an alignment beyond 64 KiB");
     }
-    let refused = try_read(
-        direct.as_fd(),
-        0,
-        alignment_bytes.max(USUAL_ALIGNMENT_BYTES),
-        0,
-    )
-    .is_err_and(|errno| errno == libc::EINVAL);
+    let refused = try_read(direct.as_fd(), 0, alignment_bytes.max(USUAL_ALIGNMENT_BYTES), 0)
+        .is_err_and(|errno| errno == libc::EINVAL);
     if refused {
         return Err("direct transfers refused by the file system");
     }
@@ -211,12 +193,7 @@ fn probe_alignment(direct: BorrowedFd<'_>) -> Option<usize> {
             return Some(USUAL_ALIGNMENT_BYTES.max(candidate_bytes));
         }
         // Offset, length and memory are odd multiples of the candidate, so that nothing larger aligns.
-        match try_read(
-            direct,
-            candidate_bytes as u64,
-            candidate_bytes,
-            candidate_bytes,
-        ) {
+        match try_read(direct, candidate_bytes as u64, candidate_bytes, candidate_bytes) {
             Err(libc::EINVAL) => candidate_bytes *= 2,
             _ => return Some(candidate_bytes),
         }
@@ -268,9 +245,7 @@ mod tests {
     #[test]
     fn errors_of_open_keep_their_cause() {
         let error = FileDevice::open("/nonexistent/file").unwrap_err();
-        let DeviceError::Open { source, .. } = error else {
-            panic!("{error}")
-        };
+        let DeviceError::Open { source, .. } = error else { panic!("{error}") };
         assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
     }
 }

@@ -54,10 +54,7 @@ impl SyncGate {
                 state.generation = generation;
                 break;
             }
-            state = self
-                .ended
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let number = state.started;
         drop(state);
@@ -90,10 +87,7 @@ mod tests {
         let gate = SyncGate::default();
         assert_eq!(gate.run(|| Ok(())), Ok(()));
         assert_eq!(gate.run(|| Err(libc::EIO)), Err(libc::EIO));
-        assert_eq!(
-            gate.run(|| panic!("must not be asked again")),
-            Err(libc::EIO)
-        );
+        assert_eq!(gate.run(|| panic!("must not be asked again")), Err(libc::EIO));
     }
 
     #[test]
@@ -128,11 +122,7 @@ mod tests {
             for _ in 0..4 {
                 has_asked.recv().unwrap();
             }
-            assert_eq!(
-                calls.load(Ordering::Relaxed),
-                0,
-                "nobody may pass a running sync"
-            );
+            assert_eq!(calls.load(Ordering::Relaxed), 0, "nobody may pass a running sync");
             release.send(()).unwrap();
         });
         // One for the first caller; at least one, at most four for those that came while it ran

@@ -28,11 +28,7 @@ pub(super) struct FileStatus {
 
 /// The first errno of `result`, for calls that return -1.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// Opens `path` with `flags`, close-on-exec.
@@ -55,10 +51,7 @@ pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<FileStatus> {
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
     // SAFETY: `status` is valid for the call to fill in.
     check(unsafe { libc::fstat64(file.as_raw_fd(), &raw mut status) })?;
-    Ok(FileStatus {
-        mode: status.st_mode,
-        len_bytes: u64::try_from(status.st_size).unwrap_or(0),
-    })
+    Ok(FileStatus { mode: status.st_mode, len_bytes: u64::try_from(status.st_size).unwrap_or(0) })
 }
 
 /// Type of the file at `path`, without opening it: opening a pipe would wait for its other end.
@@ -101,10 +94,7 @@ pub(super) fn direct_alignment(file: BorrowedFd<'_>) -> Option<(usize, usize)> {
     if result != 0 || status.stx_mask & libc::STATX_DIOALIGN == 0 {
         return None;
     }
-    Some((
-        status.stx_dio_mem_align as usize,
-        status.stx_dio_offset_align as usize,
-    ))
+    Some((status.stx_dio_mem_align as usize, status.stx_dio_offset_align as usize))
 }
 
 /// One `pread` into raw memory; `Err` is an errno.
@@ -142,15 +132,9 @@ pub(super) unsafe fn write(
 /// `fdatasync`; `Err` is an errno.
 pub(super) fn sync_data(file: BorrowedFd<'_>) -> Result<(), i32> {
     // SAFETY: no memory is involved.
-    if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 {
-        Ok(())
-    } else {
-        Err(last_errno())
-    }
+    if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 fn last_errno() -> i32 {
-    io::Error::last_os_error()
-        .raw_os_error()
-        .unwrap_or(libc::EIO)
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }

@@ -75,12 +75,7 @@ impl Transfer {
     }
 
     fn check(file: &FileState, request: &Request) -> Result<(), DeviceError> {
-        let Request {
-            offset_bytes,
-            len_bytes,
-            memory,
-            ..
-        } = *request;
+        let Request { offset_bytes, len_bytes, memory, .. } = *request;
         let is_write = request.operation == IoOperation::Write;
         if is_write && !file.is_writable {
             return Err(DeviceError::ReadOnly);
@@ -88,19 +83,11 @@ impl Transfer {
         let end_bytes = offset_bytes.checked_add(len_bytes as u64);
         if end_bytes.is_none_or(|end_bytes| end_bytes > i64::MAX as u64) {
             let device_bytes = file.len_bytes()?;
-            return Err(DeviceError::OutOfBounds {
-                offset_bytes,
-                len_bytes,
-                device_bytes,
-            });
+            return Err(DeviceError::OutOfBounds { offset_bytes, len_bytes, device_bytes });
         }
         let alignment_bytes = file.alignment_bytes;
         let mask = alignment_bytes - 1;
-        let misaligned = DeviceError::Misaligned {
-            offset_bytes,
-            len_bytes,
-            alignment_bytes,
-        };
+        let misaligned = DeviceError::Misaligned { offset_bytes, len_bytes, alignment_bytes };
         if (offset_bytes as usize & mask) != 0 || (memory as usize & mask) != 0 {
             return Err(misaligned);
         }
@@ -195,10 +182,7 @@ impl Transfer {
             // Also when the file was cut below what was just read: those bytes are gone by now.
             return Some(Ok(present_bytes));
         }
-        if self
-            .stalled_at_bytes
-            .is_some_and(|stalled_at| through_bytes <= stalled_at)
-        {
+        if self.stalled_at_bytes.is_some_and(|stalled_at| through_bytes <= stalled_at) {
             return Some(Err(DeviceError::ShortRead {
                 offset_bytes: self.offset_bytes,
                 len_bytes: self.len_bytes,
@@ -212,11 +196,7 @@ impl Transfer {
 
     /// Direct I/O can only go on at a multiple of the alignment; a part is then moved twice.
     fn resume_point(&self, file: &FileState, through_bytes: usize) -> usize {
-        if file.is_direct() {
-            through_bytes & !(file.alignment_bytes - 1)
-        } else {
-            through_bytes
-        }
+        if file.is_direct() { through_bytes & !(file.alignment_bytes - 1) } else { through_bytes }
     }
 
     fn error(&self, leg: Leg, source: io::Error) -> DeviceError {
@@ -274,29 +254,15 @@ mod tests {
         fn new(operation: IoOperation, direct: Direct, file_bytes: u64, len_bytes: usize) -> Self {
             let file = tempfile::NamedTempFile::new().unwrap();
             file.as_file().set_len(file_bytes).unwrap();
-            let device = FileDevice::options()
-                .writable(true)
-                .direct(direct)
-                .open(file.path())
-                .unwrap();
+            let device =
+                FileDevice::options().writable(true).direct(direct).open(file.path()).unwrap();
             let mut buffer = AlignedBuffer::new(len_bytes, 4096);
             let memory = buffer.as_mut_ptr();
-            let request = Request {
-                operation,
-                offset_bytes: 0,
-                memory,
-                len_bytes,
-                tag: 0,
-            };
+            let request = Request { operation, offset_bytes: 0, memory, len_bytes, tag: 0 };
             let Begun::Going(transfer) = Transfer::begin(&device.state, &request) else {
                 panic!("refused")
             };
-            Rig {
-                device,
-                file,
-                _buffer: buffer,
-                transfer,
-            }
+            Rig { device, file, _buffer: buffer, transfer }
         }
 
         /// Feeds one result, returns what came of it.
@@ -325,14 +291,7 @@ mod tests {
         assert_eq!((rig.leg().offset_bytes, rig.leg().len_bytes), (1000, 7192));
         assert!(rig.feed(Ok(24)).is_none());
         let stuck = rig.feed(Ok(0)).expect("no progress").unwrap_err();
-        assert!(matches!(
-            stuck,
-            DeviceError::ShortRead {
-                got_bytes: 1024,
-                len_bytes: 8192,
-                ..
-            }
-        ));
+        assert!(matches!(stuck, DeviceError::ShortRead { got_bytes: 1024, len_bytes: 8192, .. }));
     }
 
     #[test]
@@ -354,14 +313,7 @@ mod tests {
         assert!(rig.feed(Ok(4096)).is_none());
         assert_eq!(rig.leg().offset_bytes, 4096);
         let stuck = rig.feed(Ok(0)).expect("no progress").unwrap_err();
-        let DeviceError::Io {
-            offset_bytes: 4096,
-            source,
-            ..
-        } = stuck
-        else {
-            panic!("{stuck}")
-        };
+        let DeviceError::Io { offset_bytes: 4096, source, .. } = stuck else { panic!("{stuck}") };
         assert_eq!(source.kind(), io::ErrorKind::WriteZero);
     }
 
@@ -370,13 +322,7 @@ mod tests {
         let mut rig = Rig::new(IoOperation::Write, Direct::Never, 8192, 8192);
         assert!(rig.feed(Ok(4096)).is_none());
         let error = rig.feed(Err(libc::ENOSPC)).expect("an error").unwrap_err();
-        let DeviceError::Io {
-            offset_bytes: 4096,
-            len_bytes: 4096,
-            source,
-            ..
-        } = error
-        else {
+        let DeviceError::Io { offset_bytes: 4096, len_bytes: 4096, source, .. } = error else {
             panic!("{error}")
         };
         assert_eq!(source.raw_os_error(), Some(libc::ENOSPC));
@@ -411,10 +357,7 @@ mod tests {
         let path = rig.device.access_path();
         assert!(path.starts_with("buffered (direct transfers refused by the file system), "));
         // The same answer from the buffered descriptor is an error.
-        assert!(matches!(
-            rig.feed(Err(libc::EINVAL)),
-            Some(Err(DeviceError::Io { .. }))
-        ));
+        assert!(matches!(rig.feed(Err(libc::EINVAL)), Some(Err(DeviceError::Io { .. }))));
         let mut buffer = AlignedBuffer::new(8192, 4096);
         assert_eq!(rig.device.read_at(0, &mut buffer).unwrap(), 8192);
     }
@@ -423,18 +366,12 @@ mod tests {
     fn required_direct_io_is_not_given_up() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8192).unwrap();
-        if let Err(error) = FileDevice::options()
-            .direct(Direct::Require)
-            .open(file.path())
-        {
+        if let Err(error) = FileDevice::options().direct(Direct::Require).open(file.path()) {
             eprintln!("skipped: {error}");
             return;
         }
         let mut rig = Rig::new(IoOperation::Read, Direct::Require, 8192, 8192);
-        assert!(matches!(
-            rig.feed(Err(libc::EINVAL)),
-            Some(Err(DeviceError::Io { .. }))
-        ));
+        assert!(matches!(rig.feed(Err(libc::EINVAL)), Some(Err(DeviceError::Io { .. }))));
         assert!(rig.device.is_direct());
     }
 }

@@ -33,13 +33,9 @@ impl Engine {
         let forced_off = std::env::var_os("AQUIFER_NO_IO_URING")
             .is_some_and(|value| !value.is_empty() && value != "0");
         if forced_off {
-            Engine::Threads {
-                because: "AQUIFER_NO_IO_URING is set",
-            }
+            Engine::Threads { because: "AQUIFER_NO_IO_URING is set" }
         } else if !wanted {
-            Engine::Threads {
-                because: "asked for",
-            }
+            Engine::Threads { because: "asked for" }
         } else {
             Engine::Ring
         }
@@ -55,11 +51,7 @@ impl Engine {
 
     /// The depth the engine can keep up.
     pub(crate) fn queue_depth(self) -> usize {
-        if self.refusal().is_none() {
-            64
-        } else {
-            threads::LARGEST_POOL
-        }
+        if self.refusal().is_none() { 64 } else { threads::LARGEST_POOL }
     }
 
     fn refusal(self) -> Option<&'static str> {

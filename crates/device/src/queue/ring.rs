@@ -104,12 +104,7 @@ fn make(entries: usize) -> std::io::Result<Ring> {
     let generation = fork::generation();
     let builders: [fn() -> Builder; 3] = [
         // 6.1: completions are processed by this thread, when it enters, all at once.
-        || {
-            IoUring::builder()
-                .setup_single_issuer()
-                .setup_defer_taskrun()
-                .clone()
-        },
+        || IoUring::builder().setup_single_issuer().setup_defer_taskrun().clone(),
         // 5.19: at least no interrupt of the thread for each completion.
         || IoUring::builder().setup_coop_taskrun().clone(),
         IoUring::builder,
@@ -118,11 +113,7 @@ fn make(entries: usize) -> std::io::Result<Ring> {
     for builder in builders {
         match builder().build(entries as u32) {
             Ok(ring) => {
-                return Ok(Ring {
-                    ring,
-                    entries,
-                    generation,
-                });
+                return Ok(Ring { ring, entries, generation });
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
             Err(error) => return Err(error),
@@ -223,11 +214,7 @@ impl<'ring> Flight<'ring> {
                 Begun::Going(transfer) => {
                     self.free.pop();
                     let leg = transfer.leg(file);
-                    self.slots[slot] = Some(Slot {
-                        transfer,
-                        leg,
-                        tag: request.tag,
-                    });
+                    self.slots[slot] = Some(Slot { transfer, leg, tag: request.tag });
                     self.in_flight += 1;
                     self.push(file, slot, leg);
                 }
@@ -271,10 +258,7 @@ impl<'ring> Flight<'ring> {
         let before = reaped.len();
         reaped.extend(self.ring.completion().map(|entry| {
             let result = entry.result();
-            (
-                entry.user_data() as usize,
-                usize::try_from(result).map_err(|_| -result),
-            )
+            (entry.user_data() as usize, usize::try_from(result).map_err(|_| -result))
         }));
         self.pending_legs -= reaped.len() - before;
     }
@@ -286,9 +270,7 @@ impl<'ring> Flight<'ring> {
         slot: usize,
         result: Result<usize, i32>,
     ) -> Option<(u64, TransferResult)> {
-        let occupant = self.slots[slot]
-            .as_mut()
-            .expect("completions name occupied slots");
+        let occupant = self.slots[slot].as_mut().expect("completions name occupied slots");
         if let Some(result) = occupant.transfer.absorb(file, occupant.leg, result) {
             let tag = occupant.tag;
             self.release(slot);
@@ -383,10 +365,7 @@ mod tests {
             let mut ring = take(8).expect("io_uring is granted");
             ring.generation -= 1;
             keep(ring);
-            assert_eq!(
-                take(8).expect("io_uring is granted").generation,
-                fork::generation()
-            );
+            assert_eq!(take(8).expect("io_uring is granted").generation, fork::generation());
         })
         .join()
         .unwrap();

@@ -58,11 +58,7 @@ struct Inbox {
 pub(super) fn run(file: &Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
     let pool = pool();
     let depth = depth.min(pool.ensure_threads(depth));
-    let mut flight = Flight {
-        inbox: Arc::default(),
-        in_flight: 0,
-        arrived: Vec::new(),
-    };
+    let mut flight = Flight { inbox: Arc::default(), in_flight: 0, arrived: Vec::new() };
     loop {
         while flight.in_flight < depth.max(1) {
             let Some(request) = batch.next() else { break };
@@ -105,11 +101,7 @@ impl Flight {
     fn wait(&mut self) {
         let mut results = lock(&self.inbox.results);
         while results.is_empty() {
-            results = self
-                .inbox
-                .has_results
-                .wait(results)
-                .unwrap_or_else(PoisonError::into_inner);
+            results = self.inbox.has_results.wait(results).unwrap_or_else(PoisonError::into_inner);
         }
         std::mem::swap(&mut *results, &mut self.arrived);
         drop(results);
@@ -157,20 +149,12 @@ impl Pool {
                 match queue.jobs.pop_front() {
                     Some(job) => break job,
                     None => {
-                        queue = self
-                            .has_jobs
-                            .wait(queue)
-                            .unwrap_or_else(PoisonError::into_inner);
+                        queue = self.has_jobs.wait(queue).unwrap_or_else(PoisonError::into_inner);
                     }
                 }
             };
             drop(queue);
-            let Job {
-                file,
-                transfer,
-                tag,
-                inbox,
-            } = job;
+            let Job { file, transfer, tag, inbox } = job;
             let result = finish_blocking(&file, transfer);
             // Before the result is visible: its batch may then be over and the device closed.
             drop(file);
@@ -242,11 +226,7 @@ impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: restores the set that `new` saved.
         unsafe {
-            libc::pthread_sigmask(
-                libc::SIG_SETMASK,
-                &raw const self.previous,
-                std::ptr::null_mut(),
-            )
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.previous, std::ptr::null_mut())
         };
     }
 }

@@ -30,10 +30,7 @@ impl Random {
 
 /// The seed of a model test: `AQUIFER_SEED`, or the one given.
 pub fn seed(usual: u64) -> u64 {
-    std::env::var("AQUIFER_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(usual)
+    std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(usual)
 }
 
 /// One planned transfer of a [`ListBatch`].
@@ -147,24 +144,15 @@ pub fn check_against_model(device: &dyn Device, seed: u64, rounds: usize) {
             }
             3..=4 => {
                 let mut bytes = AlignedBuffer::new(end - start, 4096);
-                assert_eq!(
-                    device.read_at(start as u64, &mut bytes).expect(&what),
-                    end - start
-                );
+                assert_eq!(device.read_at(start as u64, &mut bytes).expect(&what), end - start);
                 assert!(bytes[..] == model[start..end], "{what}");
             }
             5 => {
                 // An aligned range across the end is cut there.
                 let mut bytes = AlignedBuffer::new(count * unit_bytes + unit_bytes, 4096);
                 let expected = bytes.len().min(len_bytes - start);
-                assert_eq!(
-                    device.read_at(start as u64, &mut bytes).expect(&what),
-                    expected
-                );
-                assert!(
-                    bytes[..expected] == model[start..start + expected],
-                    "{what}"
-                );
+                assert_eq!(device.read_at(start as u64, &mut bytes).expect(&what), expected);
+                assert!(bytes[..expected] == model[start..start + expected], "{what}");
             }
             6 => device.sync().expect(&what),
             _ => check_batch(device, &mut random, &mut model, &what),
@@ -193,12 +181,7 @@ fn check_batch(device: &dyn Device, random: &mut Random, model: &mut [u8], what:
         } else {
             IoOperation::Read
         };
-        Planned {
-            operation,
-            offset_bytes: start as u64,
-            buffer,
-            result: None,
-        }
+        Planned { operation, offset_bytes: start as u64, buffer, result: None }
     });
     let planned = planned.collect();
     let mut batch = ListBatch::new(planned, 1 + random.below(40));

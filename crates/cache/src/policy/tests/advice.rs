@@ -67,15 +67,8 @@ fn tries_among_pinned_frames_reach_the_one_that_is_not() {
             });
             let tries = found.unwrap_or_else(|| panic!("{kind} never names {unpinned:?}")) + 1;
             // Only sampling can meet a frame twice before it has met all.
-            let most = if kind == PolicyKind::Lru {
-                10 * FRAMES
-            } else {
-                FRAMES
-            };
-            assert!(
-                tries <= most,
-                "{kind} names {unpinned:?} after {tries} tries"
-            );
+            let most = if kind == PolicyKind::Lru { 10 * FRAMES } else { FRAMES };
+            assert!(tries <= most, "{kind} names {unpinned:?} after {tries} tries");
         }
     }
 }
@@ -92,22 +85,13 @@ fn one_call_looks_at_a_bounded_number_of_frames() {
             (0..max).for_each(|_| cache.hits.hit(frame));
         }
         let spared = |hits: &HitTable| {
-            (0..FRAMES as u32)
-                .filter(|&frame| hits.get(FrameId(frame)) < max)
-                .count()
+            (0..FRAMES as u32).filter(|&frame| hits.get(FrameId(frame)) < max).count()
         };
         assert_eq!(cache.take_victims(1).len(), 1, "{kind}");
-        assert!(
-            spared(&cache.hits) <= pass_limit(1),
-            "{kind}: {}",
-            spared(&cache.hits)
-        );
+        assert!(spared(&cache.hits) <= pass_limit(1), "{kind}: {}", spared(&cache.hits));
         let named = cache.take_victims(64).len();
         assert!((1..=64).contains(&named), "{kind}: {named}");
-        assert!(
-            spared(&cache.hits) <= pass_limit(1) + pass_limit(64),
-            "{kind}"
-        );
+        assert!(spared(&cache.hits) <= pass_limit(1) + pass_limit(64), "{kind}");
     }
 }
 
@@ -131,16 +115,9 @@ fn a_smaller_budget_shrinks_the_share_of_new_pages() {
     (1000..1010).for_each(|page| assert!(!cache.access(page)));
     cache.policy.resize(500, 1000);
     let victims: HashSet<FrameId> = cache.take_victims(400).iter().copied().collect();
-    let popular = (0..900).filter(|page| {
-        cache
-            .frame_of
-            .get(page)
-            .is_some_and(|frame| victims.contains(frame))
-    });
-    assert!(
-        popular.count() >= 390,
-        "main has 900 frames and may have 450"
-    );
+    let popular = (0..900)
+        .filter(|page| cache.frame_of.get(page).is_some_and(|frame| victims.contains(frame)));
+    assert!(popular.count() >= 390, "main has 900 frames and may have 450");
 }
 
 #[test]
@@ -171,13 +148,7 @@ fn a_returned_page_is_no_ghost() {
     cache.take_victims(19);
     for other in (0..20).map(FrameId).filter(|&other| other != frame) {
         cache.hits.reset(other);
-        cache
-            .policy
-            .inserted(other, key(100 + u64::from(other.0)), &cache.hits);
+        cache.policy.inserted(other, key(100 + u64::from(other.0)), &cache.hits);
     }
-    assert_eq!(
-        cache.take_victims(1),
-        [frame],
-        "small is judged in order of arrival"
-    );
+    assert_eq!(cache.take_victims(1), [frame], "small is judged in order of arrival");
 }

@@ -80,22 +80,15 @@ impl Cache {
     }
 
     fn all(&self, state: State) -> Vec<usize> {
-        (0..MAX_FRAMES)
-            .filter(|&frame| self.states[frame] == state)
-            .collect()
+        (0..MAX_FRAMES).filter(|&frame| self.states[frame] == state).collect()
     }
 
     fn victims(&mut self, want: usize) -> Result<(), TestCaseError> {
         let mut victims = Vec::with_capacity(want);
         let pages = self.pages;
         let page_of = |frame: FrameId| key(pages[frame.0 as usize]);
-        self.policy
-            .victims(want, &self.hits, &page_of, &mut victims);
-        prop_assert_eq!(
-            victims.capacity(),
-            want.max(victims.len()),
-            "it made room of its own"
-        );
+        self.policy.victims(want, &self.hits, &page_of, &mut victims);
+        prop_assert_eq!(victims.capacity(), want.max(victims.len()), "it made room of its own");
         // So few frames are below the limit on what a call looks at: all that is wanted is named.
         prop_assert_eq!(victims.len(), want.min(self.all(State::Held).len()));
         for frame in victims {
@@ -129,8 +122,7 @@ impl Cache {
                 if let Some(&frame) = self.all(State::Victim).get(nth) {
                     self.states[frame] = State::Held;
                     let page = key(self.pages[frame]);
-                    self.policy
-                        .returned(FrameId(frame as u32), page, &self.hits);
+                    self.policy.returned(FrameId(frame as u32), page, &self.hits);
                 }
             }
             Step::Evict => {

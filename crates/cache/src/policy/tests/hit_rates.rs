@@ -46,10 +46,7 @@ fn traces() -> Vec<(&'static str, Trace)> {
 
 /// The rate of each trace, in order, in a fresh cache or model.
 fn rates<M: Model>(fresh: impl Fn() -> M) -> Vec<(&'static str, f64)> {
-    traces()
-        .into_iter()
-        .map(|(name, trace)| (name, hit_rate(&mut fresh(), trace)))
-        .collect()
+    traces().into_iter().map(|(name, trace)| (name, hit_rate(&mut fresh(), trace))).collect()
 }
 
 fn rates_of(kind: PolicyKind, batch: usize) -> Vec<(&'static str, f64)> {
@@ -58,10 +55,7 @@ fn rates_of(kind: PolicyKind, batch: usize) -> Vec<(&'static str, f64)> {
 
 fn assert_within(ours: &[(&str, f64)], model: &[(&str, f64)], slack: f64) {
     for ((name, rate), (_, expected)) in ours.iter().zip(model) {
-        assert!(
-            (rate - expected).abs() <= slack,
-            "{name}: {rate}, the model {expected}"
-        );
+        assert!((rate - expected).abs() <= slack, "{name}: {rate}, the model {expected}");
     }
 }
 
@@ -128,15 +122,8 @@ fn sampled_lru_is_close_to_lru() {
     let model = rates(|| model::Lru::new(FRAMES));
     let ours = rates_of(PolicyKind::Lru, 1);
     for ((name, rate), (_, lru)) in ours.into_iter().zip(model) {
-        let most = if name == LONG_LOOP {
-            1.0
-        } else {
-            lru + LRU_SLACK
-        };
-        assert!(
-            (lru - LRU_SLACK..=most).contains(&rate),
-            "{name}: {rate}, true LRU {lru}"
-        );
+        let most = if name == LONG_LOOP { 1.0 } else { lru + LRU_SLACK };
+        assert!((lru - LRU_SLACK..=most).contains(&rate), "{name}: {rate}, true LRU {lru}");
     }
     assert_batches_cost_little(PolicyKind::Lru, model::Lru::new);
 
@@ -144,14 +131,8 @@ fn sampled_lru_is_close_to_lru() {
     for frames in [16, 64, 4096] {
         let trace = || trace::zipf(8 * frames as u64, 0.8, 5).take(40 * frames);
         let lru = hit_rate(&mut model::Lru::new(frames), trace());
-        let rate = hit_rate(
-            &mut Simulator::new(PolicyKind::Lru.build(), frames, 1),
-            trace(),
-        );
-        assert!(
-            (rate - lru).abs() <= LRU_SLACK,
-            "{frames} frames: {rate}, true LRU {lru}"
-        );
+        let rate = hit_rate(&mut Simulator::new(PolicyKind::Lru.build(), frames, 1), trace());
+        assert!((rate - lru).abs() <= LRU_SLACK, "{frames} frames: {rate}, true LRU {lru}");
     }
 }
 
@@ -162,19 +143,10 @@ fn the_policies_for_skewed_popularity_are_better_at_it() {
         let scans = trace::zipf_with_scans(PAGES, 0.9, 4_000, 2_000, 3).take(ACCESSES);
         hit_rate(&mut Simulator::new(kind.build(), FRAMES, 16), scans)
     };
-    let (fifo, clock, lru) = (
-        rate(PolicyKind::Fifo),
-        rate(PolicyKind::Clock),
-        rate(PolicyKind::Lru),
-    );
+    let (fifo, clock, lru) =
+        (rate(PolicyKind::Fifo), rate(PolicyKind::Clock), rate(PolicyKind::Lru));
     let (s3_fifo, sieve) = (rate(PolicyKind::S3Fifo), rate(PolicyKind::Sieve));
-    assert!(
-        fifo < lru.min(clock),
-        "fifo {fifo}, lru {lru}, clock {clock}"
-    );
+    assert!(fifo < lru.min(clock), "fifo {fifo}, lru {lru}, clock {clock}");
     let best_simple = lru.max(clock);
-    assert!(
-        best_simple + 0.05 < s3_fifo.min(sieve),
-        "{best_simple}, {s3_fifo}, {sieve}"
-    );
+    assert!(best_simple + 0.05 < s3_fifo.min(sieve), "{best_simple}, {s3_fifo}, {sieve}");
 }

@@ -12,10 +12,7 @@ use super::{HitTable, Policy};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 
 fn key(page: u64) -> PageKey {
-    PageKey {
-        store: StoreId(0),
-        page: PageId(page),
-    }
+    PageKey { store: StoreId(0), page: PageId(page) }
 }
 
 /// Drives a policy as the cache does: hits go to the table only; a miss that finds no free frame asks for
@@ -52,8 +49,7 @@ impl Simulator {
         self.victims.clear();
         let pages = &self.page_of;
         let page_of = |frame: FrameId| pages[frame.0 as usize];
-        self.policy
-            .victims(want, &self.hits, &page_of, &mut self.victims);
+        self.policy.victims(want, &self.hits, &page_of, &mut self.victims);
         &self.victims
     }
 
