@@ -23,8 +23,8 @@
 
 pub use aquifer_cache::{
     Advice, Backend, Bytes, Cache, CacheBuilder, Error, FrameId, Histogram, HistogramSnapshot,
-    MapOptions, Mapping, PageId, PageKey, PageMut, PageRef, Pages, Pinned, Pod, Result, Stats,
-    StoreId, policy,
+    MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut, PageRef, Pages, Pinned,
+    Pod, Result, Stats, StoreId, policy,
 };
 pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,

@@ -140,6 +140,17 @@ pub enum Error {
          gives its memory back"
     )]
     PartialUnmap,
+    /// An arena has no range that long.
+    #[error(
+        "no {len_bytes} contiguous bytes are free in the arena, the longest free range has \
+         {largest_bytes}; drop vectors, or use a larger device"
+    )]
+    ArenaFull {
+        /// Bytes asked for.
+        len_bytes: u64,
+        /// The longest free range.
+        largest_bytes: u64,
+    },
     /// The calling process is a fork of the one the cache belongs to.
     #[error("this process is a fork of the one that made the cache; make a new cache in the child")]
     Forked,

@@ -243,6 +243,13 @@ pub fn cachestat(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io:
     Ok(stat)
 }
 
+/// Gives a file its length with all its blocks allocated.
+pub fn allocate_file(file: &std::fs::File, len_bytes: u64) -> io::Result<()> {
+    // SAFETY: integers only.
+    let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len_bytes as libc::off_t) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
 /// Asks the page cache to drop clean pages of a file range.
 pub fn drop_cached(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
     // SAFETY: integers only.

@@ -1,0 +1,401 @@
+//! A heap larger than memory: an arena of typed vectors over a writable mapping.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use aquifer_cache::{Cache, MappedArena};
+//! use aquifer_device::MemoryDevice;
+//!
+//! let cache = Cache::builder().budget_bytes(8 << 20).build()?;
+//! let arena = MappedArena::new(cache.map_mut(Arc::new(MemoryDevice::new(64 << 20)?))?)?;
+//! let mut squares = arena.vec::<u64>();
+//! for n in 0..1_000_000u64 {
+//!     squares.push(n * n)?;
+//! }
+//! assert_eq!(squares[777_777], 777_777 * 777_777); // a plain slice, most of it not in DRAM
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The arena owns its mapping, and a vector owns its range of it, so a vector can be a slice. What is in
+//! the arena is scratch: it is written to the device under memory pressure only, and nothing in it can be
+//! found again after the arena is dropped. For data that is to last use `Mapping`.
+//!
+//! Free ranges are kept in DRAM, best fit by size, neighbours merged. The lock over them is never held
+//! while mapped memory is touched.
+//!
+//! A slice access whose page cannot be read back raises SIGBUS, as with any mapping used by pointer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use aquifer_device::FileDevice;
+
+use crate::bytes::Pod;
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::mapping::Mapping;
+
+/// Every allocation starts and ends at a multiple of this: a cache line.
+const ALIGNMENT_BYTES: u64 = 64;
+
+/// Memory for typed vectors, backed by a device. See the module documentation.
+///
+/// May be shared between threads.
+pub struct MappedArena {
+    mapping: Mapping,
+    base: *mut u8,
+    free: Mutex<FreeRanges>,
+}
+
+// SAFETY: the base is an address inside the mapping, which is `Send` and `Sync`.
+unsafe impl Send for MappedArena {}
+// SAFETY: as above; allocation is behind the mutex.
+unsafe impl Sync for MappedArena {}
+
+impl MappedArena {
+    /// An arena over the whole of a writable mapping. What the device held is overwritten.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] if the mapping is.
+    pub fn new(mapping: Mapping) -> Result<MappedArena> {
+        let base = mapping.as_mut_ptr()?;
+        let mut free = FreeRanges::default();
+        free.insert(0, mapping.len() / ALIGNMENT_BYTES * ALIGNMENT_BYTES);
+        Ok(MappedArena { mapping, base, free: Mutex::new(free) })
+    }
+
+    /// An arena over a file without a name in `directory`, which goes away with the arena.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the file cannot be made, and those of [`Cache::map_mut`].
+    pub fn temporary(cache: &Cache, directory: impl AsRef<Path>, len_bytes: u64) -> Result<Self> {
+        let device = temporary_file(directory.as_ref(), len_bytes)?;
+        MappedArena::new(cache.map_mut(Arc::new(device))?)
+    }
+
+    /// An empty vector.
+    pub fn vec<T: Pod>(&self) -> MappedVec<'_, T> {
+        MappedVec { arena: self, offset: 0, len: 0, capacity: 0, _elements: PhantomData }
+    }
+
+    /// An empty vector with room for `capacity` elements.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`].
+    pub fn vec_with_capacity<T: Pod>(&self, capacity: usize) -> Result<MappedVec<'_, T>> {
+        let mut vec = self.vec();
+        vec.reserve(capacity)?;
+        Ok(vec)
+    }
+
+    /// Bytes not allocated.
+    pub fn free_bytes(&self) -> u64 {
+        self.free().by_offset.values().sum()
+    }
+
+    /// The mapping, for statistics and advice. Its bytes belong to the vectors.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, FreeRanges> {
+        self.free.lock().expect("nothing panics while the free ranges are locked")
+    }
+
+    fn allocate(&self, len_bytes: u64) -> Result<u64> {
+        let mut free = self.free();
+        let largest_bytes = free.by_size.last().map_or(0, |&(len, _)| len);
+        free.take(len_bytes).ok_or(Error::ArenaFull { len_bytes, largest_bytes })
+    }
+}
+
+/// A file that is unlinked at once. Its blocks are allocated: a full disk
+/// shows here and not at write-back.
+fn temporary_file(directory: &Path, len_bytes: u64) -> Result<FileDevice> {
+    let kernel = |what| move |source| Error::Kernel { what, source };
+    let unique = format!(
+        ".aquifer-heap-{}-{:x}",
+        std::process::id(),
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos())
+    );
+    let path = directory.join(unique);
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .map_err(kernel("creating the arena's file"))?;
+    let allocated = aquifer_sys::memory::allocate_file(&file, len_bytes)
+        .map_err(kernel("allocating the arena's file"));
+    let device = allocated.and_then(|()| {
+        FileDevice::options()
+            .writable(true)
+            .open(&path)
+            .map_err(|source| Error::Device { device: path.display().to_string(), source })
+    });
+    let removed = std::fs::remove_file(&path).map_err(kernel("unlinking the arena's file"));
+    removed.and(device)
+}
+
+/// Free ranges, by offset for merging and by size for finding.
+#[derive(Default)]
+struct FreeRanges {
+    by_offset: BTreeMap<u64, u64>,
+    by_size: BTreeSet<(u64, u64)>,
+}
+
+impl FreeRanges {
+    fn take(&mut self, len: u64) -> Option<u64> {
+        let &(found, offset) = self.by_size.range((len, 0)..).next()?;
+        self.remove(offset, found);
+        if found > len {
+            self.add(offset + len, found - len);
+        }
+        Some(offset)
+    }
+
+    fn insert(&mut self, mut offset: u64, mut len: u64) {
+        if len == 0 {
+            return;
+        }
+        if let Some((&before, &before_len)) = self.by_offset.range(..offset).next_back()
+            && before + before_len == offset
+        {
+            self.remove(before, before_len);
+            offset = before;
+            len += before_len;
+        }
+        if let Some(&after_len) = self.by_offset.get(&(offset + len)) {
+            self.remove(offset + len, after_len);
+            len += after_len;
+        }
+        self.add(offset, len);
+    }
+
+    fn add(&mut self, offset: u64, len: u64) {
+        self.by_offset.insert(offset, len);
+        self.by_size.insert((len, offset));
+    }
+
+    fn remove(&mut self, offset: u64, len: u64) {
+        self.by_offset.remove(&offset);
+        self.by_size.remove(&(len, offset));
+    }
+}
+
+/// A growable vector in a [`MappedArena`]; derefs to a slice.
+pub struct MappedVec<'a, T: Pod> {
+    arena: &'a MappedArena,
+    offset: u64,
+    len: usize,
+    capacity: usize,
+    _elements: PhantomData<T>,
+}
+
+// SAFETY: the vector owns its elements, which are plain data.
+unsafe impl<T: Pod + Send> Send for MappedVec<'_, T> {}
+// SAFETY: shared access only reads.
+unsafe impl<T: Pod + Sync> Sync for MappedVec<'_, T> {}
+
+impl<T: Pod> MappedVec<'_, T> {
+    const fn bytes(count: usize) -> Option<u64> {
+        match (count as u64).checked_mul(size_of::<T>() as u64) {
+            Some(bytes) => bytes.checked_next_multiple_of(ALIGNMENT_BYTES),
+            None => None,
+        }
+    }
+
+    /// Elements that fit without moving.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Makes room for `additional` elements more.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    pub fn reserve(&mut self, additional: usize) -> Result<()> {
+        const { assert!(align_of::<T>() as u64 <= ALIGNMENT_BYTES, "alignment above a cache line") };
+        let too_large = Error::ArenaFull { len_bytes: u64::MAX, largest_bytes: 0 };
+        let Some(needed) = self.len.checked_add(additional) else { return Err(too_large) };
+        if needed <= self.capacity {
+            return Ok(());
+        }
+        // Doubling keeps pushes amortised; where that much is not free, what is needed will do.
+        let generous = needed.max(self.capacity * 2).max(64);
+        let (capacity, offset) = match Self::bytes(generous).map(|b| self.arena.allocate(b)) {
+            Some(Ok(offset)) => (generous, offset),
+            _ => (needed, self.arena.allocate(Self::bytes(needed).ok_or(too_large)?)?),
+        };
+        let target = self.arena.base.wrapping_add(offset as usize).cast::<T>();
+        // SAFETY: both ranges are inside the mapping and owned by this vector; they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), target, self.len) };
+        self.release();
+        self.offset = offset;
+        self.capacity = capacity;
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        let bytes = Self::bytes(self.capacity).expect("it was allocated");
+        self.arena.free().insert(self.offset, bytes);
+        self.capacity = 0;
+    }
+
+    /// Appends an element.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    pub fn push(&mut self, value: T) -> Result<()> {
+        if self.len == self.capacity {
+            self.reserve(1)?;
+        }
+        // SAFETY: below the capacity, so inside this vector's range.
+        unsafe { self.base().add(self.len).write(value) };
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Removes and returns the last element.
+    pub fn pop(&mut self) -> Option<T> {
+        let last = self.last().copied()?;
+        self.len -= 1;
+        Some(last)
+    }
+
+    /// Appends all of `values`.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    pub fn extend_from_slice(&mut self, values: &[T]) -> Result<()> {
+        self.reserve(values.len())?;
+        // SAFETY: there is room, and a slice of ours cannot be borrowed while we are borrowed uniquely.
+        unsafe {
+            std::ptr::copy_nonoverlapping(values.as_ptr(), self.base().add(self.len), values.len());
+        }
+        self.len += values.len();
+        Ok(())
+    }
+
+    /// Makes it `len` elements long, with copies of `value` where it grows.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    pub fn resize(&mut self, len: usize, value: T) -> Result<()> {
+        if len > self.len {
+            self.reserve(len - self.len)?;
+            for index in self.len..len {
+                // SAFETY: below the capacity.
+                unsafe { self.base().add(index).write(value) };
+            }
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// Removes all elements; keeps the capacity.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    fn base(&self) -> *mut T {
+        self.arena.base.wrapping_add(self.offset as usize).cast()
+    }
+}
+
+impl<T: Pod> Deref for MappedVec<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: the range is this vector's own, aligned, and its first `len` elements were written.
+        unsafe { std::slice::from_raw_parts(self.base(), self.len) }
+    }
+}
+
+impl<T: Pod> DerefMut for MappedVec<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the vector is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
+    }
+}
+
+impl<T: Pod> Drop for MappedVec<'_, T> {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            self.release();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_device::MemoryDevice;
+
+    fn arena(len_bytes: usize) -> MappedArena {
+        let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+        let device = Arc::new(MemoryDevice::new(len_bytes).unwrap());
+        MappedArena::new(cache.map_mut(device).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn vectors_larger_than_the_budget_keep_their_elements() {
+        let arena = arena(96 << 20);
+        let mut numbers = arena.vec::<u64>();
+        let mut halves = arena.vec::<u32>();
+        for n in 0..3_000_000u64 {
+            numbers.push(n * 3).unwrap();
+            halves.push(n as u32 / 2).unwrap();
+        }
+        numbers.reverse();
+        for n in (0..3_000_000u64).step_by(4099) {
+            assert_eq!(numbers[n as usize], (2_999_999 - n) * 3);
+            assert_eq!(halves[n as usize], n as u32 / 2);
+        }
+        assert!(arena.mapping().len() > 8 << 20);
+    }
+
+    #[test]
+    fn a_full_arena_is_an_error_and_freed_ranges_merge() {
+        let arena = arena(16 << 20);
+        let all = arena.free_bytes();
+        let mut first = arena.vec_with_capacity::<u8>(5 << 20).unwrap();
+        let second = arena.vec_with_capacity::<u8>(5 << 20).unwrap();
+        let third = arena.vec_with_capacity::<u8>(5 << 20).unwrap();
+        first.resize(5 << 20, 9).unwrap();
+        assert!(matches!(first.reserve(7 << 20), Err(Error::ArenaFull { .. })));
+        assert_eq!(first[5_000_000], 9);
+        drop((second, third));
+        first.reserve(5 << 20).unwrap();
+        assert_eq!((first.len(), first[5_000_000]), (5 << 20, 9));
+        drop(first);
+        assert_eq!(arena.free_bytes(), all);
+        assert_eq!(arena.free().by_offset.len(), 1);
+    }
+
+    #[test]
+    fn pop_extend_and_clear() {
+        let arena = arena(8 << 20);
+        let mut vec = arena.vec::<u16>();
+        vec.extend_from_slice(&[1, 2, 3]).unwrap();
+        assert_eq!(vec.pop(), Some(3));
+        assert_eq!(&*vec, [1, 2]);
+        vec.clear();
+        assert_eq!(vec.pop(), None);
+    }
+
+    #[test]
+    fn a_temporary_arena_leaves_no_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+        let arena = MappedArena::temporary(&cache, directory.path(), 1 << 20).unwrap();
+        let mut vec = arena.vec::<u8>();
+        vec.resize(1 << 19, 5).unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}
