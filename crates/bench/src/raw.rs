@@ -110,16 +110,6 @@ impl Map {
         check(unsafe { libc::msync(self.base().cast(), self.len_bytes, libc::MS_SYNC) })?;
         Ok(())
     }
-
-    /// How many bytes of the mapping are mapped by entries larger than a base page.
-    pub fn huge_mapped_bytes(&self) -> io::Result<u64> {
-        let smaps = std::fs::read_to_string("/proc/self/smaps")?;
-        Ok(huge_bytes_in(
-            &smaps,
-            self.base() as u64,
-            self.len_bytes as u64,
-        ))
-    }
 }
 
 impl Drop for Map {
@@ -146,6 +136,12 @@ impl Advice {
             Self::NoHugePage => libc::MADV_NOHUGEPAGE,
         }
     }
+}
+
+/// How many bytes of the mappings that start in this range are mapped by entries larger than a base page.
+pub fn huge_mapped_bytes(base: *const u8, len_bytes: u64) -> io::Result<u64> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps")?;
+    Ok(huge_bytes_in(&smaps, base as u64, len_bytes))
 }
 
 /// Adds up the huge-page lines of those `/proc/self/smaps` entries that start inside the range.

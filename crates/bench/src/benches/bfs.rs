@@ -18,7 +18,12 @@ use crate::options::Options;
 use crate::raw::{PAGE_BYTES, drop_cache};
 use crate::report::{Ratio, Report};
 
-const SYSTEMS: &[System] = &[System::Mmap, System::MmapRandom, System::MmapWillneed];
+const SYSTEMS: &[System] = &[
+    System::Mmap,
+    System::MmapRandom,
+    System::MmapWillneed,
+    System::Mapping,
+];
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {

@@ -21,6 +21,11 @@ const SYSTEMS: &[System] = &[
     System::Mmap,
     System::MmapRandom,
     System::UserCache,
+    System::Mapping,
+    System::MappingKernel,
+    System::MappingUser,
+    System::MappingTouch,
+    System::Pages,
 ];
 
 /// Runs the bench.

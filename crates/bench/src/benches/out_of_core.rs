@@ -20,9 +20,25 @@ const READERS: &[System] = &[
     System::MmapRandom,
     System::PreadDirect,
     System::UserCache,
+    System::Mapping,
+    System::MappingKernel,
+    System::MappingUser,
+    System::MappingTouch,
+    System::Pages,
 ];
-const BATCHERS: &[System] = &[System::MmapWillneed];
-const WRITERS: &[System] = &[System::Mmap, System::MmapRandom, System::PreadDirect];
+const BATCHERS: &[System] = &[
+    System::MmapWillneed,
+    System::MappingBatched,
+    System::PagesBatched,
+];
+const WRITERS: &[System] = &[
+    System::Mmap,
+    System::MmapRandom,
+    System::PreadDirect,
+    System::Mapping,
+    System::MappingTouch,
+    System::Pages,
+];
 
 /// Pages in a batch.
 const BATCH_PAGES: usize = 64;
@@ -32,7 +48,7 @@ const VERIFIED_STORES: usize = 256;
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
     let defaults = Defaults {
-        size_bytes: [2 << 30, 128 << 20],
+        size_bytes: [2 << 30, 256 << 20],
         data_per_budget: 8,
         scarce: true,
     };

@@ -132,7 +132,7 @@ impl Setting {
     /// What a contender may use for a cache of its own under the budget: the rest is for its program,
     /// stacks, page tables and bookkeeping, for which page-cache contenders pay from the same budget.
     pub fn cache_bytes(&self) -> u64 {
-        self.budget_bytes - self.budget_bytes / 16 - (4 << 20)
+        self.budget_bytes - self.budget_bytes / 16 - (8 << 20)
     }
 
     /// Writes the data file.

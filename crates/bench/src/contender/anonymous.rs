@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use super::mmap::no_huge_pages;
 use super::{Contender, Lane, Source};
-use crate::raw::{Map, PAGE_BYTES};
+use crate::raw::{Map, PAGE_BYTES, huge_mapped_bytes};
 
 /// Private memory with the content of the data file.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Contender for Anonymous {
     }
 
     fn details(&self) -> Result<BTreeMap<String, f64>> {
-        let huge_bytes = self.map.huge_mapped_bytes()? as f64;
+        let huge_bytes = huge_mapped_bytes(self.map.base(), self.map.len_bytes() as u64)? as f64;
         Ok(BTreeMap::from([(
             "huge_mapped_bytes".to_owned(),
             huge_bytes,
@@ -58,7 +58,7 @@ pub struct AnonymousLane<'a> {
 
 impl Lane for AnonymousLane<'_> {
     #[inline(always)]
-    fn page<R>(&mut self, page: u64, look: impl FnOnce(*const u8) -> R) -> Result<R> {
+    fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
         Ok(look(
             self.memory
                 .map

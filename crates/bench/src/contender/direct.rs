@@ -58,7 +58,7 @@ pub struct DirectLane<'a> {
 }
 
 impl Lane for DirectLane<'_> {
-    fn page<R>(&mut self, page: u64, look: impl FnOnce(*const u8) -> R) -> Result<R> {
+    fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
         read_page(self.file, page, &mut self.buffer)?;
         Ok(look(self.buffer.bytes().as_ptr()))
     }

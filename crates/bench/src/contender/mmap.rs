@@ -5,8 +5,8 @@ use std::fs::OpenOptions;
 
 use anyhow::{Context, Result};
 
-use super::{Contender, Contiguous, Lane, Source, System, Unavailable};
-use crate::raw::{Advice, Map, PAGE_BYTES, WillNeed};
+use super::{Contender, Contiguous, Lane, Source, System, Unavailable, whole_pages};
+use crate::raw::{Advice, Map, PAGE_BYTES, WillNeed, huge_mapped_bytes};
 
 /// A shared mapping of the data file.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Contender for MmapFile {
     }
 
     fn details(&self) -> Result<BTreeMap<String, f64>> {
-        let huge_bytes = self.map.huge_mapped_bytes()? as f64;
+        let huge_bytes = huge_mapped_bytes(self.map.base(), self.map.len_bytes() as u64)? as f64;
         Ok(BTreeMap::from([(
             "huge_mapped_bytes".to_owned(),
             huge_bytes,
@@ -115,21 +115,12 @@ impl Contiguous for MmapFile {
         let Some(will_need) = &self.will_need else {
             return Ok(());
         };
-        let page = PAGE_BYTES as u64;
-        let mut whole_pages = Vec::<(u64, u64)>::with_capacity(ranges.len());
-        for &(start, len_bytes) in ranges {
-            let (from, to) = (
-                start / page * page,
-                (start + len_bytes).next_multiple_of(page),
-            );
-            match whole_pages.last_mut() {
-                Some(last) if from <= last.1 => last.1 = last.1.max(to),
-                _ => whole_pages.push((from, to)),
-            }
-        }
-        let vector: Vec<_> = whole_pages
+        let vector: Vec<_> = whole_pages(ranges)
             .iter()
-            .map(|&(from, to)| range(self.map.base(), from as usize, (to - from) as usize))
+            .map(|part| {
+                let len_bytes = (part.end - part.start) as usize;
+                range(self.map.base(), part.start as usize, len_bytes)
+            })
             .collect();
         Ok(will_need.advise(&vector)?)
     }
@@ -144,7 +135,7 @@ pub struct MmapLane<'a> {
 
 impl Lane for MmapLane<'_> {
     #[inline(always)]
-    fn page<R>(&mut self, page: u64, look: impl FnOnce(*const u8) -> R) -> Result<R> {
+    fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
         Ok(look(self.file.address(page)))
     }
 

@@ -5,15 +5,19 @@
 //! What every contender owes: the bytes of the file, whatever it does to get them. The workloads check that.
 
 mod anonymous;
+mod aquifer;
 mod direct;
 mod mmap;
 mod user_cache;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
+
+use crate::raw::PAGE_BYTES;
 
 pub use mmap::MmapFile;
 
@@ -33,6 +37,20 @@ pub enum System {
     UserCache,
     /// Anonymous memory that holds a copy: what a hit costs at best.
     Anonymous,
+    /// Aquifer's mapping as it comes: the backend it chooses, bare loads and stores.
+    Mapping,
+    /// The same with the kernel backend.
+    MappingKernel,
+    /// The same with the user backend.
+    MappingUser,
+    /// The user backend, each access preceded by a touch.
+    MappingTouch,
+    /// The mapping as it comes, with accesses known in advance touched together.
+    MappingBatched,
+    /// Aquifer's page guards: optimistic reads, exclusive guards for stores.
+    Pages,
+    /// The same, with pages known in advance got together.
+    PagesBatched,
 }
 
 impl System {
@@ -45,6 +63,13 @@ impl System {
             Self::PreadDirect => "pread_direct",
             Self::UserCache => "user_cache",
             Self::Anonymous => "anonymous",
+            Self::Mapping => "mapping",
+            Self::MappingKernel => "mapping_kernel",
+            Self::MappingUser => "mapping_user",
+            Self::MappingTouch => "mapping_touch",
+            Self::MappingBatched => "mapping_batched",
+            Self::Pages => "pages",
+            Self::PagesBatched => "pages_batched",
         }
     }
 }
@@ -54,7 +79,7 @@ impl System {
 pub struct Source {
     /// The data file.
     pub path: PathBuf,
-    /// Its length in pages of [`PAGE_BYTES`](crate::raw::PAGE_BYTES).
+    /// Its length in pages of [`PAGE_BYTES`].
     pub pages: u64,
     /// Whether there will be stores.
     pub writable: bool,
@@ -98,10 +123,10 @@ pub trait Contender: Sync {
 /// One thread's access to a contender.
 pub trait Lane {
     /// Lets `look` see the page. The pointer is good for a whole page and 8-byte aligned, faults included,
-    /// while `look` runs.
-    fn page<R>(&mut self, page: u64, look: impl FnOnce(*const u8) -> R) -> Result<R>;
+    /// while `look` runs. Its result counts; it may be called again if the page changed meanwhile.
+    fn page<R>(&mut self, page: u64, look: impl FnMut(*const u8) -> R) -> Result<R>;
 
-    /// The same for pages that are all known in advance, in any order.
+    /// Lets `look` see pages that are all known in advance, each once and in any order.
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
         pages
             .iter()
@@ -140,5 +165,42 @@ pub fn with<V: Visit>(system: System, source: &Source, visit: V) -> Result<V::Ou
         System::PreadDirect => visit.visit(&direct::DirectFile::open(source)?),
         System::UserCache => visit.visit(&user_cache::UserCache::open(source)?),
         System::Anonymous => visit.visit(&anonymous::Anonymous::open(source)?),
+        System::Mapping
+        | System::MappingKernel
+        | System::MappingUser
+        | System::MappingTouch
+        | System::MappingBatched => visit.visit(&aquifer::MappedFile::open(system, source)?),
+        System::Pages | System::PagesBatched => {
+            visit.visit(&aquifer::PagedFile::open(system, source)?)
+        }
+    }
+}
+
+/// Byte ranges (start and length, sorted by start) widened to whole pages, overlapping ones merged.
+fn whole_pages(ranges: &[(u64, u64)]) -> Vec<Range<u64>> {
+    let page = PAGE_BYTES as u64;
+    let mut whole = Vec::<Range<u64>>::with_capacity(ranges.len());
+    for &(start, len_bytes) in ranges {
+        let (from, to) = (
+            start / page * page,
+            (start + len_bytes).next_multiple_of(page),
+        );
+        match whole.last_mut() {
+            Some(last) if from <= last.end => last.end = last.end.max(to),
+            _ => whole.push(from..to),
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_become_whole_pages() {
+        let found = whole_pages(&[(10, 16), (4090, 16), (20_000, 4), (40_000, 5000)]);
+        assert_eq!(found, [0..8192, 16_384..20_480, 36_864..45_056]);
+        assert_eq!(whole_pages(&[]), []);
     }
 }

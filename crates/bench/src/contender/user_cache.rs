@@ -80,7 +80,7 @@ impl UserCacheLane<'_> {
 
 impl Lane for UserCacheLane<'_> {
     #[inline(always)]
-    fn page<R>(&mut self, page: u64, look: impl FnOnce(*const u8) -> R) -> Result<R> {
+    fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
         let loaded = match self.owner.cache.get(&page) {
             Some(hit) => hit,
             None => self.miss(page)?,
