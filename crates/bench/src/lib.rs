@@ -1,1 +1,63 @@
-//! bench
+//! The benches behind `aquifer bench`: Aquifer beside what a program would use otherwise.
+//!
+//! ```text
+//! options ──▶ benches: which contenders, which ratios ──▶ report: table or JSON
+//!                │
+//!             harness: interleaved rounds, one process for each contender and round
+//!                │                         inside a memory-limited group (limit), on a chosen
+//!                ▼                         file system (place), with checkable data (data, graph)
+//!             workload ──▶ contender: mmap, direct reads, user-space cache, …
+//! ```
+//!
+//! The rules, so that a figure can be believed: contenders run interleaved in the same run, each in a fresh
+//! process; where memory is scarce they get the same limit, their own caches included; the file is cold or
+//! warm before each measurement, and that is checked; every contender makes the same accesses, and its
+//! answer is checked; medians over at least five rounds are reported; "mmap" is always its best form. What is
+//! not possible on a machine (limiting memory, keeping it awake, a contender) is said in the report.
+//!
+//! A program that calls [`main`] must do so again when it is started with the same arguments: that is how
+//! contenders get processes of their own.
+
+mod benches;
+mod contender;
+mod data;
+mod graph;
+mod harness;
+mod interrupt;
+mod limit;
+mod machine;
+mod options;
+mod place;
+mod raw;
+mod report;
+mod rng;
+mod stats;
+mod units;
+mod workload;
+
+use std::io::Write;
+
+use anyhow::Result;
+
+pub use options::{Bench, BenchArgs, Device, Options};
+pub use units::Bytes;
+
+/// Runs the bench that `args` name and prints its report on standard output.
+pub fn main(args: &BenchArgs) -> Result<()> {
+    if harness::run_if_child()? {
+        return Ok(());
+    }
+    let report = benches::run(&args.bench)?;
+    let (Bench::Hit(options)
+    | Bench::Fault(options)
+    | Bench::OutOfCore(options)
+    | Bench::Bfs(options)) = &args.bench;
+    let mut output = std::io::stdout().lock();
+    if options.json {
+        serde_json::to_writer_pretty(&mut output, &report)?;
+        writeln!(output)?;
+    } else {
+        write!(output, "{}", report.to_text())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! The benches: which contenders do what, and which ratios follow.
+
+mod bfs;
+mod fault;
+mod hit;
+mod out_of_core;
+mod setting;
+
+use anyhow::Result;
+
+use crate::options::Bench;
+use crate::report::Report;
+
+/// Runs one bench.
+pub fn run(bench: &Bench) -> Result<Report> {
+    match bench {
+        Bench::Hit(options) => hit::run(options),
+        Bench::Fault(options) => fault::run(options),
+        Bench::OutOfCore(options) => out_of_core::run(options),
+        Bench::Bfs(options) => bfs::run(options),
+    }
+}

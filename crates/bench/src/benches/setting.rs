@@ -1,0 +1,238 @@
+//! What all benches need before they can start: a place, a machine that is awake, sizes, limits.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::contender::{Source, System};
+use crate::data::{DataFile, check_space};
+use crate::harness::{Job, Work, progress_bar};
+use crate::interrupt;
+use crate::limit::Limiter;
+use crate::machine::{Awake, Machine, cores};
+use crate::options::{Device, Options};
+use crate::place::Place;
+use crate::raw::PAGE_BYTES;
+use crate::report::{Ratio, Report, Row, ratios};
+use crate::units::Bytes;
+
+/// Sizes a bench has unless the user says otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    /// Length of the data file, normally and in the quick form.
+    pub size_bytes: [u64; 2],
+    /// Data to memory.
+    pub data_per_budget: u64,
+    /// Whether memory is scarce by design.
+    pub scarce: bool,
+}
+
+/// One run of a bench. Fields are dropped, and so undone, in this order.
+#[derive(Debug)]
+pub struct Setting {
+    /// Length of the data file in bytes.
+    pub size_bytes: u64,
+    /// Memory each contender gets.
+    pub budget_bytes: u64,
+    /// Numbers of threads to measure with.
+    pub threads: Vec<u32>,
+    /// How often everything is measured.
+    pub rounds: u32,
+    /// Seed of data and accesses.
+    pub seed: u64,
+    /// The form tests run.
+    pub quick: bool,
+    /// Makes limited groups, where memory is scarce and that is permitted.
+    pub limiter: Option<Limiter>,
+    /// What the reader must know.
+    pub notes: Vec<String>,
+    /// Where the data file goes.
+    pub place: Place,
+    scarce: bool,
+    limit_text: String,
+    awake: Option<Awake>,
+    _signals: interrupt::Guard,
+}
+
+impl Setting {
+    /// Finds out and prepares everything.
+    pub fn prepare(options: &Options, defaults: Defaults) -> Result<Self> {
+        let signals = interrupt::Guard::install();
+        let size = options.size.map(|size| size.0);
+        let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.quick)]);
+        let size_bytes = size_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let budget = options.budget.map(|budget| budget.0);
+        let budget_bytes = budget.unwrap_or(size_bytes / defaults.data_per_budget);
+        let mut notes = Vec::new();
+        let mut limiter = None;
+        let mut limit_text = "not needed".to_owned();
+        if defaults.scarce {
+            ensure!(
+                budget_bytes >= 16 << 20,
+                "a budget of {} is too small: below 16 MiB the process itself needs most of it",
+                Bytes(budget_bytes)
+            );
+            ensure!(
+                size_bytes >= 2 * budget_bytes,
+                "the data ({}) must be at least twice the budget ({})",
+                Bytes(size_bytes),
+                Bytes(budget_bytes)
+            );
+            match Limiter::find() {
+                Ok(found) => {
+                    found.describe().clone_into(&mut limit_text);
+                    limiter = Some(found);
+                }
+                Err(error) => {
+                    limit_text = "none".to_owned();
+                    notes.push(format!(
+                        "memory is NOT limited ({error}): page cache may hold the whole file, so the \
+                         figures do not compare and there are no ratios"
+                    ));
+                }
+            }
+        }
+        let place = match options.device {
+            Device::Disk => Place::directory(&options.dir, defaults.scarce)?,
+            Device::Zram => Place::zram(size_bytes)?,
+        };
+        check_space(place.path(), size_bytes + size_bytes / 64)?;
+        let awake = Awake::request();
+        if awake.is_none() {
+            let note = "no permission to write /dev/cpu_dma_latency: waiting for the device includes \
+                        waking the processor";
+            notes.push(note.to_owned());
+        }
+        if options.quick {
+            notes.push("--quick: the figures show that it works and nothing else".to_owned());
+        }
+        Ok(Self {
+            size_bytes,
+            budget_bytes,
+            threads: thread_counts(&options.threads),
+            rounds: options.rounds.unwrap_or(if options.quick { 1 } else { 5 }),
+            seed: options.seed,
+            quick: options.quick,
+            limiter,
+            notes,
+            place,
+            scarce: defaults.scarce,
+            limit_text,
+            awake,
+            _signals: signals,
+        })
+    }
+
+    /// Pages of the data file.
+    pub fn pages(&self) -> u64 {
+        self.size_bytes / PAGE_BYTES as u64
+    }
+
+    /// What a contender may use for a cache of its own under the budget: the rest is for its program,
+    /// stacks, page tables and bookkeeping, for which page-cache contenders pay from the same budget.
+    pub fn cache_bytes(&self) -> u64 {
+        self.budget_bytes - self.budget_bytes / 16 - (8 << 20)
+    }
+
+    /// Writes the data file.
+    pub fn data_file(&self) -> Result<DataFile> {
+        let bar = progress_bar(
+            self.size_bytes,
+            "{bytes}/{total_bytes} writing the data file",
+        );
+        let data = DataFile::create(
+            self.place.path(),
+            self.pages(),
+            self.seed,
+            |written_bytes| {
+                bar.inc(written_bytes);
+            },
+        );
+        bar.finish_and_clear();
+        data
+    }
+
+    /// A job with this setting's sizes that makes `accesses` accesses a thread.
+    pub fn job(&self, system: System, data: &DataFile, work: Work, accesses: u64) -> Job {
+        Job {
+            system,
+            source: Source {
+                path: data.path(),
+                pages: data.pages(),
+                writable: matches!(work, Work::Write { .. }),
+                cache_bytes: self.cache_bytes(),
+                base_pages: false,
+            },
+            work,
+            seed: self.seed,
+            round: 0,
+            accesses,
+            deadline_ms: 1500,
+            warm_accesses: 0,
+            warm_deadline_ms: 3000,
+            limit_bytes: None,
+        }
+    }
+
+    /// The report on `rows`. Without a limit where memory must be scarce there are no ratios.
+    pub fn report(&self, bench: &'static str, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
+        let comparable = !self.scarce || self.limiter.is_some();
+        let found = if comparable {
+            ratios(definitions, &rows)
+        } else {
+            BTreeMap::new()
+        };
+        let mut config = BTreeMap::<&'static str, Value>::from([
+            ("size_bytes", json!(self.size_bytes)),
+            ("rounds", json!(self.rounds)),
+            ("threads", json!(self.threads)),
+            ("seed", json!(self.seed)),
+            ("quick", json!(self.quick)),
+            ("memory_limit", json!(self.limit_text)),
+            ("cpu_kept_awake", json!(self.awake.is_some())),
+        ]);
+        if self.scarce {
+            config.insert("budget_bytes", json!(self.budget_bytes));
+            config.insert("own_cache_bytes", json!(self.cache_bytes()));
+        }
+        Report {
+            bench,
+            machine: Machine::describe(&self.place),
+            config,
+            rows,
+            ratios: found,
+            notes: self.notes.clone(),
+        }
+    }
+}
+
+/// What the user asked for, or 1, 2, 4, … and all cores.
+fn thread_counts(asked: &[u32]) -> Vec<u32> {
+    let mut counts = asked.to_vec();
+    if counts.is_empty() {
+        let all = u32::try_from(cores()).unwrap_or(1);
+        counts = (0..)
+            .map(|power| 1 << power)
+            .take_while(|&count| count <= all)
+            .collect();
+        counts.push(all);
+    }
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_counts_are_what_was_asked_for_or_powers_of_two() {
+        assert_eq!(thread_counts(&[4, 1, 4]), [1, 4]);
+        let found = thread_counts(&[]);
+        assert_eq!(found[0], 1);
+        assert_eq!(*found.last().unwrap() as usize, cores());
+        assert!(found.is_sorted());
+    }
+}

@@ -1,0 +1,253 @@
+//! Aquifer itself: mappings with either backend, with and without touching first, and `Pages`.
+//!
+//! Each contender has a cache of its own, whose budget is what every contender with a cache of its own gets.
+//! Nothing else is set: policy, page size and threads are the defaults, as for a user who reads no manual.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::Result;
+use aquifer::cache::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
+use aquifer::device::FileDevice;
+
+use super::{Contender, Contiguous, Lane, Source, System, Unavailable, whole_pages};
+use crate::raw::{PAGE_BYTES, huge_mapped_bytes};
+
+fn open(source: &Source) -> Result<(Cache, Arc<FileDevice>)> {
+    let cache = Cache::builder().budget_bytes(source.cache_bytes).build()?;
+    let device = FileDevice::options()
+        .writable(source.writable)
+        .open(&source.path)?;
+    Ok((cache, Arc::new(device)))
+}
+
+/// Figures of the cache that help to read the others.
+fn cache_details(cache: &Cache) -> BTreeMap<String, f64> {
+    let stats = cache.stats();
+    [
+        ("misses", stats.misses),
+        ("evictions", stats.evictions),
+        ("stalls", stats.stalls),
+        ("signals", stats.signals),
+        ("written_pages", stats.written_pages),
+        ("write_backs", stats.write_backs),
+    ]
+    .map(|(name, count)| (name.to_owned(), count as f64))
+    .into()
+}
+
+/// How a mapping is accessed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Style {
+    /// Loads and stores through the pointer; the miss is a fault.
+    Bare,
+    /// [`Mapping::touch`] first, so that a miss is a call.
+    Touch,
+    /// [`Mapping::touch_many`] first where accesses are known in advance.
+    Batched,
+}
+
+/// The data file as a [`Mapping`].
+pub struct MappedFile {
+    cache: Cache,
+    mapping: Mapping,
+    style: Style,
+}
+
+impl MappedFile {
+    /// Maps the file the way `system` says.
+    pub fn open(system: System, source: &Source) -> Result<Self> {
+        let (cache, device) = open(source)?;
+        let backend = match system {
+            System::MappingKernel => Backend::Kernel,
+            System::MappingUser | System::MappingTouch => Backend::User,
+            _ => Backend::Auto,
+        };
+        let style = match system {
+            System::MappingTouch => Style::Touch,
+            System::MappingBatched => Style::Batched,
+            _ => Style::Bare,
+        };
+        let options = MapOptions::new().writable(source.writable).backend(backend);
+        let refused = |error| match error {
+            aquifer::cache::Error::BackendUnsupported { .. } => {
+                Unavailable(format!("{error}")).into()
+            }
+            other => anyhow::Error::from(other),
+        };
+        let mapping = cache.map_with(device, options).map_err(refused)?;
+        if backend != Backend::Auto && mapping.backend() != backend {
+            let reason = format!("the {} backend is not to be had here", backend.name());
+            return Err(Unavailable(reason).into());
+        }
+        Ok(Self {
+            cache,
+            mapping,
+            style,
+        })
+    }
+}
+
+impl Contender for MappedFile {
+    type Lane<'a> = MappedLane<'a>;
+
+    fn lane(&self) -> Result<MappedLane<'_>> {
+        let base = self.mapping.as_ptr();
+        Ok(MappedLane {
+            file: self,
+            base,
+            ranges: Vec::new(),
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(self.mapping.flush_all()?)
+    }
+
+    fn contiguous(&self) -> Option<&dyn Contiguous> {
+        Some(self)
+    }
+
+    fn details(&self) -> Result<BTreeMap<String, f64>> {
+        let mut details = cache_details(&self.cache);
+        let user = f64::from(u8::from(self.mapping.backend() == Backend::User));
+        details.insert("user_backend".to_owned(), user);
+        let huge_bytes = huge_mapped_bytes(self.mapping.as_ptr(), self.mapping.len())?;
+        details.insert("huge_mapped_bytes".to_owned(), huge_bytes as f64);
+        Ok(details)
+    }
+}
+
+impl Contiguous for MappedFile {
+    fn base(&self) -> *const u8 {
+        self.mapping.as_ptr()
+    }
+
+    fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()> {
+        Ok(self.mapping.prefetch(&whole_pages(ranges))?)
+    }
+}
+
+/// A thread's access to a mapping.
+pub struct MappedLane<'a> {
+    file: &'a MappedFile,
+    base: *const u8,
+    ranges: Vec<Range<u64>>,
+}
+
+impl Lane for MappedLane<'_> {
+    #[inline(always)]
+    fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
+        let offset_bytes = page * PAGE_BYTES as u64;
+        if self.file.style == Style::Touch {
+            self.file.mapping.touch(offset_bytes)?;
+        }
+        Ok(look(self.base.wrapping_add(offset_bytes as usize)))
+    }
+
+    fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
+        if self.file.style == Style::Batched {
+            self.ranges.clear();
+            let bytes = PAGE_BYTES as u64;
+            self.ranges
+                .extend(pages.iter().map(|page| page * bytes..(page + 1) * bytes));
+            self.file.mapping.touch_many(&self.ranges)?;
+        }
+        for &page in pages {
+            self.page(page, |memory| look(page, memory))?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {
+        let page_at = page * PAGE_BYTES as u64;
+        if self.file.style == Style::Touch {
+            self.file.mapping.touch_mut(page_at)?;
+        }
+        let byte = self
+            .base
+            .wrapping_add(page_at as usize + offset_bytes)
+            .cast_mut();
+        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is writable
+        // for workloads that store; volatile, because the bytes are shared with the device.
+        unsafe { byte.write_volatile(value) };
+        Ok(())
+    }
+}
+
+/// The data file as [`Pages`].
+pub struct PagedFile {
+    cache: Cache,
+    pages: Pages,
+    batched: bool,
+}
+
+impl PagedFile {
+    /// Opens the file the way `system` says.
+    pub fn open(system: System, source: &Source) -> Result<Self> {
+        let (cache, device) = open(source)?;
+        let pages = cache.pages(device)?;
+        Ok(Self {
+            cache,
+            pages,
+            batched: system == System::PagesBatched,
+        })
+    }
+}
+
+impl Contender for PagedFile {
+    type Lane<'a> = PagedLane<'a>;
+
+    fn lane(&self) -> Result<PagedLane<'_>> {
+        Ok(PagedLane {
+            file: self,
+            ids: Vec::new(),
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(self.pages.flush_all()?)
+    }
+
+    fn details(&self) -> Result<BTreeMap<String, f64>> {
+        Ok(cache_details(&self.cache))
+    }
+}
+
+/// A thread's access to pages.
+pub struct PagedLane<'a> {
+    file: &'a PagedFile,
+    ids: Vec<PageId>,
+}
+
+impl Lane for PagedLane<'_> {
+    #[inline(always)]
+    fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
+        Ok(self
+            .file
+            .pages
+            .read(PageId(page), |bytes| look(bytes.as_ptr()))?)
+    }
+
+    fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
+        if !self.file.batched {
+            for &page in pages {
+                look(page, self.file.pages.get(PageId(page))?.as_ptr());
+            }
+            return Ok(());
+        }
+        self.ids.clear();
+        self.ids.extend(pages.iter().copied().map(PageId));
+        for guard in self.file.pages.get_many(&self.ids)? {
+            look(guard.id().0, guard.as_ptr());
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {
+        self.file.pages.get_mut(PageId(page))?[offset_bytes] = value;
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! The systems that are compared, behind one small interface.
+//!
+//! A [`Contender`] opens the data file its own way; each thread works through a [`Lane`] of it. The
+//! interface is static (generic, inlined) so that a contender whose access is one load pays for one load.
+//! What every contender owes: the bytes of the file, whatever it does to get them. The workloads check that.
+
+mod anonymous;
+mod aquifer;
+mod direct;
+mod mmap;
+mod user_cache;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::raw::PAGE_BYTES;
+
+pub use mmap::MmapFile;
+
+/// Names of the contenders, as they stand in reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum System {
+    /// A file mapping without advice: as programs use mmap today.
+    Mmap,
+    /// A file mapping with `MADV_RANDOM`.
+    MmapRandom,
+    /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
+    MmapWillneed,
+    /// `pread` and `pwrite` with `O_DIRECT`: no cache at all.
+    PreadDirect,
+    /// quick_cache over `pread` with `O_DIRECT`: the cache a user would otherwise put there.
+    UserCache,
+    /// Anonymous memory that holds a copy: what a hit costs at best.
+    Anonymous,
+    /// Aquifer's mapping as it comes: the backend it chooses, bare loads and stores.
+    Mapping,
+    /// The same with the kernel backend.
+    MappingKernel,
+    /// The same with the user backend.
+    MappingUser,
+    /// The user backend, each access preceded by a touch.
+    MappingTouch,
+    /// The mapping as it comes, with accesses known in advance touched together.
+    MappingBatched,
+    /// Aquifer's page guards: optimistic reads, exclusive guards for stores.
+    Pages,
+    /// The same, with pages known in advance got together.
+    PagesBatched,
+}
+
+impl System {
+    /// The name in reports and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mmap => "mmap",
+            Self::MmapRandom => "mmap_random",
+            Self::MmapWillneed => "mmap_willneed",
+            Self::PreadDirect => "pread_direct",
+            Self::UserCache => "user_cache",
+            Self::Anonymous => "anonymous",
+            Self::Mapping => "mapping",
+            Self::MappingKernel => "mapping_kernel",
+            Self::MappingUser => "mapping_user",
+            Self::MappingTouch => "mapping_touch",
+            Self::MappingBatched => "mapping_batched",
+            Self::Pages => "pages",
+            Self::PagesBatched => "pages_batched",
+        }
+    }
+}
+
+/// What a contender is opened with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Source {
+    /// The data file.
+    pub path: PathBuf,
+    /// Its length in pages of [`PAGE_BYTES`].
+    pub pages: u64,
+    /// Whether there will be stores.
+    pub writable: bool,
+    /// What a contender with a cache of its own may use for it, bookkeeping included.
+    pub cache_bytes: u64,
+    /// Keep page tables to base pages, so that all contenders pay for the same translations.
+    pub base_pages: bool,
+}
+
+/// A contender cannot run on this machine or file system. Not a failure: the report says so.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(pub String);
+
+/// An opened data file.
+pub trait Contender: Sync {
+    /// One thread's access to it.
+    type Lane<'a>: Lane
+    where
+        Self: 'a;
+
+    /// Starts a thread's access.
+    fn lane(&self) -> Result<Self::Lane<'_>>;
+
+    /// Makes every store durable.
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The whole file as addresses, for contenders that have that.
+    fn contiguous(&self) -> Option<&dyn Contiguous> {
+        None
+    }
+
+    /// Figures of its own, for the report.
+    fn details(&self) -> Result<BTreeMap<String, f64>> {
+        Ok(BTreeMap::new())
+    }
+}
+
+/// One thread's access to a contender.
+pub trait Lane {
+    /// Lets `look` see the page. The pointer is good for a whole page and 8-byte aligned, faults included,
+    /// while `look` runs. Its result counts; it may be called again if the page changed meanwhile.
+    fn page<R>(&mut self, page: u64, look: impl FnMut(*const u8) -> R) -> Result<R>;
+
+    /// Lets `look` see pages that are all known in advance, each once and in any order.
+    fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
+        pages
+            .iter()
+            .try_for_each(|&page| self.page(page, |memory| look(page, memory)))
+    }
+
+    /// Stores one byte. It is durable after [`Contender::flush`].
+    fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()>;
+}
+
+/// A file whose bytes have addresses.
+pub trait Contiguous: Sync {
+    /// Address of the first byte.
+    fn base(&self) -> *const u8;
+
+    /// Says that these byte ranges (start and length, any alignment, sorted) will be read soon. Does
+    /// nothing for contenders that stand for programs without prefetch.
+    fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()>;
+}
+
+/// What to do with a contender once it is open.
+pub trait Visit {
+    /// What that gives.
+    type Output;
+
+    /// Does it.
+    fn visit<C: Contender>(self, contender: &C) -> Result<Self::Output>;
+}
+
+/// Opens a contender and hands it to `visit`.
+pub fn with<V: Visit>(system: System, source: &Source, visit: V) -> Result<V::Output> {
+    match system {
+        System::Mmap | System::MmapRandom | System::MmapWillneed => {
+            visit.visit(&MmapFile::open(system, source)?)
+        }
+        System::PreadDirect => visit.visit(&direct::DirectFile::open(source)?),
+        System::UserCache => visit.visit(&user_cache::UserCache::open(source)?),
+        System::Anonymous => visit.visit(&anonymous::Anonymous::open(source)?),
+        System::Mapping
+        | System::MappingKernel
+        | System::MappingUser
+        | System::MappingTouch
+        | System::MappingBatched => visit.visit(&aquifer::MappedFile::open(system, source)?),
+        System::Pages | System::PagesBatched => {
+            visit.visit(&aquifer::PagedFile::open(system, source)?)
+        }
+    }
+}
+
+/// Byte ranges (start and length, sorted by start) widened to whole pages, overlapping ones merged.
+fn whole_pages(ranges: &[(u64, u64)]) -> Vec<Range<u64>> {
+    let page = PAGE_BYTES as u64;
+    let mut whole = Vec::<Range<u64>>::with_capacity(ranges.len());
+    for &(start, len_bytes) in ranges {
+        let (from, to) = (
+            start / page * page,
+            (start + len_bytes).next_multiple_of(page),
+        );
+        match whole.last_mut() {
+            Some(last) if from <= last.end => last.end = last.end.max(to),
+            _ => whole.push(from..to),
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_become_whole_pages() {
+        let found = whole_pages(&[(10, 16), (4090, 16), (20_000, 4), (40_000, 5000)]);
+        assert_eq!(found, [0..8192, 16_384..20_480, 36_864..45_056]);
+        assert_eq!(whole_pages(&[]), []);
+    }
+}

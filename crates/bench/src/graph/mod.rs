@@ -1,0 +1,12 @@
+//! A graph larger than memory, and breadth-first search over it.
+//!
+//! Graph search is the classic case for memory-mapped storage: the program wants two arrays, and which parts
+//! of them it touches next depends on what it has just read.
+
+mod csr;
+mod rmat;
+mod search;
+
+pub use csr::{Graph, GraphFile};
+pub use rmat::{Rmat, Shape};
+pub use search::{Overtime, breadth_first_search, state_bytes};

@@ -1,0 +1,39 @@
+//! The child's side: read a job, do it, answer.
+
+use std::io::{self, BufRead, Write};
+
+use anyhow::{Context, Result};
+
+use super::job::{Job, Outcome};
+use crate::contender::Unavailable;
+use crate::{raw, workload};
+
+/// Set in the environment of a child. Its arguments are the parent's, so that whatever led there to the
+/// bench leads here to it, too.
+pub const CHILD_VARIABLE: &str = "AQUIFER_BENCH_CHILD";
+
+/// If this process is a child, does its job and returns true.
+pub fn run_if_child() -> Result<bool> {
+    if std::env::var_os(CHILD_VARIABLE).is_none() {
+        return Ok(false);
+    }
+    raw::die_with_parent()?;
+    let mut line = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .context("no job from the parent")?;
+    let job: Job = serde_json::from_str(&line).context("the parent's job is unreadable")?;
+    let outcome = match workload::run(&job) {
+        Ok(measured) => Outcome::Measured(measured),
+        Err(error) => match error.downcast::<Unavailable>() {
+            Ok(unavailable) => Outcome::Unavailable(unavailable.0),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        },
+    };
+    let mut output = io::stdout().lock();
+    serde_json::to_writer(&mut output, &outcome)?;
+    output.write_all(b"\n")?;
+    output.flush()?;
+    Ok(true)
+}

@@ -1,0 +1,102 @@
+//! What parent and child tell each other.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::contender::{Source, System};
+
+/// One measurement: one contender, one workload, one round.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// The contender.
+    pub system: System,
+    /// What it is opened with.
+    pub source: Source,
+    /// What it does.
+    pub work: Work,
+    /// Seed of the access sequence.
+    pub seed: u64,
+    /// Number of the round: each has its own accesses.
+    pub round: u32,
+    /// Accesses each thread makes, if there is time.
+    pub accesses: u64,
+    /// When a thread stops before that. The answer is then checked for the accesses it made.
+    pub deadline_ms: u64,
+    /// Accesses made in advance, to reach the state that lasts.
+    pub warm_accesses: u64,
+    /// When warming up stops at the latest.
+    pub warm_deadline_ms: u64,
+    /// The page cache may hold at most this much of the file, or the memory limit does not work.
+    pub limit_bytes: Option<u64>,
+}
+
+/// The workloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Random 8-byte loads from memory that is all there.
+    Load,
+    /// Random pages, one after the other.
+    Read {
+        /// How many threads do that.
+        threads: u32,
+    },
+    /// Random pages in groups that are known in advance.
+    Batch {
+        /// Pages in a group.
+        pages: usize,
+    },
+    /// One byte into random pages, and at the end everything made durable.
+    Write {
+        /// How many threads do that.
+        threads: u32,
+        /// Makes the stored bytes differ from those of the measurement before.
+        salt: u64,
+    },
+    /// Pages never accessed before: every access misses.
+    Miss,
+    /// Where the time of one miss goes.
+    Anatomy,
+    /// Breadth-first search over a graph file.
+    Bfs {
+        /// How many threads search.
+        threads: u32,
+    },
+}
+
+/// What a child answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It worked.
+    Measured(Measured),
+    /// This contender cannot run here.
+    Unavailable(String),
+    /// It went wrong.
+    Failed(String),
+}
+
+/// The figures of one measurement.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Measured {
+    /// Mean over all accesses, as the thread that makes them sees it.
+    pub mean_ns: f64,
+    /// 99th percentile of single accesses, where they are timed.
+    pub p99_ns: Option<f64>,
+    /// 99.9th percentile.
+    pub p999_ns: Option<f64>,
+    /// What each thread did and found.
+    pub lanes: Vec<LaneAnswer>,
+    /// Further figures.
+    pub details: BTreeMap<String, f64>,
+}
+
+/// What one thread did and found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneAnswer {
+    /// How many accesses it made.
+    pub accesses: u64,
+    /// Sum over what it read.
+    pub checksum: u64,
+}

@@ -1,0 +1,22 @@
+//! Running contenders so that their figures can be compared.
+//!
+//! ```text
+//! parent: round 0: A B C   round 1: B C A   round 2: C A B …       one child at a time
+//!                  │
+//!                  ├─ start this executable again, with its own arguments and CHILD_VARIABLE set
+//!                  ├─ move it into a fresh memory-limited group
+//!                  ├─ write the job to its standard input ──────▶ open, warm up, measure
+//!                  └─ read the outcome from its standard output ◀──── one JSON line
+//! ```
+//! A contender gets a process of its own for every round: nothing is inherited from the one before, neither
+//! memory nor page tables nor a group's charges. The child does no work before it has read its job, so all
+//! it allocates is charged to the group. Rounds are interleaved and rotated, so that drift of the machine
+//! (heat, neighbours, the device's mood) hits all contenders alike.
+
+mod child;
+mod job;
+mod schedule;
+
+pub use child::run_if_child;
+pub use job::{Job, LaneAnswer, Measured, Work};
+pub use schedule::{Cell, Schedule, progress_bar};

@@ -1,0 +1,188 @@
+//! The parent's side: start children round by round, check their answers, make rows of them.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::child::CHILD_VARIABLE;
+use super::job::{Job, Measured, Outcome};
+use crate::interrupt;
+use crate::limit::Limiter;
+use crate::report::{Row, median_details};
+use crate::stats::median;
+
+/// One line of the result: a contender and a metric, with the job that measures it.
+#[derive(Debug, Clone)]
+pub struct Cell {
+    /// Name of the metric.
+    pub metric: String,
+    /// Unit of the figures, and nanoseconds in one of it.
+    pub unit: (&'static str, f64),
+    /// The job of round 0.
+    pub job: Job,
+    /// Memory limit of the child; `None` for work that memory is plentiful for.
+    pub limit_bytes: Option<u64>,
+}
+
+/// Runs cells in interleaved rounds.
+pub struct Schedule<'a> {
+    /// Makes the limited groups; `None` where that is not permitted, and then no child is limited.
+    pub limiter: Option<&'a Limiter>,
+    /// How often each cell is measured.
+    pub rounds: u32,
+    /// What is done before each child, for example dropping caches.
+    pub before: Before<'a>,
+    /// Checks the answer of a child; the error says what is wrong with it.
+    pub check: Check<'a>,
+}
+
+/// What is done before each child.
+pub type Before<'a> = Box<dyn Fn() -> Result<()> + 'a>;
+/// Judges the answer to a job.
+pub type Check<'a> = Box<dyn Fn(&Job, &Measured) -> Result<()> + 'a>;
+
+impl Schedule<'_> {
+    /// Measures everything. Contenders that cannot run here become notes.
+    pub fn run(&self, mut cells: Vec<Cell>, notes: &mut Vec<String>) -> Result<Vec<Row>> {
+        let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); cells.len()];
+        let mut absent = vec![false; cells.len()];
+        let bar = progress_bar(
+            cells.len() as u64 * u64::from(self.rounds),
+            "{pos}/{len} {msg}",
+        );
+        for round in 0..self.rounds {
+            for step in 0..cells.len() {
+                // Each round starts with another contender, so that no one always follows the same one.
+                let index = (step + round as usize) % cells.len();
+                bar.inc(1);
+                if absent[index] {
+                    continue;
+                }
+                let cell = &mut cells[index];
+                let system = cell.job.system.name();
+                bar.set_message(format!("{} {system}", cell.metric));
+                cell.job.round = round;
+                interrupt::check()?;
+                (self.before)()?;
+                let outcome = self
+                    .run_child(&cell.job, cell.limit_bytes)
+                    .with_context(|| format!("{} of {system}", cell.metric))?;
+                match outcome {
+                    Outcome::Measured(found) => {
+                        (self.check)(&cell.job, &found)
+                            .with_context(|| format!("{} of {system} is wrong", cell.metric))?;
+                        measured[index].push(found);
+                    }
+                    Outcome::Unavailable(reason) => {
+                        // Dropped with the rounds it has: half a row would be compared with whole ones.
+                        absent[index] = true;
+                        measured[index].clear();
+                        let note = format!("{} of {system} is left out: {reason}", cell.metric);
+                        if !notes.contains(&note) {
+                            notes.push(note);
+                        }
+                    }
+                    Outcome::Failed(reason) => {
+                        bail!("{} of {system} failed: {reason}", cell.metric)
+                    }
+                }
+            }
+        }
+        bar.finish_and_clear();
+        let rows = cells
+            .iter()
+            .zip(&measured)
+            .filter(|(_, rounds)| !rounds.is_empty());
+        Ok(rows.map(|(cell, rounds)| row(cell, rounds)).collect())
+    }
+
+    fn run_child(&self, job: &Job, limit_bytes: Option<u64>) -> Result<Outcome> {
+        // Made before the child and, being declared first, removed after the child has been waited for.
+        let limit = match (self.limiter, limit_bytes) {
+            (Some(limiter), Some(limit_bytes)) => Some(limiter.create(limit_bytes)?),
+            _ => None,
+        };
+        let mut child = Command::new("/proc/self/exe")
+            .args(std::env::args_os().skip(1))
+            .env(CHILD_VARIABLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start this program again")?;
+        let told = limit
+            .as_ref()
+            .map_or(Ok(()), |limit| {
+                limit.add(child.id()).map_err(anyhow::Error::from)
+            })
+            .and_then(|()| {
+                let mut line = serde_json::to_vec(job)?;
+                line.push(b'\n');
+                let mut input = child.stdin.take().expect("a piped standard input");
+                Ok(input.write_all(&line)?)
+            });
+        if told.is_err() {
+            let _ = child.kill();
+        }
+        let output = child.wait_with_output()?;
+        told?;
+        interrupt::check()?;
+        if limit.is_some() && output.status.signal() == Some(libc::SIGKILL) {
+            let reason = "its process was killed for lack of memory under the limit";
+            return Ok(Outcome::Unavailable(reason.to_owned()));
+        }
+        if !output.status.success() {
+            let reason = String::from_utf8_lossy(&output.stderr);
+            bail!(
+                "the process ended with {}: {}",
+                output.status,
+                reason.trim()
+            );
+        }
+        serde_json::from_slice(&output.stdout).context("the answer is unreadable")
+    }
+}
+
+fn row(cell: &Cell, rounds: &[Measured]) -> Row {
+    let (unit, unit_ns) = cell.unit;
+    let values: Vec<f64> = rounds.iter().map(|round| round.mean_ns / unit_ns).collect();
+    let tail = |of: fn(&Measured) -> Option<f64>| {
+        let found: Vec<f64> = rounds
+            .iter()
+            .filter_map(of)
+            .map(|ns| ns / unit_ns)
+            .collect();
+        median(&found)
+    };
+    let details: Vec<BTreeMap<_, _>> = rounds.iter().map(|round| round.details.clone()).collect();
+    Row {
+        system: cell.job.system.name(),
+        metric: cell.metric.clone(),
+        unit,
+        median: median(&values).expect("at least one round"),
+        p99: tail(|round| round.p99_ns),
+        p999: tail(|round| round.p999_ns),
+        rounds: values.len(),
+        values,
+        details: median_details(&details),
+    }
+}
+
+/// A bar on standard error when that is a terminal, and nothing otherwise. Its last part is `tail`.
+pub fn progress_bar(length: u64, tail: &str) -> ProgressBar {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let style = ProgressStyle::with_template(&format!("{{elapsed_precise}} {{bar:30}} {tail}"))
+        .expect("a valid template");
+    let bar = ProgressBar::with_draw_target(Some(length), target).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

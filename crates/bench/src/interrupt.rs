@@ -1,0 +1,61 @@
+//! Ctrl-C as an error, so that everything the bench changed on the system is put back.
+//!
+//! A bench makes cgroups, data files and perhaps a device. Their owners undo that when they are dropped,
+//! which a signal's default action would skip. The handler only sets a flag; loops that take long ask for it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// The user asked to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted; everything is put back as it was")]
+pub struct Interrupted;
+
+extern "C" fn note(_signal: libc::c_int) {
+    // Relaxed: a flag of its own, nothing is published with it.
+    REQUESTED.store(true, Ordering::Relaxed);
+}
+
+/// Restores the former handling of SIGINT, SIGTERM and SIGHUP when dropped.
+#[derive(Debug)]
+pub struct Guard {
+    former: Vec<(libc::c_int, libc::sigaction)>,
+}
+
+impl Guard {
+    /// From now on the three signals only set the flag that [`check`] reads.
+    pub fn install() -> Self {
+        let mut former = Vec::new();
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = note as *const () as usize;
+            // SAFETY: as above.
+            let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+            // SAFETY: both structures are valid; the handler only stores to an atomic.
+            if unsafe { libc::sigaction(signal, &raw const action, &raw mut old) } == 0 {
+                former.push((signal, old));
+            }
+        }
+        Self { former }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        for (signal, action) in &self.former {
+            // SAFETY: `action` came from the kernel for this very signal.
+            unsafe { libc::sigaction(*signal, action, std::ptr::null_mut()) };
+        }
+    }
+}
+
+/// `Err` once the user has asked to stop.
+pub fn check() -> Result<(), Interrupted> {
+    if REQUESTED.load(Ordering::Relaxed) {
+        Err(Interrupted)
+    } else {
+        Ok(())
+    }
+}

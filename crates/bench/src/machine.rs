@@ -1,0 +1,92 @@
+//! What the figures were taken on, and keeping it awake while they are taken.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::place::Place;
+use crate::raw::kernel_release;
+
+/// The machine, as the report prints it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// Model of the processor.
+    pub cpu: String,
+    /// Processors this process may run on.
+    pub cores: usize,
+    /// Memory of the whole machine.
+    pub memory_bytes: u64,
+    /// Name and release of the kernel.
+    pub kernel: String,
+    /// Type of the file system of the data file.
+    pub file_system: String,
+    /// What that file system is on.
+    pub device: String,
+}
+
+impl Machine {
+    /// Asks the system.
+    pub fn describe(place: &Place) -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let memory_kib = field(&meminfo, "MemTotal")
+            .and_then(|value| value.split(' ').next()?.parse::<u64>().ok())
+            .unwrap_or(0);
+        Self {
+            cpu: field(&cpuinfo, "model name")
+                .unwrap_or("unknown")
+                .to_owned(),
+            cores: cores(),
+            memory_bytes: memory_kib * 1024,
+            kernel: kernel_release(),
+            file_system: place.file_system().to_owned(),
+            device: place.device().to_owned(),
+        }
+    }
+}
+
+/// Processors this process may run on.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The value of the first `name : value` line.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim())
+    })
+}
+
+/// Keeps idle processors from sleeping deeply while it lives: otherwise whoever waits for a device also
+/// waits for its processor to wake up, and the figures say more about power saving than about I/O.
+#[derive(Debug)]
+pub struct Awake(
+    #[expect(dead_code, reason = "the kernel keeps the request while this is open")] File,
+);
+
+impl Awake {
+    /// Asks for a wake-up latency of 0; `None` where this user may not.
+    pub fn request() -> Option<Self> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .open("/dev/cpu_dma_latency")
+            .ok()?;
+        file.write_all(&0_i32.to_ne_bytes()).ok()?;
+        Some(Self(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: Some CPU: fast\n";
+        assert_eq!(field(text, "model name"), Some("Some CPU: fast"));
+        assert_eq!(field(text, "model"), Some("1"));
+        assert_eq!(field(text, "mod"), None);
+    }
+}

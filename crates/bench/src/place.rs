@@ -1,0 +1,377 @@
+//! Where the data file lives: a directory of the user's choice, or a zram device made for the run.
+//!
+//! zram is a block device in compressed memory: the fast device that most machines have. The device, its
+//! file system and its mount exist only while the [`Place`] does; each step that was taken is undone in
+//! reverse order when it is dropped, also when a later step failed.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::limit::Mount;
+
+/// Why there is no such place.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// zram devices are made by root.
+    #[error("--device zram makes a block device, which only root may do")]
+    NotRoot,
+    /// The kernel has no zram, or its module is not loaded.
+    #[error(
+        "this kernel offers no zram (no {}); try `modprobe zram`",
+        ZRAM_CONTROL
+    )]
+    NoZram,
+    /// Formatting needs `mkfs.ext4`.
+    #[error("mkfs.ext4 (package e2fsprogs) cannot make a file system on {device}: {reason}")]
+    Format {
+        /// The zram device.
+        device: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The directory holds its files in memory.
+    #[error(
+        "{path} is a {file_system}, which is memory itself: choose a directory on a disk with --dir"
+    )]
+    InMemory {
+        /// The directory.
+        path: PathBuf,
+        /// Type of its file system.
+        file_system: String,
+    },
+    /// A system call failed.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl PlaceError {
+    fn system(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::System { action, source }
+    }
+}
+
+const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+
+/// A directory for data files, with what had to be made for it.
+#[derive(Debug)]
+pub struct Place {
+    directory: PathBuf,
+    file_system: String,
+    device: String,
+    _zram: Option<Zram>,
+}
+
+impl Place {
+    /// A directory that exists. `scarce`: the bench is about files larger than memory, which a file system
+    /// in memory cannot show.
+    pub fn directory(path: &Path, scarce: bool) -> Result<Self, PlaceError> {
+        let directory = fs::canonicalize(path).map_err(PlaceError::system(format!(
+            "use the directory {}",
+            path.display()
+        )))?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let (file_system, device) = file_system_of(&mounts, &directory);
+        if scarce && matches!(file_system.as_str(), "tmpfs" | "ramfs") {
+            return Err(PlaceError::InMemory {
+                path: directory,
+                file_system,
+            });
+        }
+        Ok(Self {
+            directory,
+            file_system,
+            device,
+            _zram: None,
+        })
+    }
+
+    /// Makes a zram device with room for `data_bytes` and mounts an ext4 file system on it.
+    pub fn zram(data_bytes: u64) -> Result<Self, PlaceError> {
+        let zram = Zram::create(data_bytes)?;
+        Ok(Self {
+            directory: zram.mounted_at.path().to_owned(),
+            file_system: "ext4".to_owned(),
+            device: format!("zram ({})", zram.algorithm()),
+            _zram: Some(zram),
+        })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Type of its file system.
+    pub fn file_system(&self) -> &str {
+        &self.file_system
+    }
+
+    /// What the file system is on.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+}
+
+/// Type and source of the file system that holds `path`, by the longest mount point above it.
+fn file_system_of(mountinfo: &str, path: &Path) -> (String, String) {
+    mountinfo
+        .lines()
+        .filter_map(Mount::parse)
+        .filter(|mount| path.starts_with(mount.point))
+        // Later mounts hide earlier ones at the same point, and `max_by_key` keeps the last maximum.
+        .max_by_key(|mount| mount.point.len())
+        .map_or_else(
+            || ("unknown".to_owned(), "unknown".to_owned()),
+            |mount| (mount.file_system.to_owned(), mount.source.to_owned()),
+        )
+}
+
+/// Bytes an ordinary user can still write below `directory`.
+pub fn free_bytes(directory: &Path) -> io::Result<u64> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
+    // SAFETY: all-zero is a valid `statvfs`: it holds integers only.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a terminated string and a structure of the right type, both outliving the call.
+    if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// A zram device with a mounted file system. Fields are dropped, and so undone, in this order.
+#[derive(Debug)]
+struct Zram {
+    _mount: MountGuard,
+    mounted_at: tempfile::TempDir,
+    device: ZramDevice,
+}
+
+impl Zram {
+    fn create(data_bytes: u64) -> Result<Self, PlaceError> {
+        // SAFETY: takes nothing, returns an integer, cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return Err(PlaceError::NotRoot);
+        }
+        let device = ZramDevice::add()?;
+        // Room for the file system's own tables and journal.
+        device.set_size(data_bytes + data_bytes / 16 + (128 << 20))?;
+        device.format()?;
+        let mounted_at = tempfile::Builder::new()
+            .prefix("aquifer-bench-zram-")
+            .tempdir()
+            .map_err(PlaceError::system("make a temporary directory"))?;
+        let mount = MountGuard::mount(&device.path(), mounted_at.path())?;
+        Ok(Self {
+            _mount: mount,
+            mounted_at,
+            device,
+        })
+    }
+
+    /// The compression in use: the one in brackets.
+    fn algorithm(&self) -> String {
+        let all = fs::read_to_string(self.device.attribute("comp_algorithm")).unwrap_or_default();
+        let chosen = all
+            .split_once('[')
+            .and_then(|(_, rest)| rest.split_once(']'));
+        chosen.map_or_else(|| all.trim().to_owned(), |(name, _)| name.to_owned())
+    }
+}
+
+/// A block device of its own: never one that somebody else has set up.
+#[derive(Debug)]
+struct ZramDevice {
+    number: u32,
+}
+
+impl ZramDevice {
+    fn add() -> Result<Self, PlaceError> {
+        let control = Path::new(ZRAM_CONTROL).join("hot_add");
+        let text = match fs::read_to_string(&control) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(PlaceError::NoZram);
+            }
+            other => other.map_err(PlaceError::system(format!("read {}", control.display())))?,
+        };
+        let number = text.trim().parse().map_err(|_| PlaceError::NoZram)?;
+        Ok(Self { number })
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/zram{}", self.number))
+    }
+
+    fn attribute(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/sys/block/zram{}/{name}", self.number))
+    }
+
+    fn set_size(&self, size_bytes: u64) -> Result<(), PlaceError> {
+        let file = self.attribute("disksize");
+        let action = format!("write {}", file.display());
+        fs::write(file, size_bytes.to_string()).map_err(PlaceError::system(action))
+    }
+
+    fn format(&self) -> Result<(), PlaceError> {
+        let device = self.path();
+        let result = Command::new("mkfs.ext4")
+            .args([
+                "-q",
+                "-F",
+                "-m",
+                "0",
+                "-E",
+                "nodiscard,lazy_itable_init=0,lazy_journal_init=0",
+            ])
+            .arg(&device)
+            .output();
+        match result {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(PlaceError::Format {
+                device,
+                reason: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            }),
+            Err(error) => Err(PlaceError::Format {
+                device,
+                reason: error.to_string(),
+            }),
+        }
+    }
+}
+
+impl Drop for ZramDevice {
+    fn drop(&mut self) {
+        let reset = fs::write(self.attribute("reset"), "1");
+        let control = Path::new(ZRAM_CONTROL).join("hot_remove");
+        let removed = reset.and_then(|()| fs::write(control, self.number.to_string()));
+        if let Err(error) = removed {
+            eprintln!(
+                "warning: {} could not be removed: {error}",
+                self.path().display()
+            );
+        }
+    }
+}
+
+/// A mounted file system, unmounted when dropped.
+#[derive(Debug)]
+struct MountGuard {
+    target: CString,
+}
+
+impl MountGuard {
+    fn mount(device: &Path, target: &Path) -> Result<Self, PlaceError> {
+        let action = format!("mount {} on {}", device.display(), target.display());
+        let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
+        let mount = || {
+            let (source, target) = (text(device)?, text(target)?);
+            let flags = libc::MS_NODEV | libc::MS_NOSUID | libc::MS_NOATIME;
+            // SAFETY: all three strings are terminated and outlive the call; no options are passed.
+            let result = unsafe {
+                libc::mount(
+                    source.as_ptr(),
+                    target.as_ptr(),
+                    c"ext4".as_ptr(),
+                    flags,
+                    std::ptr::null(),
+                )
+            };
+            if result == 0 {
+                Ok(Self { target })
+            } else {
+                Err(io::Error::last_os_error())
+            }
+        };
+        mount().map_err(PlaceError::system(action))
+    }
+}
+
+impl Drop for MountGuard {
+    fn drop(&mut self) {
+        // SAFETY: a terminated string.
+        if unsafe { libc::umount2(self.target.as_ptr(), 0) } == 0 {
+            return;
+        }
+        let error = io::Error::last_os_error();
+        eprintln!(
+            "warning: {} is busy ({error}); detaching it",
+            self.target.to_string_lossy()
+        );
+        // SAFETY: a terminated string.
+        unsafe { libc::umount2(self.target.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_and_latest_mount_point_counts() {
+        let mounts = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                      2 1 0:2 / /data rw - tmpfs first rw\n\
+                      3 1 0:3 / /data rw - xfs /dev/sdb rw\n";
+        let of = |path: &str| file_system_of(mounts, Path::new(path));
+        assert_eq!(of("/data/x"), ("xfs".to_owned(), "/dev/sdb".to_owned()));
+        assert_eq!(of("/database"), ("ext4".to_owned(), "/dev/sda1".to_owned()));
+    }
+
+    #[test]
+    fn missing_and_in_memory_directories_are_refused() {
+        let missing = Place::directory(Path::new("/no/such/directory"), false);
+        assert!(
+            matches!(missing, Err(PlaceError::System { .. })),
+            "{missing:?}"
+        );
+        let shm = Path::new("/dev/shm");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        if file_system_of(&mounts, shm).0 != "tmpfs" {
+            return eprintln!("skipped: /dev/shm is not a tmpfs here");
+        }
+        assert!(matches!(
+            Place::directory(shm, true),
+            Err(PlaceError::InMemory { .. })
+        ));
+        assert!(Place::directory(shm, false).is_ok());
+    }
+
+    #[test]
+    fn zram_is_made_and_leaves_nothing_behind() {
+        let place = match Place::zram(16 << 20) {
+            Ok(place) => place,
+            Err(error @ (PlaceError::NotRoot | PlaceError::NoZram)) => {
+                return eprintln!("skipped: {error}");
+            }
+            Err(PlaceError::System { action, source })
+                if matches!(source.raw_os_error(), Some(libc::EPERM | libc::EACCES)) =>
+            {
+                return eprintln!("skipped: cannot {action}: {source}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let directory = place.path().to_owned();
+        let zram = place._zram.as_ref().unwrap();
+        let block = zram
+            .device
+            .attribute("disksize")
+            .parent()
+            .unwrap()
+            .to_owned();
+        fs::write(directory.join("file"), vec![1; 1 << 20]).unwrap();
+        assert!(block.exists());
+        assert!(free_bytes(&directory).unwrap() >= 15 << 20);
+        drop(place);
+        assert!(!directory.exists());
+        assert!(!block.exists());
+    }
+}

@@ -1,0 +1,456 @@
+//! The few system calls the bench makes itself: maps, advice, direct reads, page-cache queries.
+//!
+//! The bench compares with what a program would do *without* Aquifer, so it must not reach the kernel
+//! through Aquifer's own wrappers. Everything `unsafe` about the contenders that use stock mechanisms is
+//! in this file.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// The unit of every access in the bench. Smaller than the page size of some machines, where a page-cache
+/// page then holds several of them.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Most ranges one vectored call takes (`UIO_MAXIOV`).
+const VECTOR_MAX: usize = 1024;
+
+/// Turns a `-1` result into the error behind it.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// One memory mapping, unmapped when dropped.
+#[derive(Debug)]
+pub struct Map {
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to the thread that made it; the type hands out raw
+// pointers only and never changes the mapping except in `drop`.
+unsafe impl Send for Map {}
+// SAFETY: as above; all methods but `drop` only read the two fields or pass them to the kernel.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps the first `len_bytes` of `file`, shared.
+    pub fn file(file: &File, len_bytes: usize, writable: bool) -> io::Result<Self> {
+        let write = if writable { libc::PROT_WRITE } else { 0 };
+        Self::new(
+            len_bytes,
+            libc::PROT_READ | write,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+        )
+    }
+
+    /// Maps private zero-filled memory.
+    pub fn anonymous(len_bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::new(len_bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
+    }
+
+    fn new(len_bytes: usize, protection: i32, flags: i32, fd: i32) -> io::Result<Self> {
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, protection, flags, fd, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).expect("the kernel never chooses address zero");
+        Ok(Self { base, len_bytes })
+    }
+
+    /// First byte of the mapping.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length of the mapping.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// `madvise` over the whole mapping. Only for advice that never discards data.
+    pub fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the range is exactly this mapping, and `Advice` holds only non-destructive values.
+        check(unsafe { libc::madvise(self.base().cast(), self.len_bytes, advice.raw()) })?;
+        Ok(())
+    }
+
+    /// Removes the page-table entries of a shared file mapping; the page cache keeps the pages.
+    pub fn unmap_pages(&self) -> io::Result<()> {
+        // SAFETY: for a shared file mapping MADV_DONTNEED drops page-table entries, not data; the
+        // contenders call this on such mappings only.
+        check(unsafe { libc::madvise(self.base().cast(), self.len_bytes, libc::MADV_DONTNEED) })?;
+        Ok(())
+    }
+
+    /// Makes the range present through one system call, as its first loads would.
+    pub fn populate_read(&self, offset_bytes: usize, len_bytes: usize) -> io::Result<()> {
+        assert!(offset_bytes + len_bytes <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(offset_bytes) };
+        // SAFETY: the range lies inside this mapping; populating changes no data.
+        check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_READ) })?;
+        Ok(())
+    }
+
+    /// Writes every dirty page of the mapping back and waits for it.
+    pub fn sync(&self) -> io::Result<()> {
+        // SAFETY: the range is exactly this mapping.
+        check(unsafe { libc::msync(self.base().cast(), self.len_bytes, libc::MS_SYNC) })?;
+        Ok(())
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly this mapping and nothing borrows from it: all accesses go through
+        // raw pointers of contenders that own the map.
+        unsafe { libc::munmap(self.base().cast(), self.len_bytes) };
+    }
+}
+
+/// Advice that never discards data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Read-ahead off, `MADV_RANDOM`.
+    Random,
+    /// Base pages only, `MADV_NOHUGEPAGE`.
+    NoHugePage,
+}
+
+impl Advice {
+    fn raw(self) -> libc::c_int {
+        match self {
+            Self::Random => libc::MADV_RANDOM,
+            Self::NoHugePage => libc::MADV_NOHUGEPAGE,
+        }
+    }
+}
+
+/// How many bytes of the mappings that start in this range are mapped by entries larger than a base page.
+pub fn huge_mapped_bytes(base: *const u8, len_bytes: u64) -> io::Result<u64> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps")?;
+    Ok(huge_bytes_in(&smaps, base as u64, len_bytes))
+}
+
+/// Adds up the huge-page lines of those `/proc/self/smaps` entries that start inside the range.
+fn huge_bytes_in(smaps: &str, start: u64, len_bytes: u64) -> u64 {
+    let mut inside = false;
+    let mut total_kib = 0;
+    for line in smaps.lines() {
+        let first = line.split_whitespace().next().unwrap_or("");
+        if let Some((from, _)) = first.split_once('-')
+            && let Ok(from) = u64::from_str_radix(from, 16)
+        {
+            inside = (start..start + len_bytes).contains(&from);
+        } else if inside
+            && matches!(
+                first,
+                "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:"
+            )
+        {
+            let kib = line
+                .split_whitespace()
+                .nth(1)
+                .and_then(|kib| kib.parse::<u64>().ok());
+            total_kib += kib.unwrap_or(0);
+        }
+    }
+    total_kib * 1024
+}
+
+/// Vectored `MADV_WILLNEED`: tells the kernel about many ranges of this process in one call.
+#[derive(Debug)]
+pub struct WillNeed {
+    this_process: OwnedFd,
+}
+
+impl WillNeed {
+    /// Opens the descriptor of this process that `process_madvise` wants.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: takes no pointers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+        if fd == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        let fd = i32::try_from(fd).expect("descriptors are small");
+        // SAFETY: the call succeeded, so this is a fresh descriptor nobody else owns.
+        let this_process = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { this_process })
+    }
+
+    /// Starts reading the ranges, given as address and length. Returns when the reads are submitted.
+    pub fn advise(&self, ranges: &[libc::iovec]) -> io::Result<()> {
+        for mut part in ranges.chunks(VECTOR_MAX) {
+            while !part.is_empty() {
+                let advised_bytes = self.advise_once(part)?;
+                // A short count means the call stopped between two ranges; go on with the rest.
+                let mut left = advised_bytes;
+                let done = part
+                    .iter()
+                    .take_while(|range| {
+                        let whole = range.iov_len <= left;
+                        left = left.saturating_sub(range.iov_len);
+                        whole
+                    })
+                    .count();
+                if done == 0 {
+                    return Err(io::Error::other("process_madvise made no progress"));
+                }
+                part = &part[done..];
+            }
+        }
+        Ok(())
+    }
+
+    fn advise_once(&self, ranges: &[libc::iovec]) -> io::Result<usize> {
+        // SAFETY: the vector is valid for the call; WILLNEED neither reads through the addresses nor
+        // changes data, and a wrong address is an error, not undefined behaviour.
+        let advised = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                self.this_process.as_raw_fd(),
+                ranges.as_ptr(),
+                ranges.len(),
+                libc::MADV_WILLNEED,
+                0,
+            )
+        };
+        usize::try_from(advised).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// Page-aligned memory for direct I/O.
+#[derive(Debug)]
+pub struct AlignedBuffer {
+    memory: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain owned heap memory.
+unsafe impl Send for AlignedBuffer {}
+
+impl AlignedBuffer {
+    /// Allocates `len_bytes` zeroed bytes, which must be a positive multiple of a page.
+    pub fn new(len_bytes: usize) -> Self {
+        assert!(len_bytes > 0 && len_bytes.is_multiple_of(PAGE_BYTES));
+        let layout = Layout::from_size_align(len_bytes, PAGE_BYTES).expect("a valid layout");
+        // SAFETY: the layout has a non-zero size.
+        let memory = unsafe { alloc_zeroed(layout) };
+        let Some(memory) = NonNull::new(memory) else {
+            handle_alloc_error(layout)
+        };
+        Self { memory, layout }
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: owned, initialised, and borrowed through `self`.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.layout.size()) }
+    }
+
+    /// The bytes, to write into.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: owned, initialised, and borrowed exclusively through `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for AlignedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this very layout.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    }
+}
+
+/// Opens a file for I/O that bypasses the page cache. `EINVAL` where the file system cannot do it.
+pub fn open_direct(path: &Path, writable: bool) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(writable)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+}
+
+/// Bytes of the file in the page cache; `None` where the kernel has no `cachestat` (before 6.5).
+pub fn cached_bytes(file: &File) -> io::Result<Option<u64>> {
+    /// `SYS_cachestat`: the same number on every architecture.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    #[repr(C)]
+    struct Range {
+        offset_bytes: u64,
+        len_bytes: u64,
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Stat {
+        cached: u64,
+        dirty: u64,
+        writeback: u64,
+        evicted: u64,
+        recently_evicted: u64,
+    }
+    let range = Range {
+        offset_bytes: 0,
+        len_bytes: 0,
+    };
+    let mut stat = Stat::default();
+    // SAFETY: both structures have the layout the kernel expects and outlive the call; length 0 means to
+    // the end of the file.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            file.as_raw_fd(),
+            &raw const range,
+            &raw mut stat,
+            0,
+        )
+    };
+    if result == 0 {
+        return Ok(Some(stat.cached * system_page_bytes()));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // Sandboxes answer EPERM for calls they do not know; some file systems answer EOPNOTSUPP.
+        Some(libc::ENOSYS | libc::EPERM | libc::EOPNOTSUPP) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+/// Size of a page-cache page.
+pub fn system_page_bytes() -> u64 {
+    // SAFETY: takes and returns plain integers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).expect("every Linux has a page size")
+}
+
+/// Makes the file durable and asks the kernel to forget its cached pages.
+pub fn drop_cache(file: &File) -> io::Result<()> {
+    file.sync_all()?;
+    // SAFETY: takes no pointers.
+    let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    if error == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(error))
+    }
+}
+
+/// Reads the file into the page cache in requests that let the kernel build large folios.
+pub fn fill_cache(file: &File, len_bytes: u64) -> io::Result<()> {
+    let mut buffer = vec![0; 4 << 20];
+    let mut offset_bytes = 0;
+    while offset_bytes < len_bytes {
+        let read = file.read_at(&mut buffer, offset_bytes)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        offset_bytes += read as u64;
+    }
+    Ok(())
+}
+
+/// Asks the kernel to kill this process when its parent ends, so that no contender is left behind.
+pub fn die_with_parent() -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    Ok(())
+}
+
+/// A system call that does next to nothing: what entering and leaving the kernel costs.
+pub fn empty_system_call() {
+    // SAFETY: takes no pointers and cannot fail.
+    unsafe { libc::syscall(libc::SYS_getppid) };
+}
+
+/// The kernel's name and release, as `uname -sr` prints them.
+pub fn kernel_release() -> String {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+    match (read("ostype"), read("osrelease")) {
+        (Ok(name), Ok(release)) => format!("{} {}", name.trim(), release.trim()),
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// Reads one aligned 8-byte word that the kernel or another process may change at any time.
+///
+/// # Safety
+/// `base + offset_bytes` must be 8-byte aligned and lie in memory that can be read, faults included.
+#[inline(always)]
+pub unsafe fn load_word(base: *const u8, offset_bytes: usize) -> u64 {
+    // SAFETY: the caller's promise.
+    let word = unsafe { base.add(offset_bytes) };
+    // SAFETY: the caller's promise; volatile, because the bytes are not Rust's to assume constant.
+    unsafe { word.cast::<u64>().read_volatile() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn huge_pages_are_counted_in_the_range_only() {
+        let smaps = "7f0000000000-7f0000400000 r--s 00000000 fd:00 12 /data\n\
+                     Rss:                4096 kB\n\
+                     AnonHugePages:         0 kB\n\
+                     FilePmdMapped:      2048 kB\n\
+                     7f0000400000-7f0000600000 rw-p 00000000 00:00 0\n\
+                     AnonHugePages:      2048 kB\n";
+        assert_eq!(huge_bytes_in(smaps, 0x7f00_0000_0000, 0x40_0000), 2 << 20);
+        assert_eq!(huge_bytes_in(smaps, 0x7f00_0000_0000, 0x60_0000), 4 << 20);
+        assert_eq!(huge_bytes_in(smaps, 0x7e00_0000_0000, 0x1000), 0);
+    }
+
+    #[test]
+    fn page_cache_is_filled_and_dropped() {
+        let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let len_bytes = 8 << 20;
+        file.write_all(&vec![7; len_bytes]).unwrap();
+        file.sync_all().unwrap();
+        fill_cache(&file, len_bytes as u64).unwrap();
+        let Some(full) = cached_bytes(&file).unwrap() else {
+            eprintln!("skipped: this kernel has no cachestat");
+            return;
+        };
+        assert_eq!(full, len_bytes as u64);
+        drop_cache(&file).unwrap();
+        let rest = cached_bytes(&file).unwrap().unwrap();
+        assert!(rest < full, "{rest} of {full} bytes still cached");
+    }
+
+    #[test]
+    fn willneed_takes_more_ranges_than_one_call() {
+        let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let pages = 3000;
+        file.write_all(&vec![1; pages * PAGE_BYTES]).unwrap();
+        let map = Map::file(&file, pages * PAGE_BYTES, false).unwrap();
+        let ranges: Vec<_> = (0..pages)
+            .map(|page| libc::iovec {
+                iov_base: map.base().wrapping_add(page * PAGE_BYTES).cast(),
+                iov_len: PAGE_BYTES,
+            })
+            .collect();
+        let will_need = match WillNeed::new() {
+            Ok(will_need) => will_need,
+            Err(error) => return eprintln!("skipped: pidfd_open: {error}"),
+        };
+        match will_need.advise(&ranges) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                eprintln!("skipped: no process_madvise");
+            }
+            result => result.unwrap(),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Medians over rounds and quantiles of single accesses.
+//!
+//! Latencies span five orders of magnitude (a hit takes nanoseconds, a stall milliseconds), so they are
+//! counted in buckets that grow with the value: each power of two is divided into 32, which bounds the error
+//! of a quantile at about 3 %. A histogram is a fixed array; recording allocates nothing.
+
+/// Buckets a power of two is divided into, as a power of two itself.
+const SUB_BITS: u32 = 5;
+const SUB: usize = 1 << SUB_BITS;
+/// Values below `SUB` have a bucket each; every further power of two of a `u64` has `SUB`.
+const BUCKETS: usize = SUB * (64 - SUB_BITS as usize + 1);
+
+/// Counts of latencies in nanoseconds.
+#[derive(Debug, Clone)]
+pub struct Histogram {
+    counts: Box<[u64]>,
+    total: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self {
+            counts: vec![0; BUCKETS].into_boxed_slice(),
+            total: 0,
+        }
+    }
+}
+
+impl Histogram {
+    /// Counts `times` accesses of this latency.
+    #[inline]
+    pub fn record(&mut self, latency_ns: u64, times: u64) {
+        self.counts[bucket_of(latency_ns)] += times;
+        self.total += times;
+    }
+
+    /// Adds the counts of another thread.
+    pub fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine += theirs;
+        }
+        self.total += other.total;
+    }
+
+    /// The latency that this part (0 to 1) of the accesses did not exceed; `None` without accesses.
+    pub fn quantile_ns(&self, part: f64) -> Option<f64> {
+        if self.total == 0 {
+            return None;
+        }
+        let rank = ((part * self.total as f64).ceil() as u64).clamp(1, self.total);
+        let mut below = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            below += count;
+            if below >= rank {
+                let (low, width) = bounds_of(bucket);
+                return Some(low as f64 + (width - 1) as f64 / 2.0);
+            }
+        }
+        unreachable!("the ranks add up to the total")
+    }
+}
+
+#[inline]
+fn bucket_of(value: u64) -> usize {
+    if value < SUB as u64 {
+        return value as usize;
+    }
+    let shift = 63 - value.leading_zeros() - SUB_BITS;
+    // The leading one selects the group, the five bits after it the bucket in the group.
+    SUB * (shift as usize + 1) + ((value >> shift) as usize - SUB)
+}
+
+/// Lowest value of a bucket, and how many values share it.
+fn bounds_of(bucket: usize) -> (u64, u64) {
+    if bucket < SUB {
+        return (bucket as u64, 1);
+    }
+    let shift = bucket / SUB - 1;
+    (((SUB + bucket % SUB) as u64) << shift, 1 << shift)
+}
+
+/// The middle value; the mean of the two middle ones of an even number. `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        count if count % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn buckets_are_contiguous_and_cover_every_value() {
+        let mut next = 0_u64;
+        for bucket in 0..BUCKETS {
+            let (low, width) = bounds_of(bucket);
+            assert_eq!(low, next, "bucket {bucket}");
+            assert_eq!(bucket_of(low), bucket);
+            assert_eq!(bucket_of(low + (width - 1)), bucket);
+            next = low.wrapping_add(width);
+        }
+        assert_eq!(next, 0, "the last bucket ends with the last value");
+    }
+
+    #[test]
+    fn quantiles_follow_a_sorted_list() {
+        let mut rng = Rng::new(5);
+        let mut histogram = Histogram::default();
+        let mut values = Vec::new();
+        for _ in 0..10_000 {
+            let magnitude = rng.below(30);
+            let value = rng.next() >> (63 - magnitude);
+            histogram.record(value, 1);
+            values.push(value);
+        }
+        values.sort_unstable();
+        for part in [0.0, 0.5, 0.9, 0.99, 0.999, 1.0] {
+            let rank = ((part * 10_000.0_f64).ceil() as usize).clamp(1, 10_000);
+            let exact = values[rank - 1] as f64;
+            let found = histogram.quantile_ns(part).unwrap();
+            assert!(
+                (found - exact).abs() <= exact / 32.0 + 1.0,
+                "{part}: {found} for {exact}"
+            );
+        }
+    }
+
+    #[test]
+    fn merging_adds_and_nothing_has_no_quantile() {
+        let mut first = Histogram::default();
+        assert_eq!(first.quantile_ns(0.5), None);
+        let mut second = Histogram::default();
+        first.record(10, 1);
+        second.record(20, 9);
+        first.merge(&second);
+        assert_eq!(first.quantile_ns(0.1), Some(10.0));
+        assert_eq!(first.quantile_ns(0.2), Some(20.0));
+    }
+}

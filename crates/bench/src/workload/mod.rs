@@ -1,0 +1,23 @@
+//! What a child does with its contender.
+
+mod access;
+mod anatomy;
+mod search;
+
+use anyhow::Result;
+
+use crate::contender::{self, MmapFile};
+use crate::harness::{Job, Measured, Work};
+
+pub use access::{lane_pages, stored_byte};
+
+/// Does the job.
+pub fn run(job: &Job) -> Result<Measured> {
+    match job.work {
+        Work::Bfs { threads } => {
+            contender::with(job.system, &job.source, search::Search { job, threads })
+        }
+        Work::Anatomy => anatomy::run(job, &MmapFile::open(job.system, &job.source)?),
+        _ => contender::with(job.system, &job.source, access::Access { job }),
+    }
+}

@@ -1,0 +1,160 @@
+//! Every bench in its quick form: that it runs, that its answers are right, and that it prints what it
+//! promises. No figure is looked at.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
+        .args(arguments)
+        .output()
+        .expect("the program was built for this test")
+}
+
+/// Runs a bench with `--quick --json` in this crate's directory (which is on a disk) and parses its report.
+fn report(arguments: &[&str]) -> Value {
+    let common = ["--quick", "--json"];
+    let place = ["--dir", env!("CARGO_TARGET_TMPDIR")];
+    let arguments = [arguments, &common, &place].concat();
+    let output = bench(&arguments);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+fn systems_of(report: &Value, metric: &str) -> Vec<String> {
+    let rows = report["rows"].as_array().unwrap();
+    let mut names = Vec::new();
+    for row in rows.iter().filter(|row| row["metric"] == metric) {
+        assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(
+            row["rounds"],
+            row["values"].as_array().unwrap().len(),
+            "{row}"
+        );
+        names.push(row["system"].as_str().unwrap().to_owned());
+    }
+    names
+}
+
+fn assert_contains(names: &[String], expected: &[&str], report: &Value) {
+    for name in expected {
+        // A contender that cannot run here is in the notes instead.
+        let left_out = format!("of {name} is left out");
+        let mut notes = report["notes"].as_array().unwrap().iter();
+        let noted = notes.any(|note| note.as_str().is_some_and(|note| note.contains(&left_out)));
+        assert!(
+            noted || names.iter().any(|found| found == name),
+            "{name} is not in {names:?}"
+        );
+    }
+}
+
+#[test]
+fn hit() {
+    let report = report(&["hit"]);
+    assert_eq!(report["bench"], "hit");
+    assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
+    let names = systems_of(&report, "load");
+    assert_contains(
+        &names,
+        &["anonymous", "mmap", "mmap_random", "user_cache"],
+        &report,
+    );
+}
+
+#[test]
+fn out_of_core() {
+    let report = report(&["out-of-core", "--threads", "1,2", "--rounds", "2"]);
+    for metric in ["read_1t", "read_2t"] {
+        let names = systems_of(&report, metric);
+        assert_contains(
+            &names,
+            &["mmap", "mmap_random", "pread_direct", "user_cache"],
+            &report,
+        );
+    }
+    let names = systems_of(&report, "write_2t");
+    assert_contains(&names, &["mmap", "mmap_random", "pread_direct"], &report);
+    assert_contains(
+        &systems_of(&report, "read_batch64"),
+        &["mmap_willneed"],
+        &report,
+    );
+    if report["config"]["memory_limit"] == "none" {
+        assert_eq!(
+            report["ratios"],
+            serde_json::json!({}),
+            "ratios without a memory limit"
+        );
+        eprintln!("skipped: ratios, memory cannot be limited here");
+    }
+}
+
+#[test]
+fn fault() {
+    let report = report(&["fault"]);
+    let metrics: Vec<_> = report["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["metric"].as_str().unwrap().to_owned())
+        .collect();
+    for part in ["trap", "lookup", "io", "install", "miss_with_room"] {
+        assert!(
+            metrics.iter().any(|metric| metric == part),
+            "{part} is not in {metrics:?}"
+        );
+    }
+}
+
+#[test]
+fn bfs() {
+    let report = report(&["bfs"]);
+    let names = systems_of(&report, "search");
+    assert_contains(&names, &["mmap", "mmap_random", "mmap_willneed"], &report);
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["details"]["reached"].as_f64().unwrap() > 1.0, "{row}");
+    }
+}
+
+#[test]
+fn wrong_sizes_are_refused_with_a_reason() {
+    for (arguments, reason) in [
+        (
+            ["out-of-core", "--budget", "1M", "--size", "64M"],
+            "too small",
+        ),
+        (
+            ["out-of-core", "--budget", "64M", "--size", "64M"],
+            "at least twice",
+        ),
+        (
+            ["hit", "--dir", "/no/such/directory", "--size", "1M"],
+            "/no/such/directory",
+        ),
+        (["hit", "--size", "huge", "--rounds", "1"], "is not a size"),
+    ] {
+        let output = bench(&arguments);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success());
+        assert!(message.contains(reason), "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let output = bench(&["hit", "--quick", "--dir", path]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(directory.path().read_dir().unwrap().count(), 0);
+}
