@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
-use aquifer::cache::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
+use aquifer::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
 use aquifer::device::FileDevice;
 
 use super::{Contender, Contiguous, Lane, Source, System, Unavailable, whole_pages};
@@ -71,7 +71,7 @@ impl MappedFile {
         };
         let options = MapOptions::new().writable(source.writable).backend(backend);
         let refused = |error| match error {
-            aquifer::cache::Error::BackendUnsupported { .. } => {
+            aquifer::Error::BackendUnsupported { .. } => {
                 Unavailable(format!("{error}")).into()
             }
             other => anyhow::Error::from(other),
