@@ -9,6 +9,7 @@ use std::ops::Range;
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
 use crate::bounce::Bounce;
+use crate::engine::Cleaning;
 use crate::ids::FrameId;
 use crate::page_word::State;
 use crate::stats::count;
@@ -89,7 +90,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             return Some(frame);
         }
         if self.in_flight > 0 {
-            store.engine.evict(store.pool(), MAX_RUN_PAGES, false);
+            store.engine.evict(store.pool(), MAX_RUN_PAGES, Cleaning::No);
             return store.pool().take(store.key(page));
         }
         if !self.patient {

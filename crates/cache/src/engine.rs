@@ -13,8 +13,8 @@
 //!
 //! Threads: one *evictor* keeps free frames between two watermarks, completes shrinks and rebalances;
 //! a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a small
-//! batch of clean pages itself, and only when that yields nothing does it wait for the evictor, which
-//! alone writes dirty pages back.
+//! batch itself, of clean pages or where writing back waits for nothing, and only when that yields nothing does it
+//! wait for the evictor.
 //!
 //! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a store.
 
@@ -45,6 +45,17 @@ pub(crate) struct NoFrame {
     pub unwritable: u64,
 }
 
+/// Whether dirty victims are written back to be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cleaning {
+    /// Only clean ones are evicted. Async-signal-safe.
+    No,
+    /// Where writing is the CPU's work and waits for nothing. Async-signal-safe.
+    IfCopying,
+    /// Always: for the evictor.
+    Yes,
+}
+
 /// What a batch of victims came to.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Evicted {
@@ -64,8 +75,8 @@ impl Evicted {
 /// A store as the engine sees it.
 pub(crate) trait AttachedStore: Send + Sync {
     /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
-    /// returns the others to the policy. Only clean pages unless `write_back`, which may allocate.
-    fn evict(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted;
+    /// returns the others to the policy.
+    fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
 
     /// Evicts given pages, cleaning them first, as far as they can be.
     /// The pages are sorted.
@@ -88,6 +99,22 @@ pub(crate) struct BareFault {
     pub page: PageId,
     /// The system's error, or 0 where there was none.
     pub os_error: i32,
+}
+
+/// A place in the registry, whose index is a store's identifier.
+enum Slot {
+    Free,
+    Reserved,
+    Attached(Arc<dyn AttachedStore>),
+}
+
+impl Slot {
+    fn store(&self) -> Option<&Arc<dyn AttachedStore>> {
+        match self {
+            Slot::Attached(store) => Some(store),
+            _ => None,
+        }
+    }
 }
 
 /// Which interfaces draw on the budget.
@@ -131,7 +158,7 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
-    stores: Mutex<Vec<Option<Arc<dyn AttachedStore>>>>,
+    stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
     /// Wakes the evictor; counts requests.
     evictor_wake: AtomicU32,
@@ -225,20 +252,26 @@ impl Engine {
     /// Draws an identifier for a store that is about to be attached.
     pub fn reserve_id(&self) -> StoreId {
         let mut stores = self.stores.lock();
-        stores.push(None);
-        StoreId(stores.len() as u32 - 1)
+        let free = stores.iter().position(|slot| matches!(slot, Slot::Free));
+        let index = free.unwrap_or(stores.len());
+        if index == stores.len() {
+            stores.push(Slot::Reserved);
+        } else {
+            stores[index] = Slot::Reserved;
+        }
+        StoreId(index as u32)
     }
 
     pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) {
-        self.stores.lock()[id.0 as usize] = Some(store);
+        self.stores.lock()[id.0 as usize] = Slot::Attached(store);
         self.use_budget(kind, true);
     }
 
     /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
     /// evictor nor workers, and its memory is never freed on somebody's fault path.
     pub fn detach(&self, id: StoreId) {
-        let store = self.stores.lock()[id.0 as usize].take();
-        if let Some(store) = store {
+        let slot = std::mem::replace(&mut self.stores.lock()[id.0 as usize], Slot::Reserved);
+        if let Slot::Attached(store) = slot {
             // One reference is ours, one the owner's.
             while Arc::strong_count(&store) > 2 {
                 std::thread::yield_now();
@@ -246,12 +279,17 @@ impl Engine {
         }
     }
 
+    /// Gives the identifier of a detached, empty store back.
+    pub fn release_id(&self, id: StoreId) {
+        self.stores.lock()[id.0 as usize] = Slot::Free;
+    }
+
     fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
-        self.stores.lock().get(id.0 as usize)?.clone()
+        self.stores.lock().get(id.0 as usize)?.store().cloned()
     }
 
     fn all_stores(&self) -> Vec<Arc<dyn AttachedStore>> {
-        self.stores.lock().iter().flatten().cloned().collect()
+        self.stores.lock().iter().filter_map(Slot::store).cloned().collect()
     }
 
     // ---- budget ---------------------------------------------------------------------------------
@@ -335,7 +373,7 @@ impl Engine {
                 count(&self.counters.stalls, 1);
             }
             self.wake_evictor();
-            if self.evict(pool, BATCH, false).freed > 0 {
+            if self.evict(pool, BATCH, Cleaning::IfCopying).freed > 0 {
                 continue;
             }
             if !patient && let Some(no_frame) = self.stuck(pool) {
@@ -358,8 +396,8 @@ impl Engine {
         })
     }
 
-    /// Asks the policy for up to `want` victims, a batch at most, and evicts them. Async-signal-safe without `write_back`.
-    pub fn evict(&self, pool: &FramePool, want: usize, write_back: bool) -> Evicted {
+    /// Asks the policy for up to `want` victims, a batch at most, and evicts them.
+    pub fn evict(&self, pool: &FramePool, want: usize, write_back: Cleaning) -> Evicted {
         let mut victims = [FrameId(0); BATCH];
         let found = pool.victims(&mut victims[..want.min(BATCH)]);
         let mut evicted = Evicted::default();
@@ -508,7 +546,7 @@ impl Engine {
         let mut asked = 0;
         while pool.free() < high_watermark(pool) && !self.is_stopping() {
             let want = (high_watermark(pool).saturating_sub(pool.free())).clamp(1, BATCH);
-            pass.add(self.evict(pool, want, true));
+            pass.add(self.evict(pool, want, Cleaning::Yes));
             asked += want;
             // A whole pass without enough success: everything left is pinned or cannot be written.
             if asked > 2 * pool.limit() + BATCH {

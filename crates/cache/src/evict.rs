@@ -8,7 +8,7 @@
 //! A page leaves only from Clean, through Evicting: its bytes are on the device, a store to it waits, and
 //! its frame is given back when the memory is gone.
 
-use crate::engine::Evicted;
+use crate::engine::{Cleaning, Evicted};
 use crate::frames::BATCH;
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
@@ -17,7 +17,7 @@ use crate::store::{MAX_REGION_PAGES, PageMemory, Store};
 
 impl<M: PageMemory> Store<M> {
     /// Evicts victims that the policy named; see `AttachedStore::evict`.
-    pub fn evict_victims(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+    pub fn evict_victims(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let mut evicted = Evicted::default();
         for batch in victims.chunks(BATCH) {
             evicted.add(self.evict_batch(batch, write_back));
@@ -26,7 +26,7 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// One batch; everything it needs is on the stack.
-    fn evict_batch(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+    fn evict_batch(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let by_page = self.memory.discards_vectored();
         let mut leaving = [(FrameId(0), PageId(0)); BATCH];
         let mut later = [(FrameId(0), PageId(0)); BATCH];
@@ -45,17 +45,40 @@ impl<M: PageMemory> Store<M> {
         }
         evicted.freed += self.discard_pages(&leaving[..leaving_count]);
         let later = &mut later[..later_count];
+        let write_back = match write_back {
+            Cleaning::No => false,
+            Cleaning::IfCopying => self.writes_are_copies(),
+            Cleaning::Yes => true,
+        };
         if write_back || !by_page {
-            later.sort_unstable_by_key(|&(_, page)| page);
-            for region in later
-                .chunk_by(|a, b| self.geometry.region_of(a.1.0) == self.geometry.region_of(b.1.0))
-            {
-                evicted.add(self.evict_in_region(region, write_back));
-            }
+            self.evict_regions_of(later, victims.len(), write_back, &mut evicted);
         } else {
             self.keep(later, &mut evicted);
         }
         evicted
+    }
+
+    /// Evicts by region, beginning with the best victim's, until `want` frames are free: a region yields
+    /// more than its victims.
+    fn evict_regions_of(
+        &self,
+        victims: &mut [(FrameId, PageId)],
+        want: usize,
+        write_back: bool,
+        evicted: &mut Evicted,
+    ) {
+        let Some(&(_, best)) = victims.first() else { return };
+        victims.sort_unstable_by_key(|&(_, page)| page);
+        let region_of = |page: PageId| self.geometry.region_of(page.0);
+        let first = victims.partition_point(|&(_, page)| region_of(page) < region_of(best));
+        victims.rotate_left(first);
+        for region in victims.chunk_by(|a, b| region_of(a.1) == region_of(b.1)) {
+            if evicted.freed < want {
+                evicted.add(self.evict_in_region(region, write_back));
+            } else {
+                self.keep(region, evicted);
+            }
+        }
     }
 
     /// Discards pages that are Evicting and gives their frames back.
@@ -122,8 +145,7 @@ impl<M: PageMemory> Store<M> {
         let pages = self.geometry.pages_of_region(region);
         if write_back && victims.iter().any(|&(_, page)| self.seen(page.0).state() == State::Dirty)
         {
-            // A failure is counted there; the pages stay dirty and the next flush reports them.
-            let _ = self.write_back(pages.clone());
+            self.clean_region(region);
         }
         let mut evicted = Evicted::default();
         let gate = M::PROTECTS.then(|| self.gates.exclusive(region));

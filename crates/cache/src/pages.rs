@@ -346,6 +346,7 @@ impl Drop for Pages {
         let engine = &self.running.engine;
         engine.detach(self.store.id);
         self.store.teardown();
+        engine.release_id(self.store.id);
         engine.use_budget(Kind::Arena, false);
     }
 }

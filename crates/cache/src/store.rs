@@ -33,6 +33,7 @@ use crate::lazy::LazyArray;
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::readahead::{ReadAhead, Window};
 use crate::stats::count;
+use crate::writeback::WriteStyle;
 
 /// Pages of a region with the smallest page size.
 pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
@@ -182,6 +183,7 @@ pub(crate) struct Store<M: PageMemory> {
     pub dirty: DirtyMap,
     pub gates: Gates,
     pub readahead: ReadAhead,
+    pub write_style: WriteStyle,
 }
 
 impl<M: PageMemory> Store<M> {
@@ -200,6 +202,7 @@ impl<M: PageMemory> Store<M> {
             dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
             gates: Gates::new(geometry.regions()).map_err(kernel)?,
             readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
+            write_style: WriteStyle::default(),
             engine,
             device,
             geometry,
