@@ -117,6 +117,16 @@ impl<M: PageMemory> Store<M> {
         self.write_runs(runs, failed);
     }
 
+    /// Cleaning → Dirty after a failed write. The protection is lifted first: a store to a Dirty page
+    /// faults nowhere, so a protected one would fault for ever.
+    fn unseal(&self, page: u64) {
+        // Held until the word says Dirty, so that nobody protects the page again in between.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        let result = self.memory.unprotect(page);
+        debug_assert!(result.is_ok(), "lifting the protection of a live page: {result:?}");
+        self.word(page).finish_clean(false);
+    }
+
     /// Seals the dirty pages of a range, and says which transfers they make.
     fn seal(&self, pages: Range<u64>, snapshots: bool, others: &mut Vec<u64>) -> Vec<Run> {
         let mut runs: Vec<Run> = vec![];
@@ -312,8 +322,10 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
             if written {
                 // Unmarked while Cleaning: nobody can mark it again before it is Clean.
                 store.dirty.unmark(page);
+                store.word(page).finish_clean(true);
+            } else {
+                store.unseal(page);
             }
-            store.word(page).finish_clean(written);
         }
         let pages = run.pages.end - run.pages.start;
         match result {
