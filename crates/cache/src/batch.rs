@@ -210,6 +210,10 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
         count(&store.engine.counters.prefetched, pages);
+        // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
+        // that is not installed. A run stays within a region.
+        let region = store.geometry.region_of(run.pages.start);
+        let gate = M::PROTECTS.then(|| store.gates.shared(region));
         let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
         match installed {
             Ok(()) => {
@@ -225,6 +229,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
                 self.failed.get_or_insert((run.pages.start, refused));
             }
         }
+        drop(gate);
         drop(run.bounce);
     }
 }
