@@ -80,12 +80,14 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Writes back the dirty pages of a range, without a sync.
+    /// Writes back the dirty pages of a range that nobody else has in hand, without a sync. Waits for no
+    /// other thread: the evictor must not depend on one that may itself be waiting for a frame.
     pub fn write_back(&self, pages: Range<u64>) -> Option<Failed> {
         self.write_back_all(pages, false)
     }
 
-    fn write_back_all(&self, pages: Range<u64>, snapshots: bool) -> Option<Failed> {
+    /// With `flush`, every dirty page of the range is part of the outcome.
+    fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
         let mut failed = None;
         let step = REGIONS_AT_A_TIME * self.geometry.pages_per_region();
         let mut first = pages.start;
@@ -93,11 +95,13 @@ impl<M: PageMemory> Store<M> {
             let end = (first / step + 1) * step;
             let part = first..end.min(pages.end);
             let mut others = vec![];
-            let runs = self.seal(part, snapshots, &mut others);
+            let runs = self.seal(part, flush, &mut others);
             self.write_runs(runs, &mut failed);
-            // Pages that somebody else was cleaning: their outcome is part of ours.
-            for page in others {
-                self.settle(page, snapshots, &mut failed);
+            if flush {
+                // Pages that somebody else was cleaning: their outcome is part of ours.
+                for page in others {
+                    self.settle(page, &mut failed);
+                }
             }
             first = end;
         }
@@ -105,16 +109,19 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Waits for another thread's write of a page; if that failed, tries it here.
-    fn settle(&self, page: u64, snapshots: bool, failed: &mut Option<Failed>) {
-        loop {
+    fn settle(&self, page: u64, failed: &mut Option<Failed>) {
+        let mut others = vec![page];
+        while let Some(page) = others.pop() {
             let seen = self.seen(page);
-            if !seen.is_transient() {
-                break;
+            if seen.is_transient() {
+                self.word(page).wait(seen);
+                others.push(page);
+                continue;
             }
-            self.word(page).wait(seen);
+            // The page comes back if a third thread was first again.
+            let runs = self.seal(page..page + 1, true, &mut others);
+            self.write_runs(runs, failed);
         }
-        let runs = self.seal(page..page + 1, snapshots, &mut vec![]);
-        self.write_runs(runs, failed);
     }
 
     /// Cleaning → Dirty after a failed write. The protection is lifted first: a store to a Dirty page
