@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aquifer_device::{Device, DeviceError};
+use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::REGION_BYTES;
 
 use crate::bounce::Bounce;
@@ -182,6 +183,9 @@ pub(crate) struct Store<M: PageMemory> {
     pub dirty: DirtyMap,
     pub gates: Gates,
     pub readahead: ReadAhead,
+    /// Held while snapshots of pages pinned for writing are taken and written: an older one must not reach
+    /// the device behind a newer one. Only flushes take it.
+    pub snapshots: Mutex<()>,
 }
 
 impl<M: PageMemory> Store<M> {
@@ -200,6 +204,7 @@ impl<M: PageMemory> Store<M> {
             dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
             gates: Gates::new(geometry.regions()).map_err(kernel)?,
             readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
+            snapshots: Mutex::new(()),
             engine,
             device,
             geometry,

@@ -245,6 +245,7 @@ impl<M: PageMemory> Store<M> {
         if runs.is_empty() {
             return;
         }
+        let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
         let mut batch =
             WriteBatch { store: self, runs, next: 0, in_flight: 0, bounces: vec![], failed };
         batch.bounces.resize_with(batch.runs.len(), || None);
