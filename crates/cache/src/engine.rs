@@ -299,11 +299,14 @@ impl Engine {
     }
 
     fn set_pool(&self, pool: &FramePool, frames: usize) {
-        if frames < pool.limit() {
-            self.shrinking.fetch_add(1, Ordering::SeqCst);
-        }
-        if frames != pool.limit() {
+        let old = pool.limit();
+        if frames != old {
             pool.set_limit(frames);
+        }
+        if frames < old {
+            // After the limit: an evictor that sees the request must find something to do, or it would take
+            // it for done.
+            self.shrinking.fetch_add(1, Ordering::SeqCst);
         }
     }
 
