@@ -235,9 +235,14 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the pages of `ranges` and waits for those that others are loading.
+    /// Loads the pages of `ranges` and waits for those that others are loading. An error names the first
+    /// page that cannot be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
-        self.load_many(ranges, true)?;
+        match self.load_many(ranges, true) {
+            // A transfer that failed may have been for many pages: which of them are bad is found below.
+            Ok(()) | Err((_, Refused::Device(_))) => {}
+            Err(failed) => return Err(failed),
+        }
         for page in ranges.iter().cloned().flatten() {
             let seen = self.seen(page);
             if seen.is_readable() {

@@ -227,7 +227,7 @@ impl Pages {
     pub fn load(&self, pages: &[PageId]) -> Result<()> {
         let ranges = self.ranges(pages)?;
         self.store
-            .load_many(&ranges, true)
+            .touch_many(&ranges)
             .map_err(|(page, refused)| self.store.error(page, refused))
     }
 
@@ -239,7 +239,7 @@ impl Pages {
         let ranges = self.ranges(pages);
         let store = self.store.clone();
         asynchronous::run(&self.running.engine.jobs, move || {
-            store.load_many(&ranges?, true).map_err(|(page, refused)| store.error(page, refused))
+            store.touch_many(&ranges?).map_err(|(page, refused)| store.error(page, refused))
         })
     }
 

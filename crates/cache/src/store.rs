@@ -340,6 +340,19 @@ impl<M: PageMemory> Store<M> {
         if window.now > 1 {
             return self.load_run(page, window, frame, &bounce, pin, started);
         }
+        self.load_one(page, frame, &bounce, access, pin, started)
+    }
+
+    /// Reads a page that is Loading, and nothing else.
+    fn load_one(
+        &self,
+        page: u64,
+        frame: FrameId,
+        bounce: &Bounce<'_>,
+        access: Access,
+        pin: Option<PinKind>,
+        started: Instant,
+    ) -> std::result::Result<(), Refused> {
         let landing = self.memory.landing(frame).unwrap_or(bounce.as_ptr());
         match self.read(page..page + 1, landing) {
             Ok(()) => self.finish(page, frame, landing, access, pin, started),
@@ -431,7 +444,7 @@ impl<M: PageMemory> Store<M> {
         let pages = page..page + run as u64;
         let mut result = self.read(pages.clone(), bounce.as_ptr());
         // As in `finish`.
-        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if result.is_ok() {
             // SAFETY: the buffer holds the run, all of which this thread is loading.
             let installed = unsafe {
@@ -439,12 +452,14 @@ impl<M: PageMemory> Store<M> {
             };
             result = installed.map_err(Refused::Kernel);
         }
-        if let Err(refused) = result {
+        if result.is_err() {
+            drop(gate);
             count(&self.engine.counters.prefetched, run as u64 - 1);
-            for (page, &frame) in pages.zip(&frames[..run]) {
-                self.give_up(page, frame);
+            for (extra, &frame) in pages.zip(&frames[..run]).skip(1) {
+                self.give_up(extra, frame);
             }
-            return Err(refused);
+            // Nobody asked for the others, so the error may be none of the caller's.
+            return self.load_one(page, frame, bounce, Access::Read, pin, started);
         }
         for (extra, &frame) in pages.clone().zip(&frames[..run]) {
             self.pool().inserted(frame, self.key(extra));
