@@ -263,6 +263,9 @@ impl<M: PageMemory> Store<M> {
                     continue;
                 }
                 State::Clean if access == Access::Write => {
+                    if pin.is_some() && seen.pins() >= MAX_PINS {
+                        return Err(Refused::TooManyPins);
+                    }
                     if word.begin_unprotect(seen).is_ok() {
                         self.unprotect(page, pin.is_some())?;
                         return Ok(ensured);

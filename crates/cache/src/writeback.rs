@@ -192,13 +192,16 @@ impl<M: PageMemory> Store<M> {
                 }),
             },
             Err(seen) if seen.state() == State::Dirty && snapshots => {
-                // Pinned for writing. Our own pin keeps the page where it is while it is copied.
-                if self.word(page).pin().is_ok() {
-                    runs.push(Run {
+                // Pinned for writing. Our own pin keeps the page where it is while it is copied. Should the
+                // last of the others have been dropped meanwhile, it is a page like any other; should there
+                // be too many of ours, one will end: in both cases `settle` sees to it.
+                match self.word(page).pin_for_snapshot() {
+                    Ok(_) => runs.push(Run {
                         pages: page..page + 1,
                         frames: vec![seen.frame()],
                         snapshot: true,
-                    });
+                    }),
+                    Err(_) => others.push(page),
                 }
             }
             Err(seen) if seen.is_transient() => others.push(page),
