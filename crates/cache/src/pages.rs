@@ -80,6 +80,9 @@ impl PageMemory for ArenaMemory {
         _protect: bool,
     ) -> std::io::Result<()> {
         for (index, &frame) in frames.iter().enumerate() {
+            // By two, so that it stays even. Release pairs with the acquire that begins an optimistic read:
+            // one that began when the page was in a frame before finds that it has been away.
+            self.version(first + index as u64).fetch_add(2, Ordering::Release);
             let source = data.wrapping_add(index * self.page_bytes);
             let target = self.bytes(first + index as u64, frame);
             if !std::ptr::eq(source, target) {
