@@ -103,7 +103,7 @@ impl<M: PageMemory> Store<M> {
     fn keep(&self, victims: &[(FrameId, PageId)], evicted: &mut Evicted) {
         for &(frame, page) in victims {
             let seen = self.seen(page.0);
-            if seen.pins() > 0 {
+            if seen.pins() > 0 || seen.state() == State::Exclusive {
                 evicted.pinned += 1;
             } else if seen.state() == State::Dirty {
                 evicted.unwritable += 1;
