@@ -211,6 +211,10 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
         count(&store.engine.counters.prefetched, pages);
+        // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
+        // that is not installed. A run stays within a region.
+        let region = store.geometry.region_of(run.pages.start);
+        let gate = M::PROTECTS.then(|| store.gates.shared(region));
         let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
         match installed {
             Ok(()) => {
@@ -226,14 +230,20 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
                 self.failed.get_or_insert((run.pages.start, refused));
             }
         }
+        drop(gate);
         drop(run.bounce);
     }
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the pages of `ranges` and waits for those that others are loading.
+    /// Loads the pages of `ranges` and waits for those that others are loading. An error names the first
+    /// page that cannot be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
-        self.load_many(ranges, true)?;
+        match self.load_many(ranges, true) {
+            // A transfer that failed may have been for many pages: which of them are bad is found below.
+            Ok(()) | Err((_, Refused::Device(_))) => {}
+            Err(failed) => return Err(failed),
+        }
         for page in ranges.iter().cloned().flatten() {
             let seen = self.seen(page);
             if seen.is_readable() {

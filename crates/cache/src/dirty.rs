@@ -36,10 +36,14 @@ impl DirtyMap {
     pub fn mark(&self, page: u64) {
         let word = (page / PAGES_PER_WORD) as usize;
         let bit = 1 << (page % PAGES_PER_WORD);
-        // Release pairs with the acquire in `collect`.
-        if self.words[word].fetch_or(bit, Ordering::AcqRel) == 0 {
-            let summary = page / PAGES_PER_SUMMARY_BIT;
-            self.summary[(summary / 64) as usize].fetch_or(1 << (summary % 64), Ordering::AcqRel);
+        // Release pairs with the acquires in `walk`.
+        self.words[word].fetch_or(bit, Ordering::AcqRel);
+        let summary = page / PAGES_PER_SUMMARY_BIT;
+        let (summary, bit) = (&self.summary[(summary / 64) as usize], 1 << (summary % 64));
+        // Not left to whoever marked the first page of the word: it may not have come to it yet, and this
+        // page must be found from now on.
+        if summary.load(Ordering::Acquire) & bit == 0 {
+            summary.fetch_or(bit, Ordering::AcqRel);
         }
     }
 

@@ -337,11 +337,14 @@ impl Engine {
     }
 
     fn set_pool(&self, pool: &FramePool, frames: usize) {
-        if frames < pool.limit() {
-            self.shrinking.fetch_add(1, Ordering::SeqCst);
-        }
-        if frames != pool.limit() {
+        let old = pool.limit();
+        if frames != old {
             pool.set_limit(frames);
+        }
+        if frames < old {
+            // After the limit: an evictor that sees the request must find something to do, or it would take
+            // it for done.
+            self.shrinking.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -359,7 +362,7 @@ impl Engine {
         page: PageKey,
         patient: bool,
     ) -> std::result::Result<FrameId, NoFrame> {
-        let mut stalled = false;
+        let mut stalled_at = None;
         loop {
             let ticket = pool.ticket();
             if let Some(frame) = pool.take(page) {
@@ -368,15 +371,15 @@ impl Engine {
                 }
                 return Ok(frame);
             }
-            if !stalled {
-                stalled = true;
+            let stalled_at = *stalled_at.get_or_insert_with(|| {
                 count(&self.counters.stalls, 1);
-            }
+                self.reclaim_of(pool).stuck_passes.load(Ordering::Acquire)
+            });
             self.wake_evictor();
             if self.evict(pool, BATCH, Cleaning::IfCopying).freed > 0 {
                 continue;
             }
-            if !patient && let Some(no_frame) = self.stuck(pool) {
+            if !patient && let Some(no_frame) = self.stuck(pool, stalled_at) {
                 return Err(no_frame);
             }
             pool.wait_for_frame(ticket, FRAME_WAIT);
@@ -387,10 +390,12 @@ impl Engine {
         &self.reclaim[usize::from(std::ptr::eq(pool, &self.arena))]
     }
 
-    /// Whether the evictor found nothing to evict in several whole passes.
-    fn stuck(&self, pool: &FramePool) -> Option<NoFrame> {
+    /// Whether the evictor found nothing to evict in several whole passes, one of them since there were
+    /// `stalled_at`: what kept pages before may be over.
+    fn stuck(&self, pool: &FramePool, stalled_at: u32) -> Option<NoFrame> {
         let reclaim = self.reclaim_of(pool);
-        (reclaim.stuck_passes.load(Ordering::Acquire) >= STUCK_PASSES).then(|| NoFrame {
+        let passes = reclaim.stuck_passes.load(Ordering::Acquire);
+        (passes >= STUCK_PASSES && passes != stalled_at).then(|| NoFrame {
             pinned: reclaim.stuck_pinned.load(Ordering::Relaxed),
             unwritable: reclaim.stuck_unwritable.load(Ordering::Relaxed),
         })

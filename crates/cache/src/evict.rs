@@ -126,7 +126,7 @@ impl<M: PageMemory> Store<M> {
     fn keep(&self, victims: &[(FrameId, PageId)], evicted: &mut Evicted) {
         for &(frame, page) in victims {
             let seen = self.seen(page.0);
-            if seen.pins() > 0 {
+            if seen.pins() > 0 || seen.state() == State::Exclusive {
                 evicted.pinned += 1;
             } else if seen.state() == State::Dirty {
                 evicted.unwritable += 1;
@@ -172,7 +172,7 @@ impl<M: PageMemory> Store<M> {
             *slot = self.keep_copy(page, frame);
         }
         let mut runs = [const { 0..0 }; MAX_REGION_PAGES];
-        let run_count = self.runs_without(pages, &mut runs);
+        let run_count = self.runs_without(pages, leaving, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
         let mut frames = [FrameId(0); MAX_REGION_PAGES];
         for (index, &(frame, page)) in leaving.iter().enumerate() {
@@ -198,34 +198,40 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// The longest runs of a region in which no page is there to stay, so that discarding a run is safe
-    /// while the gate is held: each of its pages is Evicting, or absent and kept out by the gate.
+    /// while the gate is held: each of its pages is `leaving` (in order), or absent and kept out by the
+    /// gate. One that somebody else is evicting stays: its bytes are still to be kept in probation, or it
+    /// may turn out that it cannot leave.
     fn runs_without(
         &self,
         pages: std::ops::Range<u64>,
+        leaving: &[(FrameId, PageId)],
         runs: &mut [std::ops::Range<u64>; MAX_REGION_PAGES],
     ) -> usize {
         let mut count = 0;
         let mut start = None;
+        let mut leaving = leaving.iter().map(|&(_, page)| page.0).peekable();
+        let mut any_leaves = false;
         for page in pages.start..=pages.end {
-            let stays = page == pages.end || {
-                let state = self.seen(page).state();
-                !matches!(
-                    state,
-                    State::Evicting | State::Absent | State::Probation | State::Loading
-                )
-            };
+            let leaves = page < pages.end && leaving.next_if_eq(&page).is_some();
+            let stays = page == pages.end
+                || !leaves
+                    && !matches!(
+                        self.seen(page).state(),
+                        State::Absent | State::Probation | State::Loading
+                    );
             match (stays, start) {
                 (false, None) => start = Some(page),
                 (true, Some(first)) => {
-                    let evicting = |page| self.seen(page).state() == State::Evicting;
-                    if (first..page).any(evicting) {
+                    if any_leaves {
                         runs[count] = first..page;
                         count += 1;
                     }
                     start = None;
+                    any_leaves = false;
                 }
                 _ => {}
             }
+            any_leaves |= leaves;
         }
         count
     }

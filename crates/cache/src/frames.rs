@@ -152,13 +152,11 @@ impl FramePool {
                 .or_else(|| self.refill(core))
                 .or_else(|| self.cores.iter().find_map(|list| self.take_from(list)))?;
             self.free.fetch_sub(1, Ordering::Relaxed);
-            let owner = &self.owners[frame.0 as usize];
-            if (frame.0 as usize) < self.limit.load(Ordering::SeqCst) {
-                owner.store(pack(page), Ordering::SeqCst);
+            if (frame.0 as usize) < self.limit.load(Ordering::SeqCst) || self.release_owner(frame) {
+                self.owners[frame.0 as usize].store(pack(page), Ordering::SeqCst);
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return Some(frame);
             }
-            owner.store(RETIRED, Ordering::SeqCst);
         }
     }
 
@@ -232,7 +230,7 @@ impl FramePool {
             .collect()
     }
 
-    /// Marks a frame free; says whether it goes into a list, or was retired by a shrink.
+    /// Marks a frame free; says whether it goes into a list (or stays there), or was retired by a shrink.
     fn release_owner(&self, frame: FrameId) -> bool {
         let owner = &self.owners[frame.0 as usize];
         let granted = || (frame.0 as usize) < self.limit.load(Ordering::SeqCst);
@@ -368,9 +366,8 @@ impl FramePool {
         let limit = self.limit();
         for list in self.cores.iter().chain(std::iter::once(&self.shared)) {
             list.0.lock().retain(|&frame| {
-                let stays = (frame as usize) < limit;
+                let stays = (frame as usize) < limit || self.release_owner(FrameId(frame));
                 if !stays {
-                    self.owners[frame as usize].store(RETIRED, Ordering::SeqCst);
                     self.free.fetch_sub(1, Ordering::Relaxed);
                 }
                 stays

@@ -150,12 +150,14 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Writes back the dirty pages of a range, without a sync.
+    /// Writes back the dirty pages of a range that nobody else has in hand, without a sync. Waits for no
+    /// other thread: the evictor must not depend on one that may itself be waiting for a frame.
     pub fn write_back(&self, pages: Range<u64>) -> Option<Failed> {
         self.write_back_all(pages, false)
     }
 
-    fn write_back_all(&self, pages: Range<u64>, snapshots: bool) -> Option<Failed> {
+    /// With `flush`, every dirty page of the range is part of the outcome.
+    fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
         let mut failed = None;
         let step = REGIONS_AT_A_TIME * self.geometry.pages_per_region();
         let mut places = vec![];
@@ -170,11 +172,13 @@ impl<M: PageMemory> Store<M> {
             places.resize((part.end - part.start) as usize, Run::EMPTY);
             let mut runs = Runs::new(&mut places);
             let mut others = vec![];
-            self.seal(part, snapshots, &mut runs, |page| others.push(page));
+            self.seal(part, flush, &mut runs, |page| others.push(page));
             self.write_runs(runs.as_slice(), &mut failed);
-            // Pages that somebody else was cleaning: their outcome is part of ours.
-            for page in others {
-                self.settle(page, snapshots, &mut failed);
+            if flush {
+                // Pages that somebody else was cleaning: their outcome is part of ours.
+                for page in others {
+                    self.settle(page, &mut failed);
+                }
             }
         }
         failed
@@ -195,18 +199,31 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Waits for another thread's write of a page; if that failed, tries it here.
-    fn settle(&self, page: u64, snapshots: bool, failed: &mut Option<Failed>) {
-        loop {
+    fn settle(&self, page: u64, failed: &mut Option<Failed>) {
+        let mut others = vec![page];
+        while let Some(page) = others.pop() {
             let seen = self.seen(page);
-            if !seen.is_transient() {
-                break;
+            if seen.is_transient() {
+                self.word(page).wait(seen);
+                others.push(page);
+                continue;
             }
-            self.word(page).wait(seen);
+            // The page comes back if a third thread was first again.
+            let mut place = [Run::EMPTY];
+            let mut runs = Runs::new(&mut place);
+            self.seal(page..page + 1, true, &mut runs, |page| others.push(page));
+            self.write_runs(runs.as_slice(), failed);
         }
-        let mut place = [Run::EMPTY];
-        let mut runs = Runs::new(&mut place);
-        self.seal(page..page + 1, snapshots, &mut runs, |_| ());
-        self.write_runs(runs.as_slice(), failed);
+    }
+
+    /// Cleaning → Dirty after a failed write. The protection is lifted first: a store to a Dirty page
+    /// faults nowhere, so a protected one would fault for ever.
+    fn unseal(&self, page: u64) {
+        // Held until the word says Dirty, so that nobody protects the page again in between.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        let result = self.memory.unprotect(page);
+        debug_assert!(result.is_ok(), "lifting the protection of a live page: {result:?}");
+        self.word(page).finish_clean(false);
     }
 
     fn is_marked(&self, pages: Range<u64>) -> bool {
@@ -243,10 +260,15 @@ impl<M: PageMemory> Store<M> {
             self.dirty.walk(part, |page| {
                 match self.word(page).begin_clean() {
                     Ok(_) => runs.add(page, most, false),
-                    // Pinned for writing. Our own pin keeps the page where it is while it is copied.
+                    // Pinned for writing. Our own pin keeps the page where it is while it is copied. Should
+                    // the last of the others have been dropped meanwhile, it is a page like any other;
+                    // should there be too many of ours, one will end: in both cases `settle` sees to it.
                     Err(seen) if seen.state() == State::Dirty => {
-                        if snapshots && self.word(page).pin().is_ok() {
-                            runs.add(page, most, true);
+                        if snapshots {
+                            match self.word(page).pin_for_snapshot() {
+                                Ok(_) => runs.add(page, most, true),
+                                Err(_) => other(page),
+                            }
                         }
                     }
                     Err(seen) if seen.is_transient() => other(page),
@@ -297,6 +319,7 @@ impl<M: PageMemory> Store<M> {
         if runs.is_empty() {
             return;
         }
+        let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
         let mut batch =
             WriteBatch { store: self, runs, next: 0, in_flight: 0, copies: vec![], failed };
         let style = &self.write_style;
@@ -388,8 +411,10 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
             if written {
                 // Unmarked while Cleaning: nobody can mark it again before it is Clean.
                 store.dirty.unmark(page);
+                store.word(page).finish_clean(true);
+            } else {
+                store.unseal(page);
             }
-            store.word(page).finish_clean(written);
         }
         match result {
             Ok(bytes) => {
