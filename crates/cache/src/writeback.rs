@@ -160,9 +160,12 @@ impl<M: PageMemory> Store<M> {
     ) {
         match self.word(page).begin_clean() {
             Ok(seen) => match runs.last_mut() {
+                // Never across regions: a run is write-protected under its region's gate.
                 Some(run)
                     if !run.snapshot
                         && run.pages.end == page
+                        && self.geometry.region_of(run.pages.start)
+                            == self.geometry.region_of(page)
                         && run.pages.end - run.pages.start < most =>
                 {
                     run.pages.end += 1;

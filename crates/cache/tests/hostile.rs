@@ -1,0 +1,77 @@
+//! Situations in which a mapping could hang, lie or lose a store: each was possible once.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use aquifer_cache::{Cache, Error, Mapping};
+use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
+
+const PAGE: usize = 4096;
+const REGION: usize = 2 << 20;
+/// Far beyond what the work takes: only a hang reaches it.
+const HANGS_AFTER: Duration = Duration::from_secs(30);
+
+/// Runs `work` in a thread of its own and fails instead of hanging with it.
+fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    ended.recv_timeout(HANGS_AFTER).expect("it hangs")
+}
+
+fn cache(budget_bytes: u64) -> Cache {
+    Cache::builder().budget_bytes(budget_bytes).build().unwrap()
+}
+
+fn store(map: &Mapping, offset: usize, value: u8) {
+    // SAFETY: inside the mapping, which outlives the call.
+    unsafe { map.as_mut_ptr().unwrap().add(offset).write_volatile(value) };
+}
+
+fn load(map: &Mapping, offset: usize) -> u8 {
+    // SAFETY: inside the mapping, which outlives the call.
+    unsafe { map.as_ptr().add(offset).read_volatile() }
+}
+
+fn byte_of(device: &dyn Device, offset: usize) -> u8 {
+    let mut byte = [0];
+    device.read_at(offset as u64, &mut byte).unwrap();
+    byte[0]
+}
+
+#[test]
+fn a_store_after_a_flush_is_seen_on_both_sides_of_a_region_boundary() {
+    let device = Arc::new(MemoryDevice::new(2 * REGION).unwrap());
+    let cache = cache(16 << 20);
+    let map = cache.map_mut(device.clone()).unwrap();
+    let pages = REGION / PAGE - 8..REGION / PAGE + 8;
+    for round in 1..4u8 {
+        for page in pages.clone() {
+            store(&map, page * PAGE, round);
+        }
+        map.flush_all().unwrap();
+        for page in pages.clone() {
+            assert_eq!(byte_of(&*device, page * PAGE), round, "page {page} in round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_page_whose_write_failed_takes_further_stores() {
+    let memory = Arc::new(MemoryDevice::new(REGION).unwrap());
+    let faulty = Faulty::new(memory.clone());
+    let control = faulty.control();
+    let cache = cache(16 << 20);
+    let map = cache.map_mut(Arc::new(faulty)).unwrap();
+    store(&map, 5 * PAGE, 1);
+    control.inject(FaultRule::new(FaultTarget::Writes, Fault::Errno(5)));
+    assert!(matches!(map.flush_all(), Err(Error::WriteBack { .. })));
+    let map = must_end(move || {
+        store(&map, 5 * PAGE, 2);
+        map.write(5 * PAGE as u64 + 1, &[3]).unwrap();
+        map
+    });
+    control.clear();
+    map.flush_all().unwrap();
+    assert_eq!((byte_of(&*memory, 5 * PAGE), byte_of(&*memory, 5 * PAGE + 1)), (2, 3));
+}
