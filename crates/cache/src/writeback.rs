@@ -227,6 +227,16 @@ impl<M: PageMemory> Store<M> {
         debug_assert!(result.is_ok(), "write-protecting a live range: {result:?}");
     }
 
+    /// Cleaning → Dirty, after a failed write: stores go on without a fault, as to every dirty page.
+    fn unseal(&self, page: u64) {
+        // Held over both steps, as in `unprotect`: nobody may seal the region in between.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        // Fails only if the range is no longer mapped, which ends the program's use of it anyway.
+        let result = self.memory.unprotect(page);
+        debug_assert!(result.is_ok(), "lifting the protection of a live page: {result:?}");
+        self.word(page).finish_clean(false);
+    }
+
     fn write_runs(&self, runs: Vec<Run>, failed: &mut Option<Failed>) {
         if runs.is_empty() {
             return;
@@ -315,8 +325,10 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
             if written {
                 // Unmarked while Cleaning: nobody can mark it again before it is Clean.
                 store.dirty.unmark(page);
+                store.word(page).finish_clean(true);
+            } else {
+                store.unseal(page);
             }
-            store.word(page).finish_clean(written);
         }
         let pages = run.pages.end - run.pages.start;
         match result {
