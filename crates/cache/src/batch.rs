@@ -210,6 +210,10 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
         count(&store.engine.counters.prefetched, pages);
+        // A run lies in one region. Held until Loading has ended, as in `Store::finish`: whoever holds the
+        // gate alone takes a page that is Loading for one that is not installed, and discards across it.
+        let region = store.geometry.region_of(run.pages.start);
+        let _gate = M::PROTECTS.then(|| store.gates.shared(region));
         let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
         match installed {
             Ok(()) => {
