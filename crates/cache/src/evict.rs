@@ -150,7 +150,7 @@ impl<M: PageMemory> Store<M> {
             *slot = self.keep_copy(page, frame);
         }
         let mut runs = [const { 0..0 }; MAX_REGION_PAGES];
-        let run_count = self.runs_without(pages, &mut runs);
+        let run_count = self.runs_around(pages, leaving, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
         let mut frames = [FrameId(0); MAX_REGION_PAGES];
         for (index, &(frame, page)) in leaving.iter().enumerate() {
@@ -176,33 +176,39 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// The longest runs of a region in which no page is there to stay, so that discarding a run is safe
-    /// while the gate is held: each of its pages is Evicting, or absent and kept out by the gate.
-    fn runs_without(
+    /// while the gate is held: each of its pages is one of `leaving`, or absent and kept out by the gate.
+    ///
+    /// A page that another evictor moved to Evicting stays: that evictor may be copying it, and may move it
+    /// back to Clean without passing the gate.
+    fn runs_around(
         &self,
         pages: std::ops::Range<u64>,
+        leaving: &[(FrameId, PageId)],
         runs: &mut [std::ops::Range<u64>; MAX_REGION_PAGES],
     ) -> usize {
+        let mut leaving = leaving.iter().map(|&(_, page)| page.0).peekable();
         let mut count = 0;
         let mut start = None;
+        let mut discards = false;
         for page in pages.start..=pages.end {
-            let stays = page == pages.end || {
-                let state = self.seen(page).state();
-                !matches!(
-                    state,
-                    State::Evicting | State::Absent | State::Probation | State::Loading
-                )
-            };
+            let leaves = leaving.next_if_eq(&page).is_some();
+            let stays = page == pages.end
+                || !leaves
+                    && !matches!(
+                        self.seen(page).state(),
+                        State::Absent | State::Probation | State::Loading
+                    );
             match (stays, start) {
-                (false, None) => start = Some(page),
+                (false, None) => (start, discards) = (Some(page), leaves),
+                (false, Some(_)) => discards |= leaves,
                 (true, Some(first)) => {
-                    let evicting = |page| self.seen(page).state() == State::Evicting;
-                    if (first..page).any(evicting) {
+                    if discards {
                         runs[count] = first..page;
                         count += 1;
                     }
                     start = None;
                 }
-                _ => {}
+                (true, None) => {}
             }
         }
         count
