@@ -69,21 +69,36 @@ impl<M: PageMemory> Store<M> {
         for (index, &(frame, page)) in leaving.iter().enumerate() {
             slots[index] = self.keep_copy(page, frame);
             runs[index] = page.0..page.0 + 1;
-            frames[index] = frame;
         }
-        if self.memory.discard(&runs[..leaving.len()]).is_err() {
-            // Nothing is lost: the pages are clean and still there.
-            for &(frame, page) in leaving {
+        let discarded = self.memory.discard(&runs[..leaving.len()]).is_ok();
+        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
+        self.pool().give(&frames[..gone]);
+        count(&self.engine.counters.evictions, gone as u64);
+        gone
+    }
+
+    /// Evicting → Absent for pages whose memory is gone; their frames come first in `frames` then, and the
+    /// result says how many there are. After a call that failed nobody knows how far it came: each page is
+    /// tried alone, and one that stays is Clean again, which loses nothing.
+    fn end_evictions(
+        &self,
+        leaving: &[(FrameId, PageId)],
+        slots: &[Option<FrameId>],
+        discarded: bool,
+        frames: &mut [FrameId],
+    ) -> usize {
+        let mut gone = 0;
+        for (&(frame, page), &slot) in leaving.iter().zip(slots) {
+            let alone = page.0..page.0 + 1;
+            if discarded || self.memory.discard(std::slice::from_ref(&alone)).is_ok() {
+                self.word(page.0).finish_evict(slot);
+                frames[gone] = frame;
+                gone += 1;
+            } else {
                 self.restore(page, frame);
             }
-            return 0;
         }
-        for (index, &(_, page)) in leaving.iter().enumerate() {
-            self.word(page.0).finish_evict(slots[index]);
-        }
-        self.pool().give(&frames[..leaving.len()]);
-        count(&self.engine.counters.evictions, leaving.len() as u64);
-        leaving.len()
+        gone
     }
 
     fn keep_copy(&self, page: PageId, frame: FrameId) -> Option<FrameId> {
@@ -153,20 +168,11 @@ impl<M: PageMemory> Store<M> {
         let run_count = self.runs_around(pages, leaving, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
         let mut frames = [FrameId(0); MAX_REGION_PAGES];
-        for (index, &(frame, page)) in leaving.iter().enumerate() {
-            if discarded {
-                self.word(page.0).finish_evict(slots[index]);
-                frames[index] = frame;
-            } else {
-                self.restore(page, frame);
-            }
-        }
+        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
         drop(gate);
-        if discarded {
-            self.pool().give(&frames[..leaving.len()]);
-            count(&self.engine.counters.evictions, leaving.len() as u64);
-            evicted.freed += leaving.len();
-        }
+        self.pool().give(&frames[..gone]);
+        count(&self.engine.counters.evictions, gone as u64);
+        evicted.freed += gone;
         for &(frame, page) in victims {
             if !leaving.iter().any(|&(_, gone)| gone == page) {
                 self.keep(&[(frame, page)], &mut evicted);

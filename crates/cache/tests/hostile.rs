@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use aquifer_cache::{Cache, Error, Mapping};
+use aquifer_cache::{Advice, Cache, Error, Mapping};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
 const PAGE: usize = 4096;
@@ -74,4 +74,29 @@ fn a_page_whose_write_failed_takes_further_stores() {
     control.clear();
     map.flush_all().unwrap();
     assert_eq!((byte_of(&*memory, 5 * PAGE), byte_of(&*memory, 5 * PAGE + 1)), (2, 3));
+}
+
+#[test]
+fn locked_pages_stay_and_do_not_take_others_with_them() {
+    let bytes: Vec<u8> = (0..REGION).map(|at| (at / PAGE) as u8).collect();
+    for without_vectored_discard in [false, true] {
+        let device = Arc::new(MemoryDevice::from_bytes(&bytes).unwrap());
+        let mut builder = Cache::builder().budget_bytes(16 << 20);
+        if without_vectored_discard {
+            builder = builder.without_vectored_discard();
+        }
+        let map = builder.build().unwrap().map(device).unwrap();
+        map.read(0..REGION as u64, |_| ()).unwrap();
+        // SAFETY: a page of the mapping, which is resident.
+        if unsafe { libc::mlock(map.as_ptr().add(40 * PAGE).cast(), PAGE) } != 0 {
+            eprintln!("skipped: locking memory is not allowed here");
+            return;
+        }
+        map.advise(0..REGION as u64, Advice::DontNeed).unwrap();
+        must_end(move || {
+            for page in 0..REGION / PAGE {
+                assert_eq!(load(&map, page * PAGE), page as u8);
+            }
+        });
+    }
 }
