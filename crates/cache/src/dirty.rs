@@ -3,8 +3,8 @@
 //! Aquila keeps dirty pages in red-black trees, one a core, and merges them by offset at write-back. A
 //! bitmap with a summary needs no merging: it is sorted by position, marking is one atomic OR on a word
 //! that 64 neighbouring pages share, and walking a range skips 4,096 clean pages by one load. It is a
-//! hint that errs on the side of dirty: a page is marked before its word says Dirty and unmarked after it
-//! says Clean; the page word decides.
+//! hint that errs on the side of dirty: a page is marked before stores to it succeed, which is before its word
+//! says Dirty, and unmarked while it is Cleaning, when nobody can mark it; the page word decides.
 
 use std::io;
 use std::ops::Range;

@@ -294,10 +294,11 @@ impl<M: PageMemory> Store<M> {
         // Held until the word says Dirty: whoever holds the gate alone must find word and page table in
         // agreement.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
-        let result = self.memory.unprotect(page);
-        // Marked before the word says Dirty: see `DirtyMap`. After an error Dirty is the safe side: the
-        // page is only written once more.
+        // Marked before stores succeed: see `DirtyMap`. From then on another thread may store to the page
+        // without a fault, and its flush must find the mark although the word does not say Dirty yet.
         self.dirty.mark(page);
+        let result = self.memory.unprotect(page);
+        // After an error Dirty is the safe side: the page is only written once more.
         word.finish_unprotect(pin && result.is_ok());
         count(&self.engine.counters.write_faults, 1);
         result.map_err(Refused::Kernel)
@@ -375,15 +376,19 @@ impl<M: PageMemory> Store<M> {
         // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
         // that is not installed.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        if dirty {
+            // Before stores succeed, as in `unprotect`.
+            self.dirty.mark(page);
+        }
         // SAFETY: `data` holds the page, which this thread is loading.
         let installed =
             unsafe { self.memory.install(page, &[frame], data, self.writable && !dirty) };
         if let Err(error) = installed {
+            if dirty {
+                self.dirty.unmark(page);
+            }
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
-        }
-        if dirty {
-            self.dirty.mark(page);
         }
         self.pool().inserted(frame, self.key(page));
         self.word(page).finish_load(frame, dirty, pin);
