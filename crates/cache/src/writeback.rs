@@ -95,9 +95,12 @@ impl<M: PageMemory> Store<M> {
             let mut others = vec![];
             let runs = self.seal(part, snapshots, &mut others);
             self.write_runs(runs, &mut failed);
-            // Pages that somebody else was cleaning: their outcome is part of ours.
-            for page in others {
-                self.settle(page, snapshots, &mut failed);
+            // Pages that somebody else was cleaning: their outcome is part of a flush. Only a flush waits,
+            // because the evictor must not: an exclusive guard's holder may be waiting for a frame.
+            if snapshots {
+                for page in others {
+                    self.settle(page, &mut failed);
+                }
             }
             first = end;
         }
@@ -105,7 +108,7 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Waits for another thread's write of a page; if that failed, tries it here.
-    fn settle(&self, page: u64, snapshots: bool, failed: &mut Option<Failed>) {
+    fn settle(&self, page: u64, failed: &mut Option<Failed>) {
         loop {
             let seen = self.seen(page);
             if !seen.is_transient() {
@@ -113,7 +116,7 @@ impl<M: PageMemory> Store<M> {
             }
             self.word(page).wait(seen);
         }
-        let runs = self.seal(page..page + 1, snapshots, &mut vec![]);
+        let runs = self.seal(page..page + 1, true, &mut vec![]);
         self.write_runs(runs, failed);
     }
 

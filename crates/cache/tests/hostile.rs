@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use aquifer_cache::{Advice, Cache, Error, Mapping};
+use aquifer_cache::{Advice, Cache, Error, Mapping, PageId};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
 const PAGE: usize = 4096;
@@ -99,4 +99,22 @@ fn locked_pages_stay_and_do_not_take_others_with_them() {
             }
         });
     }
+}
+
+#[test]
+fn the_evictor_does_not_wait_for_a_writing_guard() {
+    let device = Arc::new(MemoryDevice::new(32 << 20).unwrap());
+    let pages = Arc::new(cache(6 << 20).pages(device.clone()).unwrap());
+    must_end(move || {
+        let mut held = pages.get_mut(PageId(0)).unwrap();
+        // More dirty pages than there are frames, the first of them in the guard's own region.
+        for page in 1..pages.page_count() {
+            pages.get_mut(PageId(page)).unwrap()[0] = page as u8;
+        }
+        held[0] = 7;
+        drop(held);
+        pages.flush_all().unwrap();
+        assert_eq!(byte_of(&*device, 0), 7);
+        assert_eq!(byte_of(&*device, 77 * PAGE), 77);
+    });
 }
