@@ -107,17 +107,19 @@ impl<M: PageMemory> Store<M> {
         failed
     }
 
-    /// Waits for another thread's write of a page; if that failed, tries it here.
+    /// Waits for another thread's write of a page; if that failed, or was of an older state, writes it here.
     fn settle(&self, page: u64, failed: &mut Option<Failed>) {
-        loop {
+        let mut others = vec![page];
+        while others.pop().is_some() {
             let seen = self.seen(page);
-            if !seen.is_transient() {
-                break;
+            if seen.is_transient() {
+                self.word(page).wait(seen);
+                others.push(page);
+                continue;
             }
-            self.word(page).wait(seen);
+            let runs = self.seal(page..page + 1, true, &mut others);
+            self.write_runs(runs, failed);
         }
-        let runs = self.seal(page..page + 1, true, &mut vec![]);
-        self.write_runs(runs, failed);
     }
 
     /// Seals the dirty pages of a range, and says which transfers they make.
@@ -180,14 +182,17 @@ impl<M: PageMemory> Store<M> {
                     snapshot: false,
                 }),
             },
+            // Pinned for writing. Our own such pin keeps the page where it is while it is copied, and away
+            // from other cleaners until the copy is written: of two writes in flight the older might win.
             Err(seen) if seen.state() == State::Dirty && snapshots => {
-                // Pinned for writing. Our own pin keeps the page where it is while it is copied.
-                if self.word(page).pin().is_ok() {
-                    runs.push(Run {
+                match self.word(page).pin_for_writing() {
+                    Ok(seen) => runs.push(Run {
                         pages: page..page + 1,
                         frames: vec![seen.frame()],
                         snapshot: true,
-                    });
+                    }),
+                    // No longer Dirty, or pinned too often: waited for, and looked at once more.
+                    Err(_) => others.push(page),
                 }
             }
             Err(seen) if seen.is_transient() => others.push(page),
