@@ -299,11 +299,13 @@ impl Engine {
     }
 
     fn set_pool(&self, pool: &FramePool, frames: usize) {
-        if frames < pool.limit() {
-            self.shrinking.fetch_add(1, Ordering::SeqCst);
-        }
+        let shrinks = frames < pool.limit();
         if frames != pool.limit() {
             pool.set_limit(frames);
+        }
+        // After the limit: an evictor that saw the request without the limit would take it for done.
+        if shrinks {
+            self.shrinking.fetch_add(1, Ordering::SeqCst);
         }
     }
 
