@@ -109,6 +109,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         let Some(router) = ROUTER.get() else { return };
         let previous =
             if signal == libc::SIGBUS { &router.previous_sigbus } else { &router.previous_sigsegv };
+        // SAFETY: the handler's own argument; this function runs on the stack it was started on.
+        unsafe { stack::restore_alternate(context.cast()) };
         // SAFETY: these are the handler's own arguments, and `previous` is what was installed.
         unsafe { signal::chain(previous, signal, info, context) };
     }
