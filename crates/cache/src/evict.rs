@@ -33,8 +33,12 @@ impl<M: PageMemory> Store<M> {
         let (mut leaving_count, mut later_count) = (0, 0);
         let mut evicted = Evicted::default();
         for &(frame, page) in victims {
-            // A victim's frame is claimed, so the page still holds it.
-            debug_assert_eq!(self.seen(page.0).frame(), frame);
+            // A victim's frame is claimed, so the page still holds it, or is about to: the policy hears of a
+            // page before its word says Clean.
+            debug_assert!({
+                let seen = self.seen(page.0);
+                seen.state() == State::Loading || seen.frame() == frame
+            });
             if by_page && self.word(page.0).begin_evict().is_ok() {
                 leaving[leaving_count] = (frame, page);
                 leaving_count += 1;
