@@ -211,10 +211,10 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
         count(&store.engine.counters.prefetched, pages);
-        // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
-        // that is not installed. A run stays within a region.
+        // A run lies in one region. Held until Loading has ended, as in `Store::finish`: whoever holds the
+        // gate alone takes a page that is Loading for one that is not installed, and discards across it.
         let region = store.geometry.region_of(run.pages.start);
-        let gate = M::PROTECTS.then(|| store.gates.shared(region));
+        let _gate = M::PROTECTS.then(|| store.gates.shared(region));
         let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
         match installed {
             Ok(()) => {
@@ -230,7 +230,6 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
                 self.failed.get_or_insert((run.pages.start, refused));
             }
         }
-        drop(gate);
         drop(run.bounce);
     }
 }

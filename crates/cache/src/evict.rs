@@ -33,8 +33,12 @@ impl<M: PageMemory> Store<M> {
         let (mut leaving_count, mut later_count) = (0, 0);
         let mut evicted = Evicted::default();
         for &(frame, page) in victims {
-            // A victim's frame is claimed, so the page still holds it.
-            debug_assert_eq!(self.seen(page.0).frame(), frame);
+            // A victim's frame is claimed, so the page still holds it, or is about to: the policy hears of a
+            // page before its word says Clean.
+            debug_assert!({
+                let seen = self.seen(page.0);
+                seen.state() == State::Loading || seen.frame() == frame
+            });
             if by_page && self.word(page.0).begin_evict().is_ok() {
                 leaving[leaving_count] = (frame, page);
                 leaving_count += 1;
@@ -92,21 +96,36 @@ impl<M: PageMemory> Store<M> {
         for (index, &(frame, page)) in leaving.iter().enumerate() {
             slots[index] = self.keep_copy(page, frame);
             runs[index] = page.0..page.0 + 1;
-            frames[index] = frame;
         }
-        if self.memory.discard(&runs[..leaving.len()]).is_err() {
-            // Nothing is lost: the pages are clean and still there.
-            for &(frame, page) in leaving {
+        let discarded = self.memory.discard(&runs[..leaving.len()]).is_ok();
+        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
+        self.pool().give(&frames[..gone]);
+        count(&self.engine.counters.evictions, gone as u64);
+        gone
+    }
+
+    /// Evicting → Absent for pages whose memory is gone; their frames come first in `frames` then, and the
+    /// result says how many there are. After a call that failed nobody knows how far it came: each page is
+    /// tried alone, and one that stays is Clean again, which loses nothing.
+    fn end_evictions(
+        &self,
+        leaving: &[(FrameId, PageId)],
+        slots: &[Option<FrameId>],
+        discarded: bool,
+        frames: &mut [FrameId],
+    ) -> usize {
+        let mut gone = 0;
+        for (&(frame, page), &slot) in leaving.iter().zip(slots) {
+            let alone = page.0..page.0 + 1;
+            if discarded || self.memory.discard(std::slice::from_ref(&alone)).is_ok() {
+                self.word(page.0).finish_evict(slot);
+                frames[gone] = frame;
+                gone += 1;
+            } else {
                 self.restore(page, frame);
             }
-            return 0;
         }
-        for (index, &(_, page)) in leaving.iter().enumerate() {
-            self.word(page.0).finish_evict(slots[index]);
-        }
-        self.pool().give(&frames[..leaving.len()]);
-        count(&self.engine.counters.evictions, leaving.len() as u64);
-        leaving.len()
+        gone
     }
 
     fn keep_copy(&self, page: PageId, frame: FrameId) -> Option<FrameId> {
@@ -172,23 +191,14 @@ impl<M: PageMemory> Store<M> {
             *slot = self.keep_copy(page, frame);
         }
         let mut runs = [const { 0..0 }; MAX_REGION_PAGES];
-        let run_count = self.runs_without(pages, leaving, &mut runs);
+        let run_count = self.runs_around(pages, leaving, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
         let mut frames = [FrameId(0); MAX_REGION_PAGES];
-        for (index, &(frame, page)) in leaving.iter().enumerate() {
-            if discarded {
-                self.word(page.0).finish_evict(slots[index]);
-                frames[index] = frame;
-            } else {
-                self.restore(page, frame);
-            }
-        }
+        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
         drop(gate);
-        if discarded {
-            self.pool().give(&frames[..leaving.len()]);
-            count(&self.engine.counters.evictions, leaving.len() as u64);
-            evicted.freed += leaving.len();
-        }
+        self.pool().give(&frames[..gone]);
+        count(&self.engine.counters.evictions, gone as u64);
+        evicted.freed += gone;
         for &(frame, page) in victims {
             if !leaving.iter().any(|&(_, gone)| gone == page) {
                 self.keep(&[(frame, page)], &mut evicted);
@@ -198,21 +208,22 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// The longest runs of a region in which no page is there to stay, so that discarding a run is safe
-    /// while the gate is held: each of its pages is `leaving` (in order), or absent and kept out by the
-    /// gate. One that somebody else is evicting stays: its bytes are still to be kept in probation, or it
-    /// may turn out that it cannot leave.
-    fn runs_without(
+    /// while the gate is held: each of its pages is one of `leaving`, or absent and kept out by the gate.
+    ///
+    /// A page that another evictor moved to Evicting stays: that evictor may be copying it, and may move it
+    /// back to Clean without passing the gate.
+    fn runs_around(
         &self,
         pages: std::ops::Range<u64>,
         leaving: &[(FrameId, PageId)],
         runs: &mut [std::ops::Range<u64>; MAX_REGION_PAGES],
     ) -> usize {
+        let mut leaving = leaving.iter().map(|&(_, page)| page.0).peekable();
         let mut count = 0;
         let mut start = None;
-        let mut leaving = leaving.iter().map(|&(_, page)| page.0).peekable();
-        let mut any_leaves = false;
+        let mut discards = false;
         for page in pages.start..=pages.end {
-            let leaves = page < pages.end && leaving.next_if_eq(&page).is_some();
+            let leaves = leaving.next_if_eq(&page).is_some();
             let stays = page == pages.end
                 || !leaves
                     && !matches!(
@@ -220,18 +231,17 @@ impl<M: PageMemory> Store<M> {
                         State::Absent | State::Probation | State::Loading
                     );
             match (stays, start) {
-                (false, None) => start = Some(page),
+                (false, None) => (start, discards) = (Some(page), leaves),
+                (false, Some(_)) => discards |= leaves,
                 (true, Some(first)) => {
-                    if any_leaves {
+                    if discards {
                         runs[count] = first..page;
                         count += 1;
                     }
                     start = None;
-                    any_leaves = false;
                 }
-                _ => {}
+                (true, None) => {}
             }
-            any_leaves |= leaves;
         }
         count
     }

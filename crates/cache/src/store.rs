@@ -407,6 +407,9 @@ impl<M: PageMemory> Store<M> {
         let installed =
             unsafe { self.memory.install(page, &[frame], data, self.writable && !dirty) };
         if let Err(error) = installed {
+            if dirty {
+                self.dirty.unmark(page);
+            }
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
         }
