@@ -85,9 +85,10 @@ impl<'a> Runs<'a> {
         &self.places[..self.len]
     }
 
-    /// Adds a page, to the last run if it continues that one.
-    fn add(&mut self, page: u64, most: u64, snapshot: bool) {
-        if let Some(last) = self.places[..self.len].last_mut()
+    /// Adds a page, to the last run if it continues that one. Runs before `first` are not touched: each
+    /// region's are protected with that region's gate held.
+    fn add(&mut self, first: usize, page: u64, most: u64, snapshot: bool) {
+        if let Some(last) = self.places[first..self.len].last_mut()
             && !snapshot
             && !last.snapshot
             && last.pages().end == page
@@ -259,14 +260,14 @@ impl<M: PageMemory> Store<M> {
             let first_run = runs.len;
             self.dirty.walk(part, |page| {
                 match self.word(page).begin_clean() {
-                    Ok(_) => runs.add(page, most, false),
+                    Ok(_) => runs.add(first_run, page, most, false),
                     // Pinned for writing. Our own pin keeps the page where it is while it is copied. Should
                     // the last of the others have been dropped meanwhile, it is a page like any other;
                     // should there be too many of ours, one will end: in both cases `settle` sees to it.
                     Err(seen) if seen.state() == State::Dirty => {
                         if snapshots {
                             match self.word(page).pin_for_snapshot() {
-                                Ok(_) => runs.add(page, most, true),
+                                Ok(_) => runs.add(first_run, page, most, true),
                                 Err(_) => other(page),
                             }
                         }
