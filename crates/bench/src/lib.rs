@@ -39,6 +39,7 @@ use std::io::Write;
 
 use anyhow::Result;
 
+pub use contender::System;
 pub use options::{Bench, BenchArgs, Device, Options};
 pub use units::Bytes;
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::contender::System;
 use crate::units::Bytes;
 
 /// Arguments of `aquifer bench`.
@@ -62,6 +63,10 @@ pub struct Options {
     /// quarter]
     #[arg(long, value_name = "BYTES")]
     pub budget: Option<Bytes>,
+
+    /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need both sides
+    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = System::parse)]
+    pub only: Vec<System>,
 
     /// How often everything is measured; medians are reported
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]

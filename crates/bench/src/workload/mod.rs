@@ -6,7 +6,7 @@ mod search;
 
 use anyhow::Result;
 
-use crate::contender::{self, MmapFile};
+use crate::contender;
 use crate::harness::{Job, Measured, Work};
 
 pub use access::{lane_pages, stored_byte};
@@ -17,7 +17,7 @@ pub fn run(job: &Job) -> Result<Measured> {
         Work::Bfs { threads } => {
             contender::with(job.system, &job.source, search::Search { job, threads })
         }
-        Work::Anatomy => anatomy::run(job, &MmapFile::open(job.system, &job.source)?),
+        Work::Anatomy => anatomy::run(job),
         _ => contender::with(job.system, &job.source, access::Access { job }),
     }
 }
