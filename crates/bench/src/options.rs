@@ -94,3 +94,22 @@ pub enum Device {
     /// A compressed memory device, made for the run and removed after it; needs root
     Zram,
 }
+
+/// Arguments of `aquifer demo`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  aquifer demo --dir /mnt/nvme --size 1G          a larger graph on another disk")]
+pub struct DemoArgs {
+    /// Directory for the graph file; it is removed afterwards
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+
+    /// Length of the graph file
+    #[arg(long, value_name = "BYTES", default_value = "192M")]
+    pub size: Bytes,
+
+    /// Memory that Aquifer and mmap each get [default: a quarter of the size]
+    #[arg(long, value_name = "BYTES")]
+    pub budget: Option<Bytes>,
+}

@@ -17,6 +17,9 @@ use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row, ratios};
 use crate::units::Bytes;
 
+/// Below this the process itself needs most of the memory.
+const BUDGET_MIN_BYTES: u64 = 16 << 20;
+
 /// Sizes a bench has unless the user says otherwise.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
@@ -64,13 +67,14 @@ impl Setting {
         let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.quick)]);
         let size_bytes = size_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let budget = options.budget.map(|budget| budget.0);
-        let budget_bytes = budget.unwrap_or(size_bytes / defaults.data_per_budget);
+        let budget_bytes =
+            budget.unwrap_or((size_bytes / defaults.data_per_budget).max(BUDGET_MIN_BYTES));
         let mut notes = Vec::new();
         let mut limiter = None;
         let mut limit_text = "not needed".to_owned();
         if defaults.scarce {
             ensure!(
-                budget_bytes >= 16 << 20,
+                budget_bytes >= BUDGET_MIN_BYTES,
                 "a budget of {} is too small: below 16 MiB the process itself needs most of it",
                 Bytes(budget_bytes)
             );

@@ -2,7 +2,7 @@
 
 mod access;
 mod anatomy;
-mod search;
+mod graph;
 
 use anyhow::Result;
 
@@ -14,8 +14,8 @@ pub use access::{lane_pages, stored_byte};
 /// Does the job.
 pub fn run(job: &Job) -> Result<Measured> {
     match job.work {
-        Work::Bfs { threads } => {
-            contender::with(job.system, &job.source, search::Search { job, threads })
+        Work::Bfs { .. } | Work::Lookup { .. } => {
+            contender::with(job.system, &job.source, graph::GraphWork { job })
         }
         Work::Anatomy => anatomy::run(job),
         _ => contender::with(job.system, &job.source, access::Access { job }),
