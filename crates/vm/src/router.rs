@@ -21,7 +21,6 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::signal::{self, FaultContext};
 
 use crate::arena::Arena;
-use crate::fork::ProcessMark;
 use crate::{VmError, stack};
 
 /// Whether a fault was served.
@@ -43,7 +42,6 @@ pub trait FaultOwner: Sync {
 }
 
 struct Router {
-    mark: ProcessMark,
     previous_sigbus: libc::sigaction,
     previous_sigsegv: libc::sigaction,
 }
@@ -62,7 +60,6 @@ pub fn install() -> Result<(), VmError> {
     // What is installed now is recorded before it is replaced, so that a foreign fault in between
     // already finds where to go.
     let router = Router {
-        mark: ProcessMark::new(),
         previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
         previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
     };
@@ -118,10 +115,6 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
 extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     // SAFETY: `on_fault` passes its own `Arguments`.
     let arguments = unsafe { &mut *arguments.cast::<Arguments>() };
-    // A child of a fork shares the parent's userfaultfd: it must not serve anything.
-    if !ROUTER.get().is_some_and(|router| router.mark.is_current()) {
-        return;
-    }
     // A sent signal (kill, raise) carries no address of an access.
     // SAFETY: the kernel filled in the structure.
     if unsafe { (*arguments.info).si_code } <= 0 {
