@@ -459,6 +459,9 @@ impl Engine {
 
     /// The last bare access of a store that could not be served.
     pub fn bare_fault(&self, store: StoreId) -> Option<BareFault> {
+        if !self.mark.is_current() {
+            return None; // the lock may be held by a thread that only the parent has
+        }
         (*self.bare_fault.lock()).filter(|fault| fault.store == store)
     }
 
@@ -638,6 +641,9 @@ impl Engine {
     }
 
     pub fn stats(&self) -> Stats {
+        if !self.mark.is_current() {
+            return Stats::default(); // locks may be held by threads that only the parent has
+        }
         let mut stats = Stats {
             budget_bytes: self.budget_bytes(),
             page_bytes: self.options.page_bytes as u64,

@@ -202,7 +202,11 @@ impl<M: PageMemory> Store<M> {
         let kernel = |source| Error::Kernel { what: "reserving page tables", source };
         Ok(Store {
             id,
-            words: LazyArray::new(geometry.pages() as usize).map_err(kernel)?,
+            // In a child no page is there: so the hot paths, which only look at the word, come to the
+            // slow ones, which refuse.
+            words: LazyArray::new(geometry.pages() as usize)
+                .and_then(LazyArray::wiped_on_fork)
+                .map_err(kernel)?,
             dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
             gates: Gates::new(geometry.regions()).map_err(kernel)?,
             readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
