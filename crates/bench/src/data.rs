@@ -88,12 +88,7 @@ impl DataFile {
             page += count as u64;
         }
         drop_cache(&file)?;
-        Ok(Self {
-            path,
-            file,
-            seed,
-            pages,
-        })
+        Ok(Self { path, file, seed, pages })
     }
 
     /// Where the file is.
@@ -218,10 +213,7 @@ mod tests {
         let mut page = vec![0; PAGE_BYTES];
         fill_page(&mut page, 1, 1);
         let constant = page.iter().filter(|&&byte| byte == 0x55).count();
-        assert!(
-            (PAGE_BYTES / 2 - 64..PAGE_BYTES / 2 + 64).contains(&constant),
-            "{constant}"
-        );
+        assert!((PAGE_BYTES / 2 - 64..PAGE_BYTES / 2 + 64).contains(&constant), "{constant}");
     }
 
     #[test]
@@ -229,9 +221,7 @@ mod tests {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
         let data = DataFile::create(directory, 8, 3, |_| {}).unwrap();
         data.verify_stores([(5, 0)].into_iter()).unwrap();
-        data.file()
-            .write_all_at(&[9], 5 * 4096 + STORE_OFFSET_BYTES as u64)
-            .unwrap();
+        data.file().write_all_at(&[9], 5 * 4096 + STORE_OFFSET_BYTES as u64).unwrap();
         data.verify_stores([(5, 9)].into_iter()).unwrap();
         assert!(data.verify_stores([(5, 8)].into_iter()).is_err());
         data.file().write_all_at(&[1], 6 * 4096 + 1000).unwrap();

@@ -53,9 +53,5 @@ impl Drop for Guard {
 
 /// `Err` once the user has asked to stop.
 pub fn check() -> Result<(), Interrupted> {
-    if REQUESTED.load(Ordering::Relaxed) {
-        Err(Interrupted)
-    } else {
-        Ok(())
-    }
+    if REQUESTED.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
 }

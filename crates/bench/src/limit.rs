@@ -95,9 +95,8 @@ impl Limiter {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("aquifer-bench-{}-{number}", std::process::id());
         let directory = self.parent.join(name);
-        fs::create_dir(&directory).map_err(|_| LimitError::NotPermitted {
-            path: self.parent.clone(),
-        })?;
+        fs::create_dir(&directory)
+            .map_err(|_| LimitError::NotPermitted { path: self.parent.clone() })?;
         let limit = MemoryLimit { directory };
         limit.write(self.version.limit_file(), limit_bytes)?;
         // Kernels without swap accounting do not have these files; then there is nothing to switch off.
@@ -136,10 +135,7 @@ impl Drop for MemoryLimit {
                 _ => return,
             }
         }
-        eprintln!(
-            "warning: the control group {} could not be removed",
-            self.directory.display()
-        );
+        eprintln!("warning: the control group {} could not be removed", self.directory.display());
     }
 }
 
@@ -156,9 +152,7 @@ fn candidates(mountinfo: &str, own_groups: &str) -> Vec<Limiter> {
             let (_, rest) = line.split_once(':')?;
             let (controllers, path) = rest.split_once(':')?;
             let matches = match version {
-                Version::V1 => controllers
-                    .split(',')
-                    .any(|controller| controller == "memory"),
+                Version::V1 => controllers.split(',').any(|controller| controller == "memory"),
                 Version::V2 => controllers.is_empty(),
             };
             matches.then_some(path)
@@ -166,17 +160,11 @@ fn candidates(mountinfo: &str, own_groups: &str) -> Vec<Limiter> {
         let Some(own) = own else { continue };
         let own = mount.directory_of(own);
         match version {
-            Version::V1 => found.push(Limiter {
-                version,
-                parent: own,
-            }),
+            Version::V1 => found.push(Limiter { version, parent: own }),
             Version::V2 => found.extend(
                 own.ancestors()
                     .take_while(|directory| directory.starts_with(mount.point))
-                    .map(|directory| Limiter {
-                        version,
-                        parent: directory.to_owned(),
-                    }),
+                    .map(|directory| Limiter { version, parent: directory.to_owned() }),
             ),
         }
     }
@@ -209,13 +197,7 @@ impl<'a> Mount<'a> {
         let (root, point) = (mount.next()?, mount.next()?);
         let mut rest = file_system.split(' ');
         let (file_system, source) = (rest.next()?, rest.next()?);
-        Some(Self {
-            root,
-            point,
-            file_system,
-            source,
-            options: rest.next().unwrap_or(""),
-        })
+        Some(Self { root, point, file_system, source, options: rest.next().unwrap_or("") })
     }
 
     /// The directory of a control group. In a container the mount shows only a part of the hierarchy.
@@ -241,10 +223,8 @@ mod tests {
     #[test]
     fn version_one_makes_a_group_below_its_own() {
         let found = candidates(V1_MOUNTS, "4:memory:/jobs/7\n1:cpu:/\n0::/\n");
-        let first = Limiter {
-            version: Version::V1,
-            parent: PathBuf::from("/sys/fs/cgroup/memory/jobs/7"),
-        };
+        let first =
+            Limiter { version: Version::V1, parent: PathBuf::from("/sys/fs/cgroup/memory/jobs/7") };
         assert_eq!(found[0], first);
         assert_eq!(found[1].version, Version::V2);
     }
@@ -253,10 +233,8 @@ mod tests {
     fn version_two_climbs_to_the_mount() {
         let mounts = "29 23 0:25 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
         let found = candidates(mounts, "0::/user.slice/app.slice/run-1.scope\n");
-        let parents: Vec<_> = found
-            .iter()
-            .map(|limiter| limiter.parent.to_str().unwrap())
-            .collect();
+        let parents: Vec<_> =
+            found.iter().map(|limiter| limiter.parent.to_str().unwrap()).collect();
         assert_eq!(
             parents,
             [

@@ -34,9 +34,7 @@ impl Machine {
             .and_then(|value| value.split(' ').next()?.parse::<u64>().ok())
             .unwrap_or(0);
         Self {
-            cpu: field(&cpuinfo, "model name")
-                .unwrap_or("unknown")
-                .to_owned(),
+            cpu: field(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
             cores: cores(),
             memory_bytes: memory_kib * 1024,
             kernel: kernel_release(),
@@ -69,10 +67,7 @@ pub struct Awake(
 impl Awake {
     /// Asks for a wake-up latency of 0; `None` where this user may not.
     pub fn request() -> Option<Self> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .open("/dev/cpu_dma_latency")
-            .ok()?;
+        let mut file = OpenOptions::new().write(true).open("/dev/cpu_dma_latency").ok()?;
         file.write_all(&0_i32.to_ne_bytes()).ok()?;
         Some(Self(file))
     }

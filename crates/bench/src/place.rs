@@ -21,10 +21,7 @@ pub enum PlaceError {
     #[error("--device zram makes a block device, which only root may do")]
     NotRoot,
     /// The kernel has no zram, or its module is not loaded.
-    #[error(
-        "this kernel offers no zram (no {}); try `modprobe zram`",
-        ZRAM_CONTROL
-    )]
+    #[error("this kernel offers no zram (no {}); try `modprobe zram`", ZRAM_CONTROL)]
     NoZram,
     /// Formatting needs `mkfs.ext4`.
     #[error("mkfs.ext4 (package e2fsprogs) cannot make a file system on {device}: {reason}")]
@@ -76,24 +73,14 @@ impl Place {
     /// A directory that exists. `scarce`: the bench is about files larger than memory, which a file system
     /// in memory cannot show.
     pub fn directory(path: &Path, scarce: bool) -> Result<Self, PlaceError> {
-        let directory = fs::canonicalize(path).map_err(PlaceError::system(format!(
-            "use the directory {}",
-            path.display()
-        )))?;
+        let directory = fs::canonicalize(path)
+            .map_err(PlaceError::system(format!("use the directory {}", path.display())))?;
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let (file_system, device) = file_system_of(&mounts, &directory);
         if scarce && matches!(file_system.as_str(), "tmpfs" | "ramfs") {
-            return Err(PlaceError::InMemory {
-                path: directory,
-                file_system,
-            });
+            return Err(PlaceError::InMemory { path: directory, file_system });
         }
-        Ok(Self {
-            directory,
-            file_system,
-            device,
-            _zram: None,
-        })
+        Ok(Self { directory, file_system, device, _zram: None })
     }
 
     /// Makes a zram device with room for `data_bytes` and mounts an ext4 file system on it.
@@ -172,19 +159,13 @@ impl Zram {
             .tempdir()
             .map_err(PlaceError::system("make a temporary directory"))?;
         let mount = MountGuard::mount(&device.path(), mounted_at.path())?;
-        Ok(Self {
-            _mount: mount,
-            mounted_at,
-            device,
-        })
+        Ok(Self { _mount: mount, mounted_at, device })
     }
 
     /// The compression in use: the one in brackets.
     fn algorithm(&self) -> String {
         let all = fs::read_to_string(self.device.attribute("comp_algorithm")).unwrap_or_default();
-        let chosen = all
-            .split_once('[')
-            .and_then(|(_, rest)| rest.split_once(']'));
+        let chosen = all.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
         chosen.map_or_else(|| all.trim().to_owned(), |(name, _)| name.to_owned())
     }
 }
@@ -225,14 +206,7 @@ impl ZramDevice {
     fn format(&self) -> Result<(), PlaceError> {
         let device = self.path();
         let result = Command::new("mkfs.ext4")
-            .args([
-                "-q",
-                "-F",
-                "-m",
-                "0",
-                "-E",
-                "nodiscard,lazy_itable_init=0,lazy_journal_init=0",
-            ])
+            .args(["-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"])
             .arg(&device)
             .output();
         match result {
@@ -241,10 +215,7 @@ impl ZramDevice {
                 device,
                 reason: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             }),
-            Err(error) => Err(PlaceError::Format {
-                device,
-                reason: error.to_string(),
-            }),
+            Err(error) => Err(PlaceError::Format { device, reason: error.to_string() }),
         }
     }
 }
@@ -255,10 +226,7 @@ impl Drop for ZramDevice {
         let control = Path::new(ZRAM_CONTROL).join("hot_remove");
         let removed = reset.and_then(|()| fs::write(control, self.number.to_string()));
         if let Err(error) = removed {
-            eprintln!(
-                "warning: {} could not be removed: {error}",
-                self.path().display()
-            );
+            eprintln!("warning: {} could not be removed: {error}", self.path().display());
         }
     }
 }
@@ -286,11 +254,7 @@ impl MountGuard {
                     std::ptr::null(),
                 )
             };
-            if result == 0 {
-                Ok(Self { target })
-            } else {
-                Err(io::Error::last_os_error())
-            }
+            if result == 0 { Ok(Self { target }) } else { Err(io::Error::last_os_error()) }
         };
         mount().map_err(PlaceError::system(action))
     }
@@ -303,10 +267,7 @@ impl Drop for MountGuard {
             return;
         }
         let error = io::Error::last_os_error();
-        eprintln!(
-            "warning: {} is busy ({error}); detaching it",
-            self.target.to_string_lossy()
-        );
+        eprintln!("warning: {} is busy ({error}); detaching it", self.target.to_string_lossy());
         // SAFETY: a terminated string.
         unsafe { libc::umount2(self.target.as_ptr(), libc::MNT_DETACH) };
     }
@@ -329,19 +290,13 @@ mod tests {
     #[test]
     fn missing_and_in_memory_directories_are_refused() {
         let missing = Place::directory(Path::new("/no/such/directory"), false);
-        assert!(
-            matches!(missing, Err(PlaceError::System { .. })),
-            "{missing:?}"
-        );
+        assert!(matches!(missing, Err(PlaceError::System { .. })), "{missing:?}");
         let shm = Path::new("/dev/shm");
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         if file_system_of(&mounts, shm).0 != "tmpfs" {
             return eprintln!("skipped: /dev/shm is not a tmpfs here");
         }
-        assert!(matches!(
-            Place::directory(shm, true),
-            Err(PlaceError::InMemory { .. })
-        ));
+        assert!(matches!(Place::directory(shm, true), Err(PlaceError::InMemory { .. })));
         assert!(Place::directory(shm, false).is_ok());
     }
 
@@ -361,12 +316,7 @@ mod tests {
         };
         let directory = place.path().to_owned();
         let zram = place._zram.as_ref().unwrap();
-        let block = zram
-            .device
-            .attribute("disksize")
-            .parent()
-            .unwrap()
-            .to_owned();
+        let block = zram.device.attribute("disksize").parent().unwrap().to_owned();
         fs::write(directory.join("file"), vec![1; 1 << 20]).unwrap();
         assert!(block.exists());
         assert!(free_bytes(&directory).unwrap() >= 15 << 20);

@@ -21,11 +21,7 @@ const VECTOR_MAX: usize = 1024;
 
 /// Turns a `-1` result into the error behind it.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result == -1 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// One memory mapping, unmapped when dropped.
@@ -45,12 +41,7 @@ impl Map {
     /// Maps the first `len_bytes` of `file`, shared.
     pub fn file(file: &File, len_bytes: usize, writable: bool) -> io::Result<Self> {
         let write = if writable { libc::PROT_WRITE } else { 0 };
-        Self::new(
-            len_bytes,
-            libc::PROT_READ | write,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-        )
+        Self::new(len_bytes, libc::PROT_READ | write, libc::MAP_SHARED, file.as_raw_fd())
     }
 
     /// Maps private zero-filled memory.
@@ -154,16 +145,9 @@ fn huge_bytes_in(smaps: &str, start: u64, len_bytes: u64) -> u64 {
             && let Ok(from) = u64::from_str_radix(from, 16)
         {
             inside = (start..start + len_bytes).contains(&from);
-        } else if inside
-            && matches!(
-                first,
-                "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:"
-            )
+        } else if inside && matches!(first, "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:")
         {
-            let kib = line
-                .split_whitespace()
-                .nth(1)
-                .and_then(|kib| kib.parse::<u64>().ok());
+            let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
             total_kib += kib.unwrap_or(0);
         }
     }
@@ -248,9 +232,7 @@ impl AlignedBuffer {
         let layout = Layout::from_size_align(len_bytes, PAGE_BYTES).expect("a valid layout");
         // SAFETY: the layout has a non-zero size.
         let memory = unsafe { alloc_zeroed(layout) };
-        let Some(memory) = NonNull::new(memory) else {
-            handle_alloc_error(layout)
-        };
+        let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
         Self { memory, layout }
     }
 
@@ -276,11 +258,7 @@ impl Drop for AlignedBuffer {
 
 /// Opens a file for I/O that bypasses the page cache. `EINVAL` where the file system cannot do it.
 pub fn open_direct(path: &Path, writable: bool) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(writable)
-        .custom_flags(libc::O_DIRECT)
-        .open(path)
+    OpenOptions::new().read(true).write(writable).custom_flags(libc::O_DIRECT).open(path)
 }
 
 /// Bytes of the file in the page cache; `None` where the kernel has no `cachestat` (before 6.5).
@@ -301,21 +279,12 @@ pub fn cached_bytes(file: &File) -> io::Result<Option<u64>> {
         evicted: u64,
         recently_evicted: u64,
     }
-    let range = Range {
-        offset_bytes: 0,
-        len_bytes: 0,
-    };
+    let range = Range { offset_bytes: 0, len_bytes: 0 };
     let mut stat = Stat::default();
     // SAFETY: both structures have the layout the kernel expects and outlive the call; length 0 means to
     // the end of the file.
     let result = unsafe {
-        libc::syscall(
-            SYS_CACHESTAT,
-            file.as_raw_fd(),
-            &raw const range,
-            &raw mut stat,
-            0,
-        )
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0)
     };
     if result == 0 {
         return Ok(Some(stat.cached * system_page_bytes()));
@@ -340,11 +309,7 @@ pub fn drop_cache(file: &File) -> io::Result<()> {
     file.sync_all()?;
     // SAFETY: takes no pointers.
     let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    if error == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(error))
-    }
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 /// Reads the file into the page cache in requests that let the kernel build large folios.

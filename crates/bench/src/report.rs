@@ -101,9 +101,7 @@ impl Ratio {
 
     fn of(&self, rows: &[Row]) -> Option<f64> {
         let figure = |system: &str, metric: &str| {
-            let row = rows
-                .iter()
-                .find(|row| row.system == system && row.metric == metric)?;
+            let row = rows.iter().find(|row| row.system == system && row.metric == metric)?;
             match self.figure {
                 Figure::Median => Some(row.median),
                 Figure::P999 => row.p999,
@@ -121,10 +119,7 @@ impl Ratio {
 
 /// The ratios whose rows exist.
 pub fn ratios(definitions: &[Ratio], rows: &[Row]) -> BTreeMap<String, f64> {
-    definitions
-        .iter()
-        .filter_map(|ratio| Some((ratio.name.clone(), ratio.of(rows)?)))
-        .collect()
+    definitions.iter().filter_map(|ratio| Some((ratio.name.clone(), ratio.of(rows)?))).collect()
 }
 
 /// Median of each figure that all rounds report under the same name.
@@ -154,11 +149,8 @@ impl Report {
             machine.file_system,
             machine.device
         );
-        let config: Vec<_> = self
-            .config
-            .iter()
-            .map(|(name, value)| format!("{name} {value}"))
-            .collect();
+        let config: Vec<_> =
+            self.config.iter().map(|(name, value)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "{}\n", config.join(", "));
 
         let header = ["metric", "system", "unit", "median", "p99", "p99.9"].map(str::to_owned);
@@ -220,12 +212,9 @@ pub fn number(value: f64) -> String {
         _ => 0,
     };
     let plain = format!("{value:.digits$}");
-    let (whole, fraction) = plain
-        .split_once('.')
-        .map_or((plain.as_str(), None), |(w, f)| (w, Some(f)));
-    let (sign, whole) = whole
-        .strip_prefix('-')
-        .map_or(("", whole), |rest| ("-", rest));
+    let (whole, fraction) =
+        plain.split_once('.').map_or((plain.as_str(), None), |(w, f)| (w, Some(f)));
+    let (sign, whole) = whole.strip_prefix('-').map_or(("", whole), |rest| ("-", rest));
     let mut grouped = String::new();
     for (index, digit) in whole.chars().enumerate() {
         if index > 0 && (whole.len() - index).is_multiple_of(3) {
@@ -265,18 +254,11 @@ mod tests {
             row("mapping", "read", 30.0, Some(50.0)),
         ];
         let median = Ratio::new("m", &["mmap", "mmap_random", "absent"], "mapping", "read");
-        let tail = Ratio {
-            name: "t".into(),
-            figure: Figure::P999,
-            ..median.clone()
-        };
+        let tail = Ratio { name: "t".into(), figure: Figure::P999, ..median.clone() };
         let absent = Ratio::new("a", &["mmap"], "pages", "read");
         let other_metric = Ratio::new("w", &["mmap"], "mapping", "write");
         let found = ratios(&[median, tail, absent, other_metric], &rows);
-        assert_eq!(
-            found,
-            BTreeMap::from([("m".to_owned(), 2.0), ("t".to_owned(), 2.0)])
-        );
+        assert_eq!(found, BTreeMap::from([("m".to_owned(), 2.0), ("t".to_owned(), 2.0)]));
     }
 
     #[test]

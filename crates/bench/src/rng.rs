@@ -52,11 +52,8 @@ mod tests {
     fn reference_values_of_splitmix64() {
         // First outputs of the published generator for seed 1234567.
         let mut rng = Rng::new(1_234_567);
-        let expected = [
-            6_457_827_717_110_365_317,
-            3_203_168_211_198_807_973,
-            9_817_491_932_198_370_423,
-        ];
+        let expected =
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
         assert_eq!([rng.next(), rng.next(), rng.next()], expected);
     }
 

@@ -19,10 +19,7 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self {
-            counts: vec![0; BUCKETS].into_boxed_slice(),
-            total: 0,
-        }
+        Self { counts: vec![0; BUCKETS].into_boxed_slice(), total: 0 }
     }
 }
 
@@ -132,10 +129,7 @@ mod tests {
             let rank = ((part * 10_000.0_f64).ceil() as usize).clamp(1, 10_000);
             let exact = values[rank - 1] as f64;
             let found = histogram.quantile_ns(part).unwrap();
-            assert!(
-                (found - exact).abs() <= exact / 32.0 + 1.0,
-                "{part}: {found} for {exact}"
-            );
+            assert!((found - exact).abs() <= exact / 32.0 + 1.0, "{part}: {found} for {exact}");
         }
     }
 

@@ -18,11 +18,7 @@ fn report(arguments: &[&str]) -> Value {
     let place = ["--dir", env!("CARGO_TARGET_TMPDIR")];
     let arguments = [arguments, &common, &place].concat();
     let output = bench(&arguments);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
@@ -31,11 +27,7 @@ fn systems_of(report: &Value, metric: &str) -> Vec<String> {
     let mut names = Vec::new();
     for row in rows.iter().filter(|row| row["metric"] == metric) {
         assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
-        assert_eq!(
-            row["rounds"],
-            row["values"].as_array().unwrap().len(),
-            "{row}"
-        );
+        assert_eq!(row["rounds"], row["values"].as_array().unwrap().len(), "{row}");
         names.push(row["system"].as_str().unwrap().to_owned());
     }
     names
@@ -47,10 +39,7 @@ fn assert_contains(names: &[String], expected: &[&str], report: &Value) {
         let left_out = format!("of {name} is left out");
         let mut notes = report["notes"].as_array().unwrap().iter();
         let noted = notes.any(|note| note.as_str().is_some_and(|note| note.contains(&left_out)));
-        assert!(
-            noted || names.iter().any(|found| found == name),
-            "{name} is not in {names:?}"
-        );
+        assert!(noted || names.iter().any(|found| found == name), "{name} is not in {names:?}");
     }
 }
 
@@ -60,11 +49,7 @@ fn hit() {
     assert_eq!(report["bench"], "hit");
     assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
     let names = systems_of(&report, "load");
-    assert_contains(
-        &names,
-        &["anonymous", "mmap", "mmap_random", "user_cache"],
-        &report,
-    );
+    assert_contains(&names, &["anonymous", "mmap", "mmap_random", "user_cache"], &report);
 }
 
 #[test]
@@ -72,25 +57,13 @@ fn out_of_core() {
     let report = report(&["out-of-core", "--threads", "1,2", "--rounds", "2"]);
     for metric in ["read_1t", "read_2t"] {
         let names = systems_of(&report, metric);
-        assert_contains(
-            &names,
-            &["mmap", "mmap_random", "pread_direct", "user_cache"],
-            &report,
-        );
+        assert_contains(&names, &["mmap", "mmap_random", "pread_direct", "user_cache"], &report);
     }
     let names = systems_of(&report, "write_2t");
     assert_contains(&names, &["mmap", "mmap_random", "pread_direct"], &report);
-    assert_contains(
-        &systems_of(&report, "read_batch64"),
-        &["mmap_willneed"],
-        &report,
-    );
+    assert_contains(&systems_of(&report, "read_batch64"), &["mmap_willneed"], &report);
     if report["config"]["memory_limit"] == "none" {
-        assert_eq!(
-            report["ratios"],
-            serde_json::json!({}),
-            "ratios without a memory limit"
-        );
+        assert_eq!(report["ratios"], serde_json::json!({}), "ratios without a memory limit");
         eprintln!("skipped: ratios, memory cannot be limited here");
     }
 }
@@ -105,10 +78,7 @@ fn fault() {
         .map(|row| row["metric"].as_str().unwrap().to_owned())
         .collect();
     for part in ["trap", "lookup", "io", "install", "miss_with_room"] {
-        assert!(
-            metrics.iter().any(|metric| metric == part),
-            "{part} is not in {metrics:?}"
-        );
+        assert!(metrics.iter().any(|metric| metric == part), "{part} is not in {metrics:?}");
     }
 }
 
@@ -125,18 +95,9 @@ fn bfs() {
 #[test]
 fn wrong_sizes_are_refused_with_a_reason() {
     for (arguments, reason) in [
-        (
-            ["out-of-core", "--budget", "1M", "--size", "64M"],
-            "too small",
-        ),
-        (
-            ["out-of-core", "--budget", "64M", "--size", "64M"],
-            "at least twice",
-        ),
-        (
-            ["hit", "--dir", "/no/such/directory", "--size", "1M"],
-            "/no/such/directory",
-        ),
+        (["out-of-core", "--budget", "1M", "--size", "64M"], "too small"),
+        (["out-of-core", "--budget", "64M", "--size", "64M"], "at least twice"),
+        (["hit", "--dir", "/no/such/directory", "--size", "1M"], "/no/such/directory"),
         (["hit", "--size", "huge", "--rounds", "1"], "is not a size"),
     ] {
         let output = bench(&arguments);
@@ -151,10 +112,6 @@ fn nothing_is_left_behind() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().to_str().unwrap();
     let output = bench(&["hit", "--quick", "--dir", path]);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(directory.path().read_dir().unwrap().count(), 0);
 }

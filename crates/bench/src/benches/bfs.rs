@@ -18,25 +18,14 @@ use crate::options::Options;
 use crate::raw::{PAGE_BYTES, drop_cache};
 use crate::report::{Ratio, Report};
 
-const SYSTEMS: &[System] = &[
-    System::Mmap,
-    System::MmapRandom,
-    System::MmapWillneed,
-    System::Mapping,
-];
+const SYSTEMS: &[System] =
+    &[System::Mmap, System::MmapRandom, System::MmapWillneed, System::Mapping];
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults {
-        size_bytes: [256 << 20, 64 << 20],
-        data_per_budget: 4,
-        scarce: true,
-    };
+    let defaults = Defaults { size_bytes: [256 << 20, 64 << 20], data_per_budget: 4, scarce: true };
     let mut setting = Setting::prepare(options, defaults)?;
-    let rmat = Rmat {
-        shape: Shape::for_size(setting.size_bytes),
-        seed: setting.seed,
-    };
+    let rmat = Rmat { shape: Shape::for_size(setting.size_bytes), seed: setting.seed };
     let bar = progress_bar(1000, "generating the graph");
     let file = GraphFile::create(setting.place.path(), &rmat, |share| {
         bar.set_position((share * 1000.0) as u64);
@@ -67,12 +56,7 @@ pub fn run(options: &Options) -> Result<Report> {
             warm_deadline_ms: 0,
             limit_bytes: setting.limiter.as_ref().and(limit_bytes),
         };
-        Cell {
-            metric: "search".to_owned(),
-            unit: ("ms", 1e6),
-            job,
-            limit_bytes,
-        }
+        Cell { metric: "search".to_owned(), unit: ("ms", 1e6), job, limit_bytes }
     });
     let cells = cells.collect();
     let answer = OnceCell::<Vec<LaneAnswer>>::new();
@@ -83,10 +67,7 @@ pub fn run(options: &Options) -> Result<Report> {
         before: Box::new(|| Ok(drop_cache(file.file())?)),
         check: Box::new(|_, measured| {
             let first = answer.get_or_init(|| measured.lanes.clone());
-            ensure!(
-                *first == measured.lanes,
-                "it found other levels than the search before it"
-            );
+            ensure!(*first == measured.lanes, "it found other levels than the search before it");
             Ok(())
         }),
     };
@@ -108,11 +89,6 @@ fn definitions() -> Vec<Ratio> {
             "mapping",
             "search",
         ),
-        Ratio::new(
-            "mapping_vs_plain_mmap",
-            &["mmap", "mmap_random"],
-            "mapping",
-            "search",
-        ),
+        Ratio::new("mapping_vs_plain_mmap", &["mmap", "mmap_random"], "mapping", "search"),
     ]
 }

@@ -18,11 +18,7 @@ const PARTS: [&str; 4] = ["trap", "lookup", "io", "install"];
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults {
-        size_bytes: [2 << 30, 128 << 20],
-        data_per_budget: 8,
-        scarce: true,
-    };
+    let defaults = Defaults { size_bytes: [2 << 30, 128 << 20], data_per_budget: 8, scarce: true };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     // Few pages of many, so that neighbours are not brought in together by accident.
@@ -59,11 +55,7 @@ pub fn run(options: &Options) -> Result<Report> {
         before: Box::new(|| Ok(drop_cache(data.file())?)),
         check: Box::new(|job, measured| {
             let made: u64 = measured.lanes.iter().map(|lane| lane.accesses).sum();
-            ensure!(
-                made == job.accesses,
-                "only {made} of {} accesses in time",
-                job.accesses
-            );
+            ensure!(made == job.accesses, "only {made} of {} accesses in time", job.accesses);
             Ok(())
         }),
     };
@@ -91,10 +83,8 @@ fn parts_of(rows: Vec<Row>, limited: bool) -> Vec<Row> {
         details: std::collections::BTreeMap::new(),
         ..anatomy.clone()
     };
-    let mut parts: Vec<Row> = PARTS
-        .iter()
-        .filter_map(|&name| Some(part(name, *anatomy.details.get(name)?)))
-        .collect();
+    let mut parts: Vec<Row> =
+        PARTS.iter().filter_map(|&name| Some(part(name, *anatomy.details.get(name)?))).collect();
     if limited {
         parts.push(part("evict", total.median - roomy.median));
         parts.push(total.clone());

@@ -30,11 +30,8 @@ const SYSTEMS: &[System] = &[
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults {
-        size_bytes: [256 << 20, 16 << 20],
-        data_per_budget: 1,
-        scarce: false,
-    };
+    let defaults =
+        Defaults { size_bytes: [256 << 20, 16 << 20], data_per_budget: 1, scarce: false };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let accesses = if setting.quick { 100_000 } else { 10_000_000 };
@@ -43,12 +40,7 @@ pub fn run(options: &Options) -> Result<Report> {
         job.source.base_pages = true;
         // Nothing may be evicted, whatever a cache needs for bookkeeping or loses to uneven sharding.
         job.source.cache_bytes = 2 * setting.size_bytes;
-        Cell {
-            metric: "load".to_owned(),
-            unit: ("ns", 1.0),
-            job,
-            limit_bytes: None,
-        }
+        Cell { metric: "load".to_owned(), unit: ("ns", 1.0), job, limit_bytes: None }
     });
     let cells = cells.collect();
     let answers = RefCell::new(HashMap::<u32, Vec<LaneAnswer>>::new());
@@ -59,13 +51,8 @@ pub fn run(options: &Options) -> Result<Report> {
         before: Box::new(|| Ok(drop_cache(data.file())?)),
         check: Box::new(|job, measured| {
             let mut answers = answers.borrow_mut();
-            let first = answers
-                .entry(job.round)
-                .or_insert_with(|| measured.lanes.clone());
-            ensure!(
-                *first == measured.lanes,
-                "it read other bytes than the contender before it"
-            );
+            let first = answers.entry(job.round).or_insert_with(|| measured.lanes.clone());
+            ensure!(*first == measured.lanes, "it read other bytes than the contender before it");
             Ok(())
         }),
     };

@@ -26,11 +26,7 @@ const READERS: &[System] = &[
     System::MappingTouch,
     System::Pages,
 ];
-const BATCHERS: &[System] = &[
-    System::MmapWillneed,
-    System::MappingBatched,
-    System::PagesBatched,
-];
+const BATCHERS: &[System] = &[System::MmapWillneed, System::MappingBatched, System::PagesBatched];
 const WRITERS: &[System] = &[
     System::Mmap,
     System::MmapRandom,
@@ -47,11 +43,7 @@ const VERIFIED_STORES: usize = 256;
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults {
-        size_bytes: [2 << 30, 256 << 20],
-        data_per_budget: 8,
-        scarce: true,
-    };
+    let defaults = Defaults { size_bytes: [2 << 30, 256 << 20], data_per_budget: 8, scarce: true };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let cells = cells(&setting, &data);
@@ -74,11 +66,7 @@ pub fn run(options: &Options) -> Result<Report> {
 fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
     let mut cells = Vec::new();
     // A quick run only shows that it works; otherwise the deadline decides on slow devices.
-    let (reads, stores) = if setting.quick {
-        (500, 500)
-    } else {
-        (100_000, 200_000)
-    };
+    let (reads, stores) = if setting.quick { (500, 500) } else { (100_000, 200_000) };
     let mut add = |metric: String, system: System, work: Work, accesses: u64| {
         let mut job = setting.job(system, data, work, accesses);
         job.limit_bytes = setting.limiter.as_ref().map(|_| setting.budget_bytes);
@@ -92,21 +80,11 @@ fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
             job.warm_deadline_ms = 200;
         }
         let limit_bytes = Some(setting.budget_bytes);
-        cells.push(Cell {
-            metric,
-            unit: ("µs", 1e3),
-            job,
-            limit_bytes,
-        });
+        cells.push(Cell { metric, unit: ("µs", 1e3), job, limit_bytes });
     };
     for &threads in &setting.threads {
         for &system in READERS {
-            add(
-                format!("read_{threads}t"),
-                system,
-                Work::Read { threads },
-                reads,
-            );
+            add(format!("read_{threads}t"), system, Work::Read { threads }, reads);
         }
     }
     for &system in BATCHERS {
@@ -116,12 +94,7 @@ fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
     for &threads in &setting.threads {
         for (&system, number) in WRITERS.iter().zip(1_u64..) {
             let salt = u64::from(threads) << 32 | number;
-            add(
-                format!("write_{threads}t"),
-                system,
-                Work::Write { threads, salt },
-                stores,
-            );
+            add(format!("write_{threads}t"), system, Work::Write { threads, salt }, stores);
         }
     }
     cells
@@ -130,9 +103,8 @@ fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
 fn check(job: &Job, measured: &Measured, data: &DataFile) -> Result<()> {
     for (lane, answer) in (0_u32..).zip(&measured.lanes) {
         let pages = lane_pages(job, lane).take(usize::try_from(answer.accesses)?);
-        let expected = pages
-            .map(|page| expected_sample(data.seed(), page))
-            .fold(0, u64::wrapping_add);
+        let expected =
+            pages.map(|page| expected_sample(data.seed(), page)).fold(0, u64::wrapping_add);
         ensure!(
             answer.checksum == expected,
             "thread {lane} read something else than the file holds"
@@ -156,34 +128,17 @@ fn definitions(threads: &[u32]) -> Vec<Ratio> {
     let mut all = Vec::new();
     for threads in threads {
         let read = format!("read_{threads}t");
-        for (name, ours) in [
-            ("mapping", "mapping"),
-            ("mapping_touch", "mapping_touch"),
-            ("pages", "pages"),
-        ] {
-            all.push(Ratio::new(
-                format!("{name}_vs_mmap_{read}"),
-                MMAP,
-                ours,
-                &read,
-            ));
+        for (name, ours) in
+            [("mapping", "mapping"), ("mapping_touch", "mapping_touch"), ("pages", "pages")]
+        {
+            all.push(Ratio::new(format!("{name}_vs_mmap_{read}"), MMAP, ours, &read));
         }
         all.push(Ratio {
             figure: Figure::P999,
-            ..Ratio::new(
-                format!("p999_mapping_vs_mmap_{read}"),
-                MMAP,
-                "mapping",
-                &read,
-            )
+            ..Ratio::new(format!("p999_mapping_vs_mmap_{read}"), MMAP, "mapping", &read)
         });
         let write = format!("write_{threads}t");
-        all.push(Ratio::new(
-            format!("mapping_vs_mmap_{write}"),
-            MMAP,
-            "mapping",
-            &write,
-        ));
+        all.push(Ratio::new(format!("mapping_vs_mmap_{write}"), MMAP, "mapping", &write));
         all.push(Ratio::new(
             format!("pages_vs_user_cache_{read}"),
             &["user_cache"],
@@ -195,24 +150,9 @@ fn definitions(threads: &[u32]) -> Vec<Ratio> {
     let willneed: &[&str] = &["mmap_willneed"];
     all.push(Ratio {
         other_metric: "read_1t".to_owned(),
-        ..Ratio::new(
-            "mapping_batched_vs_serial_mmap_read",
-            MMAP,
-            "mapping_batched",
-            &batch,
-        )
+        ..Ratio::new("mapping_batched_vs_serial_mmap_read", MMAP, "mapping_batched", &batch)
     });
-    all.push(Ratio::new(
-        "mapping_batched_vs_willneed",
-        willneed,
-        "mapping_batched",
-        &batch,
-    ));
-    all.push(Ratio::new(
-        "pages_batched_vs_willneed",
-        willneed,
-        "pages_batched",
-        &batch,
-    ));
+    all.push(Ratio::new("mapping_batched_vs_willneed", willneed, "mapping_batched", &batch));
+    all.push(Ratio::new("pages_batched_vs_willneed", willneed, "pages_batched", &batch));
     all
 }

@@ -137,18 +137,10 @@ impl Setting {
 
     /// Writes the data file.
     pub fn data_file(&self) -> Result<DataFile> {
-        let bar = progress_bar(
-            self.size_bytes,
-            "{bytes}/{total_bytes} writing the data file",
-        );
-        let data = DataFile::create(
-            self.place.path(),
-            self.pages(),
-            self.seed,
-            |written_bytes| {
-                bar.inc(written_bytes);
-            },
-        );
+        let bar = progress_bar(self.size_bytes, "{bytes}/{total_bytes} writing the data file");
+        let data = DataFile::create(self.place.path(), self.pages(), self.seed, |written_bytes| {
+            bar.inc(written_bytes);
+        });
         bar.finish_and_clear();
         data
     }
@@ -178,11 +170,7 @@ impl Setting {
     /// The report on `rows`. Without a limit where memory must be scarce there are no ratios.
     pub fn report(&self, bench: &'static str, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
         let comparable = !self.scarce || self.limiter.is_some();
-        let found = if comparable {
-            ratios(definitions, &rows)
-        } else {
-            BTreeMap::new()
-        };
+        let found = if comparable { ratios(definitions, &rows) } else { BTreeMap::new() };
         let mut config = BTreeMap::<&'static str, Value>::from([
             ("size_bytes", json!(self.size_bytes)),
             ("rounds", json!(self.rounds)),
@@ -212,10 +200,7 @@ fn thread_counts(asked: &[u32]) -> Vec<u32> {
     let mut counts = asked.to_vec();
     if counts.is_empty() {
         let all = u32::try_from(cores()).unwrap_or(1);
-        counts = (0..)
-            .map(|power| 1 << power)
-            .take_while(|&count| count <= all)
-            .collect();
+        counts = (0..).map(|power| 1 << power).take_while(|&count| count <= all).collect();
         counts.push(all);
     }
     counts.sort_unstable();

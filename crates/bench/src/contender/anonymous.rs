@@ -43,10 +43,7 @@ impl Contender for Anonymous {
 
     fn details(&self) -> Result<BTreeMap<String, f64>> {
         let huge_bytes = huge_mapped_bytes(self.map.base(), self.map.len_bytes() as u64)? as f64;
-        Ok(BTreeMap::from([(
-            "huge_mapped_bytes".to_owned(),
-            huge_bytes,
-        )]))
+        Ok(BTreeMap::from([("huge_mapped_bytes".to_owned(), huge_bytes)]))
     }
 }
 
@@ -59,12 +56,7 @@ pub struct AnonymousLane<'a> {
 impl Lane for AnonymousLane<'_> {
     #[inline(always)]
     fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
-        Ok(look(
-            self.memory
-                .map
-                .base()
-                .wrapping_add(page as usize * PAGE_BYTES),
-        ))
+        Ok(look(self.memory.map.base().wrapping_add(page as usize * PAGE_BYTES)))
     }
 
     fn store(&mut self, _page: u64, _offset_bytes: usize, _value: u8) -> Result<()> {

@@ -19,9 +19,7 @@ pub struct DirectFile {
 impl DirectFile {
     /// Opens it.
     pub fn open(source: &Source) -> Result<Self> {
-        Ok(Self {
-            file: open(&source.path, source.writable)?,
-        })
+        Ok(Self { file: open(&source.path, source.writable)? })
     }
 }
 
@@ -39,10 +37,7 @@ impl Contender for DirectFile {
     type Lane<'a> = DirectLane<'a>;
 
     fn lane(&self) -> Result<DirectLane<'_>> {
-        Ok(DirectLane {
-            file: &self.file,
-            buffer: AlignedBuffer::new(PAGE_BYTES),
-        })
+        Ok(DirectLane { file: &self.file, buffer: AlignedBuffer::new(PAGE_BYTES) })
     }
 
     fn flush(&self) -> Result<()> {
@@ -66,8 +61,6 @@ impl Lane for DirectLane<'_> {
     fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {
         read_page(self.file, page, &mut self.buffer)?;
         self.buffer.bytes_mut()[offset_bytes] = value;
-        Ok(self
-            .file
-            .write_all_at(self.buffer.bytes(), page * PAGE_BYTES as u64)?)
+        Ok(self.file.write_all_at(self.buffer.bytes(), page * PAGE_BYTES as u64)?)
     }
 }

@@ -35,9 +35,7 @@ impl MmapFile {
             System::MmapWillneed => {
                 let will_need = WillNeed::new().map_err(unavailable)?;
                 // One real range tells whether this kernel has the vectored call.
-                will_need
-                    .advise(&[range(map.base(), 0, PAGE_BYTES)])
-                    .map_err(unavailable)?;
+                will_need.advise(&[range(map.base(), 0, PAGE_BYTES)]).map_err(unavailable)?;
                 Some(will_need)
             }
             _ => None,
@@ -64,10 +62,7 @@ fn unavailable(error: std::io::Error) -> Unavailable {
 }
 
 fn range(base: *mut u8, offset_bytes: usize, len_bytes: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: base.wrapping_add(offset_bytes).cast(),
-        iov_len: len_bytes,
-    }
+    libc::iovec { iov_base: base.wrapping_add(offset_bytes).cast(), iov_len: len_bytes }
 }
 
 /// Keeps a mapping to base pages; kernels without transparent huge pages have nothing else.
@@ -82,10 +77,7 @@ impl Contender for MmapFile {
     type Lane<'a> = MmapLane<'a>;
 
     fn lane(&self) -> Result<MmapLane<'_>> {
-        Ok(MmapLane {
-            file: self,
-            ranges: Vec::new(),
-        })
+        Ok(MmapLane { file: self, ranges: Vec::new() })
     }
 
     fn flush(&self) -> Result<()> {
@@ -99,10 +91,7 @@ impl Contender for MmapFile {
 
     fn details(&self) -> Result<BTreeMap<String, f64>> {
         let huge_bytes = huge_mapped_bytes(self.map.base(), self.map.len_bytes() as u64)? as f64;
-        Ok(BTreeMap::from([(
-            "huge_mapped_bytes".to_owned(),
-            huge_bytes,
-        )]))
+        Ok(BTreeMap::from([("huge_mapped_bytes".to_owned(), huge_bytes)]))
     }
 }
 
@@ -143,9 +132,8 @@ impl Lane for MmapLane<'_> {
         if let Some(will_need) = &self.file.will_need {
             self.ranges.clear();
             let base = self.file.map.base();
-            let vector = pages
-                .iter()
-                .map(|&page| range(base, page as usize * PAGE_BYTES, PAGE_BYTES));
+            let vector =
+                pages.iter().map(|&page| range(base, page as usize * PAGE_BYTES, PAGE_BYTES));
             self.ranges.extend(vector);
             will_need.advise(&self.ranges)?;
         }

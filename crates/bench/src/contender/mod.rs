@@ -128,9 +128,7 @@ pub trait Lane {
 
     /// Lets `look` see pages that are all known in advance, each once and in any order.
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
-        pages
-            .iter()
-            .try_for_each(|&page| self.page(page, |memory| look(page, memory)))
+        pages.iter().try_for_each(|&page| self.page(page, |memory| look(page, memory)))
     }
 
     /// Stores one byte. It is durable after [`Contender::flush`].
@@ -181,10 +179,7 @@ fn whole_pages(ranges: &[(u64, u64)]) -> Vec<Range<u64>> {
     let page = PAGE_BYTES as u64;
     let mut whole = Vec::<Range<u64>>::with_capacity(ranges.len());
     for &(start, len_bytes) in ranges {
-        let (from, to) = (
-            start / page * page,
-            (start + len_bytes).next_multiple_of(page),
-        );
+        let (from, to) = (start / page * page, (start + len_bytes).next_multiple_of(page));
         match whole.last_mut() {
             Some(last) if from <= last.end => last.end = last.end.max(to),
             _ => whole.push(from..to),

@@ -31,10 +31,7 @@ impl UserCache {
         let file = direct::open(&source.path, false)?;
         share_one_heap();
         let pages = usize::try_from(source.cache_bytes)? / (PAGE_BYTES + OVERHEAD_BYTES);
-        Ok(Self {
-            file,
-            cache: Cache::new(pages),
-        })
+        Ok(Self { file, cache: Cache::new(pages) })
     }
 }
 
@@ -53,10 +50,7 @@ impl Contender for UserCache {
     type Lane<'a> = UserCacheLane<'a>;
 
     fn lane(&self) -> Result<UserCacheLane<'_>> {
-        Ok(UserCacheLane {
-            owner: self,
-            buffer: AlignedBuffer::new(PAGE_BYTES),
-        })
+        Ok(UserCacheLane { owner: self, buffer: AlignedBuffer::new(PAGE_BYTES) })
     }
 }
 
@@ -70,9 +64,8 @@ impl UserCacheLane<'_> {
     fn miss(&mut self, page: u64) -> Result<CachedPage> {
         read_page(&self.owner.file, page, &mut self.buffer)?;
         let words = self.buffer.bytes().chunks_exact(8);
-        let loaded: CachedPage = words
-            .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")))
-            .collect();
+        let loaded: CachedPage =
+            words.map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect();
         self.owner.cache.insert(page, Arc::clone(&loaded));
         Ok(loaded)
     }

@@ -47,22 +47,11 @@ impl Graph {
     fn new(vertices: u64, entries: u64, source: u32) -> Self {
         let offsets_end = OFFSETS_AT + (vertices + 1) * 8;
         let neighbours_at = offsets_end.next_multiple_of(PAGE_BYTES as u64);
-        Self {
-            vertices,
-            entries,
-            source,
-            neighbours_at,
-        }
+        Self { vertices, entries, source, neighbours_at }
     }
 
     fn header(&self) -> [u64; HEADER_WORDS] {
-        [
-            MAGIC,
-            self.vertices,
-            self.entries,
-            u64::from(self.source),
-            self.neighbours_at,
-        ]
+        [MAGIC, self.vertices, self.entries, u64::from(self.source), self.neighbours_at]
     }
 
     /// Reads and checks a header.
@@ -83,10 +72,7 @@ impl Graph {
         );
         let graph = Self::new(vertices, entries, u32::try_from(source)?);
         ensure!(graph.neighbours_at == neighbours_at, "a damaged graph file");
-        ensure!(
-            graph.file_bytes() <= len_bytes,
-            "a graph file that is cut off"
-        );
+        ensure!(graph.file_bytes() <= len_bytes, "a graph file that is cut off");
         Ok(graph)
     }
 
@@ -125,9 +111,7 @@ impl GraphFile {
         let write = || -> io::Result<()> {
             write_words(&file, 0, &graph.header(), |word| word.to_ne_bytes())?;
             write_words(&file, OFFSETS_AT, &offsets, |word| word.to_ne_bytes())?;
-            write_words(&file, graph.entries_at(0), &neighbours, |word| {
-                word.to_ne_bytes()
-            })
+            write_words(&file, graph.entries_at(0), &neighbours, |word| word.to_ne_bytes())
         };
         write().with_context(|| format!("cannot write the graph file {}", path.display()))?;
         drop_cache(&file)?;
@@ -162,8 +146,7 @@ fn write_words<T: Copy, const N: usize>(
     let mut at = offset_bytes;
     for part in words.chunks(REQUEST_BYTES / N) {
         buffer.clear();
-        part.iter()
-            .for_each(|&word| buffer.extend_from_slice(&bytes_of(word)));
+        part.iter().for_each(|&word| buffer.extend_from_slice(&bytes_of(word)));
         file.write_all_at(&buffer, at)?;
         at += buffer.len() as u64;
     }
@@ -194,10 +177,7 @@ fn build(rmat: &Rmat, progress: &impl Fn(f64)) -> Result<(Graph, Vec<u64>, Vec<u
     }
     offsets.push(entries);
 
-    let cursors: Vec<AtomicU64> = offsets
-        .iter()
-        .map(|&offset| AtomicU64::new(offset))
-        .collect();
+    let cursors: Vec<AtomicU64> = offsets.iter().map(|&offset| AtomicU64::new(offset)).collect();
     let slots: Vec<AtomicU32> = (0..entries).map(|_| AtomicU32::new(0)).collect();
     for_each_edge(
         rmat,
@@ -255,9 +235,7 @@ fn sort_rows(offsets: &[u64], mut neighbours: &mut [u32]) {
         let mut from = 0;
         while from < vertices {
             let goal = offsets[from] + share;
-            let to = offsets
-                .partition_point(|&offset| offset < goal)
-                .clamp(from + 1, vertices);
+            let to = offsets.partition_point(|&offset| offset < goal).clamp(from + 1, vertices);
             let count = (offsets[to] - offsets[from]) as usize;
             let (mut part, rest) = std::mem::take(&mut neighbours).split_at_mut(count);
             neighbours = rest;
@@ -281,13 +259,7 @@ mod tests {
 
     #[test]
     fn rows_hold_both_directions_of_every_edge() {
-        let rmat = Rmat {
-            shape: Shape {
-                scale: 8,
-                edges: 3000,
-            },
-            seed: 5,
-        };
+        let rmat = Rmat { shape: Shape { scale: 8, edges: 3000 }, seed: 5 };
         let (graph, offsets, neighbours) = build(&rmat, &|_| {}).unwrap();
         let mut expected = vec![Vec::new(); 256];
         for index in 0..3000 {
@@ -303,10 +275,7 @@ mod tests {
             assert_eq!(neighbours[range], row[..], "vertex {vertex}");
         }
         let degree = |vertex: usize| offsets[vertex + 1] - offsets[vertex];
-        assert_eq!(
-            degree(graph.source as usize),
-            (0..256).map(degree).max().unwrap()
-        );
+        assert_eq!(degree(graph.source as usize), (0..256).map(degree).max().unwrap());
         assert_eq!(graph.entries as usize, neighbours.len());
     }
 

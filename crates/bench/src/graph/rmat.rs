@@ -30,10 +30,7 @@ impl Shape {
         let scale = vertices.ilog2().min(31);
         let offsets_bytes = 8 << scale;
         let edges = size_bytes.saturating_sub(offsets_bytes + 2 * PAGE_BYTES as u64) / 8;
-        Self {
-            scale,
-            edges: edges.max(64),
-        }
+        Self { scale, edges: edges.max(64) }
     }
 
     /// Number of vertices.
@@ -94,13 +91,7 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_edges() {
-        let rmat = Rmat {
-            shape: Shape {
-                scale: 16,
-                edges: 1000,
-            },
-            seed: 1,
-        };
+        let rmat = Rmat { shape: Shape { scale: 16, edges: 1000 }, seed: 1 };
         let edges: Vec<_> = (0..1000).map(|index| rmat.edge(index)).collect();
         let again: Vec<_> = (0..1000).rev().map(|index| rmat.edge(index)).collect();
         assert!(edges.iter().eq(again.iter().rev()));
@@ -111,10 +102,7 @@ mod tests {
     #[test]
     fn scrambling_is_a_permutation() {
         for scale in [1, 2, 7, 10] {
-            let rmat = Rmat {
-                shape: Shape { scale, edges: 0 },
-                seed: 3,
-            };
+            let rmat = Rmat { shape: Shape { scale, edges: 0 }, seed: 3 };
             let mut seen = vec![false; 1 << scale];
             for vertex in 0..1 << scale {
                 seen[rmat.scramble(vertex) as usize] = true;
@@ -125,23 +113,14 @@ mod tests {
 
     #[test]
     fn degrees_are_skewed() {
-        let rmat = Rmat {
-            shape: Shape {
-                scale: 12,
-                edges: 16 << 12,
-            },
-            seed: 4,
-        };
+        let rmat = Rmat { shape: Shape { scale: 12, edges: 16 << 12 }, seed: 4 };
         let mut degrees = vec![0_u64; 1 << 12];
         for index in 0..rmat.shape.edges {
             degrees[rmat.edge(index).0 as usize] += 1;
         }
         degrees.sort_unstable_by(|a, b| b.cmp(a));
         let hubs: u64 = degrees[..41].iter().sum();
-        assert!(
-            hubs > rmat.shape.edges / 10,
-            "one vertex in a hundred has {hubs} edges"
-        );
+        assert!(hubs > rmat.shape.edges / 10, "one vertex in a hundred has {hubs} edges");
         assert_eq!(*degrees.last().unwrap(), 0);
     }
 
@@ -150,10 +129,7 @@ mod tests {
         for size_bytes in [1 << 20, 100 << 20, 1 << 30_u64] {
             let shape = Shape::for_size(size_bytes);
             let bytes = 8 * shape.vertices() + 8 * shape.edges;
-            assert!(
-                bytes <= size_bytes && bytes > size_bytes * 9 / 10,
-                "{size_bytes}: {bytes}"
-            );
+            assert!(bytes <= size_bytes && bytes > size_bytes * 9 / 10, "{size_bytes}: {bytes}");
         }
     }
 }

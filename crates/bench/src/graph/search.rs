@@ -62,18 +62,11 @@ pub fn breadth_first_search(
     threads: usize,
     deadline: Instant,
 ) -> Result<Answer> {
-    let levels: Vec<AtomicU32> = (0..graph.vertices)
-        .map(|_| AtomicU32::new(UNREACHED))
-        .collect();
+    let levels: Vec<AtomicU32> = (0..graph.vertices).map(|_| AtomicU32::new(UNREACHED)).collect();
     // Relaxed here and below: a level is a value of its own, and the end of each scope orders the levels.
     levels[graph.source as usize].store(0, Ordering::Relaxed);
     let mut frontier = vec![graph.source];
-    let mut answer = Answer {
-        reached: 0,
-        visited_entries: 0,
-        depth: 0,
-        checksum: 0,
-    };
+    let mut answer = Answer { reached: 0, visited_entries: 0, depth: 0, checksum: 0 };
     for level in 0.. {
         answer.reached += frontier.len() as u64;
         answer.depth = level;
@@ -138,9 +131,7 @@ impl Worker<'_> {
                 return Err(Overtime.into());
             }
             // Relaxed: only who gets which group is decided here.
-            let start = next_group
-                .fetch_add(1, Ordering::Relaxed)
-                .saturating_mul(GROUP);
+            let start = next_group.fetch_add(1, Ordering::Relaxed).saturating_mul(GROUP);
             let draining = start >= frontier.len();
             if !draining {
                 let vertices = &frontier[start..frontier.len().min(start + GROUP)];
@@ -163,10 +154,8 @@ impl Worker<'_> {
     }
 
     fn prefetch_offsets(&self, vertices: &[u32]) -> Result<()> {
-        let mut ranges: Vec<_> = vertices
-            .iter()
-            .map(|&vertex| (self.graph.offsets_at(vertex), 16))
-            .collect();
+        let mut ranges: Vec<_> =
+            vertices.iter().map(|&vertex| (self.graph.offsets_at(vertex), 16)).collect();
         ranges.sort_unstable();
         self.memory.prefetch(&ranges)
     }
@@ -199,10 +188,7 @@ impl Worker<'_> {
 
     /// Byte range of the first piece of a row.
     fn piece(&self, first: u64, end: u64) -> (u64, u64) {
-        (
-            self.graph.entries_at(first),
-            (end - first).min(PIECE_ENTRIES) * 4,
-        )
+        (self.graph.entries_at(first), (end - first).min(PIECE_ENTRIES) * 4)
     }
 
     fn visit(&mut self, (first, end): Row) -> Result<()> {
@@ -220,10 +206,7 @@ impl Worker<'_> {
     }
 
     fn visit_entries(&mut self, from: u64, to: u64) {
-        let start = self
-            .memory
-            .base()
-            .wrapping_add(self.graph.entries_at(from) as usize);
+        let start = self.memory.base().wrapping_add(self.graph.entries_at(from) as usize);
         for index in 0..(to - from) as usize {
             let entry = start.cast::<u32>().wrapping_add(index);
             // SAFETY: entries below `graph.entries`, which was checked against the length of the memory;
@@ -271,12 +254,7 @@ mod tests {
         let mut levels = vec![None; neighbours.len()];
         levels[source as usize] = Some(0_u32);
         let mut queue = VecDeque::from([source]);
-        let mut answer = Answer {
-            reached: 0,
-            visited_entries: 0,
-            depth: 0,
-            checksum: 0,
-        };
+        let mut answer = Answer { reached: 0, visited_entries: 0, depth: 0, checksum: 0 };
         while let Some(vertex) = queue.pop_front() {
             let level = levels[vertex as usize].unwrap();
             answer.reached += 1;
@@ -314,18 +292,12 @@ mod tests {
     fn a_mapped_graph_is_searched_like_a_vector() {
         // The second has rows of more than one piece.
         for (scale, edges) in [(10, 8 << 10), (3, 200_000)] {
-            let rmat = Rmat {
-                shape: Shape { scale, edges },
-                seed: 6,
-            };
+            let rmat = Rmat { shape: Shape { scale, edges }, seed: 6 };
             let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
             let file = GraphFile::create(directory, &rmat, |_| {}).unwrap();
             let len_bytes = file.graph().file_bytes();
             let map = Map::file(file.file(), len_bytes as usize, false).unwrap();
-            let mapped = Mapped {
-                map,
-                prefetched: Mutex::default(),
-            };
+            let mapped = Mapped { map, prefetched: Mutex::default() };
             // SAFETY: the whole file is mapped.
             let graph = unsafe { Graph::open(mapped.base(), len_bytes) }.unwrap();
             assert_eq!(graph, file.graph());

@@ -19,10 +19,7 @@ pub fn run_if_child() -> Result<bool> {
     }
     raw::die_with_parent()?;
     let mut line = String::new();
-    io::stdin()
-        .lock()
-        .read_line(&mut line)
-        .context("no job from the parent")?;
+    io::stdin().lock().read_line(&mut line).context("no job from the parent")?;
     let job: Job = serde_json::from_str(&line).context("the parent's job is unreadable")?;
     let outcome = match workload::run(&job) {
         Ok(measured) => Outcome::Measured(measured),

@@ -51,10 +51,7 @@ impl Schedule<'_> {
     pub fn run(&self, mut cells: Vec<Cell>, notes: &mut Vec<String>) -> Result<Vec<Row>> {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); cells.len()];
         let mut absent = vec![false; cells.len()];
-        let bar = progress_bar(
-            cells.len() as u64 * u64::from(self.rounds),
-            "{pos}/{len} {msg}",
-        );
+        let bar = progress_bar(cells.len() as u64 * u64::from(self.rounds), "{pos}/{len} {msg}");
         for round in 0..self.rounds {
             for step in 0..cells.len() {
                 // Each round starts with another contender, so that no one always follows the same one.
@@ -94,10 +91,7 @@ impl Schedule<'_> {
             }
         }
         bar.finish_and_clear();
-        let rows = cells
-            .iter()
-            .zip(&measured)
-            .filter(|(_, rounds)| !rounds.is_empty());
+        let rows = cells.iter().zip(&measured).filter(|(_, rounds)| !rounds.is_empty());
         Ok(rows.map(|(cell, rounds)| row(cell, rounds)).collect())
     }
 
@@ -117,9 +111,7 @@ impl Schedule<'_> {
             .context("cannot start this program again")?;
         let told = limit
             .as_ref()
-            .map_or(Ok(()), |limit| {
-                limit.add(child.id()).map_err(anyhow::Error::from)
-            })
+            .map_or(Ok(()), |limit| limit.add(child.id()).map_err(anyhow::Error::from))
             .and_then(|()| {
                 let mut line = serde_json::to_vec(job)?;
                 line.push(b'\n');
@@ -138,11 +130,7 @@ impl Schedule<'_> {
         }
         if !output.status.success() {
             let reason = String::from_utf8_lossy(&output.stderr);
-            bail!(
-                "the process ended with {}: {}",
-                output.status,
-                reason.trim()
-            );
+            bail!("the process ended with {}: {}", output.status, reason.trim());
         }
         serde_json::from_slice(&output.stdout).context("the answer is unreadable")
     }
@@ -152,11 +140,7 @@ fn row(cell: &Cell, rounds: &[Measured]) -> Row {
     let (unit, unit_ns) = cell.unit;
     let values: Vec<f64> = rounds.iter().map(|round| round.mean_ns / unit_ns).collect();
     let tail = |of: fn(&Measured) -> Option<f64>| {
-        let found: Vec<f64> = rounds
-            .iter()
-            .filter_map(of)
-            .map(|ns| ns / unit_ns)
-            .collect();
+        let found: Vec<f64> = rounds.iter().filter_map(of).map(|ns| ns / unit_ns).collect();
         median(&found)
     };
     let details: Vec<BTreeMap<_, _>> = rounds.iter().map(|round| round.details.clone()).collect();

@@ -171,20 +171,14 @@ fn run_lanes<C: Contender>(
         let flush = start.elapsed();
         // Every thread waits for it.
         elapsed += flush * threads;
-        measured
-            .details
-            .insert("flush_ms".to_owned(), flush.as_secs_f64() * 1e3);
+        measured.details.insert("flush_ms".to_owned(), flush.as_secs_f64() * 1e3);
     }
     let mut latencies = Histogram::default();
-    results
-        .iter()
-        .for_each(|lane| latencies.merge(&lane.latencies));
+    results.iter().for_each(|lane| latencies.merge(&lane.latencies));
     measured.lanes = results.iter().map(|lane| lane.answer).collect();
     let accesses: u64 = measured.lanes.iter().map(|lane| lane.accesses).sum();
     ensure!(accesses > 0, "no access was made before the deadline");
-    measured
-        .details
-        .insert("accesses".to_owned(), accesses as f64);
+    measured.details.insert("accesses".to_owned(), accesses as f64);
     measured.mean_ns = elapsed.as_nanos() as f64 / accesses as f64;
     measured.p99_ns = latencies.quantile_ns(0.99);
     measured.p999_ns = latencies.quantile_ns(0.999);
@@ -203,12 +197,7 @@ impl StepClock {
     fn start(job: &Job) -> Self {
         let start = Instant::now();
         let deadline = Duration::from_millis(job.deadline_ms);
-        Self {
-            start,
-            last: start,
-            deadline,
-            result: LaneResult::default(),
-        }
+        Self { start, last: start, deadline, result: LaneResult::default() }
     }
 
     /// Counts a step of `accesses` accesses that found `checksum`; false when time is up.
@@ -264,11 +253,7 @@ fn read_batch<L: Lane>(lane: &mut L, pages: &[u64]) -> Result<u64> {
             None => wrong = Some(page),
         }
     })?;
-    ensure!(
-        seen == pages.len(),
-        "a batch of {} pages handed out {seen}",
-        pages.len()
-    );
+    ensure!(seen == pages.len(), "a batch of {} pages handed out {seen}", pages.len());
     ensure!(wrong.is_none(), "page {wrong:?} holds something else");
     Ok(checksum)
 }
@@ -314,9 +299,7 @@ fn timed_stores<L: Lane>(lane: &mut L, job: &Job, number: u32, salt: u64) -> Res
 /// Random accesses of the kind that will be measured, until the cache is full or time is up.
 fn warm_up<C: Contender>(contender: &C, job: &Job) -> Result<()> {
     let mut rng = Rng::for_lane(job.seed ^ WARM_SEED, job.round, 0);
-    let pages: Vec<u64> = (0..job.warm_accesses)
-        .map(|_| rng.below(job.source.pages))
-        .collect();
+    let pages: Vec<u64> = (0..job.warm_accesses).map(|_| rng.below(job.source.pages)).collect();
     touch_all(contender, job, &pages)
 }
 
@@ -346,10 +329,7 @@ fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()
         for _ in 0..WARM_THREADS {
             scope.spawn(|| {
                 if let Err(error) = work() {
-                    failure
-                        .lock()
-                        .expect("nobody panics with it")
-                        .get_or_insert(error);
+                    failure.lock().expect("nobody panics with it").get_or_insert(error);
                 }
             });
         }
@@ -396,15 +376,8 @@ fn warm_loads<C: Contender>(contender: &C, job: &Job, file: &File) -> Result<Mea
             checksum = checksum.wrapping_add(word);
         }
         let elapsed = start.elapsed();
-        let answer = LaneAnswer {
-            accesses: job.accesses,
-            checksum,
-        };
-        Ok(LaneResult {
-            answer,
-            elapsed,
-            ..LaneResult::default()
-        })
+        let answer = LaneAnswer { accesses: job.accesses, checksum };
+        Ok(LaneResult { answer, elapsed, ..LaneResult::default() })
     })?;
     measured.details.extend(contender.details()?);
     Ok(measured)

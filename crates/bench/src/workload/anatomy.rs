@@ -29,10 +29,7 @@ pub fn run(job: &Job, contender: &MmapFile) -> Result<Measured> {
     let file = File::open(&job.source.path)?;
     let mut pages = miss_order(job);
     pages.truncate(usize::try_from(job.accesses)?);
-    let offsets: Vec<usize> = pages
-        .iter()
-        .map(|&page| page as usize * PAGE_BYTES)
-        .collect();
+    let offsets: Vec<usize> = pages.iter().map(|&page| page as usize * PAGE_BYTES).collect();
 
     let mut checksum = 0_u64;
     let mut load = |offset_bytes: usize| {
@@ -48,25 +45,14 @@ pub fn run(job: &Job, contender: &MmapFile) -> Result<Measured> {
         empty_system_call();
         Ok(())
     })?;
-    let populate_ns = mean_ns(
-        &offsets,
-        |offset| Ok(map.populate_read(offset, PAGE_BYTES)?),
-    )?;
+    let populate_ns = mean_ns(&offsets, |offset| Ok(map.populate_read(offset, PAGE_BYTES)?))?;
     let mut word = [0; 8];
-    let pread_ns = mean_ns(&offsets, |offset| {
-        Ok(file.read_exact_at(&mut word, offset as u64)?)
-    })?;
+    let pread_ns = mean_ns(&offsets, |offset| Ok(file.read_exact_at(&mut word, offset as u64)?))?;
 
     let lookup_ns = pread_ns - call_ns;
     let install_ns = populate_ns - call_ns - lookup_ns;
-    let mut measured = Measured {
-        mean_ns: cold_ns,
-        ..Measured::default()
-    };
-    measured.lanes = vec![LaneAnswer {
-        accesses: offsets.len() as u64,
-        checksum,
-    }];
+    let mut measured = Measured { mean_ns: cold_ns, ..Measured::default() };
+    measured.lanes = vec![LaneAnswer { accesses: offsets.len() as u64, checksum }];
     let parts = [
         ("trap", soft_ns - lookup_ns - install_ns),
         ("lookup", lookup_ns),

@@ -22,9 +22,8 @@ impl Visit for Search<'_> {
     type Output = Measured;
 
     fn visit<C: Contender>(self, contender: &C) -> Result<Measured> {
-        let memory = contender
-            .contiguous()
-            .context("this contender has no contiguous addresses")?;
+        let memory =
+            contender.contiguous().context("this contender has no contiguous addresses")?;
         let len_bytes = self.job.source.pages * PAGE_BYTES as u64;
         let start = Instant::now();
         // SAFETY: `Contiguous` promises the whole file at its base; `Source::pages` is its length.
