@@ -15,7 +15,7 @@
 //! answer is checked; medians over at least five rounds are reported; "mmap" is always its best form. What is
 //! not possible on a machine (limiting memory, keeping it awake, a contender) is said in the report.
 //!
-//! A program that calls [`main`] must do so again when it is started with the same arguments: that is how
+//! A program that calls [`main`] or [`demo`] must do so again when it is started with the same arguments: that is how
 //! contenders get processes of their own.
 
 mod benches;
@@ -39,7 +39,11 @@ use std::io::Write;
 
 use anyhow::Result;
 
-pub use options::{Bench, BenchArgs, Device, Options};
+pub use contender::System;
+pub use limit::{LimitError, Limiter};
+pub use machine::Machine;
+pub use options::{Bench, BenchArgs, DemoArgs, Device, Options};
+pub use place::{Place, PlaceError};
 pub use units::Bytes;
 
 /// Runs the bench that `args` name and prints its report on standard output.
@@ -59,5 +63,16 @@ pub fn main(args: &BenchArgs) -> Result<()> {
     } else {
         write!(output, "{}", report.to_text())?;
     }
+    Ok(())
+}
+
+/// Runs the demonstration: a graph several times larger than the memory it is searched in, by Aquifer and by
+/// mmap, and a table of both on standard output.
+pub fn demo(args: &DemoArgs) -> Result<()> {
+    if harness::run_if_child()? {
+        return Ok(());
+    }
+    let text = benches::demo(args)?;
+    write!(std::io::stdout().lock(), "{text}")?;
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::contender::System;
 use crate::units::Bytes;
 
 /// Arguments of `aquifer bench`.
@@ -63,6 +64,10 @@ pub struct Options {
     #[arg(long, value_name = "BYTES")]
     pub budget: Option<Bytes>,
 
+    /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need both sides
+    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = System::parse)]
+    pub only: Vec<System>,
+
     /// How often everything is measured; medians are reported
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
@@ -88,4 +93,23 @@ pub enum Device {
     Disk,
     /// A compressed memory device, made for the run and removed after it; needs root
     Zram,
+}
+
+/// Arguments of `aquifer demo`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  aquifer demo --dir /mnt/nvme --size 1G          a larger graph on another disk")]
+pub struct DemoArgs {
+    /// Directory for the graph file; it is removed afterwards
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+
+    /// Length of the graph file
+    #[arg(long, value_name = "BYTES", default_value = "192M")]
+    pub size: Bytes,
+
+    /// Memory that Aquifer and mmap each get [default: a quarter of the size]
+    #[arg(long, value_name = "BYTES")]
+    pub budget: Option<Bytes>,
 }

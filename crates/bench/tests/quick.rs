@@ -7,6 +7,7 @@ use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
+        .arg("bench")
         .args(arguments)
         .output()
         .expect("the program was built for this test")
@@ -45,26 +46,46 @@ fn assert_contains(names: &[String], expected: &[&str], report: &Value) {
 
 #[test]
 fn hit() {
-    let report = report(&["hit"]);
+    let report = report(&["hit", "--rounds", "2"]);
     assert_eq!(report["bench"], "hit");
     assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
     let names = systems_of(&report, "load");
     assert_contains(&names, &["anonymous", "mmap", "mmap_random", "user_cache"], &report);
+    assert_contains(&names, &["mapping", "mapping_kernel", "mapping_user", "pages"], &report);
+    for ratio in ["mapping_vs_file_mmap", "mapping_vs_anonymous", "pages_vs_user_cache"] {
+        assert!(report["ratios"][ratio].as_f64().is_some_and(|value| value > 0.0), "{ratio}");
+    }
 }
 
 #[test]
 fn out_of_core() {
-    let report = report(&["out-of-core", "--threads", "1,2", "--rounds", "2"]);
+    let report = report(&["out-of-core", "--threads", "1,2"]);
     for metric in ["read_1t", "read_2t"] {
         let names = systems_of(&report, metric);
         assert_contains(&names, &["mmap", "mmap_random", "pread_direct", "user_cache"], &report);
+        assert_contains(&names, &["mapping", "mapping_kernel", "mapping_user"], &report);
+        assert_contains(&names, &["mapping_touch", "pages"], &report);
     }
     let names = systems_of(&report, "write_2t");
     assert_contains(&names, &["mmap", "mmap_random", "pread_direct"], &report);
-    assert_contains(&systems_of(&report, "read_batch64"), &["mmap_willneed"], &report);
+    assert_contains(&names, &["mapping", "mapping_touch", "pages"], &report);
+    let batched = ["mmap_willneed", "mapping_batched", "pages_batched"];
+    assert_contains(&systems_of(&report, "read_batch64"), &batched, &report);
     if report["config"]["memory_limit"] == "none" {
         assert_eq!(report["ratios"], serde_json::json!({}), "ratios without a memory limit");
-        eprintln!("skipped: ratios, memory cannot be limited here");
+        return eprintln!("skipped: ratios, memory cannot be limited here");
+    }
+    for ratio in [
+        "mapping_vs_mmap_read_1t",
+        "mapping_touch_vs_mmap_read_2t",
+        "p999_mapping_vs_mmap_read_2t",
+        "pages_vs_mmap_read_2t",
+        "mapping_vs_mmap_write_1t",
+        "mapping_batched_vs_serial_mmap_read",
+        "mapping_batched_vs_willneed",
+        "pages_batched_vs_willneed",
+    ] {
+        assert!(report["ratios"][ratio].as_f64().is_some_and(|value| value > 0.0), "{ratio}");
     }
 }
 
@@ -77,7 +98,7 @@ fn fault() {
         .iter()
         .map(|row| row["metric"].as_str().unwrap().to_owned())
         .collect();
-    for part in ["trap", "lookup", "io", "install", "miss_with_room"] {
+    for part in ["trap", "lookup", "io", "install"] {
         assert!(metrics.iter().any(|metric| metric == part), "{part} is not in {metrics:?}");
     }
 }
@@ -86,10 +107,22 @@ fn fault() {
 fn bfs() {
     let report = report(&["bfs"]);
     let names = systems_of(&report, "search");
-    assert_contains(&names, &["mmap", "mmap_random", "mmap_willneed"], &report);
+    assert_contains(&names, &["mmap", "mmap_random", "mmap_willneed", "mapping"], &report);
     for row in report["rows"].as_array().unwrap() {
         assert!(row["details"]["reached"].as_f64().unwrap() > 1.0, "{row}");
     }
+}
+
+#[test]
+fn demo() {
+    let output = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
+        .args(["demo", "--size", "32M", "--dir", env!("CARGO_TARGET_TMPDIR")])
+        .output()
+        .expect("the program was built for this test");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let ours = text.lines().find(|line| line.starts_with("Aquifer")).expect("a line about us");
+    assert!(ours.contains(" s ") && ours.ends_with("µs"), "{text}");
 }
 
 #[test]

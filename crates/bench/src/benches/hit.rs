@@ -35,7 +35,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let accesses = if setting.quick { 100_000 } else { 10_000_000 };
-    let cells = SYSTEMS.iter().map(|&system| {
+    let cells = setting.wanted(SYSTEMS).map(|system| {
         let mut job = setting.job(system, &data, Work::Load, accesses);
         job.source.base_pages = true;
         // Nothing may be evicted, whatever a cache needs for bookkeeping or loses to uneven sharding.

@@ -1,12 +1,16 @@
 //! The benches: which contenders do what, and which ratios follow.
 
 mod bfs;
+mod demo;
 mod fault;
+mod graph_run;
 mod hit;
 mod out_of_core;
 mod setting;
 
 use anyhow::Result;
+
+pub use demo::demo;
 
 use crate::options::Bench;
 use crate::report::Report;

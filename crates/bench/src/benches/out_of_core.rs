@@ -83,16 +83,16 @@ fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
         cells.push(Cell { metric, unit: ("µs", 1e3), job, limit_bytes });
     };
     for &threads in &setting.threads {
-        for &system in READERS {
+        for system in setting.wanted(READERS) {
             add(format!("read_{threads}t"), system, Work::Read { threads }, reads);
         }
     }
-    for &system in BATCHERS {
+    for system in setting.wanted(BATCHERS) {
         let work = Work::Batch { pages: BATCH_PAGES };
         add(format!("read_batch{BATCH_PAGES}"), system, work, reads);
     }
     for &threads in &setting.threads {
-        for (&system, number) in WRITERS.iter().zip(1_u64..) {
+        for (system, number) in setting.wanted(WRITERS).zip(1_u64..) {
             let salt = u64::from(threads) << 32 | number;
             add(format!("write_{threads}t"), system, Work::Write { threads, salt }, stores);
         }

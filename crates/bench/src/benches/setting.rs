@@ -17,6 +17,9 @@ use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row, ratios};
 use crate::units::Bytes;
 
+/// Below this the process itself needs most of the memory.
+const BUDGET_MIN_BYTES: u64 = 16 << 20;
+
 /// Sizes a bench has unless the user says otherwise.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
@@ -43,6 +46,7 @@ pub struct Setting {
     pub seed: u64,
     /// The form tests run.
     pub quick: bool,
+    only: Vec<System>,
     /// Makes limited groups, where memory is scarce and that is permitted.
     pub limiter: Option<Limiter>,
     /// What the reader must know.
@@ -63,13 +67,14 @@ impl Setting {
         let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.quick)]);
         let size_bytes = size_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let budget = options.budget.map(|budget| budget.0);
-        let budget_bytes = budget.unwrap_or(size_bytes / defaults.data_per_budget);
+        let budget_bytes =
+            budget.unwrap_or((size_bytes / defaults.data_per_budget).max(BUDGET_MIN_BYTES));
         let mut notes = Vec::new();
         let mut limiter = None;
         let mut limit_text = "not needed".to_owned();
         if defaults.scarce {
             ensure!(
-                budget_bytes >= 16 << 20,
+                budget_bytes >= BUDGET_MIN_BYTES,
                 "a budget of {} is too small: below 16 MiB the process itself needs most of it",
                 Bytes(budget_bytes)
             );
@@ -114,6 +119,7 @@ impl Setting {
             rounds: options.rounds.unwrap_or(if options.quick { 1 } else { 5 }),
             seed: options.seed,
             quick: options.quick,
+            only: options.only.clone(),
             limiter,
             notes,
             place,
@@ -122,6 +128,12 @@ impl Setting {
             awake,
             _signals: signals,
         })
+    }
+
+    /// Those of a bench's contenders that the user wants.
+    pub fn wanted<'a>(&'a self, systems: &'a [System]) -> impl Iterator<Item = System> + 'a {
+        let wanted = |system: &System| self.only.is_empty() || self.only.contains(system);
+        systems.iter().copied().filter(wanted)
     }
 
     /// Pages of the data file.

@@ -54,6 +54,11 @@ pub enum System {
 }
 
 impl System {
+    /// Finds a contender by its name.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        serde_json::from_value(name.into()).map_err(|_| format!("`{name}` is no contender"))
+    }
+
     /// The name in reports and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,34 +1,19 @@
-//! Parallel top-down breadth-first search with a software pipeline for what it reads next.
+//! Parallel top-down breadth-first search.
 //!
-//! A level's vertices (the frontier) are handed out in groups. Each thread keeps three groups in flight:
-//!
-//! ```text
-//! group k + 2: its offsets are prefetched
-//! group k + 1: its offsets are read, its neighbours are prefetched
-//! group k:     its neighbours are read and visited
-//! ```
-//! so that a contender that can prefetch always has whole groups of reads to work on while the thread visits.
-//! The same code runs for contenders that cannot; for them `prefetch` does nothing. Long rows (hubs) are
-//! prefetched piece by piece, one ahead of the piece being visited, so that they do not flush the cache.
-//!
-//! The search is the same whatever happens first: levels do not depend on the order of visits, so the answer
-//! is made of levels only.
+//! A level's vertices (the frontier) are handed out in groups; each thread reads the rows of its groups as
+//! [`super::rows`] describes. The search is the same whatever happens first: levels do not depend on the order
+//! of visits, so the answer is made of levels only.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 
 use super::csr::Graph;
+use super::rows::{GROUP, Rows};
 use crate::contender::Contiguous;
-use crate::raw::load_word;
 use crate::rng::mix;
 
-/// Vertices in a group: what a batch of reads at queue depth wants.
-const GROUP: usize = 64;
-/// Entries of a row that are prefetched at once (256 KiB).
-const PIECE_ENTRIES: u64 = 64 << 10;
 /// Level of a vertex that has not been reached.
 const UNREACHED: u32 = u32::MAX;
 
@@ -50,11 +35,6 @@ pub fn state_bytes(graph: &Graph) -> u64 {
     graph.vertices * (4 + 4 + 4)
 }
 
-/// The search was given up.
-#[derive(Debug, thiserror::Error)]
-#[error("the search was not finished in time")]
-pub struct Overtime;
-
 /// Searches from the graph's source with `threads` threads. [`Overtime`] after the deadline.
 pub fn breadth_first_search(
     graph: &Graph,
@@ -65,6 +45,7 @@ pub fn breadth_first_search(
     let levels: Vec<AtomicU32> = (0..graph.vertices).map(|_| AtomicU32::new(UNREACHED)).collect();
     // Relaxed here and below: a level is a value of its own, and the end of each scope orders the levels.
     levels[graph.source as usize].store(0, Ordering::Relaxed);
+    let rows = Rows { graph, memory };
     let mut frontier = vec![graph.source];
     let mut answer = Answer { reached: 0, visited_entries: 0, depth: 0, checksum: 0 };
     for level in 0.. {
@@ -78,23 +59,27 @@ pub fn breadth_first_search(
         let parts = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads)
                 .map(|_| {
-                    let mut worker = Worker {
-                        graph,
-                        memory,
-                        levels: &levels,
-                        next_level: level + 1,
-                        found: Vec::new(),
-                        visited_entries: 0,
-                        deadline,
-                    };
-                    let (frontier, next_group) = (&frontier, &next_group);
-                    scope.spawn(move || worker.run(frontier, next_group).map(|()| worker))
+                    let groups = std::iter::from_fn(|| {
+                        // Relaxed: only who gets which group is decided here.
+                        let start =
+                            next_group.fetch_add(1, Ordering::Relaxed).saturating_mul(GROUP);
+                        frontier.get(start..frontier.len().min(start.saturating_add(GROUP)))
+                    });
+                    let levels = &levels;
+                    scope.spawn(move || {
+                        let mut found = Vec::new();
+                        let entries = rows.stream(groups, deadline, |neighbour| {
+                            if reach(&levels[neighbour as usize], level + 1) {
+                                found.push(neighbour);
+                            }
+                        })?;
+                        Ok((found, entries))
+                    })
                 })
                 .collect();
             let joined = workers.into_iter().map(|worker| worker.join());
             joined
                 .map(|result| result.unwrap_or_else(|_| Err(anyhow!("a search thread panicked"))))
-                .map(|result| result.map(|worker| (worker.found, worker.visited_entries)))
                 .collect::<Result<Vec<_>>>()
         })?;
         frontier.clear();
@@ -109,135 +94,26 @@ pub fn breadth_first_search(
     Ok(answer)
 }
 
-/// A row of neighbours: its first entry and the one behind its last.
-type Row = (u64, u64);
-
-struct Worker<'a> {
-    graph: &'a Graph,
-    memory: &'a dyn Contiguous,
-    levels: &'a [AtomicU32],
-    next_level: u32,
-    found: Vec<u32>,
-    visited_entries: u64,
-    deadline: Instant,
-}
-
-impl Worker<'_> {
-    fn run(&mut self, frontier: &[u32], next_group: &AtomicUsize) -> Result<()> {
-        let mut offsets_asked = VecDeque::<&[u32]>::new();
-        let mut rows_asked = VecDeque::<Vec<Row>>::new();
-        loop {
-            if Instant::now() > self.deadline {
-                return Err(Overtime.into());
-            }
-            // Relaxed: only who gets which group is decided here.
-            let start = next_group.fetch_add(1, Ordering::Relaxed).saturating_mul(GROUP);
-            let draining = start >= frontier.len();
-            if !draining {
-                let vertices = &frontier[start..frontier.len().min(start + GROUP)];
-                self.prefetch_offsets(vertices)?;
-                offsets_asked.push_back(vertices);
-            } else if offsets_asked.is_empty() && rows_asked.is_empty() {
-                return Ok(());
-            }
-            if (draining || offsets_asked.len() > 1)
-                && let Some(vertices) = offsets_asked.pop_front()
-            {
-                rows_asked.push_back(self.rows_of(vertices)?);
-            }
-            if (draining || rows_asked.len() > 1)
-                && let Some(rows) = rows_asked.pop_front()
-            {
-                rows.into_iter().try_for_each(|row| self.visit(row))?;
-            }
-        }
-    }
-
-    fn prefetch_offsets(&self, vertices: &[u32]) -> Result<()> {
-        let mut ranges: Vec<_> =
-            vertices.iter().map(|&vertex| (self.graph.offsets_at(vertex), 16)).collect();
-        ranges.sort_unstable();
-        self.memory.prefetch(&ranges)
-    }
-
-    /// Reads where the rows of a group are and prefetches their beginnings.
-    fn rows_of(&self, vertices: &[u32]) -> Result<Vec<Row>> {
-        let base = self.memory.base();
-        let rows: Vec<Row> = vertices
-            .iter()
-            .map(|&vertex| {
-                let at = self.graph.offsets_at(vertex) as usize;
-                // SAFETY: vertices come from the graph, whose header was checked against the length of
-                // the memory; offsets are 8-byte aligned in it.
-                let first = unsafe { load_word(base, at) };
-                // SAFETY: as above; there is one offset more than there are vertices.
-                let end = unsafe { load_word(base, at + 8) };
-                assert!(first <= end && end <= self.graph.entries, "a damaged graph");
-                (first, end)
-            })
-            .collect();
-        let mut ranges: Vec<_> = rows
-            .iter()
-            .filter(|(first, end)| first < end)
-            .map(|&(first, end)| self.piece(first, end))
-            .collect();
-        ranges.sort_unstable();
-        self.memory.prefetch(&ranges)?;
-        Ok(rows)
-    }
-
-    /// Byte range of the first piece of a row.
-    fn piece(&self, first: u64, end: u64) -> (u64, u64) {
-        (self.graph.entries_at(first), (end - first).min(PIECE_ENTRIES) * 4)
-    }
-
-    fn visit(&mut self, (first, end): Row) -> Result<()> {
-        let mut from = first;
-        while from < end {
-            let to = end.min(from + PIECE_ENTRIES);
-            if to < end {
-                self.memory.prefetch(&[self.piece(to, end)])?;
-            }
-            self.visit_entries(from, to);
-            from = to;
-        }
-        self.visited_entries += end - first;
-        Ok(())
-    }
-
-    fn visit_entries(&mut self, from: u64, to: u64) {
-        let start = self.memory.base().wrapping_add(self.graph.entries_at(from) as usize);
-        for index in 0..(to - from) as usize {
-            let entry = start.cast::<u32>().wrapping_add(index);
-            // SAFETY: entries below `graph.entries`, which was checked against the length of the memory;
-            // volatile, because the bytes belong to a file.
-            let neighbour = unsafe { entry.read_volatile() };
-            let level = &self.levels[neighbour as usize];
-            // Most neighbours have been reached already: look before the more expensive exchange.
-            if level.load(Ordering::Relaxed) == UNREACHED
-                && level
-                    .compare_exchange(
-                        UNREACHED,
-                        self.next_level,
-                        Ordering::Relaxed,
-                        Ordering::Relaxed,
-                    )
-                    .is_ok()
-            {
-                self.found.push(neighbour);
-            }
-        }
-    }
+/// Sets the level of a vertex that has none, and says whether it had none.
+fn reach(level: &AtomicU32, next_level: u32) -> bool {
+    // Most neighbours have been reached already: look before the more expensive exchange.
+    level.load(Ordering::Relaxed) == UNREACHED
+        && level
+            .compare_exchange(UNREACHED, next_level, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::path::Path;
     use std::sync::Mutex;
     use std::time::Duration;
 
     use super::super::csr::GraphFile;
+    use super::super::lookup::random_lookups;
     use super::super::rmat::{Rmat, Shape};
+    use super::super::rows::Overtime;
     use super::*;
     use crate::raw::Map;
 
@@ -318,6 +194,12 @@ mod tests {
                 .map(|(_, len_bytes)| len_bytes)
                 .sum();
             assert_eq!(entry_bytes, 2 * 4 * expected.visited_entries);
+            let look = |threads| {
+                let deadline = Instant::now() + an_hour;
+                random_lookups(&graph, &mapped, threads, 1000, 8, deadline).unwrap()
+            };
+            assert_eq!(look(2), look(2));
+            assert_ne!(look(1), look(2));
             let late = breadth_first_search(&graph, &mapped, 2, Instant::now());
             assert!(late.unwrap_err().is::<Overtime>());
         }

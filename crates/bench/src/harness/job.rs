@@ -63,6 +63,11 @@ pub enum Work {
         /// How many threads search.
         threads: u32,
     },
+    /// The neighbours of random vertices of a graph file.
+    Lookup {
+        /// How many threads look up.
+        threads: u32,
+    },
 }
 
 /// What a child answers.

@@ -95,7 +95,7 @@ impl Visit for Access<'_> {
                     timed_stores(lane, job, number, salt)
                 })?
             }
-            Work::Load | Work::Anatomy | Work::Bfs { .. } => {
+            Work::Load | Work::Anatomy | Work::Bfs { .. } | Work::Lookup { .. } => {
                 unreachable!("handled by the caller or above")
             }
         };

@@ -1,45 +1,81 @@
-//! Where the time of one miss goes in a plain mapping, in the parts of Aquila's figure 8.
+//! Where the time of one miss goes, in the parts of Aquila's figure 8.
 //!
-//! The kernel does not say, so the parts are differences between things that can be timed. The same pages, far
-//! apart, are accessed in four ways, with plenty of memory:
+//! Nobody reports the parts, so they are differences between things that can be timed.
+//!
+//! **A plain mapping.** The same cached pages, far apart, are reached in three ways:
 //!
 //! | access | contains |
 //! |---|---|
-//! | first load (cold) | trap + lookup + I/O + install |
-//! | load after the page-table entry was dropped (the page is cached) | trap + lookup + install |
+//! | load after the page-table entry was dropped | trap + lookup + install |
 //! | `MADV_POPULATE_READ` of one page, less an empty system call | lookup + install |
-//! | `pread` of 8 cached bytes, less an empty system call | lookup |
+//! | `pread` of 8 bytes, less an empty system call | lookup |
 //!
-//! Eviction is what a miss takes longer under the memory limit; that is measured by another job.
+//! **Aquifer.** On a device that is plain memory, so that its transfer is a copy whose cost is known:
+//!
+//! | access | contains |
+//! |---|---|
+//! | bare load of an absent page (mapping) | trap + lookup + transfer + install |
+//! | touch of an absent page (mapping), read of one (`Pages`) | lookup + transfer + install |
+//! | touch or read of a resident page | lookup |
+//!
+//! What the device adds and what eviction adds is measured by other jobs: see the bench.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use aquifer::{Advice, Backend, Cache, Device, MapOptions, MemoryDevice, PageId};
 
 use super::access::miss_order;
-use crate::contender::MmapFile;
+use crate::contender::{MmapFile, System};
 use crate::harness::{Job, LaneAnswer, Measured};
-use crate::raw::{PAGE_BYTES, empty_system_call, load_word};
+use crate::raw::{AlignedBuffer, PAGE_BYTES, empty_system_call, load_word};
 
-/// Times the parts.
-pub fn run(job: &Job, contender: &MmapFile) -> Result<Measured> {
+/// Nanoseconds of each part.
+struct Parts {
+    trap_ns: f64,
+    lookup_ns: f64,
+    install_ns: f64,
+}
+
+/// Times the parts of the job's contender.
+pub fn run(job: &Job) -> Result<Measured> {
+    let parts = match job.system {
+        System::MmapRandom => plain_mapping(job)?,
+        System::MappingUser => mapping(job)?,
+        System::Pages => pages(job)?,
+        other => bail!("the parts of a miss of {} are not measured", other.name()),
+    };
+    let mut measured = Measured {
+        mean_ns: parts.trap_ns + parts.lookup_ns + parts.install_ns,
+        lanes: vec![LaneAnswer { accesses: job.accesses, checksum: 0 }],
+        ..Measured::default()
+    };
+    let named =
+        [("trap", parts.trap_ns), ("lookup", parts.lookup_ns), ("install", parts.install_ns)];
+    measured.details = named.map(|(name, ns)| (name.to_owned(), ns)).into();
+    Ok(measured)
+}
+
+fn plain_mapping(job: &Job) -> Result<Parts> {
+    let contender = MmapFile::open(job.system, &job.source)?;
     let map = contender.map();
     let file = File::open(&job.source.path)?;
     let mut pages = miss_order(job);
     pages.truncate(usize::try_from(job.accesses)?);
     let offsets: Vec<usize> = pages.iter().map(|&page| page as usize * PAGE_BYTES).collect();
 
-    let mut checksum = 0_u64;
-    let mut load = |offset_bytes: usize| {
+    let load = |offset_bytes: usize| {
         // SAFETY: page numbers are below the number of pages mapped.
-        checksum = checksum.wrapping_add(unsafe { load_word(map.base(), offset_bytes) });
+        std::hint::black_box(unsafe { load_word(map.base(), offset_bytes) });
         Ok(())
     };
-    let cold_ns = mean_ns(&offsets, &mut load)?;
+    // Brings the pages into the page cache, and no others: read-ahead is off.
+    mean_ns(&offsets, load)?;
     map.unmap_pages()?;
-    let soft_ns = mean_ns(&offsets, &mut load)?;
+    let soft_ns = mean_ns(&offsets, load)?;
     map.unmap_pages()?;
     let call_ns = mean_ns(&offsets, |_| {
         empty_system_call();
@@ -48,19 +84,87 @@ pub fn run(job: &Job, contender: &MmapFile) -> Result<Measured> {
     let populate_ns = mean_ns(&offsets, |offset| Ok(map.populate_read(offset, PAGE_BYTES)?))?;
     let mut word = [0; 8];
     let pread_ns = mean_ns(&offsets, |offset| Ok(file.read_exact_at(&mut word, offset as u64)?))?;
+    Ok(Parts {
+        trap_ns: soft_ns - (populate_ns - call_ns),
+        lookup_ns: pread_ns - call_ns,
+        install_ns: populate_ns - pread_ns,
+    })
+}
 
-    let lookup_ns = pread_ns - call_ns;
-    let install_ns = populate_ns - call_ns - lookup_ns;
-    let mut measured = Measured { mean_ns: cold_ns, ..Measured::default() };
-    measured.lanes = vec![LaneAnswer { accesses: offsets.len() as u64, checksum }];
-    let parts = [
-        ("trap", soft_ns - lookup_ns - install_ns),
-        ("lookup", lookup_ns),
-        ("io", cold_ns - soft_ns),
-        ("install", install_ns),
-    ];
-    measured.details = parts.map(|(name, ns)| (name.to_owned(), ns)).into();
-    Ok(measured)
+/// A cache with room for everything over a device in memory, and two disjoint random sets of its pages.
+struct Roomy {
+    cache: Cache,
+    device: Arc<MemoryDevice>,
+    first: Vec<usize>,
+    second: Vec<usize>,
+}
+
+impl Roomy {
+    fn new(job: &Job) -> Result<Self> {
+        let count = usize::try_from(job.accesses)?;
+        let mut order_of = job.clone();
+        order_of.source.pages = 2 * job.accesses;
+        let mut first: Vec<usize> =
+            miss_order(&order_of).iter().map(|&page| page as usize * PAGE_BYTES).collect();
+        let second = first.split_off(count);
+        let len_bytes = 2 * count * PAGE_BYTES;
+        let device = MemoryDevice::new(len_bytes)?;
+        // Fresh memory would be allocated by the first transfer from it.
+        let content = vec![1; 1 << 20];
+        for at in (0..len_bytes).step_by(content.len()) {
+            let part = &content[..content.len().min(len_bytes - at)];
+            device.write_at(at as u64, part)?;
+        }
+        let budget_bytes = 2 * len_bytes as u64 + (32 << 20);
+        let cache = Cache::builder().budget_bytes(budget_bytes).build()?;
+        Ok(Self { cache, device: Arc::new(device), first, second })
+    }
+
+    fn transfer_ns(&self) -> Result<f64> {
+        let mut buffer = AlignedBuffer::new(PAGE_BYTES);
+        mean_ns(&self.second, |offset| {
+            self.device.read_at(offset as u64, buffer.bytes_mut())?;
+            Ok(())
+        })
+    }
+}
+
+fn mapping(job: &Job) -> Result<Parts> {
+    let roomy = Roomy::new(job)?;
+    let options = MapOptions::new().backend(Backend::User);
+    let mapping = roomy.cache.map_with(roomy.device.clone(), options)?;
+    mapping.advise(0..mapping.len(), Advice::Random)?;
+    let bare_ns = mean_ns(&roomy.first, |offset| {
+        // SAFETY: offsets are below the length of the mapping.
+        std::hint::black_box(unsafe { load_word(mapping.as_ptr(), offset) });
+        Ok(())
+    })?;
+    let touch = |offset: usize| Ok(mapping.touch(offset as u64)?);
+    let touch_ns = mean_ns(&roomy.second, touch)?;
+    let lookup_ns = mean_ns(&roomy.first, touch)?;
+    // Bytes that have an address are installed from there without a transfer before.
+    let transfer_ns = if roomy.device.dax().is_some() { 0.0 } else { roomy.transfer_ns()? };
+    Ok(Parts {
+        trap_ns: bare_ns - touch_ns,
+        lookup_ns,
+        install_ns: touch_ns - lookup_ns - transfer_ns,
+    })
+}
+
+fn pages(job: &Job) -> Result<Parts> {
+    let roomy = Roomy::new(job)?;
+    let pages = roomy.cache.pages(roomy.device.clone())?;
+    let read = |offset: usize| {
+        let page = PageId((offset / PAGE_BYTES) as u64);
+        // SAFETY: the bytes of a page are a whole page.
+        pages.read(page, |bytes| std::hint::black_box(unsafe { load_word(bytes.as_ptr(), 0) }))?;
+        Ok(())
+    };
+    // Includes what the kernel takes for handing out the frames' memory: here each is used for the first time.
+    let miss_ns = mean_ns(&roomy.first, read)?;
+    let lookup_ns = mean_ns(&roomy.first, read)?;
+    let transfer_ns = roomy.transfer_ns()?;
+    Ok(Parts { trap_ns: 0.0, lookup_ns, install_ns: miss_ns - lookup_ns - transfer_ns })
 }
 
 fn mean_ns(offsets: &[usize], mut each: impl FnMut(usize) -> Result<()>) -> Result<f64> {

@@ -2,11 +2,11 @@
 
 mod access;
 mod anatomy;
-mod search;
+mod graph;
 
 use anyhow::Result;
 
-use crate::contender::{self, MmapFile};
+use crate::contender;
 use crate::harness::{Job, Measured, Work};
 
 pub use access::{lane_pages, stored_byte};
@@ -14,10 +14,10 @@ pub use access::{lane_pages, stored_byte};
 /// Does the job.
 pub fn run(job: &Job) -> Result<Measured> {
     match job.work {
-        Work::Bfs { threads } => {
-            contender::with(job.system, &job.source, search::Search { job, threads })
+        Work::Bfs { .. } | Work::Lookup { .. } => {
+            contender::with(job.system, &job.source, graph::GraphWork { job })
         }
-        Work::Anatomy => anatomy::run(job, &MmapFile::open(job.system, &job.source)?),
+        Work::Anatomy => anatomy::run(job),
         _ => contender::with(job.system, &job.source, access::Access { job }),
     }
 }

@@ -1,0 +1,102 @@
+//! `aquifer demo`: what Aquifer is for, in a minute.
+//!
+//! A graph file four times larger than the memory its readers get; breadth-first search and random lookups over
+//! it, once through Aquifer and once through mmap under the same limit. One round: it shows, and does not prove.
+//! The benches do that.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::graph_run::GraphRun;
+use super::setting::Defaults;
+use crate::contender::System;
+use crate::harness::Work;
+use crate::options::{DemoArgs, Device, Options};
+use crate::report::{Row, aligned, number};
+use crate::units::Bytes;
+
+/// The contenders, and what a person calls them.
+const SYSTEMS: &[(System, &str)] = &[
+    (System::Mmap, "mmap"),
+    (System::MmapRandom, "mmap, MADV_RANDOM"),
+    (System::MmapWillneed, "mmap, prefetch by hand (WILLNEED)"),
+    (System::Mapping, "Aquifer"),
+];
+
+const SEARCH: &str = "breadth-first search";
+const LOOKUP: &str = "random lookups";
+/// After this a contender is stopped.
+const PATIENCE_MS: u64 = 12_000;
+
+/// Runs the demonstration and returns its table.
+pub fn demo(args: &DemoArgs) -> Result<String> {
+    let options = Options {
+        json: false,
+        dir: args.dir.clone(),
+        device: Device::Disk,
+        size: Some(args.size),
+        budget: args.budget,
+        rounds: Some(1),
+        threads: Vec::new(),
+        only: Vec::new(),
+        seed: 1,
+        quick: false,
+    };
+    let defaults = Defaults { size_bytes: [0, 0], data_per_budget: 4, scarce: true };
+    let mut run = GraphRun::prepare(&options, defaults)?;
+    let limited = run.setting.limiter.is_some();
+    let mut text = introduction(&run, limited);
+    let threads = run.threads();
+    let mut cells = Vec::new();
+    for &(system, _) in SYSTEMS.iter().filter(|(system, _)| limited || *system == System::Mapping) {
+        let search = Work::Bfs { threads };
+        cells.push(run.cell(SEARCH, ("s", 1e9), system, search, PATIENCE_MS));
+        let lookup = Work::Lookup { threads };
+        cells.push(run.cell(LOOKUP, ("µs", 1e3), system, lookup, PATIENCE_MS));
+    }
+    let rows = run.measure(cells)?;
+    text.push_str(&table(&rows, limited));
+    for note in &run.setting.notes {
+        // Contenders that were stopped stand in the table already.
+        if !note.contains("left out") || note.contains("killed") {
+            let _ = writeln!(text, "\nnote: {note}");
+        }
+    }
+    Ok(text)
+}
+
+fn introduction(run: &GraphRun, limited: bool) -> String {
+    let graph = run.graph();
+    let mut text = format!(
+        "A graph of {} vertices and {} edges in a file of {}, read as memory with {} of DRAM\n",
+        number(graph.vertices as f64),
+        number((graph.entries / 2) as f64),
+        Bytes(graph.file_bytes()),
+        Bytes(run.setting.budget_bytes),
+    );
+    if !limited {
+        text.push_str(
+            "(mmap is not shown: without permission to limit its memory it would simply hold the \
+             whole file)\n",
+        );
+    }
+    text.push('\n');
+    text
+}
+
+fn table(rows: &[Row], limited: bool) -> String {
+    let cell = |system: System, metric: &str| {
+        let row = rows.iter().find(|row| row.system == system.name() && row.metric == metric);
+        row.map_or_else(
+            || format!("> {} s, stopped", PATIENCE_MS / 1000),
+            |row| format!("{} {}", number(row.median), row.unit),
+        )
+    };
+    let mut lines = vec![["", SEARCH, "a lookup"].map(str::to_owned)];
+    let shown = SYSTEMS.iter().filter(|(system, _)| limited || *system == System::Mapping);
+    for &(system, name) in shown {
+        lines.push([name.to_owned(), cell(system, SEARCH), cell(system, LOOKUP)]);
+    }
+    aligned(&lines, 1)
+}
