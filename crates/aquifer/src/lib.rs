@@ -24,7 +24,7 @@
 pub use aquifer_cache::{
     Advice, Backend, Bytes, Cache, CacheBuilder, Error, FrameId, Histogram, HistogramSnapshot,
     MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut, PageRef, Pages, Pinned,
-    Pod, Result, Stats, StoreId, policy,
+    Pod, Result, Stats, StoreId, policy, publish,
 };
 pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,

@@ -40,7 +40,10 @@ use std::io::Write;
 use anyhow::Result;
 
 pub use contender::System;
+pub use limit::{LimitError, Limiter};
+pub use machine::Machine;
 pub use options::{Bench, BenchArgs, DemoArgs, Device, Options};
+pub use place::{Place, PlaceError};
 pub use units::Bytes;
 
 /// Runs the bench that `args` name and prints its report on standard output.

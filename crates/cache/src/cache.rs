@@ -11,6 +11,7 @@ use crate::mapping::{MapOptions, Mapping};
 use crate::options::{Options, PolicySource};
 use crate::pages::Pages;
 use crate::policy::{Policy, PolicyKind};
+use crate::publish::Publisher;
 use crate::stats::Stats;
 
 /// Builds a [`Cache`]. Every setting has a default but the budget, which is a quarter of memory.
@@ -22,6 +23,7 @@ pub struct CacheBuilder {
     io_threads: usize,
     serving_thread: bool,
     without_vectored_discard: bool,
+    publish: Option<String>,
 }
 
 impl Default for CacheBuilder {
@@ -33,6 +35,7 @@ impl Default for CacheBuilder {
             io_threads: 2,
             serving_thread: false,
             without_vectored_discard: false,
+            publish: None,
         }
     }
 }
@@ -88,9 +91,17 @@ impl CacheBuilder {
         self
     }
 
+    /// Lets `aquifer stat` see this cache: its statistics are written once a second to a private directory
+    /// of the user ([`publish`](crate::publish)), under `name`: letters, digits, `-`, `_` and `.`.
+    pub fn publish(mut self, name: impl Into<String>) -> Self {
+        self.publish = Some(name.into());
+        self
+    }
+
     /// Builds the cache and starts its threads.
     ///
     /// # Errors
+    /// [`Error::Publish`] for a name or a place that cannot be had.
     /// [`Error::Budget`] and [`Error::PageSize`] for what cannot work; [`Error::Kernel`] when threads or
     /// address space are refused.
     pub fn build(self) -> Result<Cache> {
@@ -106,7 +117,7 @@ impl CacheBuilder {
         };
         options.check()?;
         let engine = Arc::new(Engine::new(options)?);
-        let mut running = Running { engine, threads: vec![] };
+        let mut running = Running { engine, publisher: None, threads: vec![] };
         let io_threads = running.engine.options.io_threads;
         running.spawn("aquifer-evict", |engine| engine.run_evictor())?;
         for _ in 0..io_threads {
@@ -124,6 +135,12 @@ impl CacheBuilder {
                 engine.run_server(engine.uffd_if_open().expect("opened before this thread"));
             })?;
         }
+        if let Some(name) = &self.publish {
+            let publisher = Arc::new(Publisher::new(name)?);
+            publisher.write(&running.engine)?;
+            running.publisher = Some(publisher.clone());
+            running.spawn("aquifer-stat", move |engine| publisher.run(engine))?;
+        }
         Ok(Cache { running: Arc::new(running) })
     }
 }
@@ -131,6 +148,7 @@ impl CacheBuilder {
 /// The engine with its threads, which end with it.
 pub(crate) struct Running {
     pub engine: Arc<Engine>,
+    publisher: Option<Arc<Publisher>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -154,6 +172,9 @@ impl Drop for Running {
             return;
         }
         self.engine.stop();
+        if let Some(publisher) = &self.publisher {
+            publisher.stop();
+        }
         for thread in self.threads.drain(..) {
             // A panic of a background thread has been printed; there is nobody to hand it to.
             let _ = thread.join();

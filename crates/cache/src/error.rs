@@ -164,6 +164,14 @@ pub enum Error {
         /// What the kernel's signal tells.
         reason: &'static str,
     },
+    /// A cache's statistics cannot be published under this name.
+    #[error("publishing statistics as {name:?}: {source}")]
+    Publish {
+        /// The name asked for.
+        name: String,
+        /// What is wrong with it, or the system's error.
+        source: io::Error,
+    },
     /// Address space or handlers.
     #[error(transparent)]
     Vm(#[from] VmError),

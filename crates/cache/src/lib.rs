@@ -37,6 +37,7 @@ mod page_word;
 mod pages;
 pub mod policy;
 mod probation;
+pub mod publish;
 mod readahead;
 mod stats;
 mod store;

@@ -124,6 +124,13 @@ macro_rules! counters {
             pub write_back_bytes: HistogramSnapshot,
         }
 
+        impl Stats {
+            /// The counts with their names.
+            pub fn counters(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+
         impl Counters {
             pub(crate) fn fill(&self, stats: &mut Stats) {
                 $(stats.$name = self.$name.load(Ordering::Relaxed);)*

@@ -1,6 +1,10 @@
 //! What the running kernel offers, found by trying.
 
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
+
+use linux_raw_sys::general as raw;
 
 use crate::memory::{self, Advice, Range, SMALL_PAGE_BYTES};
 use crate::uffd::{Delivery, Uffd};
@@ -12,14 +16,16 @@ pub struct Probe {
     pub name: &'static str,
     /// Whether it works for this process.
     pub available: bool,
-    /// Version or reason.
+    /// What Aquifer does with it, and without it.
+    pub purpose: &'static str,
+    /// Particulars, or the reason why not.
     pub detail: String,
 }
 
-fn probe(name: &'static str, result: io::Result<String>) -> Probe {
+fn probe(name: &'static str, purpose: &'static str, result: io::Result<String>) -> Probe {
     match result {
-        Ok(detail) => Probe { name, available: true, detail },
-        Err(error) => Probe { name, available: false, detail: error.to_string() },
+        Ok(detail) => Probe { name, available: true, purpose, detail },
+        Err(error) => Probe { name, available: false, purpose, detail: error.to_string() },
     }
 }
 
@@ -40,15 +46,31 @@ pub fn userfaultfd_sigbus() -> io::Result<u64> {
 }
 
 fn userfaultfd_all_features() -> io::Result<String> {
-    let uffd = Uffd::open(Delivery::Message { kernel_faults: false })?;
-    Ok(format!("feature bits {:#x}", uffd.features()))
+    let bits = Uffd::open(Delivery::Message { kernel_faults: false })?.features();
+    let known = [
+        (raw::UFFD_FEATURE_POISON, "POISON"),
+        (raw::UFFD_FEATURE_WP_ASYNC, "WP_ASYNC"),
+        (raw::UFFD_FEATURE_MOVE, "MOVE"),
+    ];
+    let named = known.iter().filter(|(bit, _)| bits & u64::from(*bit) != 0).map(|(_, name)| *name);
+    let names: Vec<_> = std::iter::once("COPY").chain(named).collect();
+    Ok(format!("{} ({bits:#x})", names.join(", ")))
 }
 
 fn io_uring() -> io::Result<String> {
     let mut params = [0u8; 120];
     // SAFETY: io_uring_setup fills in at most a struct io_uring_params of 120 bytes.
     let fd =
-        crate::check(unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) })?;
+        crate::check(unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) })
+            .map_err(|error| {
+                let switched_off = read_word("/proc/sys/kernel/io_uring_disabled")
+                    .is_ok_and(|value| value.trim() != "0");
+                if switched_off {
+                    io::Error::new(error.kind(), "switched off by kernel.io_uring_disabled")
+                } else {
+                    error
+                }
+            })?;
     // SAFETY: the descriptor is ours.
     unsafe { libc::close(fd as i32) };
     Ok(String::new())
@@ -56,27 +78,177 @@ fn io_uring() -> io::Result<String> {
 
 fn cachestat() -> io::Result<String> {
     use std::os::fd::AsFd;
-    let file = std::fs::File::open("/proc/self/exe")?;
+    let file = File::open("/proc/self/exe")?;
     memory::cachestat(file.as_fd(), 0, 0).map(|_| String::new())
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: u32 =
+    (3 << 30) | ((size_of::<raw::pm_scan_arg>() as u32) << 16) | (b'f' as u32) << 8 | 16;
+/// `PAGE_IS_PRESENT` of `linux/fs.h`.
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+
+/// One page of fresh memory for the time of `work`.
+fn with_page<T>(work: impl FnOnce(*mut u8) -> io::Result<T>) -> io::Result<T> {
+    let page = memory::map_anonymous(SMALL_PAGE_BYTES)?;
+    let result = work(page);
+    // SAFETY: mapped above, and nobody else knows it.
+    unsafe { memory::unmap(page, SMALL_PAGE_BYTES) }?;
+    result
+}
+
+fn pagemap_scan() -> io::Result<String> {
+    let file = File::open("/proc/self/pagemap")?;
+    with_page(|page| {
+        let mut region = raw::page_region { start: 0, end: 0, categories: 0 };
+        let mut argument = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: 0,
+            start: page as u64,
+            end: page as u64 + SMALL_PAGE_BYTES as u64,
+            walk_end: 0,
+            vec: std::ptr::from_mut(&mut region) as u64,
+            vec_len: 1,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: PAGE_IS_PRESENT,
+            category_anyof_mask: 0,
+            return_mask: PAGE_IS_PRESENT,
+        };
+        let request = libc::Ioctl::from(PAGEMAP_SCAN);
+        // SAFETY: argument and vector have the kernel's layout and outlive the call.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut argument) };
+        crate::check(result.into()).map(|_| String::new())
+    })
+}
+
+fn advice(advice: Advice) -> io::Result<String> {
+    with_page(|page| {
+        // SAFETY: the page is fresh, and none of the advice tried here loses contents.
+        unsafe { memory::advise(page, SMALL_PAGE_BYTES, advice) }.map(|()| String::new())
+    })
+}
+
+fn read_word(path: &str) -> io::Result<String> {
+    fs::read_to_string(path)
+        .map(|text| text.trim().to_owned())
+        .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
+}
+
+/// Transparent huge pages, which the frames of `Pages` are made of.
+fn huge_pages() -> io::Result<String> {
+    let modes = read_word("/sys/kernel/mm/transparent_hugepage/enabled")?;
+    let mode = modes.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
+    if mode == "never" { Err(io::Error::other("set to `never`")) } else { Ok(mode) }
+}
+
+fn stay_awake() -> io::Result<String> {
+    // Opening it asks for nothing yet; a request would be made by writing.
+    OpenOptions::new().write(true).open("/dev/cpu_dma_latency").map(|_| String::new())
 }
 
 /// Tries everything the engine can make use of.
 pub fn probe_all() -> Vec<Probe> {
     vec![
         probe(
-            "userfaultfd, SIGBUS mode, unprivileged",
-            userfaultfd_sigbus().map(|bits| format!("feature bits {bits:#x}")),
+            "userfaultfd, SIGBUS mode",
+            "mappings served by the faulting thread; without it no user backend",
+            userfaultfd_sigbus().map(|_| String::new()),
         ),
-        probe("userfaultfd, messages", userfaultfd_all_features()),
         probe(
-            "userfaultfd, kernel faults (privileged)",
+            "userfaultfd, operations",
+            "how pages are installed and taken out",
+            userfaultfd_all_features(),
+        ),
+        probe(
+            "userfaultfd, faults of system calls",
+            "the serving thread (privileged); without it memory is pinned for system calls",
             Uffd::open(Delivery::Message { kernel_faults: true }).map(|_| String::new()),
         ),
         probe(
-            "process_madvise(MADV_DONTNEED) on itself",
+            "process_madvise(DONTNEED)",
+            "evicts many pages with one shootdown (Linux 6.13); otherwise by region",
             vectored_dontneed().map(|()| String::new()),
         ),
-        probe("io_uring", io_uring()),
-        probe("cachestat", cachestat()),
+        probe(
+            "io_uring",
+            "batches and write-back at queue depth; otherwise a pool of threads",
+            io_uring(),
+        ),
+        probe(
+            "cachestat",
+            "tells what the page cache holds (Linux 6.5); otherwise mincore",
+            cachestat(),
+        ),
+        probe("PAGEMAP_SCAN", "finds touched pages in one call (Linux 6.7)", pagemap_scan()),
+        probe(
+            "MADV_POPULATE_READ",
+            "maps ranges without faults (Linux 5.14)",
+            advice(Advice::PopulateRead),
+        ),
+        probe("MADV_COLD", "marks pages as the next victims", advice(Advice::Cold)),
+        probe("transparent huge pages", "frames of Pages; otherwise small pages", huge_pages()),
+        probe(
+            "/dev/cpu_dma_latency",
+            "benches keep the processor awake; otherwise waking it is measured too",
+            stay_awake(),
+        ),
     ]
+}
+
+/// Bounds the system sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Mappings one process may have (`vm.max_map_count`).
+    pub max_mappings: Option<u64>,
+    /// Mappings this process has.
+    pub mappings: Option<u64>,
+    /// Bytes it may lock (`RLIMIT_MEMLOCK`); `None` without a bound.
+    pub locked_bytes: Option<u64>,
+    /// Bytes of address space (`RLIMIT_AS`); `None` without a bound.
+    pub address_space_bytes: Option<u64>,
+    /// Open files (`RLIMIT_NOFILE`); `None` without a bound.
+    pub open_files: Option<u64>,
+    /// Physical memory, or the memory control group's limit.
+    pub memory_bytes: u64,
+}
+
+/// Asks for them.
+pub fn limits() -> Limits {
+    let bound = |resource| {
+        let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+        // SAFETY: fills in the structure on this stack.
+        unsafe { libc::getrlimit(resource, &raw mut limit) };
+        (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    };
+    Limits {
+        max_mappings: read_word("/proc/sys/vm/max_map_count").ok().and_then(|n| n.parse().ok()),
+        mappings: fs::read_to_string("/proc/self/maps")
+            .ok()
+            .map(|maps| maps.lines().count() as u64),
+        locked_bytes: bound(libc::RLIMIT_MEMLOCK),
+        address_space_bytes: bound(libc::RLIMIT_AS),
+        open_files: bound(libc::RLIMIT_NOFILE),
+        memory_bytes: crate::cpu::memory_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_probe_says_something() {
+        for probe in probe_all() {
+            assert!(!probe.name.is_empty() && !probe.purpose.is_empty());
+            assert!(probe.available || !probe.detail.is_empty(), "{} gives no reason", probe.name);
+        }
+    }
+
+    #[test]
+    fn limits_are_plausible() {
+        let limits = limits();
+        assert!(limits.memory_bytes > 1 << 20);
+        assert!(limits.mappings.is_none_or(|count| count > 3));
+    }
 }

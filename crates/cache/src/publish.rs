@@ -1,0 +1,325 @@
+//! Statistics that other processes can see: what `aquifer stat` reads.
+//!
+//! A cache built with [`CacheBuilder::publish`](crate::CacheBuilder::publish) has a thread that writes its
+//! [`Stats`] once a second:
+//!
+//! ```text
+//! $XDG_RUNTIME_DIR/aquifer/   or   /tmp/aquifer-UID/         mode 0700, owned by the user
+//!     4711-orders.json                                       process identifier and name
+//! ```
+//!
+//! * A file appears and changes by rename, so that a reader never sees half of one.
+//! * It goes when the cache is dropped. A killed process leaves its file behind: it carries the start time of
+//!   the process, by which a reader tells it from a live one with the same identifier.
+//! * The thread is its own, not the evictor: a directory on a slow disk must not hold up eviction. A write
+//!   that fails is left out; the next one comes a second later.
+//! * A directory that somebody else owns, or that others may enter, is refused: in `/tmp` anybody can make
+//!   one of that name.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use aquifer_sys::futex;
+use aquifer_vm::ProcessMark;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::stats::{HistogramSnapshot, Stats};
+
+/// Value of `format` in the files this version writes.
+pub const FORMAT: u32 = 1;
+
+const INTERVAL: Duration = Duration::from_secs(1);
+const LONGEST_NAME: usize = 64;
+
+/// The directories in which caches of this user may be published; one that writes takes the first that it
+/// can have.
+pub fn directories() -> Vec<PathBuf> {
+    let mut found = vec![];
+    if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+        && runtime.is_absolute()
+    {
+        found.push(runtime.join("aquifer"));
+    }
+    found.push(PathBuf::from(format!("/tmp/aquifer-{}", user_id())));
+    found
+}
+
+/// When a process was started, in clock ticks since boot; `None` if there is none of this identifier.
+pub fn start_ticks(process: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The second field is the command in parentheses and may hold anything, parentheses too.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The effective user's number.
+fn user_id() -> u32 {
+    fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid())
+}
+
+/// Names in use in this process: a second cache of the same name gets a number.
+static NAMES: Mutex<Vec<String>> = Mutex::new(vec![]);
+
+fn names() -> std::sync::MutexGuard<'static, Vec<String>> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks a name that becomes part of a file's name and of other people's terminals.
+fn check_name(name: &str) -> io::Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a name is 1 to 64 letters, digits, '-', '_' and '.'",
+        ));
+    }
+    Ok(())
+}
+
+/// Publishes one cache.
+pub(crate) struct Publisher {
+    name: String,
+    path: PathBuf,
+    temporary: PathBuf,
+    started: Instant,
+    start_ticks: u64,
+    stopped: AtomicU32,
+    mark: ProcessMark,
+}
+
+impl Publisher {
+    /// Takes the name and finds a place.
+    pub fn new(name: &str) -> Result<Publisher> {
+        let failed = |source| Error::Publish { name: name.to_owned(), source };
+        check_name(name).map_err(failed)?;
+        let directories = directories();
+        let directory = prepare_first(&directories).map_err(failed)?;
+        let process = std::process::id();
+        let name = take_name(name);
+        Ok(Publisher {
+            path: directory.join(format!("{process}-{name}.json")),
+            temporary: directory.join(format!(".{process}-{name}.new")),
+            started: Instant::now(),
+            start_ticks: start_ticks(process).unwrap_or(0),
+            stopped: AtomicU32::new(0),
+            mark: ProcessMark::new(),
+            name,
+        })
+    }
+
+    /// Writes what the cache has done so far.
+    ///
+    /// # Errors
+    /// [`Error::Publish`].
+    pub fn write(&self, engine: &Engine) -> Result<()> {
+        let text = self.to_json(&engine.stats());
+        let write = || {
+            fs::write(&self.temporary, &text)?;
+            fs::rename(&self.temporary, &self.path)
+        };
+        write().map_err(|source| Error::Publish { name: self.name.clone(), source })
+    }
+
+    /// The thread: writes until [`Publisher::stop`].
+    pub fn run(&self, engine: &Engine) {
+        aquifer_sys::signal::block_asynchronous();
+        // Acquire pairs with the release in `stop`.
+        while self.stopped.load(Ordering::Acquire) == 0 {
+            futex::wait(&self.stopped, 0, Some(INTERVAL));
+            // A full disk or the like: see the module documentation.
+            let _ = self.write(engine);
+        }
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        // Release pairs with the acquire in `run`.
+        self.stopped.store(1, Ordering::Release);
+        futex::wake(&self.stopped, 1);
+    }
+
+    fn to_json(&self, stats: &Stats) -> String {
+        let page_bytes = stats.page_bytes;
+        let command = fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut text = String::with_capacity(2048);
+        let numbers = [
+            ("format", u128::from(FORMAT)),
+            ("pid", u128::from(std::process::id())),
+            ("start_ticks", u128::from(self.start_ticks)),
+            ("unix_ms", now.as_millis()),
+            ("uptime_ms", self.started.elapsed().as_millis()),
+            ("page_bytes", u128::from(page_bytes)),
+            ("budget_bytes", u128::from(stats.budget_bytes)),
+            ("resident_bytes", u128::from(stats.resident_pages * page_bytes)),
+            ("dirty_bytes", u128::from(stats.dirty_pages * page_bytes)),
+            ("kernel_resident_bytes", u128::from(stats.kernel_resident_pages * page_bytes)),
+        ];
+        text.push('{');
+        for (key, value) in numbers {
+            let _ = write!(text, "\"{key}\":{value},");
+        }
+        for (key, value) in
+            [("name", &*self.name), ("command", command.trim_end()), ("policy", stats.policy)]
+        {
+            let _ = write!(text, "\"{key}\":");
+            push_string(&mut text, value);
+            text.push(',');
+        }
+        text.push_str("\"counters\":{");
+        for (index, (name, value)) in stats.counters().into_iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let _ = write!(text, "{comma}\"{name}\":{value}");
+        }
+        text.push('}');
+        push_histogram(&mut text, "fault_service_ns", &stats.fault_service_ns);
+        push_histogram(&mut text, "write_back_bytes", &stats.write_back_bytes);
+        text.push_str("}\n");
+        text
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        // A fork has a copy of this, but the cache lives on in its parent.
+        if self.mark.is_current() {
+            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.temporary);
+            names().retain(|name| *name != self.name);
+        }
+    }
+}
+
+/// The name, or the first of `name.2`, `name.3`, … that is free.
+fn take_name(name: &str) -> String {
+    let mut names = names();
+    let mut taken = name.to_owned();
+    for number in 2.. {
+        if !names.contains(&taken) {
+            break;
+        }
+        taken = format!("{name}.{number}");
+    }
+    names.push(taken.clone());
+    taken
+}
+
+/// The first directory that can be had; the first one's error otherwise.
+fn prepare_first(directories: &[PathBuf]) -> io::Result<&Path> {
+    let mut first_error = None;
+    for directory in directories {
+        match prepare(directory) {
+            Ok(()) => return Ok(directory),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    Err(first_error.unwrap_or_else(|| io::Error::other("no directory to publish in")))
+}
+
+/// Makes a directory, or checks that it is private.
+fn prepare(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        other => other?,
+    }
+    let found = fs::symlink_metadata(directory)?;
+    if !found.is_dir() || found.uid() != user_id() || found.mode() & 0o077 != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} exists and is not a private directory of yours", directory.display()),
+        ));
+    }
+    Ok(())
+}
+
+fn push_histogram(text: &mut String, name: &str, values: &HistogramSnapshot) {
+    let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|quantile| values.quantile(quantile));
+    let count = values.count();
+    let _ = write!(
+        text,
+        ",\"{name}\":{{\"count\":{count},\"p50\":{p50},\"p99\":{p99},\"p999\":{p999}}}"
+    );
+}
+
+/// Appends a JSON string.
+fn push_string(text: &mut String, value: &str) {
+    text.push('"');
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            c if c < ' ' => {
+                let _ = write!(text, "\\u{:04x}", u32::from(c));
+            }
+            c => text.push(c),
+        }
+    }
+    text.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn names_are_checked() {
+        let long = "x".repeat(65);
+        for wrong in ["", "a/b", "a b", "\u{1b}[2J", "ü", long.as_str()] {
+            assert!(check_name(wrong).is_err(), "{wrong:?}");
+        }
+        for right in ["a", "orders-2.main_x", &long[1..]] {
+            assert!(check_name(right).is_ok(), "{right:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_twice_gets_a_number() {
+        let name = "publish-unit-test";
+        assert_eq!(take_name(name), name);
+        assert_eq!(take_name(name), format!("{name}.2"));
+        names().retain(|taken| !taken.starts_with(name));
+        assert_eq!(take_name(name), name);
+        names().retain(|taken| !taken.starts_with(name));
+    }
+
+    #[test]
+    fn strings_are_escaped() {
+        let mut text = String::new();
+        push_string(&mut text, "a\"b\\c\nd");
+        assert_eq!(text, "\"a\\\"b\\\\c\\u000ad\"");
+    }
+
+    #[test]
+    fn only_private_directories_are_taken() {
+        let outer = tempfile::tempdir().unwrap();
+        let [fresh, open, file] = ["fresh", "open", "file"].map(|name| outer.path().join(name));
+        prepare(&fresh).unwrap();
+        assert_eq!(fs::metadata(&fresh).unwrap().mode() & 0o777, 0o700);
+        prepare(&fresh).unwrap();
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&file, "").unwrap();
+        let link = outer.path().join("link");
+        std::os::unix::fs::symlink(&fresh, &link).unwrap();
+        for refused in [&open, &file, &link] {
+            assert!(prepare(refused).is_err(), "{}", refused.display());
+        }
+        let missing = outer.path().join("no/such");
+        assert_eq!(prepare_first(&[missing, open, fresh.clone()]).unwrap(), fresh);
+    }
+
+    #[test]
+    fn a_process_has_one_start() {
+        let own = start_ticks(std::process::id()).unwrap();
+        assert!(own > 0);
+        assert!(start_ticks(1).is_none_or(|init| init <= own));
+        assert_eq!(start_ticks(u32::MAX), None);
+    }
+}
