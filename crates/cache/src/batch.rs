@@ -89,12 +89,9 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         if let Some(frame) = store.pool().take(store.key(page)) {
             return Some(frame);
         }
-        if self.in_flight > 0 {
+        if self.in_flight > 0 || !self.patient {
             store.engine.evict(store.pool(), MAX_RUN_PAGES, Cleaning::No);
             return store.pool().take(store.key(page));
-        }
-        if !self.patient {
-            return None;
         }
         match store.engine.acquire(store.pool(), store.key(page), false) {
             Ok(frame) => Some(frame),

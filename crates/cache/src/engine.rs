@@ -11,7 +11,8 @@
 //! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
 //! sixteenth at a time from the pool that misses less per frame to the one that misses more.
 //!
-//! Threads: one *evictor* keeps free frames between two watermarks, completes shrinks and rebalances;
+//! Threads: one *evictor* keeps free frames between two watermarks where evicting means writing back, completes
+//! shrinks and rebalances;
 //! a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a small
 //! batch itself, of clean pages or where writing back waits for nothing, and only when that yields nothing does it
 //! wait for the evictor.
@@ -62,6 +63,8 @@ pub(crate) struct Evicted {
     pub freed: usize,
     pub pinned: u64,
     pub unwritable: u64,
+    /// Dirty victims met, whatever became of them.
+    pub dirty: u64,
 }
 
 impl Evicted {
@@ -69,6 +72,7 @@ impl Evicted {
         self.freed += other.freed;
         self.pinned += other.pinned;
         self.unwritable += other.unwritable;
+        self.dirty += other.dirty;
     }
 }
 
@@ -140,6 +144,8 @@ struct Reclaim {
     stuck_pinned: AtomicU64,
     stuck_unwritable: AtomicU64,
     stuck_passes: AtomicU32,
+    /// Whether there were dirty pages among the last victims.
+    dirty: AtomicBool,
 }
 
 /// Shared state of a cache. See the module documentation.
@@ -366,24 +372,33 @@ impl Engine {
         loop {
             let ticket = pool.ticket();
             if let Some(frame) = pool.take(page) {
-                if pool.free() < low_watermark(pool) {
+                if self.meets_dirty(pool) && pool.free() < low_watermark(pool) {
                     self.wake_evictor();
                 }
                 return Ok(frame);
+            }
+            if self.meets_dirty(pool) {
+                self.wake_evictor();
+            }
+            if self.evict(pool, BATCH, Cleaning::IfCopying).freed > 0 {
+                continue;
             }
             let stalled_at = *stalled_at.get_or_insert_with(|| {
                 count(&self.counters.stalls, 1);
                 self.reclaim_of(pool).stuck_passes.load(Ordering::Acquire)
             });
             self.wake_evictor();
-            if self.evict(pool, BATCH, Cleaning::IfCopying).freed > 0 {
-                continue;
-            }
             if !patient && let Some(no_frame) = self.stuck(pool, stalled_at) {
                 return Err(no_frame);
             }
             pool.wait_for_frame(ticket, FRAME_WAIT);
         }
+    }
+
+    /// Whether evicting means writing back, which the evictor does better. Clean pages are evicted by who
+    /// needs their frames: one thread more that changes page tables makes every change dearer.
+    fn meets_dirty(&self, pool: &FramePool) -> bool {
+        self.reclaim_of(pool).dirty.load(Ordering::Relaxed)
     }
 
     fn reclaim_of(&self, pool: &FramePool) -> &Reclaim {
@@ -432,6 +447,9 @@ impl Engine {
                     }
                 }
             }
+        }
+        if found > 0 {
+            self.reclaim_of(pool).dirty.store(evicted.dirty > 0, Ordering::Relaxed);
         }
         evicted
     }

@@ -43,6 +43,7 @@ impl<M: PageMemory> Store<M> {
                 leaving[leaving_count] = (frame, page);
                 leaving_count += 1;
             } else {
+                evicted.dirty += u64::from(self.seen(page.0).state() == State::Dirty);
                 later[later_count] = (frame, page);
                 later_count += 1;
             }

@@ -25,9 +25,9 @@ use aquifer_sys::memory::REGION_BYTES;
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
-use crate::engine::{Engine, NoFrame};
+use crate::engine::{Cleaning, Engine, NoFrame};
 use crate::error::{Error, Result};
-use crate::frames::FramePool;
+use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
@@ -446,6 +446,9 @@ impl<M: PageMemory> Store<M> {
             .min(window.now as usize)
             .min((region.end - page) as usize)
             .min(MAX_RUN_PAGES);
+        if self.pool().free() < most {
+            self.engine.evict(self.pool(), BATCH, Cleaning::No);
+        }
         let mut run = 1;
         while run < most {
             match self.begin_extra(page + run as u64) {
