@@ -242,8 +242,13 @@ impl Engine {
         } else {
             Delivery::Sigbus
         };
-        let uffd = Uffd::open(delivery)
-            .map_err(|source| Error::Kernel { what: "opening a userfaultfd", source })?;
+        let opened = if self.options.without_userfaultfd {
+            Err(std::io::Error::from_raw_os_error(libc::EPERM))
+        } else {
+            Uffd::open(delivery)
+        };
+        let uffd =
+            opened.map_err(|source| Error::Kernel { what: "opening a userfaultfd", source })?;
         let _ = self.uffd.set(uffd);
         Ok(self.uffd.get().expect("set above"))
     }
@@ -287,6 +292,8 @@ impl Engine {
 
     /// Gives the identifier of a detached, empty store back.
     pub fn release_id(&self, id: StoreId) {
+        // What is recorded of the old store is not the next one's.
+        self.bare_fault.lock().take_if(|fault| fault.store == id);
         self.stores.lock()[id.0 as usize] = Slot::Free;
     }
 
@@ -494,6 +501,7 @@ impl Engine {
                 signal: libc::SIGBUS,
                 address: message.address,
                 write: Some(message.write || message.write_protected),
+                fallible: false,
             };
             let page = message.address & !(self.options.page_bytes - 1);
             match aquifer_vm::router::serve(&fault) {

@@ -20,6 +20,7 @@ mod batch;
 mod bounce;
 mod bytes;
 mod cache;
+mod calibrate;
 mod dirty;
 mod engine;
 mod error;
@@ -46,6 +47,7 @@ mod writeback;
 
 pub use bytes::{Bytes, Pod};
 pub use cache::{Cache, CacheBuilder};
+pub use calibrate::{Calibration, calibrate, calibrations};
 pub use error::{Error, Result};
 pub use heap::{MappedArena, MappedVec};
 pub use ids::{FrameId, PageId, PageKey, StoreId};
