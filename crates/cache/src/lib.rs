@@ -22,15 +22,19 @@ mod bytes;
 mod cache;
 mod calibrate;
 mod dirty;
+mod doorbell;
 mod engine;
 mod error;
 mod evict;
+mod frame_word;
 mod frames;
 mod gate;
 mod heap;
 mod ids;
 mod jobs;
 mod lazy;
+#[cfg(all(test, loom))]
+mod loom_models;
 mod mapped_memory;
 mod mapping;
 mod options;
@@ -43,6 +47,7 @@ mod readahead;
 mod stats;
 mod store;
 mod sync;
+mod version;
 mod writeback;
 
 pub use bytes::{Bytes, Pod};
