@@ -8,17 +8,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
-use aquifer::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
 use aquifer::device::FileDevice;
+use aquifer::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
 
 use super::{Contender, Contiguous, Lane, Source, System, Unavailable, whole_pages};
 use crate::raw::{PAGE_BYTES, huge_mapped_bytes};
 
 fn open(source: &Source) -> Result<(Cache, Arc<FileDevice>)> {
     let cache = Cache::builder().budget_bytes(source.cache_bytes).build()?;
-    let device = FileDevice::options()
-        .writable(source.writable)
-        .open(&source.path)?;
+    let device = FileDevice::options().writable(source.writable).open(&source.path)?;
     Ok((cache, Arc::new(device)))
 }
 
@@ -71,9 +69,7 @@ impl MappedFile {
         };
         let options = MapOptions::new().writable(source.writable).backend(backend);
         let refused = |error| match error {
-            aquifer::Error::BackendUnsupported { .. } => {
-                Unavailable(format!("{error}")).into()
-            }
+            aquifer::Error::BackendUnsupported { .. } => Unavailable(format!("{error}")).into(),
             other => anyhow::Error::from(other),
         };
         let mapping = cache.map_with(device, options).map_err(refused)?;
@@ -81,11 +77,7 @@ impl MappedFile {
             let reason = format!("the {} backend is not to be had here", backend.name());
             return Err(Unavailable(reason).into());
         }
-        Ok(Self {
-            cache,
-            mapping,
-            style,
-        })
+        Ok(Self { cache, mapping, style })
     }
 }
 
@@ -94,11 +86,7 @@ impl Contender for MappedFile {
 
     fn lane(&self) -> Result<MappedLane<'_>> {
         let base = self.mapping.as_ptr();
-        Ok(MappedLane {
-            file: self,
-            base,
-            ranges: Vec::new(),
-        })
+        Ok(MappedLane { file: self, base, ranges: Vec::new() })
     }
 
     fn flush(&self) -> Result<()> {
@@ -152,8 +140,7 @@ impl Lane for MappedLane<'_> {
         if self.file.style == Style::Batched {
             self.ranges.clear();
             let bytes = PAGE_BYTES as u64;
-            self.ranges
-                .extend(pages.iter().map(|page| page * bytes..(page + 1) * bytes));
+            self.ranges.extend(pages.iter().map(|page| page * bytes..(page + 1) * bytes));
             self.file.mapping.touch_many(&self.ranges)?;
         }
         for &page in pages {
@@ -168,10 +155,7 @@ impl Lane for MappedLane<'_> {
         if self.file.style == Style::Touch {
             self.file.mapping.touch_mut(page_at)?;
         }
-        let byte = self
-            .base
-            .wrapping_add(page_at as usize + offset_bytes)
-            .cast_mut();
+        let byte = self.base.wrapping_add(page_at as usize + offset_bytes).cast_mut();
         // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is writable
         // for workloads that store; volatile, because the bytes are shared with the device.
         unsafe { byte.write_volatile(value) };
@@ -191,11 +175,7 @@ impl PagedFile {
     pub fn open(system: System, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
         let pages = cache.pages(device)?;
-        Ok(Self {
-            cache,
-            pages,
-            batched: system == System::PagesBatched,
-        })
+        Ok(Self { cache, pages, batched: system == System::PagesBatched })
     }
 }
 
@@ -203,10 +183,7 @@ impl Contender for PagedFile {
     type Lane<'a> = PagedLane<'a>;
 
     fn lane(&self) -> Result<PagedLane<'_>> {
-        Ok(PagedLane {
-            file: self,
-            ids: Vec::new(),
-        })
+        Ok(PagedLane { file: self, ids: Vec::new() })
     }
 
     fn flush(&self) -> Result<()> {
@@ -227,10 +204,7 @@ pub struct PagedLane<'a> {
 impl Lane for PagedLane<'_> {
     #[inline(always)]
     fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
-        Ok(self
-            .file
-            .pages
-            .read(PageId(page), |bytes| look(bytes.as_ptr()))?)
+        Ok(self.file.pages.read(PageId(page), |bytes| look(bytes.as_ptr()))?)
     }
 
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
