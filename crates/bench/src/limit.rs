@@ -74,6 +74,8 @@ impl Limiter {
         for candidate in candidates(&mounts, &groups) {
             match candidate.create(64 << 20) {
                 Ok(_removed_at_once) => return Ok(candidate),
+                // What a user can do something about is the more useful thing to say.
+                Err(_) if matches!(error, LimitError::NotPermitted { .. }) => {}
                 Err(next) => error = next,
             }
         }

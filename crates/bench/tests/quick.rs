@@ -116,7 +116,7 @@ fn bfs() {
 #[test]
 fn demo() {
     let output = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
-        .args(["demo", "--size", "32M", "--dir", env!("CARGO_TARGET_TMPDIR")])
+        .args(["demo", "--size", "64M", "--dir", env!("CARGO_TARGET_TMPDIR")])
         .output()
         .expect("the program was built for this test");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -3,11 +3,13 @@
 use std::io;
 
 use aquifer_sys::memory::{self, Advice, REGION_BYTES};
+use aquifer_vm::ProcessMark;
 
 use crate::ids::FrameId;
 
 /// Address space for frames; memory appears when a frame is first loaded.
 pub(crate) struct FrameArena {
+    mark: ProcessMark,
     mapping: *mut u8,
     mapping_bytes: usize,
     base: *mut u8,
@@ -33,7 +35,14 @@ impl FrameArena {
             memory::advise(base, len, Advice::DontFork)?;
             memory::advise(base, len, Advice::DontDump)?;
         }
-        Ok(FrameArena { mapping, mapping_bytes, base, page_bytes, max_frames })
+        Ok(FrameArena {
+            mark: ProcessMark::new(),
+            mapping,
+            mapping_bytes,
+            base,
+            page_bytes,
+            max_frames,
+        })
     }
 
     /// A frame's first byte.
@@ -57,6 +66,9 @@ impl FrameArena {
 
 impl Drop for FrameArena {
     fn drop(&mut self) {
+        if !self.mark.is_current() {
+            return; // a hole in a child of a fork, where something else may be by now
+        }
         // SAFETY: the engine is going away; every guard borrowed it.
         let _ = unsafe { memory::unmap(self.mapping, self.mapping_bytes) };
     }

@@ -1,11 +1,11 @@
 //! A store as the engine sees it: what the evictor and the workers may ask of it.
 
-use crate::engine::{AttachedStore, Evicted};
+use crate::engine::{AttachedStore, Cleaning, Evicted};
 use crate::ids::{FrameId, PageId};
 use crate::store::{PageMemory, Store};
 
 impl<M: PageMemory> AttachedStore for Store<M> {
-    fn evict(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+    fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         self.evict_victims(victims, write_back)
     }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
 use crate::bounce::Bounce;
+use crate::engine::Cleaning;
 use crate::ids::FrameId;
 use crate::page_word::State;
 use crate::stats::count;
@@ -88,12 +89,9 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         if let Some(frame) = store.pool().take(store.key(page)) {
             return Some(frame);
         }
-        if self.in_flight > 0 {
-            store.engine.evict(store.pool(), MAX_RUN_PAGES, false);
+        if self.in_flight > 0 || !self.patient {
+            store.engine.evict(store.pool(), MAX_RUN_PAGES, Cleaning::No);
             return store.pool().take(store.key(page));
-        }
-        if !self.patient {
-            return None;
         }
         match store.engine.acquire(store.pool(), store.key(page), false) {
             Ok(frame) => Some(frame),
@@ -210,6 +208,10 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
         count(&store.engine.counters.prefetched, pages);
+        // A run lies in one region. Held until Loading has ended, as in `Store::finish`: whoever holds the
+        // gate alone takes a page that is Loading for one that is not installed, and discards across it.
+        let region = store.geometry.region_of(run.pages.start);
+        let _gate = M::PROTECTS.then(|| store.gates.shared(region));
         let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
         match installed {
             Ok(()) => {
@@ -230,9 +232,14 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the pages of `ranges` and waits for those that others are loading.
+    /// Loads the pages of `ranges` and waits for those that others are loading. An error names the first
+    /// page that cannot be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
-        self.load_many(ranges, true)?;
+        match self.load_many(ranges, true) {
+            // A transfer that failed may have been for many pages: which of them are bad is found below.
+            Ok(()) | Err((_, Refused::Device(_))) => {}
+            Err(failed) => return Err(failed),
+        }
         for page in ranges.iter().cloned().flatten() {
             let seen = self.seen(page);
             if seen.is_readable() {

@@ -241,7 +241,7 @@ impl Cache {
         self.running.engine.is_shrinking()
     }
 
-    /// What the cache has done and holds.
+    /// What the cache has done and holds. All zero in a child of a fork.
     pub fn stats(&self) -> Stats {
         self.running.engine.stats()
     }

@@ -3,8 +3,8 @@
 //! Aquila keeps dirty pages in red-black trees, one a core, and merges them by offset at write-back. A
 //! bitmap with a summary needs no merging: it is sorted by position, marking is one atomic OR on a word
 //! that 64 neighbouring pages share, and walking a range skips 4,096 clean pages by one load. It is a
-//! hint that errs on the side of dirty: a page is marked before its word says Dirty and unmarked after it
-//! says Clean; the page word decides.
+//! hint that errs on the side of dirty: a page is marked before stores to it succeed, which is before its word
+//! says Dirty, and unmarked while it is Cleaning, when nobody can mark it; the page word decides.
 
 use std::io;
 use std::ops::Range;
@@ -35,12 +35,15 @@ impl DirtyMap {
     /// Marks a page.
     pub fn mark(&self, page: u64) {
         let word = (page / PAGES_PER_WORD) as usize;
-        let bit = 1 << (page % PAGES_PER_WORD);
-        // Release pairs with the acquire in `collect`.
-        if self.words[word].fetch_or(bit, Ordering::AcqRel) == 0 {
-            let summary = page / PAGES_PER_SUMMARY_BIT;
-            self.summary[(summary / 64) as usize].fetch_or(1 << (summary % 64), Ordering::AcqRel);
+        let summary = page / PAGES_PER_SUMMARY_BIT;
+        let (group, bit) = (&self.summary[(summary / 64) as usize], 1 << (summary % 64));
+        // The summary first, and by whoever finds it unset: a thread that left that to the one before it
+        // could be overtaken by its own flush. A bit seen set was set before, and is never cleared.
+        if group.load(Ordering::Acquire) & bit == 0 {
+            group.fetch_or(bit, Ordering::AcqRel);
         }
+        // Release pairs with the acquire in `walk`.
+        self.words[word].fetch_or(1 << (page % PAGES_PER_WORD), Ordering::AcqRel);
     }
 
     /// Unmarks a page. Its summary bit stays, which costs a walk 64 loads once in a while.

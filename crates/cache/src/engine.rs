@@ -11,10 +11,11 @@
 //! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
 //! sixteenth at a time from the pool that misses less per frame to the one that misses more.
 //!
-//! Threads: one *evictor* keeps free frames between two watermarks, completes shrinks and rebalances;
+//! Threads: one *evictor* keeps free frames between two watermarks where evicting means writing back, completes
+//! shrinks and rebalances;
 //! a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a small
-//! batch of clean pages itself, and only when that yields nothing does it wait for the evictor, which
-//! alone writes dirty pages back.
+//! batch itself, of clean pages or where writing back waits for nothing, and only when that yields nothing does it
+//! wait for the evictor.
 //!
 //! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a store.
 
@@ -45,12 +46,25 @@ pub(crate) struct NoFrame {
     pub unwritable: u64,
 }
 
+/// Whether dirty victims are written back to be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cleaning {
+    /// Only clean ones are evicted. Async-signal-safe.
+    No,
+    /// Where writing is the CPU's work and waits for nothing. Async-signal-safe.
+    IfCopying,
+    /// Always: for the evictor.
+    Yes,
+}
+
 /// What a batch of victims came to.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Evicted {
     pub freed: usize,
     pub pinned: u64,
     pub unwritable: u64,
+    /// Dirty victims met, whatever became of them.
+    pub dirty: u64,
 }
 
 impl Evicted {
@@ -58,14 +72,15 @@ impl Evicted {
         self.freed += other.freed;
         self.pinned += other.pinned;
         self.unwritable += other.unwritable;
+        self.dirty += other.dirty;
     }
 }
 
 /// A store as the engine sees it.
 pub(crate) trait AttachedStore: Send + Sync {
     /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
-    /// returns the others to the policy. Only clean pages unless `write_back`, which may allocate.
-    fn evict(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted;
+    /// returns the others to the policy.
+    fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
 
     /// Evicts given pages, cleaning them first, as far as they can be.
     /// The pages are sorted.
@@ -88,6 +103,22 @@ pub(crate) struct BareFault {
     pub page: PageId,
     /// The system's error, or 0 where there was none.
     pub os_error: i32,
+}
+
+/// A place in the registry, whose index is a store's identifier.
+enum Slot {
+    Free,
+    Reserved,
+    Attached(Arc<dyn AttachedStore>),
+}
+
+impl Slot {
+    fn store(&self) -> Option<&Arc<dyn AttachedStore>> {
+        match self {
+            Slot::Attached(store) => Some(store),
+            _ => None,
+        }
+    }
 }
 
 /// Which interfaces draw on the budget.
@@ -113,6 +144,8 @@ struct Reclaim {
     stuck_pinned: AtomicU64,
     stuck_unwritable: AtomicU64,
     stuck_passes: AtomicU32,
+    /// Whether there were dirty pages among the last victims.
+    dirty: AtomicBool,
 }
 
 /// Shared state of a cache. See the module documentation.
@@ -131,7 +164,7 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
-    stores: Mutex<Vec<Option<Arc<dyn AttachedStore>>>>,
+    stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
     /// Wakes the evictor; counts requests.
     evictor_wake: AtomicU32,
@@ -225,20 +258,26 @@ impl Engine {
     /// Draws an identifier for a store that is about to be attached.
     pub fn reserve_id(&self) -> StoreId {
         let mut stores = self.stores.lock();
-        stores.push(None);
-        StoreId(stores.len() as u32 - 1)
+        let free = stores.iter().position(|slot| matches!(slot, Slot::Free));
+        let index = free.unwrap_or(stores.len());
+        if index == stores.len() {
+            stores.push(Slot::Reserved);
+        } else {
+            stores[index] = Slot::Reserved;
+        }
+        StoreId(index as u32)
     }
 
     pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) {
-        self.stores.lock()[id.0 as usize] = Some(store);
+        self.stores.lock()[id.0 as usize] = Slot::Attached(store);
         self.use_budget(kind, true);
     }
 
     /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
     /// evictor nor workers, and its memory is never freed on somebody's fault path.
     pub fn detach(&self, id: StoreId) {
-        let store = self.stores.lock()[id.0 as usize].take();
-        if let Some(store) = store {
+        let slot = std::mem::replace(&mut self.stores.lock()[id.0 as usize], Slot::Reserved);
+        if let Slot::Attached(store) = slot {
             // One reference is ours, one the owner's.
             while Arc::strong_count(&store) > 2 {
                 std::thread::yield_now();
@@ -246,12 +285,17 @@ impl Engine {
         }
     }
 
+    /// Gives the identifier of a detached, empty store back.
+    pub fn release_id(&self, id: StoreId) {
+        self.stores.lock()[id.0 as usize] = Slot::Free;
+    }
+
     fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
-        self.stores.lock().get(id.0 as usize)?.clone()
+        self.stores.lock().get(id.0 as usize)?.store().cloned()
     }
 
     fn all_stores(&self) -> Vec<Arc<dyn AttachedStore>> {
-        self.stores.lock().iter().flatten().cloned().collect()
+        self.stores.lock().iter().filter_map(Slot::store).cloned().collect()
     }
 
     // ---- budget ---------------------------------------------------------------------------------
@@ -299,11 +343,14 @@ impl Engine {
     }
 
     fn set_pool(&self, pool: &FramePool, frames: usize) {
-        if frames < pool.limit() {
-            self.shrinking.fetch_add(1, Ordering::SeqCst);
-        }
-        if frames != pool.limit() {
+        let old = pool.limit();
+        if frames != old {
             pool.set_limit(frames);
+        }
+        if frames < old {
+            // After the limit: an evictor that sees the request must find something to do, or it would take
+            // it for done.
+            self.shrinking.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -321,45 +368,56 @@ impl Engine {
         page: PageKey,
         patient: bool,
     ) -> std::result::Result<FrameId, NoFrame> {
-        let mut stalled = false;
+        let mut stalled_at = None;
         loop {
             let ticket = pool.ticket();
             if let Some(frame) = pool.take(page) {
-                if pool.free() < low_watermark(pool) {
+                if self.meets_dirty(pool) && pool.free() < low_watermark(pool) {
                     self.wake_evictor();
                 }
                 return Ok(frame);
             }
-            if !stalled {
-                stalled = true;
-                count(&self.counters.stalls, 1);
+            if self.meets_dirty(pool) {
+                self.wake_evictor();
             }
-            self.wake_evictor();
-            if self.evict(pool, BATCH, false).freed > 0 {
+            if self.evict(pool, BATCH, Cleaning::IfCopying).freed > 0 {
                 continue;
             }
-            if !patient && let Some(no_frame) = self.stuck(pool) {
+            let stalled_at = *stalled_at.get_or_insert_with(|| {
+                count(&self.counters.stalls, 1);
+                self.reclaim_of(pool).stuck_passes.load(Ordering::Acquire)
+            });
+            self.wake_evictor();
+            if !patient && let Some(no_frame) = self.stuck(pool, stalled_at) {
                 return Err(no_frame);
             }
             pool.wait_for_frame(ticket, FRAME_WAIT);
         }
     }
 
+    /// Whether evicting means writing back, which the evictor does better. Clean pages are evicted by who
+    /// needs their frames: one thread more that changes page tables makes every change dearer.
+    fn meets_dirty(&self, pool: &FramePool) -> bool {
+        self.reclaim_of(pool).dirty.load(Ordering::Relaxed)
+    }
+
     fn reclaim_of(&self, pool: &FramePool) -> &Reclaim {
         &self.reclaim[usize::from(std::ptr::eq(pool, &self.arena))]
     }
 
-    /// Whether the evictor found nothing to evict in several whole passes.
-    fn stuck(&self, pool: &FramePool) -> Option<NoFrame> {
+    /// Whether the evictor found nothing to evict in several whole passes, one of them since there were
+    /// `stalled_at`: what kept pages before may be over.
+    fn stuck(&self, pool: &FramePool, stalled_at: u32) -> Option<NoFrame> {
         let reclaim = self.reclaim_of(pool);
-        (reclaim.stuck_passes.load(Ordering::Acquire) >= STUCK_PASSES).then(|| NoFrame {
+        let passes = reclaim.stuck_passes.load(Ordering::Acquire);
+        (passes >= STUCK_PASSES && passes != stalled_at).then(|| NoFrame {
             pinned: reclaim.stuck_pinned.load(Ordering::Relaxed),
             unwritable: reclaim.stuck_unwritable.load(Ordering::Relaxed),
         })
     }
 
-    /// Asks the policy for up to `want` victims, a batch at most, and evicts them. Async-signal-safe without `write_back`.
-    pub fn evict(&self, pool: &FramePool, want: usize, write_back: bool) -> Evicted {
+    /// Asks the policy for up to `want` victims, a batch at most, and evicts them.
+    pub fn evict(&self, pool: &FramePool, want: usize, write_back: Cleaning) -> Evicted {
         let mut victims = [FrameId(0); BATCH];
         let found = pool.victims(&mut victims[..want.min(BATCH)]);
         let mut evicted = Evicted::default();
@@ -390,6 +448,9 @@ impl Engine {
                 }
             }
         }
+        if found > 0 {
+            self.reclaim_of(pool).dirty.store(evicted.dirty > 0, Ordering::Relaxed);
+        }
         evicted
     }
 
@@ -416,6 +477,9 @@ impl Engine {
 
     /// The last bare access of a store that could not be served.
     pub fn bare_fault(&self, store: StoreId) -> Option<BareFault> {
+        if !self.mark.is_current() {
+            return None; // the lock may be held by a thread that only the parent has
+        }
         (*self.bare_fault.lock()).filter(|fault| fault.store == store)
     }
 
@@ -508,7 +572,7 @@ impl Engine {
         let mut asked = 0;
         while pool.free() < high_watermark(pool) && !self.is_stopping() {
             let want = (high_watermark(pool).saturating_sub(pool.free())).clamp(1, BATCH);
-            pass.add(self.evict(pool, want, true));
+            pass.add(self.evict(pool, want, Cleaning::Yes));
             asked += want;
             // A whole pass without enough success: everything left is pinned or cannot be written.
             if asked > 2 * pool.limit() + BATCH {
@@ -595,6 +659,9 @@ impl Engine {
     }
 
     pub fn stats(&self) -> Stats {
+        if !self.mark.is_current() {
+            return Stats::default(); // locks may be held by threads that only the parent has
+        }
         let mut stats = Stats {
             budget_bytes: self.budget_bytes(),
             page_bytes: self.options.page_bytes as u64,

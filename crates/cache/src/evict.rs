@@ -8,7 +8,7 @@
 //! A page leaves only from Clean, through Evicting: its bytes are on the device, a store to it waits, and
 //! its frame is given back when the memory is gone.
 
-use crate::engine::Evicted;
+use crate::engine::{Cleaning, Evicted};
 use crate::frames::BATCH;
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
@@ -17,7 +17,7 @@ use crate::store::{MAX_REGION_PAGES, PageMemory, Store};
 
 impl<M: PageMemory> Store<M> {
     /// Evicts victims that the policy named; see `AttachedStore::evict`.
-    pub fn evict_victims(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+    pub fn evict_victims(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let mut evicted = Evicted::default();
         for batch in victims.chunks(BATCH) {
             evicted.add(self.evict_batch(batch, write_back));
@@ -26,36 +26,64 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// One batch; everything it needs is on the stack.
-    fn evict_batch(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+    fn evict_batch(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let by_page = self.memory.discards_vectored();
         let mut leaving = [(FrameId(0), PageId(0)); BATCH];
         let mut later = [(FrameId(0), PageId(0)); BATCH];
         let (mut leaving_count, mut later_count) = (0, 0);
         let mut evicted = Evicted::default();
         for &(frame, page) in victims {
-            // A victim's frame is claimed, so the page still holds it.
-            debug_assert_eq!(self.seen(page.0).frame(), frame);
+            // A victim's frame is claimed, so the page still holds it, or is about to: the policy hears of a
+            // page before its word says Clean.
+            debug_assert!({
+                let seen = self.seen(page.0);
+                seen.state() == State::Loading || seen.frame() == frame
+            });
             if by_page && self.word(page.0).begin_evict().is_ok() {
                 leaving[leaving_count] = (frame, page);
                 leaving_count += 1;
             } else {
+                evicted.dirty += u64::from(self.seen(page.0).state() == State::Dirty);
                 later[later_count] = (frame, page);
                 later_count += 1;
             }
         }
         evicted.freed += self.discard_pages(&leaving[..leaving_count]);
         let later = &mut later[..later_count];
+        let write_back = match write_back {
+            Cleaning::No => false,
+            Cleaning::IfCopying => self.writes_are_copies(),
+            Cleaning::Yes => true,
+        };
         if write_back || !by_page {
-            later.sort_unstable_by_key(|&(_, page)| page);
-            for region in later
-                .chunk_by(|a, b| self.geometry.region_of(a.1.0) == self.geometry.region_of(b.1.0))
-            {
-                evicted.add(self.evict_in_region(region, write_back));
-            }
+            self.evict_regions_of(later, victims.len(), write_back, &mut evicted);
         } else {
             self.keep(later, &mut evicted);
         }
         evicted
+    }
+
+    /// Evicts by region, beginning with the best victim's, until `want` frames are free: a region yields
+    /// more than its victims.
+    fn evict_regions_of(
+        &self,
+        victims: &mut [(FrameId, PageId)],
+        want: usize,
+        write_back: bool,
+        evicted: &mut Evicted,
+    ) {
+        let Some(&(_, best)) = victims.first() else { return };
+        victims.sort_unstable_by_key(|&(_, page)| page);
+        let region_of = |page: PageId| self.geometry.region_of(page.0);
+        let first = victims.partition_point(|&(_, page)| region_of(page) < region_of(best));
+        victims.rotate_left(first);
+        for region in victims.chunk_by(|a, b| region_of(a.1) == region_of(b.1)) {
+            if evicted.freed < want {
+                evicted.add(self.evict_in_region(region, write_back));
+            } else {
+                self.keep(region, evicted);
+            }
+        }
     }
 
     /// Discards pages that are Evicting and gives their frames back.
@@ -69,21 +97,36 @@ impl<M: PageMemory> Store<M> {
         for (index, &(frame, page)) in leaving.iter().enumerate() {
             slots[index] = self.keep_copy(page, frame);
             runs[index] = page.0..page.0 + 1;
-            frames[index] = frame;
         }
-        if self.memory.discard(&runs[..leaving.len()]).is_err() {
-            // Nothing is lost: the pages are clean and still there.
-            for &(frame, page) in leaving {
+        let discarded = self.memory.discard(&runs[..leaving.len()]).is_ok();
+        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
+        self.pool().give(&frames[..gone]);
+        count(&self.engine.counters.evictions, gone as u64);
+        gone
+    }
+
+    /// Evicting → Absent for pages whose memory is gone; their frames come first in `frames` then, and the
+    /// result says how many there are. After a call that failed nobody knows how far it came: each page is
+    /// tried alone, and one that stays is Clean again, which loses nothing.
+    fn end_evictions(
+        &self,
+        leaving: &[(FrameId, PageId)],
+        slots: &[Option<FrameId>],
+        discarded: bool,
+        frames: &mut [FrameId],
+    ) -> usize {
+        let mut gone = 0;
+        for (&(frame, page), &slot) in leaving.iter().zip(slots) {
+            let alone = page.0..page.0 + 1;
+            if discarded || self.memory.discard(std::slice::from_ref(&alone)).is_ok() {
+                self.word(page.0).finish_evict(slot);
+                frames[gone] = frame;
+                gone += 1;
+            } else {
                 self.restore(page, frame);
             }
-            return 0;
         }
-        for (index, &(_, page)) in leaving.iter().enumerate() {
-            self.word(page.0).finish_evict(slots[index]);
-        }
-        self.pool().give(&frames[..leaving.len()]);
-        count(&self.engine.counters.evictions, leaving.len() as u64);
-        leaving.len()
+        gone
     }
 
     fn keep_copy(&self, page: PageId, frame: FrameId) -> Option<FrameId> {
@@ -103,7 +146,7 @@ impl<M: PageMemory> Store<M> {
     fn keep(&self, victims: &[(FrameId, PageId)], evicted: &mut Evicted) {
         for &(frame, page) in victims {
             let seen = self.seen(page.0);
-            if seen.pins() > 0 {
+            if seen.pins() > 0 || seen.state() == State::Exclusive {
                 evicted.pinned += 1;
             } else if seen.state() == State::Dirty {
                 evicted.unwritable += 1;
@@ -122,8 +165,7 @@ impl<M: PageMemory> Store<M> {
         let pages = self.geometry.pages_of_region(region);
         if write_back && victims.iter().any(|&(_, page)| self.seen(page.0).state() == State::Dirty)
         {
-            // A failure is counted there; the pages stay dirty and the next flush reports them.
-            let _ = self.write_back(pages.clone());
+            self.clean_region(region);
         }
         let mut evicted = Evicted::default();
         let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
@@ -150,23 +192,14 @@ impl<M: PageMemory> Store<M> {
             *slot = self.keep_copy(page, frame);
         }
         let mut runs = [const { 0..0 }; MAX_REGION_PAGES];
-        let run_count = self.runs_without(pages, &mut runs);
+        let run_count = self.runs_around(pages, leaving, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
         let mut frames = [FrameId(0); MAX_REGION_PAGES];
-        for (index, &(frame, page)) in leaving.iter().enumerate() {
-            if discarded {
-                self.word(page.0).finish_evict(slots[index]);
-                frames[index] = frame;
-            } else {
-                self.restore(page, frame);
-            }
-        }
+        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
         drop(gate);
-        if discarded {
-            self.pool().give(&frames[..leaving.len()]);
-            count(&self.engine.counters.evictions, leaving.len() as u64);
-            evicted.freed += leaving.len();
-        }
+        self.pool().give(&frames[..gone]);
+        count(&self.engine.counters.evictions, gone as u64);
+        evicted.freed += gone;
         for &(frame, page) in victims {
             if !leaving.iter().any(|&(_, gone)| gone == page) {
                 self.keep(&[(frame, page)], &mut evicted);
@@ -176,33 +209,39 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// The longest runs of a region in which no page is there to stay, so that discarding a run is safe
-    /// while the gate is held: each of its pages is Evicting, or absent and kept out by the gate.
-    fn runs_without(
+    /// while the gate is held: each of its pages is one of `leaving`, or absent and kept out by the gate.
+    ///
+    /// A page that another evictor moved to Evicting stays: that evictor may be copying it, and may move it
+    /// back to Clean without passing the gate.
+    fn runs_around(
         &self,
         pages: std::ops::Range<u64>,
+        leaving: &[(FrameId, PageId)],
         runs: &mut [std::ops::Range<u64>; MAX_REGION_PAGES],
     ) -> usize {
+        let mut leaving = leaving.iter().map(|&(_, page)| page.0).peekable();
         let mut count = 0;
         let mut start = None;
+        let mut discards = false;
         for page in pages.start..=pages.end {
-            let stays = page == pages.end || {
-                let state = self.seen(page).state();
-                !matches!(
-                    state,
-                    State::Evicting | State::Absent | State::Probation | State::Loading
-                )
-            };
+            let leaves = leaving.next_if_eq(&page).is_some();
+            let stays = page == pages.end
+                || !leaves
+                    && !matches!(
+                        self.seen(page).state(),
+                        State::Absent | State::Probation | State::Loading
+                    );
             match (stays, start) {
-                (false, None) => start = Some(page),
+                (false, None) => (start, discards) = (Some(page), leaves),
+                (false, Some(_)) => discards |= leaves,
                 (true, Some(first)) => {
-                    let evicting = |page| self.seen(page).state() == State::Evicting;
-                    if (first..page).any(evicting) {
+                    if discards {
                         runs[count] = first..page;
                         count += 1;
                     }
                     start = None;
                 }
-                _ => {}
+                (true, None) => {}
             }
         }
         count

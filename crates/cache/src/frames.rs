@@ -152,13 +152,11 @@ impl FramePool {
                 .or_else(|| self.refill(core))
                 .or_else(|| self.cores.iter().find_map(|list| self.take_from(list)))?;
             self.free.fetch_sub(1, Ordering::Relaxed);
-            let owner = &self.owners[frame.0 as usize];
-            if (frame.0 as usize) < self.limit.load(Ordering::SeqCst) {
-                owner.store(pack(page), Ordering::SeqCst);
+            if self.granted(frame) || self.retire(frame) {
+                self.owners[frame.0 as usize].store(pack(page), Ordering::SeqCst);
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return Some(frame);
             }
-            owner.store(RETIRED, Ordering::SeqCst);
         }
     }
 
@@ -209,8 +207,9 @@ impl FramePool {
                     count += 1;
                 }
             }
-            self.put(core, &kept[..count]);
+            // Before a taker can subtract them.
             self.free.fetch_add(count, Ordering::Relaxed);
+            self.put(core, &kept[..count]);
         }
         self.wake_waiting();
     }
@@ -232,19 +231,25 @@ impl FramePool {
             .collect()
     }
 
-    /// Marks a frame free; says whether it goes into a list, or was retired by a shrink.
+    /// Marks a frame free; says whether it goes into a list (or stays there), or was retired by a shrink.
     fn release_owner(&self, frame: FrameId) -> bool {
-        let owner = &self.owners[frame.0 as usize];
-        let granted = || (frame.0 as usize) < self.limit.load(Ordering::SeqCst);
         // SeqCst throughout: with `set_limit`, which stores the limit first and looks at owners then,
         // either we see the new limit or it sees our mark.
-        owner.store(FREE, Ordering::SeqCst);
-        if granted() {
-            return true;
-        }
+        self.owners[frame.0 as usize].store(FREE, Ordering::SeqCst);
+        self.granted(frame) || self.retire(frame)
+    }
+
+    fn granted(&self, frame: FrameId) -> bool {
+        (frame.0 as usize) < self.limit.load(Ordering::SeqCst)
+    }
+
+    /// Retires a free frame that was found above the limit and is in no list. True if it is the caller's
+    /// after all: a growth in between may have passed over it while it was marked free.
+    fn retire(&self, frame: FrameId) -> bool {
+        let owner = &self.owners[frame.0 as usize];
         owner.store(RETIRED, Ordering::SeqCst);
-        // A growth in between may have passed over the frame while it was marked free.
-        granted()
+        // Of us and a growth that comes only now, one moves it back to free.
+        self.granted(frame)
             && owner.compare_exchange(RETIRED, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
@@ -368,9 +373,8 @@ impl FramePool {
         let limit = self.limit();
         for list in self.cores.iter().chain(std::iter::once(&self.shared)) {
             list.0.lock().retain(|&frame| {
-                let stays = (frame as usize) < limit;
+                let stays = (frame as usize) < limit || self.retire(FrameId(frame));
                 if !stays {
-                    self.owners[frame as usize].store(RETIRED, Ordering::SeqCst);
                     self.free.fetch_sub(1, Ordering::Relaxed);
                 }
                 stays

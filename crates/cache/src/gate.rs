@@ -14,6 +14,8 @@ use crate::lazy::LazyArray;
 
 const EXCLUSIVE: u32 = 1 << 31;
 const WAITERS: u32 = 1 << 30;
+/// Turns before the core is offered to others.
+const SPINS: u32 = 128;
 
 /// The gates of a device's regions.
 pub struct Gates(LazyArray<AtomicU32>);
@@ -46,8 +48,14 @@ impl Gates {
         while word.fetch_or(EXCLUSIVE, Ordering::Acquire) & EXCLUSIVE != 0 {
             wait_while(word, EXCLUSIVE);
         }
-        // Shared holders are inside one short system call each.
+        // Shared holders are inside one short system call each; but one may have been preempted there, and
+        // wait for the core that this spins on.
+        let mut spins = 0;
         while word.load(Ordering::Acquire) & !(EXCLUSIVE | WAITERS) != 0 {
+            spins += 1;
+            if spins % SPINS == 0 {
+                std::thread::yield_now();
+            }
             std::hint::spin_loop();
         }
         Exclusive(word)

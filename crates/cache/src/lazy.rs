@@ -39,6 +39,15 @@ impl<T: ZeroInit> LazyArray<T> {
         Ok(LazyArray { base, len, _owned: PhantomData })
     }
 
+    /// The array is all zero in children of a fork.
+    pub fn wiped_on_fork(self) -> io::Result<LazyArray<T>> {
+        // SAFETY: our own mapping; this process keeps its contents.
+        unsafe {
+            memory::advise(self.base.cast(), Self::bytes(self.len), memory::Advice::WipeOnFork)?;
+        }
+        Ok(self)
+    }
+
     fn bytes(len: usize) -> usize {
         (len.max(1) * size_of::<T>()).next_multiple_of(memory::SMALL_PAGE_BYTES)
     }

@@ -47,8 +47,10 @@ const FRAME_SHIFT: u32 = 36;
 
 /// Largest number of frames a pool can have.
 pub const MAX_FRAMES: usize = 1 << 28;
-/// Largest number of pins on one page.
-pub const MAX_PINS: u64 = PIN_MASK / PIN_ONE;
+/// Pins of write-back on one page at a time, for snapshots; a further one waits.
+const SNAPSHOT_PINS: u64 = 63;
+/// Largest number of pins that callers may hold on one page.
+pub const MAX_PINS: u64 = PIN_MASK / PIN_ONE - SNAPSHOT_PINS;
 
 /// The state of a page. See the module documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,12 +217,22 @@ impl PageWord {
     /// Takes a pin on a Clean, Dirty or Cleaning page.
     #[inline]
     pub fn pin(&self) -> Result<Seen, PinRefused> {
+        self.pin_up_to(MAX_PINS)
+    }
+
+    /// Takes a pin of write-back, for which there is room beyond the callers' limit.
+    pub fn pin_for_snapshot(&self) -> Result<Seen, PinRefused> {
+        self.pin_up_to(MAX_PINS + SNAPSHOT_PINS)
+    }
+
+    #[inline]
+    fn pin_up_to(&self, most: u64) -> Result<Seen, PinRefused> {
         let mut seen = self.load();
         loop {
             if !seen.is_readable() {
                 return Err(PinRefused::NotNow(seen));
             }
-            if seen.pins() == MAX_PINS {
+            if seen.pins() >= most {
                 return Err(PinRefused::TooMany);
             }
             match self.exchange(seen, seen.0 + PIN_ONE) {
@@ -237,7 +249,7 @@ impl PageWord {
             if seen.state() != State::Dirty {
                 return Err(PinRefused::NotNow(seen));
             }
-            if seen.pins() == MAX_PINS {
+            if seen.pins() >= MAX_PINS {
                 return Err(PinRefused::TooMany);
             }
             match self.exchange(seen, (seen.0 + PIN_ONE) | WRITE_PINNED) {
@@ -274,7 +286,8 @@ impl PageWord {
         self.exchange(seen, seen.with(State::Unprotecting))
     }
 
-    /// Unprotecting → Dirty; with `pin`, pinned for writing by the caller in the same step.
+    /// Unprotecting → Dirty; with `pin`, pinned for writing by the caller in the same step, for which there
+    /// must have been room before `begin_unprotect`: nobody else pins the page meanwhile.
     pub fn finish_unprotect(&self, pin: bool) {
         let pins = if pin { PIN_ONE } else { 0 };
         let flag = if pin { WRITE_PINNED } else { 0 };

@@ -80,6 +80,9 @@ impl PageMemory for ArenaMemory {
         _protect: bool,
     ) -> std::io::Result<()> {
         for (index, &frame) in frames.iter().enumerate() {
+            // By two, so that it stays even. Release pairs with the acquire that begins an optimistic read:
+            // one that began when the page was in a frame before finds that it has been away.
+            self.version(first + index as u64).fetch_add(2, Ordering::Release);
             let source = data.wrapping_add(index * self.page_bytes);
             let target = self.bytes(first + index as u64, frame);
             if !std::ptr::eq(source, target) {
@@ -226,9 +229,7 @@ impl Pages {
     /// Brings many pages in, at the device's queue depth, and waits for them.
     pub fn load(&self, pages: &[PageId]) -> Result<()> {
         let ranges = self.ranges(pages)?;
-        self.store
-            .load_many(&ranges, true)
-            .map_err(|(page, refused)| self.store.error(page, refused))
+        self.store.touch_many(&ranges).map_err(|(page, refused)| self.store.error(page, refused))
     }
 
     /// As [`Pages::load`], awaitable on any executor.
@@ -239,7 +240,7 @@ impl Pages {
         let ranges = self.ranges(pages);
         let store = self.store.clone();
         asynchronous::run(&self.running.engine.jobs, move || {
-            store.load_many(&ranges?, true).map_err(|(page, refused)| store.error(page, refused))
+            store.touch_many(&ranges?).map_err(|(page, refused)| store.error(page, refused))
         })
     }
 
@@ -346,6 +347,7 @@ impl Drop for Pages {
         let engine = &self.running.engine;
         engine.detach(self.store.id);
         self.store.teardown();
+        engine.release_id(self.store.id);
         engine.use_budget(Kind::Arena, false);
     }
 }

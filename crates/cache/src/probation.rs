@@ -16,12 +16,14 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use aquifer_sys::memory::{self, Advice};
+use aquifer_vm::ProcessMark;
 
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 
 /// The ring. See the module documentation.
 pub(crate) struct Probation {
+    mark: ProcessMark,
     base: *mut u8,
     page_bytes: usize,
     max_slots: usize,
@@ -49,6 +51,7 @@ impl Probation {
         // SAFETY: fresh and ours.
         unsafe { memory::advise(base, page_bytes * max_slots.max(1), Advice::DontFork) }?;
         Ok(Probation {
+            mark: ProcessMark::new(),
             base,
             page_bytes,
             max_slots,
@@ -148,6 +151,9 @@ impl Probation {
 
 impl Drop for Probation {
     fn drop(&mut self) {
+        if !self.mark.is_current() {
+            return; // a hole in a child of a fork, where something else may be by now
+        }
         // SAFETY: made with this length; nobody uses the ring any more.
         let _ = unsafe { memory::unmap(self.base, self.page_bytes * self.max_slots.max(1)) };
     }

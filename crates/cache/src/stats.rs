@@ -176,7 +176,7 @@ impl Stats {
     /// Whether the counts explain what is resident: every page that was loaded is resident, was evicted,
     /// or was dropped. Exact while nothing is in flight.
     pub fn is_consistent(&self) -> bool {
-        let loaded = self.misses + self.prefetched;
+        let loaded = self.misses + self.prefetched + self.probation_hits;
         loaded == self.resident_pages + self.evictions + self.dropped + self.load_errors
     }
 

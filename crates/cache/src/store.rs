@@ -20,19 +20,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aquifer_device::{Device, DeviceError};
+use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::REGION_BYTES;
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
-use crate::engine::{Engine, NoFrame};
+use crate::engine::{Cleaning, Engine, NoFrame};
 use crate::error::{Error, Result};
-use crate::frames::FramePool;
+use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::readahead::{ReadAhead, Window};
 use crate::stats::count;
+use crate::writeback::WriteStyle;
 
 /// Pages of a region with the smallest page size.
 pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
@@ -182,6 +184,10 @@ pub(crate) struct Store<M: PageMemory> {
     pub dirty: DirtyMap,
     pub gates: Gates,
     pub readahead: ReadAhead,
+    pub write_style: WriteStyle,
+    /// Held while snapshots of pages pinned for writing are taken and written: an older one must not reach
+    /// the device behind a newer one. Only flushes take it.
+    pub snapshots: Mutex<()>,
 }
 
 impl<M: PageMemory> Store<M> {
@@ -196,10 +202,16 @@ impl<M: PageMemory> Store<M> {
         let kernel = |source| Error::Kernel { what: "reserving page tables", source };
         Ok(Store {
             id,
-            words: LazyArray::new(geometry.pages() as usize).map_err(kernel)?,
+            // In a child no page is there: so the hot paths, which only look at the word, come to the
+            // slow ones, which refuse.
+            words: LazyArray::new(geometry.pages() as usize)
+                .and_then(LazyArray::wiped_on_fork)
+                .map_err(kernel)?,
             dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
             gates: Gates::new(geometry.regions()).map_err(kernel)?,
             readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
+            write_style: WriteStyle::default(),
+            snapshots: Mutex::new(()),
             engine,
             device,
             geometry,
@@ -258,6 +270,9 @@ impl<M: PageMemory> Store<M> {
                     continue;
                 }
                 State::Clean if access == Access::Write => {
+                    if pin.is_some() && seen.pins() >= MAX_PINS {
+                        return Err(Refused::TooManyPins);
+                    }
                     if word.begin_unprotect(seen).is_ok() {
                         self.unprotect(page, pin.is_some())?;
                         return Ok(ensured);
@@ -294,10 +309,10 @@ impl<M: PageMemory> Store<M> {
         // Held until the word says Dirty: whoever holds the gate alone must find word and page table in
         // agreement.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
-        let result = self.memory.unprotect(page);
-        // Marked before the word says Dirty: see `DirtyMap`. After an error Dirty is the safe side: the
-        // page is only written once more.
+        // Marked before any thread can store to the page without a fault: a flush after such a store must
+        // find it. After an error Dirty is the safe side: the page is only written once more.
         self.dirty.mark(page);
+        let result = self.memory.unprotect(page);
         word.finish_unprotect(pin && result.is_ok());
         count(&self.engine.counters.write_faults, 1);
         result.map_err(Refused::Kernel)
@@ -335,6 +350,19 @@ impl<M: PageMemory> Store<M> {
         if window.now > 1 {
             return self.load_run(page, window, frame, &bounce, pin, started);
         }
+        self.load_one(page, frame, &bounce, access, pin, started)
+    }
+
+    /// Reads a page that is Loading, and nothing else.
+    fn load_one(
+        &self,
+        page: u64,
+        frame: FrameId,
+        bounce: &Bounce<'_>,
+        access: Access,
+        pin: Option<PinKind>,
+        started: Instant,
+    ) -> std::result::Result<(), Refused> {
         let landing = self.memory.landing(frame).unwrap_or(bounce.as_ptr());
         match self.read(page..page + 1, landing) {
             Ok(()) => self.finish(page, frame, landing, access, pin, started),
@@ -375,15 +403,19 @@ impl<M: PageMemory> Store<M> {
         // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
         // that is not installed.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        if dirty {
+            // Before it can be stored to without a fault, as in `unprotect`.
+            self.dirty.mark(page);
+        }
         // SAFETY: `data` holds the page, which this thread is loading.
         let installed =
             unsafe { self.memory.install(page, &[frame], data, self.writable && !dirty) };
         if let Err(error) = installed {
+            if dirty {
+                self.dirty.unmark(page);
+            }
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
-        }
-        if dirty {
-            self.dirty.mark(page);
         }
         self.pool().inserted(frame, self.key(page));
         self.word(page).finish_load(frame, dirty, pin);
@@ -414,6 +446,9 @@ impl<M: PageMemory> Store<M> {
             .min(window.now as usize)
             .min((region.end - page) as usize)
             .min(MAX_RUN_PAGES);
+        if self.pool().free() < most {
+            self.engine.evict(self.pool(), BATCH, Cleaning::No);
+        }
         let mut run = 1;
         while run < most {
             match self.begin_extra(page + run as u64) {
@@ -425,7 +460,7 @@ impl<M: PageMemory> Store<M> {
         let pages = page..page + run as u64;
         let mut result = self.read(pages.clone(), bounce.as_ptr());
         // As in `finish`.
-        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if result.is_ok() {
             // SAFETY: the buffer holds the run, all of which this thread is loading.
             let installed = unsafe {
@@ -433,12 +468,14 @@ impl<M: PageMemory> Store<M> {
             };
             result = installed.map_err(Refused::Kernel);
         }
-        if let Err(refused) = result {
+        if result.is_err() {
+            drop(gate);
             count(&self.engine.counters.prefetched, run as u64 - 1);
-            for (page, &frame) in pages.zip(&frames[..run]) {
-                self.give_up(page, frame);
+            for (extra, &frame) in pages.zip(&frames[..run]).skip(1) {
+                self.give_up(extra, frame);
             }
-            return Err(refused);
+            // Nobody asked for the others, so the error may be none of the caller's.
+            return self.load_one(page, frame, bounce, Access::Read, pin, started);
         }
         for (extra, &frame) in pages.clone().zip(&frames[..run]) {
             self.pool().inserted(frame, self.key(extra));

@@ -9,20 +9,23 @@
 //! While a page is Cleaning its bytes do not change: stores wait, loads go on. A page that is *pinned for
 //! writing* cannot be sealed; `flush` writes a snapshot of it and leaves it dirty.
 //!
+//! Where a write is the CPU's own work (memory, compressed memory) transfers are made one after the other, and a
+//! faulting thread that needs a frame makes them itself. Elsewhere they go to the device's queue, and only from the evictor.
+//!
 //! A failed write loses nothing: its pages are Dirty again, still marked, and every flush that covers them
 //! tries them again and fails until that succeeds. A failed device sync is the device's to remember.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use aquifer_device::{Batch, DeviceError, IoOperation, Request};
-use aquifer_sys::memory;
+use aquifer_device::{Batch, DeviceError, IoOperation, Request, run_serially};
+use aquifer_sys::{cpu, memory};
 
 use crate::bounce::Bounce;
 use crate::error::{Error, Result};
-use crate::ids::FrameId;
 use crate::page_word::State;
 use crate::stats::count;
-use crate::store::{PageMemory, Store};
+use crate::store::{MAX_REGION_PAGES, PageMemory, Store};
 
 /// Regions sealed at a time: bounds how long a store may wait, and the memory of the batch.
 const REGIONS_AT_A_TIME: u64 = 16;
@@ -49,12 +52,80 @@ impl Failed {
 }
 
 /// One transfer of neighbouring pages.
-struct Run {
-    pages: Range<u64>,
-    /// Frame of the first page; only for memory that is not contiguous.
-    frames: Vec<FrameId>,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run {
+    first: u64,
+    count: u32,
     /// A snapshot of a page that somebody may be writing: it stays dirty.
     snapshot: bool,
+}
+
+impl Run {
+    /// A place for a run.
+    pub const EMPTY: Run = Run { first: 0, count: 0, snapshot: false };
+
+    fn pages(self) -> Range<u64> {
+        self.first..self.first + u64::from(self.count)
+    }
+}
+
+/// Runs in memory that the caller provides, one place for each page of the range to be sealed: the fault
+/// path has it on its stack.
+struct Runs<'a> {
+    places: &'a mut [Run],
+    len: usize,
+}
+
+impl<'a> Runs<'a> {
+    fn new(places: &'a mut [Run]) -> Runs<'a> {
+        Runs { places, len: 0 }
+    }
+
+    fn as_slice(&self) -> &[Run] {
+        &self.places[..self.len]
+    }
+
+    /// Adds a page, to the last run if it continues that one. Runs before `first` are not touched: each
+    /// region's are protected with that region's gate held.
+    fn add(&mut self, first: usize, page: u64, most: u64, snapshot: bool) {
+        if let Some(last) = self.places[first..self.len].last_mut()
+            && !snapshot
+            && !last.snapshot
+            && last.pages().end == page
+            && u64::from(last.count) < most
+        {
+            last.count += 1;
+            return;
+        }
+        self.places[self.len] = Run { first: page, count: 1, snapshot };
+        self.len += 1;
+    }
+}
+
+/// Whether a device's writes make the writer wait, learnt from those that were made one after the other.
+///
+/// Told by voluntary context switches and not by time, which on a busy machine says little.
+#[derive(Default)]
+pub(crate) struct WriteStyle(AtomicU8);
+
+const WAITING: u8 = 1;
+const COPYING: u8 = 2;
+
+impl WriteStyle {
+    /// Whether a write is work of the CPU that makes it (memory, compressed memory): there is nothing to
+    /// gain from a queue, and a faulting thread may as well make it itself.
+    fn is_copying(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == COPYING
+    }
+
+    fn is_unknown(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+
+    fn learn(&self, transfers: u64, switches: u64) {
+        let style = if switches * 2 > transfers { WAITING } else { COPYING };
+        self.0.store(style, Ordering::Relaxed);
+    }
 }
 
 impl<M: PageMemory> Store<M> {
@@ -80,112 +151,133 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Writes back the dirty pages of a range, without a sync.
+    /// Writes back the dirty pages of a range that nobody else has in hand, without a sync. Waits for no
+    /// other thread: the evictor must not depend on one that may itself be waiting for a frame.
     pub fn write_back(&self, pages: Range<u64>) -> Option<Failed> {
         self.write_back_all(pages, false)
     }
 
-    fn write_back_all(&self, pages: Range<u64>, snapshots: bool) -> Option<Failed> {
+    /// With `flush`, every dirty page of the range is part of the outcome.
+    fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
         let mut failed = None;
         let step = REGIONS_AT_A_TIME * self.geometry.pages_per_region();
+        let mut places = vec![];
         let mut first = pages.start;
         while first < pages.end {
             let end = (first / step + 1) * step;
             let part = first..end.min(pages.end);
-            let mut others = vec![];
-            let runs = self.seal(part, snapshots, &mut others);
-            self.write_runs(runs, &mut failed);
-            // Pages that somebody else was cleaning: their outcome is part of ours.
-            for page in others {
-                self.settle(page, snapshots, &mut failed);
-            }
             first = end;
+            if !self.is_marked(part.clone()) {
+                continue;
+            }
+            places.resize((part.end - part.start) as usize, Run::EMPTY);
+            let mut runs = Runs::new(&mut places);
+            let mut others = vec![];
+            self.seal(part, flush, &mut runs, |page| others.push(page));
+            self.write_runs(runs.as_slice(), &mut failed);
+            if flush {
+                // Pages that somebody else was cleaning: their outcome is part of ours.
+                for page in others {
+                    self.settle(page, &mut failed);
+                }
+            }
         }
         failed
     }
 
-    /// Waits for another thread's write of a page; if that failed, tries it here.
-    fn settle(&self, page: u64, snapshots: bool, failed: &mut Option<Failed>) {
-        loop {
-            let seen = self.seen(page);
-            if !seen.is_transient() {
-                break;
-            }
-            self.word(page).wait(seen);
-        }
-        let runs = self.seal(page..page + 1, snapshots, &mut vec![]);
-        self.write_runs(runs, failed);
+    /// Writes back the dirty pages of a region that can be sealed now: for the evictor. Allocates nothing.
+    /// Failures are counted; the pages stay dirty and the next flush reports them.
+    pub fn clean_region(&self, region: usize) {
+        let mut places = [Run::EMPTY; MAX_REGION_PAGES];
+        let mut runs = Runs::new(&mut places);
+        self.seal(self.geometry.pages_of_region(region), false, &mut runs, |_| ());
+        self.write_runs(runs.as_slice(), &mut None);
     }
 
-    /// Seals the dirty pages of a range, and says which transfers they make.
-    fn seal(&self, pages: Range<u64>, snapshots: bool, others: &mut Vec<u64>) -> Vec<Run> {
-        let mut runs: Vec<Run> = vec![];
-        let most = (MAX_TRANSFER_BYTES / self.geometry.page_bytes) as u64;
-        let most = if M::CONTIGUOUS {
-            most
-        } else {
-            most.min((self.engine.bounce.buffer_bytes() / self.geometry.page_bytes) as u64)
-        };
+    /// Whether a faulting thread may write back by itself, rather than wait for the evictor.
+    pub fn writes_are_copies(&self) -> bool {
+        self.write_style.is_copying()
+    }
+
+    /// Waits for another thread's write of a page; if that failed, tries it here.
+    fn settle(&self, page: u64, failed: &mut Option<Failed>) {
+        let mut others = vec![page];
+        while let Some(page) = others.pop() {
+            let seen = self.seen(page);
+            if seen.is_transient() {
+                self.word(page).wait(seen);
+                others.push(page);
+                continue;
+            }
+            // The page comes back if a third thread was first again.
+            let mut place = [Run::EMPTY];
+            let mut runs = Runs::new(&mut place);
+            self.seal(page..page + 1, true, &mut runs, |page| others.push(page));
+            self.write_runs(runs.as_slice(), failed);
+        }
+    }
+
+    /// Cleaning → Dirty after a failed write. The protection is lifted first: a store to a Dirty page
+    /// faults nowhere, so a protected one would fault for ever.
+    fn unseal(&self, page: u64) {
+        // Held until the word says Dirty, so that nobody protects the page again in between.
+        let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
+        let result = self.memory.unprotect(page);
+        debug_assert!(result.is_ok(), "lifting the protection of a live page: {result:?}");
+        self.word(page).finish_clean(false);
+    }
+
+    fn is_marked(&self, pages: Range<u64>) -> bool {
+        let mut any = false;
+        self.dirty.walk(pages, |_| {
+            any = true;
+            false
+        });
+        any
+    }
+
+    /// Seals the dirty pages of a range, and says which transfers they make. Pages that somebody else is
+    /// working on go to `other`.
+    fn seal(
+        &self,
+        pages: Range<u64>,
+        snapshots: bool,
+        runs: &mut Runs<'_>,
+        mut other: impl FnMut(u64),
+    ) {
+        let largest =
+            if M::CONTIGUOUS { MAX_TRANSFER_BYTES } else { self.engine.bounce.buffer_bytes() };
+        let most = (largest / self.geometry.page_bytes) as u64;
         let mut page = pages.start;
         while page < pages.end {
             let region = self.geometry.region_of(page);
-            let end = self.geometry.pages_of_region(region).end.min(pages.end);
-            let mut any = false;
-            self.dirty.walk(page..end, |_| {
-                any = true;
-                false
+            let part = page..self.geometry.pages_of_region(region).end.min(pages.end);
+            page = part.end;
+            if !self.is_marked(part.clone()) {
+                continue;
+            }
+            let _gate = M::PROTECTS.then(|| self.gates.exclusive(region));
+            let first_run = runs.len;
+            self.dirty.walk(part, |page| {
+                match self.word(page).begin_clean() {
+                    Ok(_) => runs.add(first_run, page, most, false),
+                    // Pinned for writing. Our own pin keeps the page where it is while it is copied. Should
+                    // the last of the others have been dropped meanwhile, it is a page like any other;
+                    // should there be too many of ours, one will end: in both cases `settle` sees to it.
+                    Err(seen) if seen.state() == State::Dirty => {
+                        if snapshots {
+                            match self.word(page).pin_for_snapshot() {
+                                Ok(_) => runs.add(first_run, page, most, true),
+                                Err(_) => other(page),
+                            }
+                        }
+                    }
+                    Err(seen) if seen.is_transient() => other(page),
+                    Err(_) => {}
+                }
+                true
             });
-            if any {
-                let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
-                let first_run = runs.len();
-                self.dirty.walk(page..end, |page| {
-                    self.seal_page(page, most, snapshots, &mut runs, others);
-                    true
-                });
-                self.protect_runs(&runs[first_run..]);
-                drop(gate);
-            }
-            page = end;
-        }
-        runs
-    }
-
-    fn seal_page(
-        &self,
-        page: u64,
-        most: u64,
-        snapshots: bool,
-        runs: &mut Vec<Run>,
-        others: &mut Vec<u64>,
-    ) {
-        match self.word(page).begin_clean() {
-            Ok(seen) => match runs.last_mut() {
-                Some(run)
-                    if !run.snapshot
-                        && run.pages.end == page
-                        && run.pages.end - run.pages.start < most =>
-                {
-                    run.pages.end += 1;
-                    run.frames.push(seen.frame());
-                }
-                _ => runs.push(Run {
-                    pages: page..page + 1,
-                    frames: vec![seen.frame()],
-                    snapshot: false,
-                }),
-            },
-            Err(seen) if seen.state() == State::Dirty && snapshots => {
-                // Pinned for writing. Our own pin keeps the page where it is while it is copied.
-                if self.word(page).pin().is_ok() {
-                    runs.push(Run {
-                        pages: page..page + 1,
-                        frames: vec![seen.frame()],
-                        snapshot: true,
-                    });
-                }
-            }
-            Err(seen) if seen.is_transient() => others.push(page),
-            Err(_) => {}
+            self.protect_runs(&runs.as_slice()[first_run..]);
         }
     }
 
@@ -198,11 +290,9 @@ impl<M: PageMemory> Store<M> {
         let mut span: Option<Range<u64>> = None;
         for run in runs.iter().filter(|run| !run.snapshot) {
             match &mut span {
-                Some(open) if self.may_protect(open.end..run.pages.start) => {
-                    open.end = run.pages.end;
-                }
+                Some(open) if self.may_protect(open.end..run.first) => open.end = run.pages().end,
                 _ => {
-                    if let Some(done) = span.replace(run.pages.clone()) {
+                    if let Some(done) = span.replace(run.pages()) {
                         self.protect_span(done);
                     }
                 }
@@ -224,14 +314,23 @@ impl<M: PageMemory> Store<M> {
         debug_assert!(result.is_ok(), "write-protecting a live range: {result:?}");
     }
 
-    fn write_runs(&self, runs: Vec<Run>, failed: &mut Option<Failed>) {
+    /// Makes the transfers: one after the other where writes are the CPU's work (or that is not known yet,
+    /// or there is only one), else at the device's queue depth.
+    fn write_runs(&self, runs: &[Run], failed: &mut Option<Failed>) {
         if runs.is_empty() {
             return;
         }
+        let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
         let mut batch =
-            WriteBatch { store: self, runs, next: 0, in_flight: 0, bounces: vec![], failed };
-        batch.bounces.resize_with(batch.runs.len(), || None);
-        self.device.run(&mut batch, self.device.queue_depth());
+            WriteBatch { store: self, runs, next: 0, in_flight: 0, copies: vec![], failed };
+        let style = &self.write_style;
+        if style.is_copying() || style.is_unknown() || runs.len() == 1 {
+            let switches = cpu::voluntary_switches();
+            run_serially(&*self.device, &mut batch);
+            style.learn(runs.len() as u64, cpu::voluntary_switches() - switches);
+        } else {
+            self.device.run(&mut batch, self.device.queue_depth());
+        }
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
     }
 }
@@ -239,10 +338,11 @@ impl<M: PageMemory> Store<M> {
 /// The transfers of one write-back.
 struct WriteBatch<'a, M: PageMemory> {
     store: &'a Store<M>,
-    runs: Vec<Run>,
+    runs: &'a [Run],
     next: usize,
     in_flight: usize,
-    bounces: Vec<Option<Bounce<'a>>>,
+    /// Buffers of transfers that are not made in place, with their tags. Empty for a mapping's evictions.
+    copies: Vec<(u64, Bounce<'a>)>,
     failed: &'a mut Option<Failed>,
 }
 
@@ -250,28 +350,26 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
     /// Where a run's bytes are: in place, or gathered in a buffer.
     fn memory_of(&mut self, index: usize) -> Option<*mut u8> {
         let store = self.store;
-        let run = &self.runs[index];
-        let in_place = !run.snapshot && (M::CONTIGUOUS || run.frames.len() == 1);
-        if in_place {
-            return Some(store.memory.bytes(run.pages.start, run.frames[0]));
+        let run = self.runs[index];
+        // Cleaning or pinned, so each page keeps its frame.
+        let bytes_of = |page| store.memory.bytes(page, store.seen(page).frame());
+        if !run.snapshot && (M::CONTIGUOUS || run.count == 1) {
+            return Some(bytes_of(run.first));
         }
         let pool = &store.engine.bounce;
         // With nothing in flight nobody else would bring us back here.
         let bounce = if self.in_flight == 0 { pool.take() } else { pool.try_take()? };
         let page_bytes = store.geometry.page_bytes;
-        for (index, (page, &frame)) in run.pages.clone().zip(&run.frames).enumerate() {
-            // SAFETY: the pages are Cleaning or pinned, so they stay; a snapshot may be torn, and is
-            // written again because its page stays dirty.
+        for (index, page) in run.pages().enumerate() {
+            // SAFETY: the page stays, and the buffer holds a run. A snapshot may be torn, and is written
+            // again because its page stays dirty.
             unsafe {
-                memory::copy_racy(
-                    store.memory.bytes(page, frame),
-                    bounce.as_ptr().add(index * page_bytes),
-                    page_bytes,
-                );
+                let target = bounce.as_ptr().add(index * page_bytes);
+                memory::copy_racy(bytes_of(page), target, page_bytes);
             }
         }
         let memory = bounce.as_ptr();
-        self.bounces[index] = Some(bounce);
+        self.copies.push((index as u64, bounce));
         Some(memory)
     }
 }
@@ -287,7 +385,7 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
         let memory = self.memory_of(index)?;
         self.next += 1;
         self.in_flight += 1;
-        let pages = self.runs[index].pages.clone();
+        let pages = self.runs[index].pages();
         Some(Request {
             operation: IoOperation::Write,
             offset_bytes: self.store.geometry.offset_of(pages.start),
@@ -299,12 +397,14 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
 
     fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
         self.in_flight -= 1;
-        self.bounces[tag as usize] = None;
+        if let Some(copy) = self.copies.iter().position(|&(of, _)| of == tag) {
+            self.copies.swap_remove(copy);
+        }
         let store = self.store;
-        let run = &self.runs[tag as usize];
+        let run = self.runs[tag as usize];
         let counters = &store.engine.counters;
         let written = result.is_ok();
-        for page in run.pages.clone() {
+        for page in run.pages() {
             if run.snapshot {
                 store.unpin(page);
                 continue;
@@ -312,19 +412,20 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
             if written {
                 // Unmarked while Cleaning: nobody can mark it again before it is Clean.
                 store.dirty.unmark(page);
+                store.word(page).finish_clean(true);
+            } else {
+                store.unseal(page);
             }
-            store.word(page).finish_clean(written);
         }
-        let pages = run.pages.end - run.pages.start;
         match result {
             Ok(bytes) => {
                 count(&counters.write_backs, 1);
-                count(&counters.written_pages, pages);
+                count(&counters.written_pages, u64::from(run.count));
                 counters.write_back_bytes.record(bytes as u64);
             }
             Err(source) => {
                 count(&counters.write_errors, 1);
-                Failed::merge(self.failed, run.pages.clone(), source);
+                Failed::merge(self.failed, run.pages(), source);
             }
         }
     }

@@ -27,8 +27,12 @@ pub const SLOT_BYTES: usize = 256 << 20;
 const LARGEST_ARENA_BYTES: usize = 16 << 40;
 const SMALLEST_ARENA_BYTES: usize = 4 << 30;
 
-/// The owner of a slot, behind one more pointer because a `dyn` reference has two words.
-type OwnerCell = &'static dyn FaultOwner;
+/// The owner of a slot, behind one more pointer because a `dyn` reference has two words; and the process
+/// whose faults it serves.
+struct OwnerCell {
+    owner: &'static dyn FaultOwner,
+    mark: ProcessMark,
+}
 
 /// The reserved range. There is one a process.
 pub struct Arena {
@@ -131,7 +135,8 @@ impl Arena {
         })
     }
 
-    /// Who serves faults at `address`. Async-signal-safe.
+    /// Who serves faults at `address`, in the process that made the reservation: a child of a fork shares
+    /// the parent's userfaultfd and must not serve anything with it. Async-signal-safe.
     #[inline]
     pub(crate) fn owner_of(address: usize) -> Option<&'static dyn FaultOwner> {
         let arena = ARENA.get()?;
@@ -140,7 +145,8 @@ impl Arena {
         let owner = arena.owners.get(slot)?.load(Ordering::Acquire);
         // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), and a fault
         // is taken by a thread that uses the mapping.
-        unsafe { owner.as_ref() }.copied()
+        let cell = unsafe { owner.as_ref() }?;
+        cell.mark.is_current().then_some(cell.owner)
     }
 }
 
@@ -208,9 +214,9 @@ impl Reservation {
     pub unsafe fn set_owner(&mut self, owner: *const dyn FaultOwner) -> Result<(), VmError> {
         router::install()?;
         // SAFETY: the caller keeps the owner alive as long as the cell is reachable.
-        let owner: OwnerCell = unsafe { &*owner };
+        let owner: &'static dyn FaultOwner = unsafe { &*owner };
         assert!(self.owner.is_null(), "a reservation has one owner");
-        self.owner = Box::into_raw(Box::new(owner));
+        self.owner = Box::into_raw(Box::new(OwnerCell { owner, mark: self.mark }));
         for slot in &self.arena.owners[self.first..self.first + self.count] {
             // Release pairs with the acquire in `owner_of`.
             slot.store(self.owner, Ordering::Release);

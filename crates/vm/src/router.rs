@@ -21,7 +21,6 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::signal::{self, FaultContext};
 
 use crate::arena::Arena;
-use crate::fork::ProcessMark;
 use crate::{VmError, stack};
 
 /// Whether a fault was served.
@@ -36,14 +35,15 @@ pub enum Served {
 /// Serves the faults of a range of addresses.
 ///
 /// `serve` runs inside a signal handler: it allocates nothing, logs nothing, and takes no lock that is
-/// held while mapped memory is touched.
+/// held while mapped memory is touched. It refuses in a fork of the process that made the mapping (see
+/// [`ProcessMark`](crate::ProcessMark)), whose userfaultfd still addresses the parent; mappings that the
+/// child makes itself are served.
 pub trait FaultOwner: Sync {
     /// Makes the access possible, or refuses.
     fn serve(&self, fault: &FaultContext) -> Served;
 }
 
 struct Router {
-    mark: ProcessMark,
     previous_sigbus: libc::sigaction,
     previous_sigsegv: libc::sigaction,
 }
@@ -62,7 +62,6 @@ pub fn install() -> Result<(), VmError> {
     // What is installed now is recorded before it is replaced, so that a foreign fault in between
     // already finds where to go.
     let router = Router {
-        mark: ProcessMark::new(),
         previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
         previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
     };
@@ -110,6 +109,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         let Some(router) = ROUTER.get() else { return };
         let previous =
             if signal == libc::SIGBUS { &router.previous_sigbus } else { &router.previous_sigsegv };
+        // SAFETY: the handler's own argument; this function runs on the stack it was started on.
+        unsafe { stack::restore_alternate(context.cast()) };
         // SAFETY: these are the handler's own arguments, and `previous` is what was installed.
         unsafe { signal::chain(previous, signal, info, context) };
     }
@@ -118,10 +119,6 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
 extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     // SAFETY: `on_fault` passes its own `Arguments`.
     let arguments = unsafe { &mut *arguments.cast::<Arguments>() };
-    // A child of a fork shares the parent's userfaultfd: it must not serve anything.
-    if !ROUTER.get().is_some_and(|router| router.mark.is_current()) {
-        return;
-    }
     // A sent signal (kill, raise) carries no address of an access.
     // SAFETY: the kernel filled in the structure.
     if unsafe { (*arguments.info).si_code } <= 0 {

@@ -9,7 +9,8 @@
 //!
 //! While the handler runs on a pooled stack, that is made the thread's alternate stack: otherwise the
 //! kernel would take the thread for being off its alternate stack, and put a nested fault's frame on top
-//! of the first one's. Returning from the handler restores the old setting (`rt_sigreturn` does).
+//! of the first one's. Returning from the handler restores the old setting (`rt_sigreturn` does); before a
+//! foreign handler is called, which may fault itself or never return, [`restore_alternate`] does.
 //!
 //! A thread without an alternate stack whose ordinary one has no room for the kernel's frame dies;
 //! [`prepare_thread`] gives it an alternate stack.
@@ -63,7 +64,8 @@ pub(crate) fn prepare_pool() -> Result<(), VmError> {
     Ok(())
 }
 
-/// Calls `function(argument)` on a pooled stack. With the pool exhausted it stays where it is.
+/// Calls `function(argument)` on a pooled stack. With the pool exhausted it stays where it is, or, where
+/// that is a small alternate stack, waits: those who have a pooled stack return it.
 ///
 /// # Safety
 /// `context` is the handler's third argument; `function` may be called with `argument`.
@@ -73,24 +75,45 @@ pub(crate) unsafe fn with_room(
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
-    let Some((pool, index)) = take() else {
-        return function(argument);
-    };
-    let base = pool.base.wrapping_add(index * STACK_BYTES);
     // SAFETY: the caller passes the handler's own context.
     let alternate = unsafe { (*context).uc_stack };
     let here = std::ptr::from_ref(&alternate) as usize;
     let old = alternate.ss_sp as usize;
+    let on_alternate = (old..old + alternate.ss_size).contains(&here);
+    let (pool, index) = loop {
+        if let Some(taken) = take() {
+            break taken;
+        }
+        if POOL.get().is_none() || !on_alternate || alternate.ss_size >= OWN_STACK_BYTES {
+            return function(argument);
+        }
+        std::thread::yield_now();
+    };
+    let base = pool.base.wrapping_add(index * STACK_BYTES);
     let call = Call {
         function,
         argument,
-        becomes_alternate: (old..old + alternate.ss_size).contains(&here),
+        becomes_alternate: on_alternate,
         base: base.wrapping_add(GUARD_BYTES),
     };
     // SAFETY: the end of a stack that this thread owns until the flag is cleared.
     unsafe { call_on(base.wrapping_add(STACK_BYTES), enter, std::ptr::from_ref(&call) as *mut _) };
     // Release pairs with the acquire in `take`: the next user sees the stack unused.
     pool.taken[index].store(false, Ordering::Release);
+}
+
+/// Undoes what [`with_room`] did to the thread's alternate stack: the pooled one may be another thread's.
+///
+/// # Safety
+/// `context` is the handler's third argument, and the caller runs on the stack the handler was started on.
+pub(crate) unsafe fn restore_alternate(context: *const libc::ucontext_t) {
+    // SAFETY: the caller passes the handler's own context.
+    let alternate = unsafe { (*context).uc_stack };
+    if alternate.ss_flags & libc::SS_DISABLE == 0 {
+        // Refused where it was not changed and the handler runs on it: then there is nothing to undo.
+        // SAFETY: it was the thread's alternate stack when the handler was started, and still exists.
+        let _ = unsafe { signal::set_alternate_stack(alternate.ss_sp.cast(), alternate.ss_size) };
+    }
 }
 
 struct Call {

@@ -56,10 +56,10 @@ pub fn demo(args: &DemoArgs) -> Result<String> {
         cells.push(run.cell(LOOKUP, ("µs", 1e3), system, lookup, PATIENCE_MS));
     }
     let rows = run.measure(cells)?;
-    text.push_str(&table(&rows, limited));
+    text.push_str(&table(&rows, limited, &run.setting.notes));
     for note in &run.setting.notes {
         // Contenders that were stopped stand in the table already.
-        if !note.contains("left out") || note.contains("killed") {
+        if !note.contains("not finished in time") {
             let _ = writeln!(text, "\nnote: {note}");
         }
     }
@@ -85,13 +85,16 @@ fn introduction(run: &GraphRun, limited: bool) -> String {
     text
 }
 
-fn table(rows: &[Row], limited: bool) -> String {
+fn table(rows: &[Row], limited: bool, notes: &[String]) -> String {
     let cell = |system: System, metric: &str| {
         let row = rows.iter().find(|row| row.system == system.name() && row.metric == metric);
-        row.map_or_else(
-            || format!("> {} s, stopped", PATIENCE_MS / 1000),
-            |row| format!("{} {}", number(row.median), row.unit),
-        )
+        let Some(row) = row else {
+            let left_out = format!("{metric} of {} is left out", system.name());
+            let note = notes.iter().find(|note| note.starts_with(&left_out));
+            let stopped = note.is_some_and(|note| note.contains("not finished in time"));
+            return if stopped { format!("> {} s", PATIENCE_MS / 1000) } else { "-".to_owned() };
+        };
+        format!("{} {}", number(row.median), row.unit)
     };
     let mut lines = vec![["", SEARCH, "a lookup"].map(str::to_owned)];
     let shown = SYSTEMS.iter().filter(|(system, _)| limited || *system == System::Mapping);

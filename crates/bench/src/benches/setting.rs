@@ -18,7 +18,7 @@ use crate::report::{Ratio, Report, Row, ratios};
 use crate::units::Bytes;
 
 /// Below this the process itself needs most of the memory.
-const BUDGET_MIN_BYTES: u64 = 16 << 20;
+const BUDGET_MIN_BYTES: u64 = 32 << 20;
 
 /// Sizes a bench has unless the user says otherwise.
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +75,7 @@ impl Setting {
         if defaults.scarce {
             ensure!(
                 budget_bytes >= BUDGET_MIN_BYTES,
-                "a budget of {} is too small: below 16 MiB the process itself needs most of it",
+                "a budget of {} is too small: below 32 MiB the process itself needs most of it",
                 Bytes(budget_bytes)
             );
             ensure!(
@@ -144,7 +144,7 @@ impl Setting {
     /// What a contender may use for a cache of its own under the budget: the rest is for its program,
     /// stacks, page tables and bookkeeping, for which page-cache contenders pay from the same budget.
     pub fn cache_bytes(&self) -> u64 {
-        self.budget_bytes - self.budget_bytes / 16 - (8 << 20)
+        self.budget_bytes - self.budget_bytes / 16 - (12 << 20)
     }
 
     /// Writes the data file.

@@ -457,6 +457,7 @@ impl Drop for Mapping {
         let engine = &self.running.engine;
         engine.detach(self.user.id);
         self.user.teardown();
+        engine.release_id(self.user.id);
         engine.use_budget(Kind::Mapped, false);
     }
 }

@@ -20,6 +20,11 @@ pub(crate) type UserStore = Store<MappedMemory>;
 
 impl FaultOwner for UserStore {
     fn serve(&self, fault: &FaultContext) -> Served {
+        // What userfaultfd leaves to us arrives as SIGBUS. SIGSEGV means that the access is not allowed at
+        // all (a store to a read-only mapping, a jump into one), and repeating it would never end.
+        if fault.signal == libc::SIGSEGV || !self.engine.mark.is_current() {
+            return Served::No;
+        }
         let offset = fault.address - self.memory.address(0) as usize;
         let page = (offset / self.geometry.page_bytes) as u64;
         if page >= self.geometry.pages() {

@@ -1,0 +1,910 @@
+//! Bad input and failing devices: each gives a typed error, and nothing is lost.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
+use aquifer_cache::{Advice, Cache, Error, FrameId, MapOptions, Mapping, PageId, PageKey, Pages};
+use aquifer_device::{
+    Device, DeviceError, Direct, Fault, FaultControl, FaultRule, FaultTarget, Faulty, FileDevice,
+    MemoryDevice,
+};
+
+use aquifer_testkit::rng::Rng;
+use support::{Hooked, content, errno_of, random_bytes, wait_until};
+
+const PAGE: u64 = 4096;
+const BUDGET: u64 = 6 << 20;
+const BUDGET_PAGES: u64 = BUDGET / PAGE;
+
+fn cache() -> Cache {
+    Cache::builder().budget_bytes(BUDGET).build().unwrap()
+}
+
+/// A faulty device over memory of random bytes, its control, and the memory.
+fn faulty(pages: u64) -> (Arc<dyn Device>, FaultControl, Arc<MemoryDevice>, Vec<u8>) {
+    let bytes = random_bytes((pages * PAGE) as usize, pages);
+    let memory = Arc::new(MemoryDevice::from_bytes(&bytes).unwrap());
+    let device = Faulty::new(memory.clone());
+    let control = device.control();
+    (Arc::new(device), control, memory, bytes)
+}
+
+fn fails(target: FaultTarget, errno: i32) -> FaultRule {
+    FaultRule::new(target, Fault::Errno(errno))
+}
+
+/// A device over a temporary file that holds these bytes.
+fn file_device(bytes: &[u8], direct: Direct) -> (tempfile::NamedTempFile, Arc<dyn Device>) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    let device = FileDevice::options().writable(true).direct(direct).open(file.path()).unwrap();
+    (file, Arc::new(device))
+}
+
+/// Waits until the figures of a cache at rest add up.
+fn settled(cache: &Cache) {
+    wait_until("consistent statistics", || cache.stats().is_consistent());
+}
+
+// ---- loads ------------------------------------------------------------------------------------------
+
+#[test]
+fn a_read_error_is_typed_and_a_retry_works() {
+    let (device, control, _, bytes) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map_mut(device.clone()).unwrap();
+    let pages = cache.pages(device).unwrap();
+    control.inject(fails(FaultTarget::Reads, libc::EIO));
+
+    let at = 5 * PAGE;
+    type Call = fn(&Mapping, u64) -> Result<(), Error>;
+    let calls: [(&str, Call); 9] = [
+        ("read", |mapping, at| mapping.read(at..at + 1, |_| ())),
+        ("read_into", |mapping, at| mapping.read_into(at, &mut [0])),
+        ("write", |mapping, at| mapping.write(at, &[0])),
+        ("get", |mapping, at| mapping.get::<u8>(at).map(drop)),
+        ("set", |mapping, at| mapping.set(at, 0u8)),
+        ("pin", |mapping, at| mapping.pin(at..at + 1).map(drop)),
+        ("pin_mut", |mapping, at| mapping.pin_mut(at..at + 1).map(drop)),
+        ("touch", |mapping, at| mapping.touch(at)),
+        ("touch_many", |mapping, at| mapping.touch_many(&[at..at + 1])),
+    ];
+    for (name, call) in calls {
+        match call(&mapping, at) {
+            Err(Error::Load { offset_bytes, source, .. }) => {
+                assert_eq!((offset_bytes, errno_of(&source)), (at, Some(libc::EIO)), "{name}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+        assert!(!mapping.is_resident(at..at + 1).unwrap(), "{name}");
+    }
+    let failed = pages.get(PageId(5)).err();
+    assert!(matches!(failed, Some(Error::Load { offset_bytes, .. }) if offset_bytes == at));
+    assert!(matches!(pages.get_mut(PageId(5)), Err(Error::Load { .. })));
+    assert!(matches!(pages.read(PageId(5), |_| ()), Err(Error::Load { .. })));
+    assert!(matches!(pages.load(&[PageId(5)]), Err(Error::Load { .. })));
+    assert!(!pages.is_resident(PageId(5)).unwrap());
+
+    control.clear();
+    assert_eq!(mapping.get::<u8>(at).unwrap(), bytes[at as usize]);
+    assert_eq!(pages.get(PageId(5)).unwrap()[0], bytes[at as usize]);
+    // SAFETY: inside the mapping, and resident.
+    assert_eq!(unsafe { mapping.as_ptr().add(at as usize).read() }, bytes[at as usize]);
+    settled(&cache);
+    assert!(cache.stats().load_errors >= 9 + 4);
+}
+
+/// A page that was asked for is not refused because read-ahead met a bad one behind it.
+#[test]
+fn read_ahead_into_a_bad_page_does_not_fail_the_good_one() {
+    let (device, control, _, bytes) = faulty(256);
+    let bad = 100;
+    control.inject(fails(FaultTarget::Reads, libc::EIO).range(bad * PAGE..(bad + 1) * PAGE));
+    for sequential in [false, true] {
+        let cache = cache();
+        let mapping = cache.map(device.clone()).unwrap();
+        let pages = cache.pages(device.clone()).unwrap();
+        if sequential {
+            mapping.advise(0..mapping.len(), Advice::Sequential).unwrap();
+        }
+        for page in (0..256).filter(|&page| page != bad) {
+            let at = page * PAGE;
+            assert_eq!(mapping.get::<u8>(at).unwrap(), bytes[at as usize], "page {page}");
+            assert_eq!(pages.get(PageId(page)).unwrap()[0], bytes[at as usize], "page {page}");
+        }
+        for page in (0..256).filter(|&page| page != bad) {
+            // SAFETY: inside the mapping. A bare load that fails would end the test.
+            let byte = unsafe { mapping.as_ptr().add((page * PAGE) as usize).read_volatile() };
+            assert_eq!(byte, bytes[(page * PAGE) as usize]);
+        }
+        assert!(matches!(mapping.touch(bad * PAGE), Err(Error::Load { .. })));
+        assert!(matches!(pages.get(PageId(bad)), Err(Error::Load { .. })));
+        settled(&cache);
+    }
+}
+
+/// Pinning a range around a bad page fails with that page's name and leaves nothing pinned.
+#[test]
+fn a_failed_pin_leaves_nothing_pinned() {
+    let (device, control, _, _) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map_mut(device).unwrap();
+    control.inject(fails(FaultTarget::Reads, libc::EIO).range(20 * PAGE..20 * PAGE + 1));
+    for _ in 0..2 {
+        let failed = mapping.pin(10 * PAGE..30 * PAGE).err();
+        let Some(Error::Load { offset_bytes, .. }) = failed else { panic!("{failed:?}") };
+        assert_eq!(offset_bytes, 20 * PAGE);
+    }
+    assert!(mapping.pin_mut(10 * PAGE..30 * PAGE).is_err());
+    mapping.advise(0..mapping.len(), Advice::DontNeed).unwrap();
+    wait_until("nothing resident", || cache.stats().resident_pages == 0);
+    settled(&cache);
+}
+
+#[test]
+fn a_short_read_is_an_error_not_zeros() {
+    for fault in [Fault::ShortRead { got_bytes: 100 }, Fault::EndsEarly { got_bytes: 100 }] {
+        let (device, control, _, bytes) = faulty(16);
+        let cache = cache();
+        let mapping = cache.map(device.clone()).unwrap();
+        let pages = cache.pages(device).unwrap();
+        control.inject(FaultRule::new(FaultTarget::Reads, fault).at_most(2));
+        for failed in [mapping.touch(0).err(), pages.get(PageId(0)).err()] {
+            let Some(Error::Load { source: DeviceError::ShortRead { got_bytes, .. }, .. }) = failed
+            else {
+                panic!("{failed:?}")
+            };
+            assert_eq!(got_bytes, 100);
+        }
+        assert_eq!(mapping.read(0..PAGE, |look| look.to_vec()).unwrap(), bytes[..4096]);
+        assert_eq!(pages.get(PageId(0)).unwrap()[..], bytes[..4096]);
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_and_grows() {
+    for direct in [Direct::Auto, Direct::Never] {
+        let bytes = random_bytes((64 * PAGE) as usize, 1);
+        let (file, device) = file_device(&bytes, direct);
+        let cache = cache();
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        let pages = cache.pages(device).unwrap();
+        mapping.set(50 * PAGE, 7u8).unwrap();
+
+        let file = file.as_file();
+        file.set_len(10 * PAGE + 100).unwrap();
+        for page in [10, 11, 40, 63] {
+            assert!(matches!(mapping.touch(page * PAGE), Err(Error::Load { .. })), "page {page}");
+            assert!(matches!(pages.get(PageId(page)), Err(Error::Load { .. })), "page {page}");
+        }
+        assert_eq!(mapping.get::<u8>(9 * PAGE).unwrap(), bytes[9 * PAGE as usize]);
+        // A write-back never extends the file: the page stays dirty, and goes out when there is room again.
+        let Err(Error::WriteBack { offset_bytes, end_bytes, pages: failed, .. }) =
+            mapping.flush_all()
+        else {
+            panic!("flushed beyond the end")
+        };
+        assert_eq!((offset_bytes, end_bytes, failed), (50 * PAGE, 51 * PAGE, 1));
+        assert_eq!(file.metadata().unwrap().len(), 10 * PAGE + 100);
+
+        file.set_len(100 * PAGE).unwrap();
+        mapping.flush_all().unwrap();
+        assert_eq!(mapping.len(), 64 * PAGE);
+        assert!(matches!(mapping.touch(64 * PAGE), Err(Error::OutOfBounds { .. })));
+        assert_eq!(mapping.get::<u8>(63 * PAGE).unwrap(), 0);
+        assert_eq!(pages.get(PageId(50)).unwrap()[0], 7);
+        assert_eq!(cache.map(mapping_device(file)).unwrap().len(), 100 * PAGE);
+    }
+}
+
+fn mapping_device(file: &std::fs::File) -> Arc<dyn Device> {
+    use std::os::fd::AsRawFd;
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    Arc::new(FileDevice::open(path).unwrap())
+}
+
+#[test]
+fn missing_unreadable_and_empty_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("missing");
+    assert!(matches!(FileDevice::open(&path), Err(DeviceError::Open { .. })));
+    std::fs::write(&path, b"").unwrap();
+    let empty: Arc<dyn Device> = Arc::new(FileDevice::open(&path).unwrap());
+    assert!(matches!(cache().map(empty.clone()), Err(Error::Empty { .. })));
+    assert!(matches!(cache().pages(empty), Err(Error::Empty { .. })));
+}
+
+#[test]
+fn the_last_page_is_partial() {
+    for direct in [Direct::Auto, Direct::Never] {
+        let bytes = random_bytes(5 * PAGE as usize + 777, 2);
+        let (file, device) = file_device(&bytes, direct);
+        let cache = cache();
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        assert_eq!(mapping.read(0..mapping.len(), |look| look.to_vec()).unwrap(), bytes);
+        mapping.write(5 * PAGE + 700, &[1; 77]).unwrap();
+        // Behind the end, in the last page: readable, zero, and never written to the file.
+        let behind = mapping.as_mut_ptr().unwrap().wrapping_add(bytes.len());
+        // SAFETY: the last page is there whole.
+        unsafe {
+            assert_eq!(behind.read_volatile(), 0);
+            behind.write_volatile(9);
+        }
+        mapping.flush_all().unwrap();
+        let mut expected = bytes.clone();
+        expected[5 * PAGE as usize + 700..].fill(1);
+        assert_eq!(std::fs::read(file.path()).unwrap(), expected);
+        let pages = cache.pages(device).unwrap();
+        assert_eq!(pages.page_count(), 6);
+        assert_eq!(pages.get(PageId(5)).unwrap()[777..], [0; 4096 - 777]);
+    }
+}
+
+// ---- write-back -------------------------------------------------------------------------------------
+
+/// Dirties pages 3, 4 and 9 with 1, 2 and 3.
+fn dirty_three(mapping: &Mapping, pages: &Pages) {
+    for (page, value) in [(3, 1u8), (4, 2), (9, 3)] {
+        mapping.set(page * PAGE, value).unwrap();
+        pages.get_mut(PageId(page)).unwrap()[0] = value;
+    }
+}
+
+#[test]
+fn a_failed_write_leaves_its_pages_dirty_and_flush_fails_until_it_succeeds() {
+    for errno in [libc::ENOSPC, libc::EIO] {
+        let (device, control, memory, bytes) = faulty(64);
+        let (other, other_control, other_memory, _) = faulty(64);
+        let cache = cache();
+        let mapping = cache.map_mut(device).unwrap();
+        let pages = cache.pages(other).unwrap();
+        dirty_three(&mapping, &pages);
+        let on_nine = 9 * PAGE..9 * PAGE + 1;
+        control.inject(fails(FaultTarget::Writes, errno).range(on_nine.clone()));
+        other_control.inject(fails(FaultTarget::Writes, errno).range(on_nine));
+        for _ in 0..3 {
+            for failed in [mapping.flush_all(), pages.flush_all()] {
+                let Err(Error::WriteBack { offset_bytes, end_bytes, pages, source, .. }) = failed
+                else {
+                    panic!("{failed:?}")
+                };
+                assert_eq!((offset_bytes, end_bytes, pages), (9 * PAGE, 10 * PAGE, 1));
+                assert_eq!(errno_of(&source), Some(errno));
+            }
+            // What could be written was.
+            for memory in [&memory, &other_memory] {
+                assert_eq!(memory.to_vec()[3 * PAGE as usize], 1);
+                assert_eq!(memory.to_vec()[9 * PAGE as usize], bytes[9 * PAGE as usize]);
+            }
+            assert_eq!(cache.stats().dirty_pages, 2);
+        }
+        // A range without the bad page is flushed.
+        mapping.flush(0..9 * PAGE).unwrap();
+        pages.flush(PageId(0)..PageId(9)).unwrap();
+        assert!(mapping.flush(9 * PAGE..9 * PAGE + 1).is_err());
+        control.clear();
+        other_control.clear();
+        mapping.flush_all().unwrap();
+        pages.flush_all().unwrap();
+        assert_eq!(memory.to_vec()[9 * PAGE as usize], 3);
+        assert_eq!(other_memory.to_vec()[9 * PAGE as usize], 3);
+        assert_eq!(cache.stats().dirty_pages, 0);
+    }
+}
+
+/// A page whose write failed takes stores as before: through a pointer, a call, and the kernel.
+#[test]
+fn a_page_whose_write_failed_is_writable() {
+    let (device, control, memory, _) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map_mut(device).unwrap();
+    let base = mapping.as_mut_ptr().unwrap();
+    for page in 0..8 {
+        mapping.set(page * PAGE, 1u8).unwrap();
+    }
+    control.inject(fails(FaultTarget::Writes, libc::ENOSPC));
+    assert!(mapping.flush_all().is_err());
+    mapping.set(1, 2u8).unwrap();
+    // SAFETY: inside the mapping.
+    unsafe { base.add(PAGE as usize + 1).write_volatile(3) };
+    {
+        let pinned = mapping.pin_mut(2 * PAGE..3 * PAGE).unwrap();
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        use std::os::fd::AsRawFd;
+        let target = pinned.as_mut_ptr().unwrap().cast();
+        // SAFETY: the pinned page.
+        let got = unsafe { libc::read(zero.as_raw_fd(), target, PAGE as usize) };
+        assert_eq!(got, PAGE as isize, "{}", std::io::Error::last_os_error());
+    }
+    control.clear();
+    mapping.flush_all().unwrap();
+    let now = memory.to_vec();
+    assert_eq!((now[1], now[PAGE as usize + 1]), (2, 3));
+    assert!(now[2 * PAGE as usize..3 * PAGE as usize].iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_failed_sync_is_reported_as_such() {
+    let (device, control, _, _) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map_mut(device.clone()).unwrap();
+    let pages = cache.pages(device).unwrap();
+    mapping.set(0, 1u8).unwrap();
+    control.inject(fails(FaultTarget::Syncs, libc::EIO));
+    for _ in 0..3 {
+        for failed in [mapping.flush_all(), pages.flush_all()] {
+            let Err(Error::Sync { source, .. }) = failed else { panic!("{failed:?}") };
+            assert_eq!(errno_of(&source), Some(libc::EIO));
+        }
+    }
+    let failed = support::block_on(mapping.flush_async(0..PAGE));
+    assert!(matches!(failed, Err(Error::Sync { .. })));
+}
+
+/// More dirty pages than the budget holds, on a device that is full: calls are refused, nothing is lost.
+#[test]
+fn a_budget_full_of_unwritable_pages_refuses_and_recovers() {
+    let (device, control, memory, mut bytes) = faulty(2 * BUDGET_PAGES);
+    let cache = cache();
+    let mapping = cache.map_mut(device).unwrap();
+    control.inject(fails(FaultTarget::Writes, libc::ENOSPC));
+    let mut refused = None;
+    let mut page = 0;
+    while refused.is_none() {
+        match mapping.set(page * PAGE, 0xa5u8) {
+            Ok(()) => bytes[(page * PAGE) as usize] = 0xa5,
+            Err(error) => refused = Some(error),
+        }
+        page += 1;
+    }
+    let Some(Error::Exhausted { unwritable, .. }) = refused else { panic!("{refused:?}") };
+    assert!(unwritable > 0 && page > BUDGET_PAGES / 2, "{unwritable} at page {page}");
+    assert!(matches!(mapping.flush_all(), Err(Error::WriteBack { .. })));
+    control.clear();
+    mapping.set(page * PAGE, 0xa5u8).unwrap();
+    bytes[(page * PAGE) as usize] = 0xa5;
+    mapping.flush_all().unwrap();
+    assert!(memory.to_vec() == bytes);
+    settled(&cache);
+}
+
+/// A snapshot of a page pinned for writing must not reach the device behind a newer one.
+#[test]
+fn an_older_snapshot_does_not_overwrite_a_newer_one() {
+    let memory = Arc::new(MemoryDevice::new((8 * PAGE) as usize).unwrap());
+    let mut device = Hooked::new(memory.clone());
+    let writes = Arc::new(AtomicUsize::new(0));
+    let (seen, ended) = (writes.clone(), Arc::new(AtomicBool::new(false)));
+    let second_ended = ended.clone();
+    device.on_write = Box::new(move |_, _| {
+        if seen.fetch_add(1, Ordering::SeqCst) == 0 {
+            // The first write is slow: a second flush may overtake it, if it is let.
+            for _ in 0..20_000 {
+                if second_ended.load(Ordering::SeqCst) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    });
+    let cache = cache();
+    let mapping = cache.map_mut(Arc::new(device)).unwrap();
+    let pinned = mapping.pin_mut(0..PAGE).unwrap();
+    let target = pinned.as_mut_ptr().unwrap();
+    // SAFETY: pinned for writing.
+    unsafe { target.write_volatile(1) };
+    std::thread::scope(|scope| {
+        scope.spawn(|| mapping.flush_all().unwrap());
+        wait_until("the first write", || writes.load(Ordering::SeqCst) > 0);
+        // SAFETY: pinned for writing.
+        unsafe { target.write_volatile(2) };
+        mapping.flush_all().unwrap();
+        ended.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(memory.to_vec()[0], 2, "both flushes returned, so the newer store is on the device");
+}
+
+/// A flush that waits for somebody else's write of a page is not satisfied when that write fails.
+#[test]
+fn a_flush_does_not_hide_behind_a_write_that_failed() {
+    let memory = Arc::new(MemoryDevice::new((8 * PAGE) as usize).unwrap());
+    let mut device = Hooked::new(memory.clone());
+    let failing = Arc::new(AtomicBool::new(true));
+    let fails = failing.clone();
+    device.on_write = Box::new(move |_, _| {
+        std::thread::yield_now();
+        match fails.load(Ordering::SeqCst) {
+            true => Err(support::io_error(aquifer_device::IoOperation::Write, libc::EIO)),
+            false => Ok(()),
+        }
+    });
+    let cache = cache();
+    let mapping = cache.map_mut(Arc::new(device)).unwrap();
+    mapping.set(0, 1u8).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..support::steps(10_000) {
+                    assert!(mapping.flush_all().is_err(), "nothing was ever written");
+                }
+            });
+        }
+    });
+    failing.store(false, Ordering::SeqCst);
+    mapping.flush_all().unwrap();
+    assert_eq!(memory.to_vec()[0], 1);
+}
+
+// ---- limits -----------------------------------------------------------------------------------------
+
+#[test]
+fn budgets_and_page_sizes_that_cannot_work() {
+    for budget_bytes in [0, 1 << 20, BUDGET - 1, 1 << 60] {
+        let built = Cache::builder().budget_bytes(budget_bytes).build();
+        let Err(Error::Budget { min_bytes, max_bytes, .. }) = built else {
+            panic!("{budget_bytes} bytes were accepted")
+        };
+        assert!(min_bytes == BUDGET && max_bytes < 1 << 60);
+        assert!(matches!(cache().resize(budget_bytes), Err(Error::Budget { .. })));
+    }
+    for page_bytes in [0, 512, 5000, 12288, 1 << 17] {
+        let built = Cache::builder().page_bytes(page_bytes).budget_bytes(64 << 20).build();
+        assert!(matches!(built, Err(Error::PageSize { .. })), "{page_bytes} were accepted");
+    }
+}
+
+#[test]
+fn ranges_out_of_bounds() {
+    let (device, _, _, _) = faulty(4);
+    let cache = cache();
+    let mapping = cache.map_mut(device.clone()).unwrap();
+    let pages = cache.pages(device).unwrap();
+    let len = mapping.len();
+    for at in [len, len + 1, u64::MAX - 1, u64::MAX] {
+        let end = at.saturating_add(1);
+        let refused = [
+            mapping.touch(at),
+            mapping.touch_mut(at),
+            mapping.read(at..end.max(at), |_| ()).and(if at == len {
+                mapping.touch(at)
+            } else {
+                Ok(())
+            }),
+            mapping.get::<u8>(at).map(drop),
+            mapping.set(at, 1u8),
+            mapping.write(at, &[1]),
+            mapping.pin(at - 1..end).map(drop),
+            mapping.flush(at - 1..end),
+            mapping.prefetch(&[0..1, at - 1..end]),
+            mapping.touch_many(&[0..1, at - 1..end]),
+            mapping.advise(at - 1..end, Advice::WillNeed),
+            mapping.is_resident(at - 1..end).map(drop),
+        ];
+        for (call, result) in refused.into_iter().enumerate() {
+            assert!(
+                matches!(result, Err(Error::OutOfBounds { .. })),
+                "call {call} at {at}: {result:?}"
+            );
+        }
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+    let backwards = mapping.read(2..1, |_| ());
+    assert!(matches!(backwards, Err(Error::OutOfBounds { .. })));
+    assert_eq!(mapping.read(len..len, |bytes| bytes.len()).unwrap(), 0);
+    for page in [4, 5, u64::MAX] {
+        assert!(matches!(pages.get(PageId(page)), Err(Error::OutOfBounds { .. })));
+        assert!(matches!(pages.get_mut(PageId(page)), Err(Error::OutOfBounds { .. })));
+        assert!(matches!(pages.read(PageId(page), |_| ()), Err(Error::OutOfBounds { .. })));
+        assert!(matches!(pages.load(&[PageId(page)]), Err(Error::OutOfBounds { .. })));
+        assert!(matches!(pages.prefetch(PageId(page), 1), Err(Error::OutOfBounds { .. })));
+    }
+    assert!(matches!(pages.read_into(len - 1, &mut [0; 2]), Err(Error::OutOfBounds { .. })));
+    pages.prefetch(PageId(1), u64::MAX).unwrap();
+}
+
+#[test]
+fn a_device_that_wants_more_alignment_than_a_page() {
+    let memory = Arc::new(MemoryDevice::new(1 << 20).unwrap());
+    for (alignment_bytes, page_bytes, fits) in
+        [(8192, 4096, false), (8192, 16384, true), (3000, 4096, false), (512, 4096, true)]
+    {
+        let mut device = Hooked::new(memory.clone());
+        device.alignment_bytes = alignment_bytes;
+        let device = Arc::new(device);
+        let cache = Cache::builder().page_bytes(page_bytes).budget_bytes(16 << 20).build().unwrap();
+        let mapped = cache.map(device.clone()).map(drop);
+        let opened = cache.pages(device).map(drop);
+        for result in [mapped, opened] {
+            match result {
+                Ok(()) => assert!(fits),
+                Err(Error::Alignment { alignment_bytes: named, .. }) => {
+                    assert!(!fits && named == alignment_bytes);
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn writes_to_what_was_opened_for_reading() {
+    let (_file, writable) = file_device(&random_bytes(PAGE as usize, 3), Direct::Auto);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), [7u8; 4096]).unwrap();
+    let read_only: Arc<dyn Device> = Arc::new(FileDevice::open(file.path()).unwrap());
+    let cache = cache();
+    assert!(matches!(cache.map_mut(read_only.clone()), Err(Error::ReadOnly { .. })));
+    assert!(matches!(
+        cache.map_with(read_only.clone(), MapOptions::new().writable(true)),
+        Err(Error::ReadOnly { .. })
+    ));
+    let pages = cache.pages(read_only).unwrap();
+    assert!(matches!(pages.get_mut(PageId(0)), Err(Error::ReadOnly { .. })));
+    assert_eq!(pages.get(PageId(0)).unwrap()[0], 7);
+
+    let mapping = cache.map(writable).unwrap();
+    assert!(matches!(mapping.as_mut_ptr(), Err(Error::ReadOnly { .. })));
+    assert!(matches!(mapping.write(0, &[1]), Err(Error::ReadOnly { .. })));
+    assert!(matches!(mapping.set(0, 1u8), Err(Error::ReadOnly { .. })));
+    assert!(matches!(mapping.touch_mut(0), Err(Error::ReadOnly { .. })));
+    assert!(matches!(mapping.pin_mut(0..1), Err(Error::ReadOnly { .. })));
+    assert!(mapping.pin(0..1).unwrap().as_mut_ptr().is_none());
+    mapping.flush_all().unwrap();
+}
+
+#[test]
+fn a_mapping_is_unmapped_whole() {
+    let (device, _, _, bytes) = faulty(4);
+    let cache = cache();
+    let mapping = cache.map(device).unwrap();
+    let (mapping, error) = mapping.unmap(0..PAGE).unwrap_err();
+    assert!(matches!(error, Error::PartialUnmap));
+    assert_eq!(mapping.get::<u8>(0).unwrap(), bytes[0]);
+    let whole = 0..mapping.len();
+    mapping.unmap(whole).unwrap();
+    assert_eq!(cache.stats().resident_pages, 0);
+}
+
+#[test]
+fn everything_pinned_is_exhausted_until_a_pin_is_dropped() {
+    let (device, _, _, bytes) = faulty(2 * BUDGET_PAGES);
+    let cache = cache();
+    let mapping = cache.map_mut(device.clone()).unwrap();
+    let mut pins = vec![];
+    let mut page = 0;
+    let refused = loop {
+        match mapping.pin(page * PAGE..page * PAGE + 1) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+        page += 1;
+    };
+    let Error::Exhausted { pinned, .. } = refused else { panic!("{refused}") };
+    assert!(pinned > 0);
+    assert_eq!(page, BUDGET_PAGES);
+    assert!(matches!(mapping.touch(page * PAGE), Err(Error::Exhausted { .. })));
+    assert!(matches!(
+        mapping.touch_many(&[page * PAGE..(page + 4) * PAGE]),
+        Err(Error::Exhausted { .. })
+    ));
+    pins.truncate(10);
+    assert_eq!(mapping.get::<u8>(page * PAGE).unwrap(), bytes[(page * PAGE) as usize]);
+    drop(pins);
+    drop(mapping);
+
+    let pages = cache.pages(device).unwrap();
+    let mut guards = vec![];
+    let refused = loop {
+        let id = PageId(guards.len() as u64);
+        // Every other one for writing.
+        let guard = if id.0 % 2 == 0 {
+            pages.get(id).map(|guard| (Some(guard), None))
+        } else {
+            pages.get_mut(id).map(|guard| (None, Some(guard)))
+        };
+        match guard {
+            Ok(guard) => guards.push(guard),
+            Err(error) => break error,
+        }
+    };
+    let Error::Exhausted { pinned, unwritable } = refused else { panic!("{refused}") };
+    assert!(pinned > 0 && unwritable == 0, "{pinned} pinned, {unwritable} unwritable");
+    assert_eq!(guards.len() as u64, BUDGET_PAGES);
+    let all: Vec<PageId> = (0..BUDGET_PAGES + 1).map(PageId).collect();
+    drop(guards);
+    assert!(matches!(pages.get_many(&all), Err(Error::Exhausted { .. })));
+    assert_eq!(pages.get_many(&all[..100]).unwrap().len(), 100);
+    settled(&cache);
+}
+
+/// Whoever holds a page exclusively may need frames: the evictor must not wait for it.
+#[test]
+fn a_writing_guard_does_not_stop_eviction() {
+    let (device, _, memory, mut bytes) = faulty(4 * BUDGET_PAGES);
+    let cache = cache();
+    let pages = cache.pages(device).unwrap();
+    for held in [0, 700, BUDGET_PAGES] {
+        let mut guard = pages.get_mut(PageId(held)).unwrap();
+        for page in (0..4 * BUDGET_PAGES).filter(|&page| page != held) {
+            pages.get_mut(PageId(page)).unwrap()[0] = page as u8;
+            bytes[(page * PAGE) as usize] = page as u8;
+        }
+        guard[0] = 0xee;
+        bytes[(held * PAGE) as usize] = 0xee;
+    }
+    pages.flush_all().unwrap();
+    assert!(memory.to_vec() == bytes);
+}
+
+#[test]
+fn one_page_takes_a_limited_number_of_pins() {
+    let (device, _, memory, _) = faulty(4);
+    let cache = cache();
+    let mapping = cache.map_mut(device.clone()).unwrap();
+    let mut pins = vec![];
+    let refused = loop {
+        match mapping.pin(0..1) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+    };
+    let Error::TooManyPins { offset_bytes: 0, pins: most } = refused else { panic!("{refused}") };
+    assert_eq!(pins.len() as u64, most);
+    // The page is clean: pinning it for writing as well must not overflow the count.
+    assert!(matches!(mapping.pin_mut(0..1), Err(Error::TooManyPins { .. })));
+    assert!(matches!(mapping.read(0..1, |_| ()), Err(Error::TooManyPins { .. })));
+    mapping.touch_mut(0).unwrap();
+    assert!(matches!(mapping.pin_mut(0..1), Err(Error::TooManyPins { .. })));
+    // With all of them taken, one for writing, a flush is not silently incomplete.
+    pins.pop();
+    let for_writing = mapping.pin_mut(0..1).unwrap();
+    // SAFETY: pinned for writing.
+    unsafe { for_writing.as_mut_ptr().unwrap().write_volatile(0x5a) };
+    if mapping.flush_all().is_ok() {
+        assert_eq!(memory.to_vec()[0], 0x5a);
+    }
+    drop(for_writing);
+    drop(pins);
+    mapping.flush_all().unwrap();
+    assert_eq!(memory.to_vec()[0], 0x5a);
+    mapping.advise(0..PAGE, Advice::DontNeed).unwrap();
+    assert!(!mapping.is_resident(0..1).unwrap());
+
+    let pages = cache.pages(device).unwrap();
+    let guards: Vec<_> = (0..most).map(|_| pages.get(PageId(0)).unwrap()).collect();
+    assert!(matches!(pages.get(PageId(0)), Err(Error::TooManyPins { .. })));
+    assert_eq!(pages.read(PageId(0), |bytes| bytes.get::<u8>(0)).unwrap(), 0x5a);
+    drop(guards);
+    pages.get_mut(PageId(0)).unwrap()[0] = 1;
+}
+
+// ---- many -------------------------------------------------------------------------------------------
+
+/// Random replacement that says when it was used.
+#[derive(Default)]
+struct Random {
+    held: Vec<FrameId>,
+    slot_of: Vec<Option<usize>>,
+    state: u64,
+    named: Arc<AtomicUsize>,
+}
+
+impl Policy for Random {
+    fn name(&self) -> &'static str {
+        "test-random"
+    }
+    fn hit_mode(&self) -> HitMode {
+        HitMode::Ignore
+    }
+    fn resize(&mut self, _frames: usize, max_frames: usize) {
+        self.held.reserve(max_frames - self.held.len());
+        self.slot_of.resize(max_frames, None);
+    }
+    fn inserted(&mut self, frame: FrameId, _page: PageKey, _hits: &HitTable) {
+        assert!(self.slot_of[frame.0 as usize].replace(self.held.len()).is_none(), "held twice");
+        self.held.push(frame);
+    }
+    fn removed(&mut self, frame: FrameId) {
+        let Some(slot) = self.slot_of[frame.0 as usize].take() else {
+            return;
+        };
+        self.held.swap_remove(slot);
+        if let Some(moved) = self.held.get(slot) {
+            self.slot_of[moved.0 as usize] = Some(slot);
+        }
+    }
+    fn victims(
+        &mut self,
+        want: usize,
+        _hits: &HitTable,
+        _page_of: &dyn Fn(FrameId) -> PageKey,
+        victims: &mut Vec<FrameId>,
+    ) {
+        for _ in 0..want.min(self.held.len()) {
+            self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1);
+            let frame = self.held[(self.state >> 33) as usize % self.held.len()];
+            self.removed(frame);
+            victims.push(frame);
+        }
+        self.named.fetch_add(victims.len(), Ordering::Relaxed);
+    }
+    fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable) {
+        self.inserted(frame, page, hits);
+    }
+}
+
+#[test]
+fn a_policy_of_ones_own_names_the_victims() {
+    let named = Arc::new(AtomicUsize::new(0));
+    let used = named.clone();
+    let cache = Cache::builder()
+        .budget_bytes(BUDGET)
+        .custom_policy(move || Box::new(Random { named: used.clone(), ..Random::default() }))
+        .build()
+        .unwrap();
+    assert_eq!(cache.stats().policy, "test-random");
+    let (device, _, memory, mut bytes) = faulty(2 * BUDGET_PAGES);
+    let mapping = cache.map_mut(device).unwrap();
+    for page in 0..2 * BUDGET_PAGES {
+        let at = page * PAGE;
+        assert_eq!(mapping.get::<u8>(at).unwrap(), bytes[at as usize]);
+        if page % 3 == 0 {
+            mapping.set(at, 1u8).unwrap();
+            bytes[at as usize] = 1;
+        }
+    }
+    mapping.flush_all().unwrap();
+    assert!(memory.to_vec() == bytes);
+    settled(&cache);
+    assert!(named.load(Ordering::Relaxed) > 0);
+    assert!(cache.stats().evictions >= BUDGET_PAGES / 2);
+}
+
+#[test]
+fn thousands_of_mappings() {
+    let cache = cache();
+    let device = Arc::new(MemoryDevice::new(2 * PAGE as usize).unwrap());
+    let count = support::steps(3_000);
+    let mappings: Vec<Mapping> =
+        (0..count).map(|_| cache.map_mut(device.clone() as Arc<dyn Device>).unwrap()).collect();
+    for (index, mapping) in mappings.iter().enumerate() {
+        mapping.set(8, index as u64).unwrap();
+        // SAFETY: inside the mapping.
+        unsafe { mapping.as_mut_ptr().unwrap().cast::<u64>().write_volatile(index as u64) };
+    }
+    for (index, mapping) in mappings.iter().enumerate().rev() {
+        // Mappings of one device do not see each other's stores until they are written and loaded again;
+        // each sees its own.
+        if mapping.is_resident(0..1).unwrap() {
+            // SAFETY: inside the mapping.
+            let value = unsafe { mapping.as_ptr().cast::<u64>().read_volatile() };
+            assert!(value as usize >= index || value == 0 || (value as usize) < count);
+        }
+    }
+    drop(mappings);
+    assert_eq!(cache.stats().resident_pages, 0);
+    settled(&cache);
+}
+
+#[test]
+fn several_devices_share_a_cache() {
+    let cache = cache();
+    let pages_each = BUDGET_PAGES / 2;
+    let setups: Vec<_> = (0..4).map(|_| faulty(pages_each)).collect();
+    let mappings: Vec<Mapping> =
+        setups.iter().take(3).map(|setup| cache.map_mut(setup.0.clone()).unwrap()).collect();
+    let guarded = cache.pages(setups[3].0.clone()).unwrap();
+    // One of them is broken: that is nobody else's trouble.
+    setups[1].1.inject(fails(FaultTarget::Transfers, libc::EIO));
+    std::thread::scope(|scope| {
+        for (index, mapping) in mappings.iter().enumerate().filter(|(index, _)| *index != 1) {
+            let bytes = &setups[index].3;
+            scope.spawn(move || {
+                for page in (0..pages_each).chain(0..pages_each) {
+                    let at = page * PAGE;
+                    assert_eq!(mapping.get::<u8>(at + 9).unwrap(), bytes[at as usize + 9]);
+                    mapping.set(at, index as u8).unwrap();
+                }
+                mapping.flush_all().unwrap();
+            });
+        }
+        scope.spawn(|| {
+            for page in (0..pages_each).chain(0..pages_each) {
+                guarded.get_mut(PageId(page)).unwrap()[0] = 3;
+            }
+            guarded.flush_all().unwrap();
+        });
+        scope.spawn(|| {
+            for page in 0..pages_each {
+                assert!(mappings[1].touch(page * PAGE).is_err());
+            }
+        });
+    });
+    for (index, setup) in setups.iter().enumerate().filter(|(index, _)| *index != 1) {
+        let mut expected = setup.3.clone();
+        expected.chunks_mut(PAGE as usize).for_each(|page| page[0] = index as u8);
+        assert!(content(&*setup.2) == expected, "device {index}");
+    }
+    setups[1].1.clear();
+    assert_eq!(mappings[1].get::<u8>(1).unwrap(), setups[1].3[1]);
+    settled(&cache);
+    // Those that are left use the whole budget, whoever goes.
+    drop(guarded);
+    drop(mappings);
+    assert_eq!(cache.stats().resident_pages, 0);
+}
+
+/// Every policy keeps figures that add up, probation hits included.
+#[test]
+fn statistics_add_up_with_every_policy() {
+    for &kind in PolicyKind::all() {
+        let cache = Cache::builder().budget_bytes(BUDGET).policy(kind).build().unwrap();
+        let (device, _, _, bytes) = faulty(BUDGET_PAGES + BUDGET_PAGES / 8);
+        let mapping = cache.map(device).unwrap();
+        mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+        let mut rng = Rng::new(1);
+        for _ in 0..4 * BUDGET_PAGES {
+            let at = rng.below(BUDGET_PAGES + BUDGET_PAGES / 8) * PAGE;
+            assert_eq!(mapping.get::<u8>(at).unwrap(), bytes[at as usize]);
+        }
+        settled(&cache);
+        let stats = cache.stats();
+        if kind == PolicyKind::FifoProbation {
+            assert!(stats.probation_hits > 0, "the probation area was never used");
+        }
+        assert!(stats.resident_pages * PAGE <= BUDGET);
+    }
+}
+
+/// An optimistic read whose page left and came back into the same frame meanwhile, with another page's
+/// bytes there in between, must not return those.
+#[test]
+fn an_optimistic_read_notices_a_frame_used_by_another_page_meanwhile() {
+    let pages_count = 2 * BUDGET_PAGES;
+    let mut bytes = vec![0u8; (pages_count * PAGE) as usize];
+    for (page, chunk) in bytes.chunks_mut(PAGE as usize).enumerate() {
+        chunk[..8].copy_from_slice(&(page as u64).to_le_bytes());
+    }
+    let cache = cache();
+    let pages = cache.pages(Arc::new(MemoryDevice::from_bytes(&bytes).unwrap())).unwrap();
+    let mut calls = 0;
+    let mut rng = Rng::new(support::seed(7));
+    let mut others = (1..pages_count).cycle();
+    let mut load_another = || drop(pages.get(PageId(others.next().expect("endless"))).unwrap());
+    pages.get(PageId(0)).unwrap();
+    let value = pages.read(PageId(0), |look| {
+        calls += 1;
+        if calls > 1 {
+            return Some(look.get::<u64>(0));
+        }
+        for _ in 0..support::steps(1_000) {
+            // Page 0 leaves, another comes into its frame and leaves; then, with the frame among the last that
+            // became free, page 0 comes back, with luck into it.
+            while pages.is_resident(PageId(0)).unwrap() {
+                load_another();
+            }
+            while look.get::<u64>(0) == 0 {
+                load_another();
+            }
+            let foreign = look.get::<u64>(0);
+            while pages.is_resident(PageId(foreign)).unwrap() {
+                load_another();
+            }
+            for _ in 0..rng.below(64) {
+                load_another();
+            }
+            if pages.get(PageId(0)).unwrap().as_ptr() == look.as_ptr() {
+                return Some(foreign);
+            }
+        }
+        None
+    });
+    match value.unwrap() {
+        None => eprintln!("skipped: the frame never came back to its page"),
+        Some(value) => assert_eq!((value, calls), (0, 2), "another page's bytes were accepted"),
+    }
+}

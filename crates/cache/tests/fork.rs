@@ -1,0 +1,70 @@
+//! What a fork of a process with mappings can do. One test: a child has only the thread that forked.
+
+use std::sync::Arc;
+
+use aquifer_cache::{Cache, Error};
+use aquifer_device::MemoryDevice;
+
+fn cache() -> Cache {
+    Cache::builder().budget_bytes(8 << 20).build().unwrap()
+}
+
+/// Runs `body` in a child; returns the signal that ended it, or its exit status.
+fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
+    // SAFETY: the child leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends a child that hangs, and one that is done.
+        unsafe {
+            libc::alarm(30);
+            libc::_exit(body());
+        }
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFEXITED(status) {
+        Ok(libc::WEXITSTATUS(status))
+    } else {
+        Err(libc::WTERMSIG(status))
+    }
+}
+
+#[test]
+fn a_child_may_make_its_own_mappings_and_not_use_inherited_ones() {
+    let bytes: Vec<u8> = (0..64 << 10).map(|at| (at / 4096) as u8 + 1).collect();
+    let device = Arc::new(MemoryDevice::from_bytes(&bytes).unwrap());
+    let ours = cache();
+    let map = ours.map_mut(device.clone()).unwrap();
+    // SAFETY: inside the mapping.
+    let at = |page: usize| unsafe { map.as_ptr().add(page * 4096).read_volatile() };
+    assert_eq!(at(3), 4);
+
+    let own = in_child(|| {
+        let cache = cache();
+        let map = cache.map_mut(device.clone()).unwrap();
+        let base = map.as_mut_ptr().unwrap();
+        // SAFETY: inside the child's own mapping.
+        let seen = unsafe {
+            base.add(5 * 4096).write_volatile(77);
+            (base.add(3 * 4096).read_volatile(), base.add(5 * 4096).read_volatile())
+        };
+        i32::from(seen != (4, 77) || !matches!(ours.resize(16 << 20), Err(Error::Forked)))
+    });
+    assert_eq!(own, Ok(0), "the child's own mapping");
+
+    let inherited = in_child(|| i32::from(at(3)));
+    assert_eq!(inherited, Err(libc::SIGSEGV), "an inherited mapping is gone");
+
+    let jump = in_child(|| {
+        let cache = cache();
+        let map = cache.map(device.clone()).unwrap();
+        map.touch(0).unwrap();
+        // SAFETY: it is not sound, and the kernel must say so: the mapping is not executable.
+        let function: extern "C" fn() = unsafe { std::mem::transmute(map.as_ptr()) };
+        function();
+        0
+    });
+    assert_eq!(jump, Err(libc::SIGSEGV), "a jump into a mapping ends the process");
+    assert_eq!(at(9), 10, "the parent goes on");
+}

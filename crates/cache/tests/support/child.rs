@@ -1,0 +1,92 @@
+//! Tests whose subject ends, forks or changes its process run in a child: the test binary again, with one
+//! test named `child` that does nothing unless [`ROLE`] says what.
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+/// Names the role of a child.
+const ROLE: &str = "AQUIFER_TEST_ROLE";
+/// The last line of a child that went through its role.
+const DONE: &str = "the role was played to its end";
+
+/// In a child: plays the role with one of these names. Otherwise does nothing.
+pub fn play(roles: &[(&str, fn())]) {
+    let Ok(wanted) = std::env::var(ROLE) else {
+        return;
+    };
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a limit on this stack; no core dumps of children that die on purpose.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+    let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this file");
+    role();
+    println!("{DONE}");
+    std::process::exit(0);
+}
+
+/// The command that plays a role.
+pub fn command(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the test binary"));
+    command
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A role that was played: how it ended and what it said.
+#[derive(Debug)]
+pub struct Played {
+    pub status: ExitStatus,
+    pub output: String,
+}
+
+/// Plays a role in a child and waits for its end.
+pub fn run(role: &str) -> Played {
+    let output = command(role).output().expect("starting the test binary again");
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    Played { status: output.status, output: said.join("\n") }
+}
+
+/// Plays a role that must come to its end.
+pub fn succeeds(role: &str) {
+    let played = run(role);
+    if let Some(reason) = played.output.lines().find(|line| line.starts_with("skipped: ")) {
+        eprintln!("{reason}");
+        return;
+    }
+    assert!(played.status.success() && played.output.contains(DONE), "{role}: {played:#?}");
+}
+
+/// Plays a role that must be ended by a signal, after it said `before`.
+pub fn dies(role: &str, signal: i32, before: &str) {
+    let played = run(role);
+    assert!(played.output.contains(before), "{role}: {played:#?}");
+    assert!(!played.output.contains(DONE), "{role}: {played:#?}");
+    assert_eq!(played.status.signal(), Some(signal), "{role}: {played:#?}");
+}
+
+/// Ends a child that a failing test leaves behind.
+pub struct Reaped(pub Child);
+
+impl Reaped {
+    /// Kills it now and returns what it said until then.
+    pub fn kill(mut self) -> Vec<u8> {
+        self.0.kill().expect("the child is ours");
+        let mut rest = vec![];
+        let stdout = self.0.stdout.as_mut().expect("piped");
+        stdout.read_to_end(&mut rest).expect("reading what it said");
+        self.0.wait().expect("the child is ours");
+        rest
+    }
+}
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,138 @@
+//! What the engine's tests share: seeds, devices with hooks, waiting for a condition, child processes.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aquifer_device::{AlignedBuffer, Device, DeviceError, IoOperation};
+use aquifer_testkit::rng::Rng;
+
+pub mod child;
+
+/// The seed of a test: `AQUIFER_SEED`, or the one given. Printed, so that a failure can be replayed.
+pub fn seed(usual: u64) -> u64 {
+    let seed = std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or(usual);
+    println!("replay with AQUIFER_SEED={seed}");
+    seed
+}
+
+/// How many steps a test takes: `usual`, scaled by `AQUIFER_STEPS` in percent.
+pub fn steps(usual: usize) -> usize {
+    let percent = std::env::var("AQUIFER_STEPS").ok().and_then(|steps| steps.parse().ok());
+    (usual * percent.unwrap_or(100usize)).div_ceil(100)
+}
+
+/// Waits until `condition` holds. The limit is for a condition that never will: it turns a hang into a
+/// failure.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(100), "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Pseudo-random bytes.
+pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut bytes = vec![0; len];
+    for chunk in bytes.chunks_mut(8) {
+        let word = rng.next_u64().to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+    bytes
+}
+
+/// All bytes of a device.
+pub fn content(device: &dyn Device) -> Vec<u8> {
+    let len = device.len_bytes().unwrap() as usize;
+    let mut buffer = AlignedBuffer::new(len.next_multiple_of(4096), 4096);
+    assert_eq!(device.read_at(0, &mut buffer).unwrap(), len);
+    buffer[..len].to_vec()
+}
+
+/// A device error with this errno.
+pub fn errno_of(error: &DeviceError) -> Option<i32> {
+    match error {
+        DeviceError::Io { source, .. } => source.raw_os_error(),
+        _ => None,
+    }
+}
+
+/// A failed transfer.
+pub fn io_error(operation: IoOperation, errno: i32) -> DeviceError {
+    let source = std::io::Error::from_raw_os_error(errno);
+    DeviceError::Io { operation, offset_bytes: 0, len_bytes: 0, source }
+}
+
+type ReadHook = Box<dyn Fn(u64, &mut [u8]) -> Result<(), DeviceError> + Send + Sync>;
+type WriteHook = Box<dyn Fn(u64, &[u8]) -> Result<(), DeviceError> + Send + Sync>;
+
+/// A device that calls a test's code before each transfer.
+pub struct Hooked {
+    pub inner: Arc<dyn Device>,
+    pub alignment_bytes: usize,
+    pub on_read: ReadHook,
+    pub on_write: WriteHook,
+}
+
+impl Hooked {
+    pub fn new(inner: Arc<dyn Device>) -> Hooked {
+        Hooked {
+            inner,
+            alignment_bytes: 1,
+            on_read: Box::new(|_, _| Ok(())),
+            on_write: Box::new(|_, _| Ok(())),
+        }
+    }
+}
+
+impl Device for Hooked {
+    fn name(&self) -> &str {
+        "hooked"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.inner.len_bytes()
+    }
+    fn alignment_bytes(&self) -> usize {
+        self.alignment_bytes
+    }
+    fn is_writable(&self) -> bool {
+        self.inner.is_writable()
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        (self.on_read)(offset_bytes, buffer)?;
+        self.inner.read_at(offset_bytes, buffer)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        (self.on_write)(offset_bytes, buffer)?;
+        self.inner.write_at(offset_bytes, buffer)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.inner.sync()
+    }
+    fn access_path(&self) -> String {
+        "memory, with hooks".into()
+    }
+}
+
+/// A future's result, without a run-time.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(result) => return result,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
