@@ -10,7 +10,8 @@
 //!
 //! * A file appears and changes by rename, so that a reader never sees half of one.
 //! * It goes when the cache is dropped. A killed process leaves its file behind: it carries the start time of
-//!   the process, by which a reader tells it from a live one with the same identifier.
+//!   the process, by which a reader tells it from a live one with the same identifier, and the namespace in
+//!   which that identifier means something.
 //! * The thread is its own, not the evictor: a directory on a slow disk must not hold up eviction. A write
 //!   that fails is left out; the next one comes a second later.
 //! * A directory that somebody else owns, or that others may enter, is refused: in `/tmp` anybody can make
@@ -57,6 +58,11 @@ pub fn start_ticks(process: u32) -> Option<u64> {
     // The second field is the command in parentheses and may hold anything, parentheses too.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The namespace that process identifiers belong to: equal for processes that see each other's.
+pub fn process_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
 /// The effective user's number.
@@ -154,6 +160,7 @@ impl Publisher {
             ("format", u128::from(FORMAT)),
             ("pid", u128::from(std::process::id())),
             ("start_ticks", u128::from(self.start_ticks)),
+            ("pid_namespace", u128::from(process_namespace())),
             ("unix_ms", now.as_millis()),
             ("uptime_ms", self.started.elapsed().as_millis()),
             ("page_bytes", u128::from(page_bytes)),

@@ -1,2 +1,89 @@
 //! The `aquifer` command.
-fn main() {}
+//!
+//! | command | |
+//! |---|---|
+//! | `demo` | what Aquifer is for, in a minute |
+//! | `doctor` | what this machine offers and what its primitives cost |
+//! | `stat` | what the caches of running processes do |
+//! | `bench` | Aquifer beside mmap, direct reads and user-space caches |
+//! | `version` | which build this is |
+//!
+//! Results go to standard output, errors and progress to standard error. Exit status: 0 when it worked, 1 when it
+//! did not, 2 when the command line is wrong. A reader that closes the pipe early is no failure.
+#![deny(unsafe_code)]
+
+mod doctor;
+mod output;
+mod stat;
+mod version;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Files larger than memory, used as memory.
+///
+/// Aquifer maps files and devices through a DRAM cache whose size, policy and write-back the application
+/// chooses. This command shows what that is good for on this machine, measures it, and looks into programs
+/// that use it.
+#[derive(Debug, Parser)]
+#[command(name = "aquifer", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer demo                      search a graph four times larger than its memory, beside mmap
+  aquifer doctor --dir /mnt/nvme    what this machine offers for files on that disk
+  aquifer stat --watch 1            what running caches do, every second
+  aquifer bench out-of-core         compare with mmap and others, under one memory limit
+
+Exit status: 0 if it worked, 1 if it did not, 2 if the command line is wrong.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Search a graph larger than memory, beside mmap under the same limit
+    Demo(aquifer_bench::DemoArgs),
+    /// Show what this machine offers, which form each mechanism takes, and what it costs
+    Doctor(doctor::Args),
+    /// Show what the caches of running processes hold and do
+    Stat(stat::Args),
+    /// Compare Aquifer with what a program would use otherwise
+    Bench(aquifer_bench::BenchArgs),
+    /// Show which build this is
+    Version(version::Args),
+}
+
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Demo(args) => aquifer_bench::demo(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Stat(args) => stat::run(args),
+        Command::Bench(args) => aquifer_bench::main(args),
+        Command::Version(args) => version::run(args),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().command) {
+        Err(error) if !output::is_closed_pipe(&error) => {
+            output::print_error(&error);
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

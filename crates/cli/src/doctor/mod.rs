@@ -1,0 +1,95 @@
+//! `aquifer doctor`: what this machine offers, which form each mechanism takes here, and what it costs.
+//!
+//! ```text
+//! features   what the kernel has, found by trying (aquifer_sys::features)
+//! forms      what the engine makes of that: asked of the engine itself where it can be
+//! costs      primitives measured for a few milliseconds each (aquifer_sys::cost, and the engine's own)
+//! ```
+//! Nothing is changed on the system; a data file of 16 MiB lies in `--dir` while it runs.
+
+mod bare;
+mod costs;
+mod forms;
+mod report;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use aquifer_bench::{Limiter, Machine, Place};
+use aquifer_sys::features;
+
+use crate::output;
+use report::{Feature, Report};
+
+/// Arguments of `aquifer doctor`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer doctor                    for files in this directory
+  aquifer doctor --dir /mnt/nvme    for files on another disk
+  aquifer doctor --json             as one JSON object, costs in nanoseconds")]
+pub struct Args {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Directory whose file system and disk are looked at; must be writable
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Leave out the measurements
+    #[arg(long)]
+    no_costs: bool,
+}
+
+/// Length of the file that is measured on.
+const DATA_BYTES: usize = 16 << 20;
+
+/// Examines and prints.
+pub fn run(args: &Args) -> Result<()> {
+    let place = Place::directory(&args.dir, false)
+        .with_context(|| "choose an existing directory with --dir")?;
+    let data = data_file(place.path())?;
+    let report = Report {
+        machine: Machine::describe(&place),
+        directory: place.path().display().to_string(),
+        features: features(),
+        limits: features::limits().into(),
+        mechanisms: forms::all(data.path())?,
+        costs: if args.no_costs { vec![] } else { costs::all(data.path()) },
+    };
+    if args.json { output::print_json(&report, true) } else { output::print(&report.to_text()) }
+}
+
+/// A file whose blocks are allocated and written.
+fn data_file(directory: &Path) -> Result<tempfile::NamedTempFile> {
+    let create = || {
+        let mut file = tempfile::Builder::new()
+            .prefix("doctor-")
+            .suffix(".aquifer-data")
+            .tempfile_in(directory)?;
+        let block: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+        for _ in 0..DATA_BYTES >> 20 {
+            file.write_all(&block)?;
+        }
+        file.as_file().sync_data()?;
+        std::io::Result::Ok(file)
+    };
+    create().with_context(|| {
+        format!(
+            "cannot write a file in {}; choose a writable directory with --dir",
+            directory.display()
+        )
+    })
+}
+
+fn features() -> Vec<Feature> {
+    let mut features: Vec<_> = features::probe_all().into_iter().map(Feature::from).collect();
+    let purpose = "the same memory limit for all contenders of demo and bench";
+    features.push(match Limiter::find() {
+        Ok(limiter) => Feature::new("memory control group", true, purpose, limiter.describe()),
+        Err(error) => Feature::new("memory control group", false, purpose, error.to_string()),
+    });
+    features
+}

@@ -1,0 +1,181 @@
+//! The report, as JSON and as a table.
+
+use anyhow::Result;
+use aquifer_bench::{Bytes, Machine};
+use aquifer_sys::features;
+use serde::Serialize;
+
+use crate::output;
+
+/// Everything `aquifer doctor` found out.
+#[derive(Serialize)]
+pub struct Report {
+    /// The machine, and what the directory is on.
+    pub machine: Machine,
+    /// The directory.
+    pub directory: String,
+    /// What the kernel offers.
+    pub features: Vec<Feature>,
+    /// What it bounds.
+    pub limits: Limits,
+    /// What the engine makes of it.
+    pub mechanisms: Vec<Mechanism>,
+    /// What it costs.
+    pub costs: Vec<Cost>,
+}
+
+/// Something that is there or not.
+#[derive(Serialize)]
+pub struct Feature {
+    name: &'static str,
+    available: bool,
+    purpose: &'static str,
+    detail: String,
+}
+
+impl Feature {
+    /// One that was tried.
+    pub fn new(
+        name: &'static str,
+        available: bool,
+        purpose: &'static str,
+        detail: impl Into<String>,
+    ) -> Feature {
+        Feature { name, available, purpose, detail: detail.into() }
+    }
+}
+
+impl From<features::Probe> for Feature {
+    fn from(probe: features::Probe) -> Feature {
+        Feature::new(probe.name, probe.available, probe.purpose, probe.detail)
+    }
+}
+
+/// Bounds of the system; `null` is none.
+#[derive(Serialize)]
+pub struct Limits {
+    max_mappings: Option<u64>,
+    locked_bytes: Option<u64>,
+    address_space_bytes: Option<u64>,
+    open_files: Option<u64>,
+    memory_bytes: u64,
+}
+
+impl From<features::Limits> for Limits {
+    fn from(found: features::Limits) -> Limits {
+        Limits {
+            max_mappings: found.max_mappings,
+            locked_bytes: found.locked_bytes,
+            address_space_bytes: found.address_space_bytes,
+            open_files: found.open_files,
+            memory_bytes: found.memory_bytes,
+        }
+    }
+}
+
+impl Limits {
+    fn lines(&self) -> Vec<[String; 3]> {
+        let bytes = |bound: Option<u64>| {
+            bound.map_or_else(|| "unlimited".to_owned(), |bytes| Bytes(bytes).to_string())
+        };
+        let count =
+            |bound: Option<u64>| bound.map_or_else(|| "unlimited".to_owned(), output::count);
+        let lines = [
+            ("memory", Bytes(self.memory_bytes).to_string(), "the largest budget a cache may have"),
+            (
+                "address space",
+                bytes(self.address_space_bytes),
+                "mappings of any size need it unlimited",
+            ),
+            ("mappings a process", count(self.max_mappings), "vm.max_map_count"),
+            ("locked memory", bytes(self.locked_bytes), "old kernels charge io_uring to it"),
+            ("open files", count(self.open_files), "one or two for each file device"),
+        ];
+        lines.map(|(name, value, what)| [name.to_owned(), value, what.to_owned()]).into()
+    }
+}
+
+/// A mechanism and the form it takes here.
+#[derive(Serialize)]
+pub struct Mechanism {
+    name: &'static str,
+    form: String,
+}
+
+impl Mechanism {
+    /// One line.
+    pub fn new(name: &'static str, form: String) -> Mechanism {
+        Mechanism { name, form }
+    }
+}
+
+/// One figure, or why there is none.
+#[derive(Serialize)]
+pub struct Cost {
+    name: &'static str,
+    ns: Option<f64>,
+    error: Option<String>,
+}
+
+impl Cost {
+    /// A figure in nanoseconds.
+    pub fn new(name: &'static str, found: Result<f64>) -> Cost {
+        match found {
+            Ok(ns) => Cost { name, ns: Some(ns), error: None },
+            Err(error) => Cost { name, ns: None, error: Some(format!("{error:#}")) },
+        }
+    }
+}
+
+impl Report {
+    /// The table.
+    pub fn to_text(&self) -> String {
+        let machine = &self.machine;
+        let mut text = format!(
+            "{}, {} cores, {}, {}\n{} ({} on {})\n",
+            machine.cpu,
+            machine.cores,
+            Bytes(machine.memory_bytes),
+            machine.kernel,
+            self.directory,
+            machine.file_system,
+            machine.device,
+        );
+        let mut section = |title: &str, lines: String| {
+            text.push_str(&format!("\n{title}\n{lines}"));
+        };
+        let features: Vec<_> = self.features.iter().map(Feature::line).collect();
+        section("What the kernel offers", output::columns(&features));
+        section("What the system bounds", output::columns(&self.limits.lines()));
+        let forms: Vec<_> =
+            self.mechanisms.iter().map(|line| [line.name.to_owned(), line.form.clone()]).collect();
+        section("Which form each mechanism takes", output::columns(&forms));
+        if !self.costs.is_empty() {
+            let costs: Vec<_> = self.costs.iter().map(Cost::line).collect();
+            section("What it costs (pages of 4 KiB)", output::columns(&costs));
+        }
+        text
+    }
+}
+
+impl Feature {
+    fn line(&self) -> [String; 3] {
+        let answer = if self.available { "yes" } else { "no " };
+        let text = match (self.available, self.detail.as_str()) {
+            (true, "") => self.purpose.to_owned(),
+            (true, detail) => format!("{} [{detail}]", self.purpose),
+            (false, reason) => format!("{reason}: {}", self.purpose),
+        };
+        [answer.to_owned(), self.name.to_owned(), text]
+    }
+}
+
+impl Cost {
+    fn line(&self) -> [String; 2] {
+        let figure = match (self.ns, &self.error) {
+            (Some(ns), _) => format!("{:>9}", output::time(ns)),
+            (None, reason) => format!("not measured: {}", reason.as_deref().unwrap_or("unknown")),
+        };
+        [self.name.to_owned(), figure]
+    }
+}

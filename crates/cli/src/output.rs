@@ -1,0 +1,112 @@
+//! Writing results: tables, JSON, quantities as people read them.
+//!
+//! Nothing here panics when the reader has gone away: errors of writing are returned, and [`is_closed_pipe`]
+//! tells that one from others.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// Writes a text to standard output.
+pub fn print(text: &str) -> Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes())?;
+    output.flush()?;
+    Ok(())
+}
+
+/// Writes a value to standard output as JSON; `pretty` for one object, else on one line of its own.
+pub fn print_json(value: &impl Serialize, pretty: bool) -> Result<()> {
+    let mut text =
+        if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) }?;
+    text.push('\n');
+    print(&text)
+}
+
+/// Writes an error and what caused it to standard error.
+pub fn print_error(error: &anyhow::Error) {
+    // With standard error closed there is nobody to tell.
+    let _ = writeln!(io::stderr(), "error: {error:#}");
+}
+
+/// Whether the error is that nobody reads standard output any more.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json = cause.downcast_ref::<serde_json::Error>();
+        kind.or(json.and_then(serde_json::Error::io_error_kind)) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Lines with aligned columns, indented; the last column is not padded.
+pub fn columns<const N: usize>(lines: &[[String; N]]) -> String {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let mut text = String::new();
+    for line in lines {
+        let mut row = String::from(" ");
+        for (cell, width) in line.iter().zip(widths) {
+            row.push_str(&format!(" {cell:width$} "));
+        }
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A time: `87 ns`, `4.31 µs`, `12 ms`.
+pub fn time(nanoseconds: f64) -> String {
+    let (value, unit) = match nanoseconds {
+        ns if ns < 1e3 => (ns, "ns"),
+        ns if ns < 1e6 => (ns / 1e3, "µs"),
+        ns if ns < 1e9 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {unit}")
+}
+
+/// A count: `1,234,567`.
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_read_well() {
+        assert_eq!(time(0.5), "0.50 ns");
+        assert_eq!(time(4312.0), "4.31 µs");
+        assert_eq!(time(87_300.0), "87.3 µs");
+        assert_eq!(time(123e6), "123 ms");
+        assert_eq!(time(2e9), "2.00 s");
+        assert_eq!(count(7), "7");
+        assert_eq!(count(1234), "1,234");
+        assert_eq!(count(1_234_567), "1,234,567");
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let lines = [["a", "bb"], ["µµµ", "c"]].map(|line| line.map(str::to_owned));
+        assert_eq!(columns(&lines), "  a    bb\n  µµµ  c\n");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_recognised() {
+        let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_closed_pipe(&anyhow::Error::from(closed()).context("printing")));
+        assert!(is_closed_pipe(&serde_json::Error::io(closed()).into()));
+        assert!(!is_closed_pipe(&io::Error::from(io::ErrorKind::NotFound).into()));
+    }
+}

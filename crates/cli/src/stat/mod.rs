@@ -1,0 +1,162 @@
+//! `aquifer stat`: what the caches of running processes hold and do.
+//!
+//! A program lets itself be seen by building its cache with `CacheBuilder::publish`; `aquifer::publish` says
+//! where and how. This side reads, tells the living from the dead, and turns two samples into rates.
+
+mod sample;
+mod show;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::output;
+use sample::Sample;
+
+/// Arguments of `aquifer stat`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer stat                      all caches of your processes (as root: everybody's)
+  aquifer stat 4711                 those of one process
+  aquifer stat orders --watch 1     one by its name, every second, with rates
+  aquifer stat --json --watch 5     one JSON object a line
+
+A program lets its cache be seen with
+  Cache::builder().publish(\"orders\")")]
+pub struct Args {
+    /// Only this process, or caches of this name
+    #[arg(value_name = "PID|NAME")]
+    target: Option<String>,
+
+    /// Print again and again, this many seconds apart
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    watch: Option<Duration>,
+
+    /// With --watch: stop after this many times
+    #[arg(long, value_name = "N", requires = "watch")]
+    count: Option<u64>,
+
+    /// Print JSON: one object a time
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if (0.1..=86400.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("must be from 0.1 to 86400".to_owned())
+    }
+}
+
+/// A sample with what it says about speed.
+#[derive(Serialize)]
+struct Seen {
+    #[serde(flatten)]
+    sample: Sample,
+    /// Counts a second.
+    rates: HashMap<String, f64>,
+    /// Whether the rates are since the sample before, or since the cache was made.
+    rates_since_start: bool,
+}
+
+#[derive(Serialize)]
+struct Caches<'a> {
+    caches: Vec<&'a Seen>,
+}
+
+/// Prints once, or until interrupted.
+pub fn run(args: &Args) -> Result<()> {
+    let mut seen = HashMap::new();
+    let mut left = args.count.unwrap_or(if args.watch.is_some() { u64::MAX } else { 1 });
+    while left > 0 {
+        update(&mut seen, sample::all(args.target.as_deref()));
+        let mut caches: Vec<&Seen> = seen.values().collect();
+        caches.sort_by_key(|seen| seen.sample.key());
+        if caches.is_empty() && args.watch.is_none() {
+            return explain_nothing(args);
+        }
+        if args.json {
+            output::print_json(&Caches { caches }, args.watch.is_none())?;
+        } else {
+            output::print(&show::caches(&caches))?;
+        }
+        left -= 1;
+        if let Some(pause) = args.watch.filter(|_| left > 0) {
+            std::thread::sleep(pause);
+        }
+    }
+    Ok(())
+}
+
+fn explain_nothing(args: &Args) -> Result<()> {
+    if let Some(target) = &args.target {
+        bail!(
+            "no running cache of process or name `{target}`; `aquifer stat` lists those that there are"
+        );
+    }
+    if args.json {
+        return output::print_json(&Caches { caches: vec![] }, true);
+    }
+    output::print(
+        "No running cache. A program lets its cache be seen with Cache::builder().publish(\"name\").\n",
+    )
+}
+
+/// Takes new samples in and forgets caches that have gone.
+fn update(seen: &mut HashMap<sample::Key, Seen>, samples: Vec<Sample>) {
+    let mut before = std::mem::take(seen);
+    for sample in samples {
+        let key = sample.key();
+        let next = match before.remove(&key) {
+            None => Seen { rates: sample.rates_since(None), sample, rates_since_start: true },
+            // Not published anew since we looked: what was true still is.
+            Some(old) if old.sample.uptime_ms >= sample.uptime_ms => old,
+            Some(old) => Seen {
+                rates: sample.rates_since(Some(&old.sample)),
+                sample,
+                rates_since_start: false,
+            },
+        };
+        seen.insert(key, next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["0", "-1", "x", "NaN", "1e9", "inf"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rates_are_between_different_samples() {
+        let sample = |uptime_ms, misses| {
+            let mut sample = sample::tests::example();
+            sample.uptime_ms = uptime_ms;
+            sample.counters.insert("misses".to_owned(), misses);
+            sample
+        };
+        let mut seen = HashMap::new();
+        let mut rate = |sample: Sample| {
+            let key = sample.key();
+            update(&mut seen, vec![sample]);
+            (seen[&key].rates["misses"], seen[&key].rates_since_start)
+        };
+        assert_eq!(rate(sample(2000, 100)), (50.0, true));
+        assert_eq!(rate(sample(3000, 400)), (300.0, false));
+        assert_eq!(rate(sample(3000, 400)), (300.0, false));
+        assert_eq!(rate(sample(5000, 400)), (0.0, false));
+        update(&mut seen, vec![]);
+        assert!(seen.is_empty());
+    }
+}

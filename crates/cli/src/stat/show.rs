@@ -1,0 +1,96 @@
+//! Samples as text.
+
+use std::fmt::Write as _;
+
+use aquifer_bench::Bytes;
+
+use super::Seen;
+use crate::output;
+
+/// A block for each cache, and an empty line behind each.
+pub fn caches(seen: &[&Seen]) -> String {
+    if seen.is_empty() {
+        return "no running cache\n\n".to_owned();
+    }
+    seen.iter().map(|seen| block(seen)).collect()
+}
+
+fn block(seen: &Seen) -> String {
+    let sample = &seen.sample;
+    let count = |name: &str| output::count(sample.counter(name));
+    let with_rate = |name: &str| {
+        let rate = seen.rates.get(name).copied().unwrap_or(0.0);
+        format!("{} ({}/s)", count(name), output::count(rate.round() as u64))
+    };
+    let faults = &sample.fault_service_ns;
+    let [p50, p99, p999] = [faults.p50, faults.p99, faults.p999].map(|ns| output::time(ns as f64));
+    let write_back = &sample.write_back_bytes;
+    let mut memory = format!(
+        "{} of {} ({} %), {} dirty",
+        Bytes(sample.resident_bytes),
+        Bytes(sample.budget_bytes),
+        sample.resident_bytes * 100 / sample.budget_bytes.max(1),
+        Bytes(sample.dirty_bytes),
+    );
+    if sample.kernel_resident_bytes > 0 {
+        let _ =
+            write!(memory, ", {} by kernel-backed mappings", Bytes(sample.kernel_resident_bytes));
+    }
+    let lines = [
+        ("resident", memory),
+        ("misses", format!("{}, {} failed", with_rate("misses"), count("load_errors"))),
+        ("prefetched", with_rate("prefetched")),
+        (
+            "soft faults",
+            format!(
+                "{} late, {} probation, {} write",
+                with_rate("late_faults"),
+                with_rate("probation_hits"),
+                with_rate("write_faults"),
+            ),
+        ),
+        ("fault service", format!("{p50} p50, {p99} p99, {p999} p99.9")),
+        ("evictions", format!("{}, {} dropped", with_rate("evictions"), count("dropped"))),
+        ("stalls", with_rate("stalls")),
+        (
+            "write-back",
+            format!(
+                "{} pages in {} transfers ({} p50, {} p99), {} failed, {} syncs",
+                with_rate("written_pages"),
+                count("write_backs"),
+                Bytes(write_back.p50),
+                Bytes(write_back.p99),
+                count("write_errors"),
+                count("syncs"),
+            ),
+        ),
+    ];
+    let rates =
+        if seen.rates_since_start { "rates since the start" } else { "rates since the last" };
+    format!(
+        "{} {} ({}), {} pages, {}, up {}, {rates}\n{}\n",
+        sample.pid,
+        sample.name,
+        sample.command,
+        Bytes(sample.page_bytes),
+        sample.policy,
+        output::time(sample.uptime_ms as f64 * 1e6),
+        output::columns(&lines.map(|(name, value)| [name.to_owned(), value])),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::tests::example;
+    use super::*;
+
+    #[test]
+    fn a_block_says_what_matters() {
+        let sample = example();
+        let rates = sample.rates_since(None);
+        let text = caches(&[&Seen { sample, rates, rates_since_start: true }]);
+        for part in ["orders (server)", "128 MiB of 256 MiB (50 %)", "10 (10/s)", "20.0 µs p99"] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+}

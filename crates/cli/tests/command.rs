@@ -1,0 +1,232 @@
+//! The `aquifer` command as its users meet it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use aquifer::{Cache, MemoryDevice, PageId, publish};
+use serde_json::Value;
+
+fn aquifer() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    aquifer().args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The output of a command that must work.
+fn works(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| text(bytes));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {out}{errors}");
+    out.to_owned()
+}
+
+/// What standard error says when a command fails with this status.
+fn fails(arguments: &[&str], status: i32) -> String {
+    let output = run(arguments);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {errors}");
+    assert_eq!(text(&output.stdout), "", "{arguments:?}");
+    assert!(errors.contains("error: "), "{arguments:?}: {errors}");
+    assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
+    errors.to_owned()
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let all = works(&["--help"]);
+    for command in ["demo", "doctor", "stat", "bench", "version"] {
+        assert!(all.contains(command), "{command} is not in the help");
+        let help = works(&[command, "--help"]);
+        assert!(help.contains("Example"), "{command} shows no example");
+        assert!(help.contains(&format!("aquifer {command}")), "{help}");
+    }
+    assert!(works(&["--version"]).starts_with("aquifer "));
+    let version: Value = serde_json::from_str(&works(&["version", "--json"])).unwrap();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn a_wrong_command_line_is_status_2() {
+    assert!(fails(&["frobnicate"], 2).contains("--help"));
+    fails(&["doctor", "--nonsense"], 2);
+    fails(&["stat", "--watch", "never"], 2);
+    fails(&["stat", "--count", "3"], 2);
+    fails(&["demo", "--size", "12 parsecs"], 2);
+    fails(&["bench", "hit", "--rounds", "0"], 2);
+    assert_eq!(run(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn what_does_not_work_is_status_1_and_says_what_to_do() {
+    assert!(fails(&["doctor", "--dir", "/no/such/directory"], 1).contains("--dir"));
+    assert!(fails(&["doctor", "--dir", "/proc"], 1).contains("--dir"));
+    assert!(fails(&["demo", "--dir", "/no/such/directory"], 1).contains("/no/such/directory"));
+    assert!(fails(&["demo", "--size", "1M"], 1).contains("twice the budget"));
+    assert!(fails(&["stat", "no-such-cache"], 1).contains("aquifer stat"));
+    assert!(fails(&["stat", "4294967295"], 1).contains("4294967295"));
+}
+
+#[test]
+fn doctor_reports_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let report: Value = serde_json::from_str(&works(&["doctor", "--json", "--dir", path])).unwrap();
+    for part in ["features", "mechanisms", "costs"] {
+        let lines = report[part].as_array().unwrap();
+        assert!(lines.len() > 5, "{part}: {lines:?}");
+        assert!(lines.iter().all(|line| line["name"].is_string()), "{part}");
+    }
+    for cost in report["costs"].as_array().unwrap() {
+        let measured = cost["ns"].as_f64().is_some_and(|ns| ns > 0.0);
+        assert!(measured != cost["error"].is_string(), "{cost}");
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+
+    let table = works(&["doctor", "--no-costs", "--dir", path]);
+    assert!(table.contains("userfaultfd") && table.contains("backend"), "{table}");
+    assert!(!table.contains("What it costs"));
+}
+
+#[test]
+fn stat_shows_a_living_cache() {
+    let cache = Cache::builder().budget_bytes(8 << 20).publish("command-test").build().unwrap();
+    let pages = cache.pages(Arc::new(MemoryDevice::from_bytes(&[1; 4096]).unwrap())).unwrap();
+    pages.get(PageId(0)).unwrap();
+    let process = std::process::id().to_string();
+    let seen: Value = serde_json::from_str(&works(&["stat", "command-test", "--json"])).unwrap();
+    let [found] = &seen["caches"].as_array().unwrap()[..] else { panic!("{seen}") };
+    assert_eq!(found["pid"].to_string(), process);
+    assert_eq!(found["budget_bytes"], 8 << 20);
+    assert!(found["rates"]["misses"].is_number());
+
+    let table = works(&["stat", &process]);
+    assert!(table.contains("command-test") && table.contains("of 8 MiB"), "{table}");
+    let lines = works(&["stat", &process, "--json", "--watch", "0.1", "--count", "3"]);
+    assert_eq!(lines.lines().count(), 3);
+    for line in lines.lines() {
+        let seen: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(seen["caches"][0]["name"], "command-test");
+    }
+    drop(pages);
+    drop(cache);
+    fails(&["stat", "command-test"], 1);
+}
+
+#[test]
+fn stat_clears_away_what_the_dead_left() {
+    let runtime = tempfile::tempdir().unwrap();
+    let directory = runtime.path().join("aquifer");
+    fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+    let dead = directory.join("1-ghost.json");
+    let other = directory.join("notes.txt");
+    // The first process is not this old.
+    fs::write(&dead, sample("ghost", 1, u64::MAX)).unwrap();
+    fs::write(&other, "").unwrap();
+    let stat = |arguments: &[&str]| {
+        aquifer().arg("stat").args(arguments).env("XDG_RUNTIME_DIR", runtime.path()).output()
+    };
+    let output = stat(&["ghost"]).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(!dead.exists());
+    assert!(other.exists());
+
+    let own = std::process::id();
+    let start_ticks = publish::start_ticks(own).unwrap();
+    let alive = directory.join(format!("{own}-alive.json"));
+    fs::write(&alive, sample("alive", own, start_ticks)).unwrap();
+    let output = stat(&["alive"]).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(alive.exists());
+}
+
+/// What a cache would publish.
+fn sample(name: &str, pid: u32, start_ticks: u64) -> String {
+    let quantiles = "{\"count\":0,\"p50\":0,\"p99\":0,\"p999\":0}";
+    format!(
+        "{{\"format\":{},\"pid\":{pid},\"start_ticks\":{start_ticks},\"pid_namespace\":{},\
+         \"unix_ms\":0,\"uptime_ms\":1,\"name\":\"{name}\",\"command\":\"c\",\"policy\":\"p\",\
+         \"page_bytes\":4096,\"budget_bytes\":1,\"resident_bytes\":0,\"dirty_bytes\":0,\
+         \"kernel_resident_bytes\":0,\"counters\":{{}},\"fault_service_ns\":{quantiles},\
+         \"write_back_bytes\":{quantiles}}}",
+        publish::FORMAT,
+        publish::process_namespace(),
+    )
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = aquifer()
+        .args(["stat", "--json", "--watch", "0.1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with('{'), "{line}");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn a_directory_that_is_not_private_is_refused() {
+    let runtime = tempfile::tempdir().unwrap();
+    let directory = runtime.path().join("aquifer");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+    // Somebody else could have put this there; it is shown only if it is true, and never breaks anything.
+    fs::write(directory.join("1-x.json"), "not json").unwrap();
+    let output = aquifer().arg("stat").env("XDG_RUNTIME_DIR", runtime.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn bench_starts_its_contenders_through_this_command() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let report = works(&["bench", "hit", "--quick", "--json", "--dir", path]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["bench"], "hit");
+    assert!(!report["rows"].as_array().unwrap().is_empty());
+    assert_eq!(fs::read_dir(Path::new(path)).unwrap().count(), 0);
+}
+
+/// The small demo that runs to its end is a test of the bench crate.
+#[test]
+fn an_interrupted_demo_removes_its_file() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let entries = || fs::read_dir(directory.path()).unwrap().count();
+    let mut child = aquifer()
+        .args(["demo", "--size", "32M", "--budget", "16M", "--dir"])
+        .arg(directory.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    while entries() == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "the demo ended without a file");
+        std::thread::yield_now();
+    }
+    // As a terminal does it: to the whole group, contenders included.
+    let group = format!("-{}", child.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
+    assert_eq!(entries(), 0);
+}
