@@ -22,9 +22,9 @@
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; [`Device`] is a trait for your own.
 
 pub use aquifer_cache::{
-    Advice, Backend, Bytes, Cache, CacheBuilder, Error, FrameId, Histogram, HistogramSnapshot,
-    MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut, PageRef, Pages, Pinned,
-    Pod, Result, Stats, StoreId, policy, publish,
+    Advice, Backend, Bytes, Cache, CacheBuilder, Calibration, Error, FrameId, Histogram,
+    HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut,
+    PageRef, Pages, Pinned, Pod, Result, Stats, StoreId, calibrate, calibrations, policy, publish,
 };
 pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,

@@ -1,13 +1,13 @@
 //! [`Cache`]: a DRAM budget that devices are mapped through.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use aquifer_device::Device;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::mapping::{MapOptions, Mapping};
+use crate::mapping::{DropManager, MapOptions, Mapping};
 use crate::options::{Options, PolicySource};
 use crate::pages::Pages;
 use crate::policy::{Policy, PolicyKind};
@@ -24,6 +24,7 @@ pub struct CacheBuilder {
     serving_thread: bool,
     without_vectored_discard: bool,
     publish: Option<String>,
+    without_userfaultfd: bool,
 }
 
 impl Default for CacheBuilder {
@@ -36,6 +37,7 @@ impl Default for CacheBuilder {
             serving_thread: false,
             without_vectored_discard: false,
             publish: None,
+            without_userfaultfd: false,
         }
     }
 }
@@ -98,6 +100,12 @@ impl CacheBuilder {
         self
     }
 
+    /// Behave as on a system that refuses userfaultfd: for tests.
+    pub fn without_userfaultfd(mut self) -> Self {
+        self.without_userfaultfd = true;
+        self
+    }
+
     /// Builds the cache and starts its threads.
     ///
     /// # Errors
@@ -114,10 +122,11 @@ impl CacheBuilder {
             io_threads: self.io_threads,
             serving_thread: self.serving_thread,
             without_vectored_discard: self.without_vectored_discard,
+            without_userfaultfd: self.without_userfaultfd,
         };
         options.check()?;
         let engine = Arc::new(Engine::new(options)?);
-        let mut running = Running { engine, publisher: None, threads: vec![] };
+        let mut running = Running::new(engine);
         let io_threads = running.engine.options.io_threads;
         running.spawn("aquifer-evict", |engine| engine.run_evictor())?;
         for _ in 0..io_threads {
@@ -149,33 +158,64 @@ impl CacheBuilder {
 pub(crate) struct Running {
     pub engine: Arc<Engine>,
     publisher: Option<Arc<Publisher>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Keeps kernel-backed mappings within the budget; started with the first one.
+    drop_manager: OnceLock<Arc<DropManager>>,
 }
 
 impl Running {
-    fn spawn(&mut self, name: &str, body: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+    fn new(engine: Arc<Engine>) -> Running {
+        Running {
+            engine,
+            publisher: None,
+            threads: Mutex::default(),
+            drop_manager: OnceLock::new(),
+        }
+    }
+
+    fn spawn(&self, name: &str, body: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
         let engine = self.engine.clone();
+        let mut threads = self.threads.lock().expect("nobody panics while holding it");
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || body(&engine))
             .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })?;
-        self.threads.push(thread);
+        threads.push(thread);
         Ok(())
+    }
+
+    /// The drop manager, which this starts if it is not running.
+    pub fn drop_manager(&self) -> Result<&Arc<DropManager>> {
+        if let Some(manager) = self.drop_manager.get() {
+            return Ok(manager);
+        }
+        let manager = Arc::new(DropManager::new(self.engine.clone()));
+        let started = manager.clone();
+        self.spawn("aquifer-drop", move |_| started.run())?;
+        if let Err(second) = self.drop_manager.set(manager) {
+            // Another thread was first: this one's thread ends, and is joined with the rest.
+            second.stop();
+        }
+        Ok(self.drop_manager.get().expect("set above"))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
+        let threads = self.threads.get_mut().expect("nobody panics while holding it");
         if !self.engine.mark.is_current() {
             // A fork has none of these threads: joining one would wait for ever.
-            self.threads.drain(..).for_each(std::mem::forget);
+            std::mem::take(threads).into_iter().for_each(std::mem::forget);
             return;
         }
         self.engine.stop();
         if let Some(publisher) = &self.publisher {
             publisher.stop();
         }
-        for thread in self.threads.drain(..) {
+        if let Some(manager) = self.drop_manager.get() {
+            manager.stop();
+        }
+        for thread in threads.drain(..) {
             // A panic of a background thread has been printed; there is nobody to hand it to.
             let _ = thread.join();
         }

@@ -8,9 +8,9 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lazy::LazyArray;
+use crate::sync::{AtomicU64, Ordering};
 
 const PAGES_PER_WORD: u64 = 64;
 const PAGES_PER_SUMMARY_BIT: u64 = PAGES_PER_WORD * 64;
@@ -34,16 +34,13 @@ impl DirtyMap {
 
     /// Marks a page.
     pub fn mark(&self, page: u64) {
-        let word = (page / PAGES_PER_WORD) as usize;
         let summary = page / PAGES_PER_SUMMARY_BIT;
-        let (group, bit) = (&self.summary[(summary / 64) as usize], 1 << (summary % 64));
-        // The summary first, and by whoever finds it unset: a thread that left that to the one before it
-        // could be overtaken by its own flush. A bit seen set was set before, and is never cleared.
-        if group.load(Ordering::Acquire) & bit == 0 {
-            group.fetch_or(bit, Ordering::AcqRel);
-        }
-        // Release pairs with the acquire in `walk`.
-        self.words[word].fetch_or(1 << (page % PAGES_PER_WORD), Ordering::AcqRel);
+        mark(
+            &self.words[(page / PAGES_PER_WORD) as usize],
+            1 << (page % PAGES_PER_WORD),
+            &self.summary[(summary / 64) as usize],
+            1 << (summary % 64),
+        );
     }
 
     /// Unmarks a page. Its summary bit stays, which costs a walk 64 loads once in a while.
@@ -77,7 +74,20 @@ impl DirtyMap {
     }
 }
 
-#[cfg(test)]
+/// Sets a page's bit and the summary bit above it.
+///
+/// The summary first, and by everyone who finds it unset: a thread that left that to the one before it could
+/// be overtaken by its own flush. A bit that is seen set stays set.
+pub(crate) fn mark(word: &AtomicU64, bit: u64, summary: &AtomicU64, summary_bit: u64) {
+    // Acquire: what the one who set it did before is before our mark.
+    if summary.load(Ordering::Acquire) & summary_bit == 0 {
+        summary.fetch_or(summary_bit, Ordering::AcqRel);
+    }
+    // Release pairs with the acquire in `walk`.
+    word.fetch_or(bit, Ordering::AcqRel);
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

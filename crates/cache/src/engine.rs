@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use aquifer_sys::futex::{self, Mutex};
+use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::signal::FaultContext;
 use aquifer_sys::uffd::{Delivery, Uffd};
@@ -31,6 +31,7 @@ use aquifer_vm::{ProcessMark, Served};
 
 use crate::arena_memory::FrameArena;
 use crate::bounce::BouncePool;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
@@ -166,9 +167,7 @@ pub(crate) struct Engine {
     pub kernel_resident_pages: AtomicU64,
     stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
-    /// Wakes the evictor; counts requests.
-    evictor_wake: AtomicU32,
-    evictor_sleeping: AtomicBool,
+    evictor_bell: Doorbell,
     stopping: AtomicBool,
     shrinking: AtomicUsize,
     bare_fault: Mutex<Option<BareFault>>,
@@ -217,8 +216,7 @@ impl Engine {
             kernel_resident_pages: AtomicU64::new(0),
             stores: Mutex::new(Vec::new()),
             reclaim: Default::default(),
-            evictor_wake: AtomicU32::new(0),
-            evictor_sleeping: AtomicBool::new(false),
+            evictor_bell: Doorbell::new(),
             stopping: AtomicBool::new(false),
             shrinking: AtomicUsize::new(0),
             bare_fault: Mutex::new(None),
@@ -242,8 +240,13 @@ impl Engine {
         } else {
             Delivery::Sigbus
         };
-        let uffd = Uffd::open(delivery)
-            .map_err(|source| Error::Kernel { what: "opening a userfaultfd", source })?;
+        let opened = if self.options.without_userfaultfd {
+            Err(std::io::Error::from_raw_os_error(libc::EPERM))
+        } else {
+            Uffd::open(delivery)
+        };
+        let uffd =
+            opened.map_err(|source| Error::Kernel { what: "opening a userfaultfd", source })?;
         let _ = self.uffd.set(uffd);
         Ok(self.uffd.get().expect("set above"))
     }
@@ -287,6 +290,8 @@ impl Engine {
 
     /// Gives the identifier of a detached, empty store back.
     pub fn release_id(&self, id: StoreId) {
+        // What is recorded of the old store is not the next one's.
+        self.bare_fault.lock().take_if(|fault| fault.store == id);
         self.stores.lock()[id.0 as usize] = Slot::Free;
     }
 
@@ -494,6 +499,7 @@ impl Engine {
                 signal: libc::SIGBUS,
                 address: message.address,
                 write: Some(message.write || message.write_protected),
+                fallible: false,
             };
             let page = message.address & !(self.options.page_bytes - 1);
             match aquifer_vm::router::serve(&fault) {
@@ -521,11 +527,7 @@ impl Engine {
     }
 
     pub fn wake_evictor(&self) {
-        // SeqCst pairs with `sleep`: either the evictor sees the request or we see it sleeping.
-        self.evictor_wake.fetch_add(1, Ordering::SeqCst);
-        if self.evictor_sleeping.load(Ordering::SeqCst) {
-            futex::wake(&self.evictor_wake, 1);
-        }
+        self.evictor_bell.ring(1);
     }
 
     pub fn stop(&self) {
@@ -544,7 +546,7 @@ impl Engine {
         let mut last_tick = Instant::now();
         let mut misses_seen = [0; 2];
         while !self.is_stopping() {
-            let requests = self.evictor_wake.load(Ordering::SeqCst);
+            let ticket = self.evictor_bell.ticket();
             let busy = [&self.mapped, &self.arena].map(|pool| self.keep_free(pool));
             let shrinking = self.shrinking.load(Ordering::SeqCst) > 0 && !self.finish_shrinks();
             if last_tick.elapsed() >= TICK {
@@ -555,9 +557,7 @@ impl Engine {
                 continue;
             }
             let nap = if shrinking { Duration::from_millis(5) } else { TICK };
-            self.evictor_sleeping.store(true, Ordering::SeqCst);
-            futex::wait(&self.evictor_wake, requests, Some(nap));
-            self.evictor_sleeping.store(false, Ordering::SeqCst);
+            self.evictor_bell.sleep(ticket, Some(nap));
         }
     }
 

@@ -21,13 +21,15 @@
 //! mapped memory is touched, so the fault path may take them.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use aquifer_sys::futex::{self, Mutex};
+use aquifer_sys::futex::Mutex;
 
+use crate::doorbell::Doorbell;
+use crate::frame_word::{self, CLAIMED, FREE, RETIRED, pack, unpack};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::policy::{HitMode, HitTable, Policy};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// Frames moved between lists, and evicted, at a time. More per call gains little (0.23 µs a page with 512
 /// against 0.28 with 64) and lengthens the tail of the misses that have to wait for it.
@@ -57,31 +59,8 @@ pub struct FramePool {
     /// No frame at or above this was ever granted.
     high_water: AtomicUsize,
     max_frames: usize,
-    /// Changes whenever frames come back; threads out of frames wait on it.
-    returned: AtomicU32,
-    waiting: AtomicU32,
-}
-
-const STORE_SHIFT: u32 = 44;
-/// Owner word of a frame that does not exist: never granted, or retired by a shrink.
-const RETIRED: u64 = 0;
-/// Owner word of a frame in a free list, or on its way there.
-const FREE: u64 = 1;
-
-/// Bit of the owner word of a frame that has left the policy: an evictor decides what becomes of it.
-const CLAIMED: u64 = 1 << 63;
-
-fn pack(key: PageKey) -> u64 {
-    // Plus one, so that no page packs to RETIRED or FREE.
-    (u64::from(key.store.0 + 1) << STORE_SHIFT) | key.page.0
-}
-
-fn unpack(word: u64) -> Option<PageKey> {
-    let word = word & !CLAIMED;
-    (word > FREE).then(|| PageKey {
-        store: StoreId((word >> STORE_SHIFT) as u32 - 1),
-        page: PageId(word & ((1 << STORE_SHIFT) - 1)),
-    })
+    /// Rings whenever frames come back; threads out of frames sleep on it.
+    returned: Doorbell,
 }
 
 impl FramePool {
@@ -102,8 +81,7 @@ impl FramePool {
             limit: AtomicUsize::new(0),
             high_water: AtomicUsize::new(0),
             max_frames,
-            returned: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
+            returned: Doorbell::new(),
         })
     }
 
@@ -152,8 +130,11 @@ impl FramePool {
                 .or_else(|| self.refill(core))
                 .or_else(|| self.cores.iter().find_map(|list| self.take_from(list)))?;
             self.free.fetch_sub(1, Ordering::Relaxed);
-            if self.granted(frame) || self.retire(frame) {
-                self.owners[frame.0 as usize].store(pack(page), Ordering::SeqCst);
+            let (owner, index) = (&self.owners[frame.0 as usize], frame.0 as usize);
+            if frame_word::is_granted(&self.limit, index)
+                || frame_word::retire(owner, &self.limit, index)
+            {
+                owner.store(pack(page), Ordering::SeqCst);
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return Some(frame);
             }
@@ -202,7 +183,8 @@ impl FramePool {
         for batch in frames.chunks(BATCH) {
             let mut count = 0;
             for frame in batch {
-                if self.release_owner(*frame) {
+                let owner = &self.owners[frame.0 as usize];
+                if frame_word::release(owner, &self.limit, frame.0 as usize) {
                     kept[count] = frame.0;
                     count += 1;
                 }
@@ -211,16 +193,7 @@ impl FramePool {
             self.free.fetch_add(count, Ordering::Relaxed);
             self.put(core, &kept[..count]);
         }
-        self.wake_waiting();
-    }
-
-    fn wake_waiting(&self) {
-        // SeqCst pairs with the registration in `wait_for_frame`: either it sees the new value, or we
-        // see it waiting.
-        self.returned.fetch_add(1, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) != 0 {
-            futex::wake(&self.returned, u32::MAX);
-        }
+        self.returned.ring(u32::MAX);
     }
 
     /// Frames that pages of a store hold, by a scan. Not for the fault path.
@@ -231,38 +204,14 @@ impl FramePool {
             .collect()
     }
 
-    /// Marks a frame free; says whether it goes into a list (or stays there), or was retired by a shrink.
-    fn release_owner(&self, frame: FrameId) -> bool {
-        // SeqCst throughout: with `set_limit`, which stores the limit first and looks at owners then,
-        // either we see the new limit or it sees our mark.
-        self.owners[frame.0 as usize].store(FREE, Ordering::SeqCst);
-        self.granted(frame) || self.retire(frame)
-    }
-
-    fn granted(&self, frame: FrameId) -> bool {
-        (frame.0 as usize) < self.limit.load(Ordering::SeqCst)
-    }
-
-    /// Retires a free frame that was found above the limit and is in no list. True if it is the caller's
-    /// after all: a growth in between may have passed over it while it was marked free.
-    fn retire(&self, frame: FrameId) -> bool {
-        let owner = &self.owners[frame.0 as usize];
-        owner.store(RETIRED, Ordering::SeqCst);
-        // Of us and a growth that comes only now, one moves it back to free.
-        self.granted(frame)
-            && owner.compare_exchange(RETIRED, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
     /// Waits until frames have come back since `ticket` was drawn, at most `timeout`.
     pub fn wait_for_frame(&self, ticket: u32, timeout: std::time::Duration) {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        futex::wait(&self.returned, ticket, Some(timeout));
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.returned.sleep(ticket, Some(timeout));
     }
 
     /// To be drawn before a failing [`FramePool::take`], for [`FramePool::wait_for_frame`].
     pub fn ticket(&self) -> u32 {
-        self.returned.load(Ordering::SeqCst)
+        self.returned.ticket()
     }
 
     /// `page` now holds `frame`, which was taken for it.
@@ -346,16 +295,12 @@ impl FramePool {
             self.limit.store(frames, Ordering::SeqCst);
             drop(state);
             let fresh: Vec<u32> = (old..frames)
-                .filter(|&frame| {
-                    self.owners[frame]
-                        .compare_exchange(RETIRED, FREE, Ordering::SeqCst, Ordering::SeqCst)
-                        .is_ok()
-                })
+                .filter(|&frame| frame_word::regain(&self.owners[frame]))
                 .map(|frame| frame as u32)
                 .collect();
             self.free.fetch_add(fresh.len(), Ordering::Relaxed);
             self.shared.0.lock().extend(fresh);
-            self.wake_waiting();
+            self.returned.ring(u32::MAX);
         } else {
             self.limit.store(frames, Ordering::SeqCst);
         }
@@ -373,7 +318,9 @@ impl FramePool {
         let limit = self.limit();
         for list in self.cores.iter().chain(std::iter::once(&self.shared)) {
             list.0.lock().retain(|&frame| {
-                let stays = (frame as usize) < limit || self.retire(FrameId(frame));
+                let index = frame as usize;
+                let stays =
+                    index < limit || frame_word::retire(&self.owners[index], &self.limit, index);
                 if !stays {
                     self.free.fetch_sub(1, Ordering::Relaxed);
                 }

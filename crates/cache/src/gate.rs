@@ -6,11 +6,8 @@
 //! page word that tells of it, and the evictor takes it *exclusive*, around its own calls and transitions:
 //! inside, words and page table agree. Nobody does I/O inside.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
-use aquifer_sys::futex;
-
 use crate::lazy::LazyArray;
+use crate::sync::{self, AtomicU32, Ordering};
 
 const EXCLUSIVE: u32 = 1 << 31;
 const WAITERS: u32 = 1 << 30;
@@ -18,7 +15,7 @@ const WAITERS: u32 = 1 << 30;
 const SPINS: u32 = 128;
 
 /// The gates of a device's regions.
-pub struct Gates(LazyArray<AtomicU32>);
+pub struct Gates(LazyArray<Gate>);
 
 impl Gates {
     /// Open gates for `regions` regions.
@@ -26,10 +23,32 @@ impl Gates {
         Ok(Gates(LazyArray::new(regions)?))
     }
 
-    /// Passes shared.
+    /// Passes a region's gate shared.
     #[inline]
     pub fn shared(&self, region: usize) -> Shared<'_> {
-        let word = &self.0[region];
+        self.0[region].shared()
+    }
+
+    /// Takes a region's gate alone.
+    pub fn exclusive(&self, region: usize) -> Exclusive<'_> {
+        self.0[region].exclusive()
+    }
+}
+
+/// One gate. All zeros is an open one.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Gate(AtomicU32);
+
+impl Gate {
+    #[cfg(loom)]
+    pub fn new() -> Gate {
+        Gate(AtomicU32::new(0))
+    }
+
+    #[inline]
+    pub fn shared(&self) -> Shared<'_> {
+        let word = &self.0;
         loop {
             // Acquire pairs with the release of the exclusive holder.
             let seen = word.fetch_add(1, Ordering::Acquire);
@@ -41,9 +60,8 @@ impl Gates {
         }
     }
 
-    /// Takes the gate alone.
-    pub fn exclusive(&self, region: usize) -> Exclusive<'_> {
-        let word = &self.0[region];
+    pub fn exclusive(&self) -> Exclusive<'_> {
+        let word = &self.0;
         // Acquire pairs with the releases of all holders.
         while word.fetch_or(EXCLUSIVE, Ordering::Acquire) & EXCLUSIVE != 0 {
             wait_while(word, EXCLUSIVE);
@@ -54,9 +72,9 @@ impl Gates {
         while word.load(Ordering::Acquire) & !(EXCLUSIVE | WAITERS) != 0 {
             spins += 1;
             if spins % SPINS == 0 {
-                std::thread::yield_now();
+                sync::yield_now();
             }
-            std::hint::spin_loop();
+            sync::spin();
         }
         Exclusive(word)
     }
@@ -67,7 +85,7 @@ fn wait_while(word: &AtomicU32, bit: u32) {
     let seen = word.fetch_or(WAITERS, Ordering::Relaxed) | WAITERS;
     if seen & bit != 0 {
         // The time-out covers passers-by that change the count between the two lines above.
-        futex::wait(word, seen, Some(std::time::Duration::from_millis(1)));
+        sync::wait_u32(word, seen, Some(std::time::Duration::from_millis(1)));
     }
 }
 
@@ -89,12 +107,12 @@ impl Drop for Exclusive<'_> {
         // Release pairs with the acquires of everyone who passes next.
         let seen = self.0.fetch_and(!(EXCLUSIVE | WAITERS), Ordering::Release);
         if seen & WAITERS != 0 {
-            futex::wake(self.0, u32::MAX);
+            sync::wake_u32(self.0, u32::MAX);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;

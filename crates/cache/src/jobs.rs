@@ -5,12 +5,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
-use aquifer_sys::futex;
-
+use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::ids::StoreId;
 
@@ -27,8 +26,7 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 pub(crate) struct Jobs {
     prefetches: ArrayQueue<Prefetch>,
     tasks: Mutex<VecDeque<Task>>,
-    posted: AtomicU32,
-    sleeping: AtomicU32,
+    posted: Doorbell,
     stopping: AtomicBool,
 }
 
@@ -37,8 +35,7 @@ impl Jobs {
         Jobs {
             prefetches: ArrayQueue::new(256),
             tasks: Mutex::default(),
-            posted: AtomicU32::new(0),
-            sleeping: AtomicU32::new(0),
+            posted: Doorbell::new(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -46,26 +43,18 @@ impl Jobs {
     /// Asks for a prefetch. Async-signal-safe.
     pub fn push_prefetch(&self, store: StoreId, first: u64, pages: u64) {
         let _ = self.prefetches.push(Prefetch { store, first, pages });
-        self.post(1);
+        self.posted.ring(1);
     }
 
     /// Hands a task to a worker.
     pub fn push_task(&self, task: Task) {
         self.tasks.lock().expect("a task does not panic inside the lock").push_back(task);
-        self.post(1);
+        self.posted.ring(1);
     }
 
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        self.post(u32::MAX);
-    }
-
-    fn post(&self, workers: u32) {
-        // SeqCst pairs with the worker's registration: either it sees the post or we see it sleeping.
-        self.posted.fetch_add(1, Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst) > 0 {
-            futex::wake(&self.posted, workers);
-        }
+        self.posted.ring(u32::MAX);
     }
 
     fn next_task(&self) -> Option<Task> {
@@ -76,7 +65,7 @@ impl Jobs {
     pub fn run_worker(&self, engine: &Engine) {
         aquifer_sys::signal::block_asynchronous();
         loop {
-            let posted = self.posted.load(Ordering::SeqCst);
+            let ticket = self.posted.ticket();
             if let Some(task) = self.next_task() {
                 task();
                 continue;
@@ -88,9 +77,7 @@ impl Jobs {
                 engine.run_prefetch(prefetch.store, prefetch.first, prefetch.pages);
                 continue;
             }
-            self.sleeping.fetch_add(1, Ordering::SeqCst);
-            futex::wait(&self.posted, posted, None);
-            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+            self.posted.sleep(ticket, None);
         }
     }
 }

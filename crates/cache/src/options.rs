@@ -32,6 +32,7 @@ pub(crate) struct Options {
     pub io_threads: usize,
     pub serving_thread: bool,
     pub without_vectored_discard: bool,
+    pub without_userfaultfd: bool,
 }
 
 /// Frames that every cache has at least.

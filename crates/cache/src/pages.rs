@@ -11,7 +11,6 @@
 use std::future::Future;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aquifer_device::Device;
 
@@ -26,11 +25,13 @@ use crate::lazy::LazyArray;
 use crate::mapping::attach_geometry;
 use crate::page_word::{PinKind, State};
 use crate::store::{Access, Geometry, PageMemory, Refused, Store};
+use crate::sync::{Ordering, fence};
+use crate::version::Version;
 
 /// Frames of the arena. Nothing appears or disappears: a frame is always mapped.
 pub(crate) struct ArenaMemory {
     engine: Arc<Engine>,
-    versions: LazyArray<AtomicU64>,
+    versions: LazyArray<Version>,
     page_bytes: usize,
 }
 
@@ -42,16 +43,15 @@ impl ArenaMemory {
     }
 
     #[inline]
-    fn version(&self, page: u64) -> &AtomicU64 {
+    fn version(&self, page: u64) -> &Version {
         &self.versions[page as usize]
     }
 
-    /// Moves a version on by one. Only whoever owns the page exclusively or is loading it does.
-    fn bump(&self, page: u64) {
-        // Release pairs with the acquire that begins an optimistic read; the fence keeps the writes that
-        // follow behind an odd version, and pairs with the fence that ends one.
-        self.version(page).fetch_add(1, Ordering::Release);
-        fence(Ordering::SeqCst);
+    /// Stands before bytes come into a frame: it may have been another page's a moment ago, and a reader of
+    /// that one may still be looking. Pairs with the fence that ends an optimistic read: who sees a new byte
+    /// sees that the page left.
+    fn before_new_bytes() {
+        fence(Ordering::Release);
     }
 }
 
@@ -69,6 +69,7 @@ impl PageMemory for ArenaMemory {
     }
 
     fn landing(&self, frame: FrameId) -> Option<*mut u8> {
+        Self::before_new_bytes();
         Some(self.engine.arena_memory().bytes(frame))
     }
 
@@ -79,16 +80,16 @@ impl PageMemory for ArenaMemory {
         data: *const u8,
         _protect: bool,
     ) -> std::io::Result<()> {
+        Self::before_new_bytes();
         for (index, &frame) in frames.iter().enumerate() {
-            // By two, so that it stays even. Release pairs with the acquire that begins an optimistic read:
-            // one that began when the page was in a frame before finds that it has been away.
-            self.version(first + index as u64).fetch_add(2, Ordering::Release);
             let source = data.wrapping_add(index * self.page_bytes);
             let target = self.bytes(first + index as u64, frame);
             if !std::ptr::eq(source, target) {
                 // SAFETY: the frames are the caller's, and the data is readable.
                 unsafe { std::ptr::copy_nonoverlapping(source, target, self.page_bytes) };
             }
+            // The page may have been in this very frame before. The word says where it is only after this.
+            self.version(first + index as u64).skip();
         }
         Ok(())
     }
@@ -207,7 +208,7 @@ impl Pages {
                         // Marked before the word says Dirty: see `DirtyMap`.
                         self.store.dirty.mark(page.0);
                         self.store.pool().hit(seen.frame());
-                        self.store.memory.bump(page.0);
+                        self.store.memory.version(page.0).begin_change();
                         let bytes = self.store.memory.bytes(page.0, seen.frame());
                         return Ok(PageMut { pages: self, page, bytes });
                     }
@@ -274,10 +275,11 @@ impl Pages {
         let store = &*self.store;
         let memory = &store.memory;
         for _ in 0..OPTIMISTIC_TRIES {
-            // Acquire pairs with the release in `bump`.
-            let version = memory.version(page.0).load(Ordering::Acquire);
+            let Some(version) = memory.version(page.0).at_rest() else {
+                break;
+            };
             let seen = store.seen(page.0);
-            if version & 1 != 0 || !seen.is_readable() {
+            if !seen.is_readable() {
                 break;
             }
             store.pool().hit(seen.frame());
@@ -286,12 +288,13 @@ impl Pages {
                 Bytes::new(memory.bytes(page.0, seen.frame()), store.geometry.page_bytes)
             };
             let result = look(bytes);
-            // Pairs with the fence in `bump`: what was read above is not newer than the version below.
+            // What was read above is not newer than the word, which is not newer than the version: whether
+            // the frame went to another page or came back to this one meanwhile, one of them tells.
             fence(Ordering::Acquire);
             let after = store.seen(page.0);
-            if memory.version(page.0).load(Ordering::Relaxed) == version
-                && after.is_readable()
+            if after.is_readable()
                 && after.frame() == seen.frame()
+                && memory.version(page.0).is_still(version)
             {
                 return Ok(result);
             }
@@ -424,7 +427,7 @@ impl DerefMut for PageMut<'_> {
 impl Drop for PageMut<'_> {
     fn drop(&mut self) {
         if self.pages.running.engine.mark.is_current() {
-            self.pages.store.memory.bump(self.page.0);
+            self.pages.store.memory.version(self.page.0).end_change();
             self.pages.store.word(self.page.0).finish_exclusive();
         }
     }

@@ -13,13 +13,14 @@
 //!   the key tells.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use aquifer_sys::memory::{self, Advice};
 use aquifer_vm::ProcessMark;
 
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
+use crate::version::Version;
 
 /// The ring. See the module documentation.
 pub(crate) struct Probation {
@@ -29,7 +30,7 @@ pub(crate) struct Probation {
     max_slots: usize,
     slots: AtomicUsize,
     next: AtomicUsize,
-    versions: LazyArray<AtomicU64>,
+    versions: LazyArray<Version>,
     keys: LazyArray<AtomicU64>,
 }
 
@@ -71,31 +72,14 @@ impl Probation {
         let slots = slots.min(self.max_slots);
         let old = self.slots.swap(slots, Ordering::SeqCst);
         for slot in slots..old {
-            if let Some(version) = self.open(slot) {
+            if self.versions[slot].try_begin_change() {
                 self.keys[slot].store(0, Ordering::Relaxed);
                 // SAFETY: the slot is open, so nobody trusts its bytes.
                 let _ =
                     unsafe { memory::advise(self.bytes(slot), self.page_bytes, Advice::DontNeed) };
-                self.close(slot, version);
+                self.versions[slot].end_change();
             }
         }
-    }
-
-    /// Makes a slot's version odd, unless somebody else has it open.
-    fn open(&self, slot: usize) -> Option<u64> {
-        let version = self.versions[slot].load(Ordering::Relaxed);
-        let opened = version & 1 == 0
-            && self.versions[slot]
-                .compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok();
-        // The odd version must be visible before any byte changes; pairs with the fence in `copy_out`.
-        fence(Ordering::SeqCst);
-        opened.then_some(version)
-    }
-
-    fn close(&self, slot: usize, version: u64) {
-        // Release pairs with the acquire in `copy_out`.
-        self.versions[slot].store(version + 2, Ordering::Release);
     }
 
     /// Keeps a copy of a clean page. `forget` is told which page loses its slot. `None` when there is no
@@ -114,11 +98,13 @@ impl Probation {
             return None;
         }
         let slot = self.next.fetch_add(1, Ordering::Relaxed) % slots;
-        let version = self.open(slot)?;
+        if !self.versions[slot].try_begin_change() {
+            return None;
+        }
         let old = self.keys[slot].swap(pack(key), Ordering::Relaxed);
         // SAFETY: the caller guarantees the source, and the slot is open, so its bytes are ours.
         unsafe { std::ptr::copy_nonoverlapping(source, self.bytes(slot), self.page_bytes) };
-        self.close(slot, version);
+        self.versions[slot].end_change();
         if old != 0 {
             let store = StoreId((old >> STORE_SHIFT) as u32 - 1);
             let page = PageId(old & ((1 << STORE_SHIFT) - 1));
@@ -136,16 +122,15 @@ impl Probation {
         if slot >= self.slots.load(Ordering::SeqCst) {
             return false;
         }
-        // Acquire pairs with the release in `close`.
-        let version = self.versions[slot].load(Ordering::Acquire);
-        if version & 1 != 0 || self.keys[slot].load(Ordering::Relaxed) != pack(key) {
+        let Some(version) = self.versions[slot].at_rest() else {
+            return false;
+        };
+        if self.keys[slot].load(Ordering::Relaxed) != pack(key) {
             return false;
         }
         // SAFETY: both are valid for a page. The bytes may change meanwhile; then they are not used.
         unsafe { memory::copy_racy(self.bytes(slot), target, self.page_bytes) };
-        // Pairs with the fence in `open`: bytes read above are not newer than the version read below.
-        fence(Ordering::SeqCst);
-        self.versions[slot].load(Ordering::Relaxed) == version
+        self.versions[slot].is_still(version)
     }
 }
 

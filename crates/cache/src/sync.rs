@@ -1,34 +1,135 @@
-//! Atomics and waiting, real or modelled: the page word runs unchanged under loom (`--cfg loom`).
+//! Atomics and waiting, real or modelled: what is built on this module alone runs unchanged under loom
+//! (`--cfg loom`, see `loom_models`).
+//!
+//! Loom orders SeqCst *fences* as the language does, and takes SeqCst accesses for acquire and release. Where
+//! an algorithm needs the single order of SeqCst accesses it says [`in_one_order`] next to them: a fence
+//! under loom, nothing otherwise.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Sleeps until the low half of `word` differs from that of `seen`, or spuriously less long.
-#[cfg(not(loom))]
-pub(crate) fn wait(word: &AtomicU64, seen: u64) {
-    aquifer_sys::futex::wait(low_half(word), seen as u32, None);
-}
-
-/// Wakes everyone who waits on `word`.
-#[cfg(not(loom))]
-pub(crate) fn wake_all(word: &AtomicU64) {
-    aquifer_sys::futex::wake(low_half(word), u32::MAX);
+/// Stands before a SeqCst load, or after a SeqCst store, whose place in the order of all such accesses
+/// matters.
+#[inline(always)]
+pub(crate) fn in_one_order() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
 }
 
 #[cfg(not(loom))]
-fn low_half(word: &AtomicU64) -> &std::sync::atomic::AtomicU32 {
-    let half =
-        std::ptr::from_ref(word).cast::<u32>().wrapping_add(cfg!(target_endian = "big") as usize);
-    // SAFETY: half of a live, aligned atomic word. The kernel reads it; nobody else writes through it.
-    unsafe { std::sync::atomic::AtomicU32::from_ptr(half.cast_mut()) }
+mod waiting {
+    use super::*;
+
+    /// Sleeps until the low half of `word` differs from that of `seen`, or spuriously less long.
+    pub(crate) fn wait(word: &AtomicU64, seen: u64) {
+        aquifer_sys::futex::wait(low_half(word), seen as u32, None);
+    }
+
+    /// Wakes everyone who waits on `word`.
+    pub(crate) fn wake_all(word: &AtomicU64) {
+        aquifer_sys::futex::wake(low_half(word), u32::MAX);
+    }
+
+    fn low_half(word: &AtomicU64) -> &AtomicU32 {
+        let half = std::ptr::from_ref(word)
+            .cast::<u32>()
+            .wrapping_add(cfg!(target_endian = "big") as usize);
+        // SAFETY: half of a live, aligned atomic word. The kernel reads it; nobody else writes through it.
+        unsafe { AtomicU32::from_ptr(half.cast_mut()) }
+    }
+
+    pub(crate) use aquifer_sys::futex::{wait as wait_u32, wake as wake_u32};
+
+    /// Passes the time while another thread finishes something short.
+    #[inline]
+    pub(crate) fn spin() {
+        std::hint::spin_loop();
+    }
+
+    /// Lets other threads have the core.
+    pub(crate) fn yield_now() {
+        std::thread::yield_now();
+    }
 }
 
+/// A futex for loom: looking at the word and going to sleep is one step towards a waker, sleepers are
+/// woken by a wake of their own word and by nothing else, and never by a time-out. So a wake-up that is
+/// lost ends the model as a deadlock.
 #[cfg(loom)]
-pub(crate) fn wait(_word: &AtomicU64, _seen: u64) {
-    loom::thread::yield_now();
+mod waiting {
+    use std::time::Duration;
+
+    use loom::sync::{Condvar, Mutex};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Sleepers {
+        drawn: u64,
+        /// Numbers of those asleep with the address of their word, in the order they came.
+        asleep: Vec<(u64, usize)>,
+    }
+
+    struct Futexes {
+        sleepers: Mutex<Sleepers>,
+        changed: Condvar,
+    }
+
+    loom::lazy_static! {
+        static ref FUTEXES: Futexes =
+            Futexes { sleepers: Mutex::new(Sleepers::default()), changed: Condvar::new() };
+    }
+
+    fn sleep_while(address: usize, unchanged: impl FnOnce() -> bool) {
+        let mut sleepers = FUTEXES.sleepers.lock().unwrap();
+        // The kernel has a full barrier between queueing the sleeper and looking at the word.
+        fence(Ordering::SeqCst);
+        if !unchanged() {
+            return;
+        }
+        sleepers.drawn += 1;
+        let me = sleepers.drawn;
+        sleepers.asleep.push((me, address));
+        while sleepers.asleep.iter().any(|&(number, _)| number == me) {
+            sleepers = FUTEXES.changed.wait(sleepers).unwrap();
+        }
+    }
+
+    fn wake(address: usize, mut count: u32) {
+        let mut sleepers = FUTEXES.sleepers.lock().unwrap();
+        sleepers.asleep.retain(|&(_, word)| {
+            let wakes = word == address && count > 0;
+            count -= u32::from(wakes);
+            !wakes
+        });
+        FUTEXES.changed.notify_all();
+    }
+
+    pub(crate) fn wait(word: &AtomicU64, seen: u64) {
+        sleep_while(std::ptr::from_ref(word) as usize, || {
+            word.load(Ordering::Relaxed) as u32 == seen as u32
+        });
+    }
+
+    pub(crate) fn wake_all(word: &AtomicU64) {
+        wake(std::ptr::from_ref(word) as usize, u32::MAX);
+    }
+
+    pub(crate) fn wait_u32(word: &AtomicU32, seen: u32, _timeout: Option<Duration>) {
+        sleep_while(std::ptr::from_ref(word) as usize, || word.load(Ordering::Relaxed) == seen);
+    }
+
+    pub(crate) fn wake_u32(word: &AtomicU32, count: u32) {
+        wake(std::ptr::from_ref(word) as usize, count);
+    }
+
+    pub(crate) fn spin() {
+        loom::thread::yield_now();
+    }
+
+    pub(crate) fn yield_now() {}
 }
 
-#[cfg(loom)]
-pub(crate) fn wake_all(_word: &AtomicU64) {}
+pub(crate) use waiting::{spin, wait, wait_u32, wake_all, wake_u32, yield_now};

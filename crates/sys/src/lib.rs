@@ -7,9 +7,11 @@
 pub mod copy;
 pub mod cost;
 pub mod cpu;
+pub mod fallible;
 pub mod features;
 pub mod futex;
 pub mod memory;
+pub mod residency;
 pub mod signal;
 pub mod uffd;
 

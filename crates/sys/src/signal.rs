@@ -11,6 +11,9 @@ pub struct FaultContext {
     pub address: usize,
     /// Whether the access was a store. `None` where the architecture does not tell.
     pub write: Option<bool>,
+    /// Whether the access is a load of [`fallible`](crate::fallible), which can report failure: the
+    /// owner of the address need not make it succeed.
+    pub fallible: bool,
 }
 
 /// The C form of a three-argument handler.
@@ -29,7 +32,9 @@ pub unsafe fn fault_context(
     let address = unsafe { (*info).si_addr() } as usize;
     // SAFETY: the third argument of a SA_SIGINFO handler is a ucontext_t.
     let write = unsafe { store_bit(context.cast()) };
-    FaultContext { signal, address, write }
+    // SAFETY: as above.
+    let fallible = unsafe { crate::fallible::is_at(context.cast()) };
+    FaultContext { signal, address, write, fallible }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -130,4 +130,11 @@ extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     if let Some(owner) = Arena::owner_of(fault.address) {
         arguments.served = owner.serve(&fault);
     }
+    if arguments.served == Served::No {
+        // A load that can report failure does so instead of ending the process.
+        // SAFETY: the handler's own context.
+        if unsafe { aquifer_sys::fallible::fail(arguments.context.cast()) } {
+            arguments.served = Served::Yes;
+        }
+    }
 }

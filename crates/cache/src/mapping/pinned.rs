@@ -6,43 +6,61 @@ use std::sync::Arc;
 use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::mapping::UserStore;
+use crate::mapping::kernel::KernelFile;
 use crate::page_word::PinKind;
 use crate::store::Access;
 
 /// A resident range of a mapping that is not evicted while this exists. Safe to hand to system calls.
+///
+/// With the kernel backend the file may still be truncated under it: then [`Pinned::bytes`] raises SIGBUS
+/// where the file has ended, and a system call fails with EFAULT.
 pub struct Pinned<'a> {
-    store: &'a Arc<UserStore>,
+    holder: Holder<'a>,
     range: Range<u64>,
-    pages: Range<u64>,
-    writable: bool,
+}
+
+enum Holder<'a> {
+    User { store: &'a Arc<UserStore>, pages: Range<u64>, writable: bool },
+    Kernel { file: &'a KernelFile, id: u64 },
 }
 
 impl<'a> Pinned<'a> {
-    pub(crate) fn new(
+    /// Pins pages of a user-backed mapping.
+    pub(crate) fn user(
         store: &'a Arc<UserStore>,
         range: Range<u64>,
         pages: Range<u64>,
         kind: PinKind,
     ) -> Result<Pinned<'a>> {
         let access = if kind == PinKind::Write { Access::Write } else { Access::Read };
-        // Grows page by page, so that an error unpins exactly what was pinned.
-        let mut pinned = Pinned {
-            store,
-            range,
-            pages: pages.start..pages.start,
-            writable: kind == PinKind::Write,
-        };
         if pages.end - pages.start > 1 && kind == PinKind::Read {
             // At queue depth; whatever it does not bring is loaded below.
             let _ = store.load_many(std::slice::from_ref(&pages), false);
         }
+        // Grows page by page, so that an error unpins exactly what was pinned.
+        let mut pinned = Pinned {
+            holder: Holder::User {
+                store,
+                pages: pages.start..pages.start,
+                writable: kind == PinKind::Write,
+            },
+            range,
+        };
         for page in pages {
             store
                 .ensure(page, access, Some(kind), false)
                 .map_err(|refused| store.error(page, refused))?;
-            pinned.pages.end = page + 1;
+            if let Holder::User { pages, .. } = &mut pinned.holder {
+                pages.end = page + 1;
+            }
         }
         Ok(pinned)
+    }
+
+    /// Pins a range of a kernel-backed mapping.
+    pub(crate) fn kernel(file: &'a KernelFile, range: Range<u64>) -> Result<Pinned<'a>> {
+        let id = file.pin(&range)?;
+        Ok(Pinned { holder: Holder::Kernel { file, id }, range })
     }
 
     /// The bytes, for looking at.
@@ -53,12 +71,18 @@ impl<'a> Pinned<'a> {
 
     /// The first byte.
     pub fn as_ptr(&self) -> *const u8 {
-        self.store.memory.address(0).wrapping_add(self.range.start as usize)
+        match self.holder {
+            Holder::User { store, .. } => {
+                store.memory.address(0).wrapping_add(self.range.start as usize)
+            }
+            Holder::Kernel { file, .. } => file.address(self.range.start),
+        }
     }
 
     /// The first byte, for stores, also by the kernel; `None` if this was not pinned for writing.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        self.writable.then(|| self.as_ptr().cast_mut())
+        let writable = matches!(self.holder, Holder::User { writable: true, .. });
+        writable.then(|| self.as_ptr().cast_mut())
     }
 
     /// How many bytes there are.
@@ -74,10 +98,15 @@ impl<'a> Pinned<'a> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        if self.store.engine.mark.is_current() {
-            for page in self.pages.clone() {
-                self.store.unpin(page);
+        match &self.holder {
+            Holder::User { store, pages, .. } => {
+                if store.engine.mark.is_current() {
+                    for page in pages.clone() {
+                        store.unpin(page);
+                    }
+                }
             }
+            Holder::Kernel { file, id } => file.unpin(*id),
         }
     }
 }

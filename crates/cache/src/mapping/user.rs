@@ -5,18 +5,141 @@
 //! bare access cannot be told why: the error is recorded and the fault goes on to the previous handler,
 //! which by default ends the process with SIGBUS, as mmap does.
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use aquifer_device::Device;
 use aquifer_sys::signal::FaultContext;
 use aquifer_vm::{FaultOwner, Served};
 
-use crate::engine::BareFault;
+use crate::engine::{BareFault, Engine, Kind};
+use crate::error::{Error, Result};
 use crate::ids::PageId;
 use crate::mapped_memory::MappedMemory;
-use crate::page_word::State;
+use crate::mapping::Advice;
+use crate::page_word::{PinKind, State};
+use crate::readahead::Pattern;
 use crate::stats::count;
-use crate::store::{Access, Ensured, Store};
+use crate::store::{Access, Ensured, Geometry, PageMemory, Store};
+
+const _: () = assert!(<MappedMemory as PageMemory>::CONTIGUOUS, "bytes() of a range is one run");
 
 /// A device mapped by the user backend.
 pub(crate) type UserStore = Store<MappedMemory>;
+
+impl Store<MappedMemory> {
+    /// Maps a device and attaches it to the engine.
+    pub fn map(
+        engine: Arc<Engine>,
+        device: Arc<dyn Device>,
+        geometry: Geometry,
+        writable: bool,
+    ) -> Result<Arc<UserStore>> {
+        let memory = MappedMemory::new(engine.clone(), geometry, writable)?;
+        let id = engine.reserve_id();
+        let store = Store::new(id, engine.clone(), device, geometry, writable, memory)?;
+        let mut store = Arc::new(store);
+        let owner: *const UserStore = Arc::as_ptr(&store);
+        let reservation = &mut Arc::get_mut(&mut store).expect("not shared yet").memory.reservation;
+        // SAFETY: the reservation is dropped with the store it names as its owner.
+        unsafe { reservation.set_owner(owner) }?;
+        engine.attach(id, store.clone(), Kind::Mapped);
+        Ok(store)
+    }
+
+    /// Calls `work` with the address and the part of the range on each page, pinned one at a time.
+    pub fn for_each_page(
+        &self,
+        offset_bytes: u64,
+        len: usize,
+        access: Access,
+        mut work: impl FnMut(*mut u8, Range<usize>),
+    ) -> Result<()> {
+        let pages = self.geometry.pages_of(offset_bytes, len as u64)?;
+        let end = offset_bytes + len as u64;
+        for page in pages {
+            let first = self.geometry.offset_of(page).max(offset_bytes);
+            let last = self.geometry.offset_of(page + 1).min(end);
+            let pin = if access == Access::Write { PinKind::Write } else { PinKind::Read };
+            self.ensure(page, access, Some(pin), false)
+                .map_err(|refused| self.error(page, refused))?;
+            let address = self.memory.address(0).wrapping_add(first as usize);
+            let start = (first - offset_bytes) as usize;
+            work(address, start..start + (last - first) as usize);
+            self.unpin(page);
+        }
+        Ok(())
+    }
+
+    /// Whether the page at an offset can be loaded from without a fault: costs one load.
+    #[inline]
+    pub fn touch_resident(&self, offset_bytes: u64) -> bool {
+        if offset_bytes >= self.geometry.len_bytes {
+            return false;
+        }
+        let seen = self.seen(offset_bytes / self.geometry.page_bytes as u64);
+        if !seen.is_readable() {
+            return false;
+        }
+        self.pool().hit(seen.frame());
+        true
+    }
+
+    /// Makes a page usable.
+    pub fn touch(&self, page: u64, access: Access) -> Result<()> {
+        self.ensure(page, access, None, false)
+            .map(drop)
+            .map_err(|refused| self.error(page, refused))
+    }
+
+    /// Brings many runs of pages in.
+    pub fn touch_runs(&self, pages: &[Range<u64>]) -> Result<()> {
+        self.touch_many(pages).map_err(|(page, refused)| self.error(page, refused))
+    }
+
+    /// Starts loading many runs of pages.
+    pub fn prefetch_runs(&self, runs: &[Range<u64>]) {
+        for pages in runs {
+            self.engine.request_prefetch(self.id, pages.start, pages.end - pages.start);
+        }
+    }
+
+    /// Follows advice about a run of pages.
+    pub fn advise(&self, pages: Range<u64>, advice: Advice) {
+        match advice {
+            Advice::Normal => self.readahead.set_pattern(Pattern::Detect),
+            Advice::Sequential => self.readahead.set_pattern(Pattern::Sequential),
+            Advice::Random => self.readahead.set_pattern(Pattern::Random),
+            Advice::WillNeed => self.prefetch_runs(&[pages]),
+            Advice::DontNeed => {
+                let _ = self.write_back(pages.clone());
+                self.discard_clean(pages);
+            }
+            Advice::Cold => {
+                for seen in pages.map(|page| self.seen(page)) {
+                    if seen.is_resident() {
+                        self.pool().demoted(seen.frame());
+                    }
+                }
+            }
+        }
+    }
+
+    /// A bare access that failed, as an error.
+    pub fn bare_fault_error(&self, fault: BareFault) -> Error {
+        let offset_bytes = self.geometry.offset_of(fault.page.0);
+        Error::Load {
+            device: self.device.name().to_owned(),
+            offset_bytes,
+            source: aquifer_device::DeviceError::Io {
+                operation: aquifer_device::IoOperation::Read,
+                offset_bytes,
+                len_bytes: self.geometry.page_bytes,
+                source: std::io::Error::from_raw_os_error(fault.os_error),
+            },
+        }
+    }
+}
 
 impl FaultOwner for UserStore {
     fn serve(&self, fault: &FaultContext) -> Served {

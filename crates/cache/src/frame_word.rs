@@ -1,0 +1,63 @@
+//! The owner word of a frame: who has it, and whether it exists.
+//!
+//! ```text
+//!  63        62      44 43        0
+//! +---------+----------+-----------+
+//! | claimed | store +1 | page      |      0: retired      1: free
+//! +---------+----------+-----------+
+//! ```
+//!
+//! The frames that exist are those below the pool's limit. A change of the limit and a frame that comes back
+//! at the same moment have to agree on who puts it into a free list: exactly one of them, if it lies below
+//! the limit, and nobody otherwise. Each side writes first and looks then: the limit is stored before the
+//! owner words are looked at, and the owner word is stored before the limit is looked at.
+
+use crate::ids::{PageId, PageKey, StoreId};
+use crate::sync::{self, AtomicU64, AtomicUsize, Ordering};
+
+const STORE_SHIFT: u32 = 44;
+/// Owner word of a frame that does not exist: never granted, or retired by a shrink.
+pub(crate) const RETIRED: u64 = 0;
+/// Owner word of a frame in a free list, or on its way there.
+pub(crate) const FREE: u64 = 1;
+/// Bit of the owner word of a frame that has left the policy: an evictor decides what becomes of it.
+pub(crate) const CLAIMED: u64 = 1 << 63;
+
+pub(crate) fn pack(key: PageKey) -> u64 {
+    // Plus one, so that no page packs to RETIRED or FREE.
+    (u64::from(key.store.0 + 1) << STORE_SHIFT) | key.page.0
+}
+
+pub(crate) fn unpack(word: u64) -> Option<PageKey> {
+    let word = word & !CLAIMED;
+    (word > FREE).then(|| PageKey {
+        store: StoreId((word >> STORE_SHIFT) as u32 - 1),
+        page: PageId(word & ((1 << STORE_SHIFT) - 1)),
+    })
+}
+
+/// Whether a frame lies below the limit.
+pub(crate) fn is_granted(limit: &AtomicUsize, frame: usize) -> bool {
+    sync::in_one_order();
+    frame < limit.load(Ordering::SeqCst)
+}
+
+/// Marks a frame free that its page gave up. True if the caller is to put it into a free list.
+pub(crate) fn release(owner: &AtomicU64, limit: &AtomicUsize, frame: usize) -> bool {
+    owner.store(FREE, Ordering::SeqCst);
+    is_granted(limit, frame) || retire(owner, limit, frame)
+}
+
+/// Retires a free frame that was found above the limit and is in no list. True if it is the caller's after
+/// all: a growth in between may have passed over it while it was marked free.
+pub(crate) fn retire(owner: &AtomicU64, limit: &AtomicUsize, frame: usize) -> bool {
+    owner.store(RETIRED, Ordering::SeqCst);
+    is_granted(limit, frame) && regain(owner)
+}
+
+/// Retired → free. True for one caller, who puts the frame into a free list. A growth calls it for every
+/// new frame, after the limit is stored.
+pub(crate) fn regain(owner: &AtomicU64) -> bool {
+    sync::in_one_order();
+    owner.compare_exchange(RETIRED, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}

@@ -1,0 +1,761 @@
+//! Models of the lock-free parts, explored by loom. Run them with
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p aquifer-cache --release --lib loom
+//! ```
+//!
+//! The words, gates, doorbells and versions are the real ones. What surrounds them is modelled as small as
+//! the property allows: a page table is a mutex (the kernel serialises its changes, and a store is checked
+//! and made in one step), a page's bytes are a cell whose every access loom checks for races, a device is a
+//! number. A wake-up that is lost ends a model as a deadlock.
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use crate::dirty;
+use crate::doorbell::Doorbell;
+use crate::frame_word::{self, FREE, RETIRED};
+use crate::gate::Gate;
+use crate::ids::FrameId;
+use crate::page_word::{PageWord, PinKind, PinRefused, State};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
+use crate::version::Version;
+
+const FRAME: FrameId = FrameId(5);
+
+/// Explores every schedule with at most so many preemptions: all the bugs these models were tried with
+/// need two at most.
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Runs `first` and `second` in threads and `third` in this one.
+fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, third: impl FnOnce()) {
+    let threads = [thread::spawn(first), thread::spawn(second)];
+    third();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+// ---- the life of a page -----------------------------------------------------------------------------
+
+/// A page whose bytes are checked for races: the loader and the evictor change them, pins read them.
+struct Bytes {
+    word: PageWord,
+    bytes: UnsafeCell<u64>,
+}
+
+// SAFETY: loom checks every access of the cell.
+unsafe impl Sync for Bytes {}
+// SAFETY: as above.
+unsafe impl Send for Bytes {}
+
+const LOADED: u64 = 7;
+
+impl Bytes {
+    fn absent() -> Arc<Bytes> {
+        Arc::new(Bytes { word: PageWord::new(), bytes: UnsafeCell::new(0) })
+    }
+
+    fn resident(dirty: bool) -> Arc<Bytes> {
+        let page = Bytes::absent();
+        page.word.begin_load(page.word.load()).unwrap();
+        page.change(LOADED);
+        page.word.finish_load(FRAME, dirty, None);
+        page
+    }
+
+    fn change(&self, value: u64) {
+        // SAFETY: loom reports it if anybody else looks.
+        self.bytes.with_mut(|bytes| unsafe { *bytes = value });
+    }
+
+    fn look(&self) -> u64 {
+        // SAFETY: loom reports it if anybody changes them.
+        self.bytes.with(|bytes| unsafe { *bytes })
+    }
+
+    /// As `Store::ensure` with a pin for reading.
+    fn pin(&self) {
+        loop {
+            let seen = self.word.load();
+            match seen.state() {
+                State::Absent | State::Probation => {
+                    if self.word.begin_load(seen).is_ok() {
+                        self.change(LOADED);
+                        self.word.finish_load(FRAME, false, Some(PinKind::Read));
+                        return;
+                    }
+                }
+                State::Clean | State::Dirty | State::Cleaning => {
+                    if self.word.pin().is_ok() {
+                        return;
+                    }
+                }
+                _ => self.word.wait(seen),
+            }
+        }
+    }
+
+    fn pin_and_look(&self) {
+        self.pin();
+        assert_eq!(self.look(), LOADED);
+        self.word.unpin();
+    }
+
+    fn evict(&self) {
+        if self.word.begin_evict().is_ok() {
+            self.change(0);
+            self.word.finish_evict(None);
+        }
+    }
+}
+
+/// Never do two load, nobody looks at a page that is being evicted, and who waits is woken.
+#[test]
+fn loom_faulters_and_evictor() {
+    explore(3, || {
+        let page = Bytes::absent();
+        let (first, second) = (page.clone(), page.clone());
+        together(move || first.pin_and_look(), move || second.pin_and_look(), || page.evict());
+    });
+}
+
+/// A load that fails wakes the others, one of whom tries again.
+#[test]
+fn loom_failed_load() {
+    explore(3, || {
+        let page = Bytes::absent();
+        let (first, second) = (page.clone(), page.clone());
+        together(
+            move || {
+                let seen = first.word.load();
+                if seen.state() == State::Absent && first.word.begin_load(seen).is_ok() {
+                    first.change(0);
+                    first.word.abort_load();
+                }
+            },
+            move || second.pin_and_look(),
+            || page.pin_and_look(),
+        );
+    });
+}
+
+/// An eviction that is called off wakes the others and loses nothing.
+#[test]
+fn loom_cancelled_eviction() {
+    explore(3, || {
+        let page = Bytes::resident(false);
+        let (first, second) = (page.clone(), page.clone());
+        together(
+            move || {
+                if first.word.begin_evict().is_ok() {
+                    first.word.cancel_evict();
+                }
+            },
+            move || second.pin_and_look(),
+            || page.pin_and_look(),
+        );
+    });
+}
+
+/// A writing guard is alone, waits for pins, and those who pin wait for it.
+#[test]
+fn loom_exclusive_and_pins() {
+    explore(3, || {
+        let page = Bytes::resident(false);
+        let (first, second) = (page.clone(), page.clone());
+        together(
+            move || first.pin_and_look(),
+            move || second.pin_and_look(),
+            || {
+                loop {
+                    let seen = page.word.load();
+                    match seen.state() {
+                        State::Clean | State::Dirty if seen.pins() == 0 => {
+                            if page.word.begin_exclusive(seen).is_ok() {
+                                break;
+                            }
+                        }
+                        _ => page.word.wait(seen),
+                    }
+                }
+                page.change(0);
+                page.change(LOADED);
+                page.word.finish_exclusive();
+            },
+        );
+        assert_eq!(page.word.load().state(), State::Dirty);
+    });
+}
+
+/// Who is pinned for writing changes the bytes without a fault: nobody cleans the page meanwhile.
+#[test]
+fn loom_write_pin_and_cleaner() {
+    explore(3, || {
+        let page = Bytes::resident(true);
+        let (first, second) = (page.clone(), page.clone());
+        together(
+            move || loop {
+                match first.word.pin_for_writing() {
+                    Ok(_) => {
+                        first.change(LOADED + 1);
+                        first.word.unpin();
+                        return;
+                    }
+                    Err(PinRefused::NotNow(seen)) if seen.is_transient() => first.word.wait(seen),
+                    Err(_) => return,
+                }
+            },
+            move || {
+                if second.word.pin().is_ok() {
+                    second.word.unpin();
+                }
+            },
+            || {
+                if page.word.begin_clean().is_ok() {
+                    page.look();
+                    page.word.finish_clean(true);
+                }
+            },
+        );
+    });
+}
+
+// ---- stores and write-back ------------------------------------------------------------------------------
+
+/// What the kernel keeps of a page: changes are serialised, and a store is checked and made in one step.
+#[derive(Clone, Copy)]
+struct Entry {
+    present: bool,
+    protected: bool,
+    bytes: [u64; 2],
+}
+
+/// A page of a writable mapping, with all that a store and a flush do to it.
+struct Mapped {
+    word: PageWord,
+    gate: Gate,
+    mark: AtomicU64,
+    summary: AtomicU64,
+    entry: Mutex<Entry>,
+    device: Mutex<[u64; 2]>,
+}
+
+impl Mapped {
+    fn clean() -> Arc<Mapped> {
+        let page = Mapped {
+            word: PageWord::new(),
+            gate: Gate::new(),
+            mark: AtomicU64::new(0),
+            summary: AtomicU64::new(0),
+            entry: Mutex::new(Entry { present: true, protected: true, bytes: [0; 2] }),
+            device: Mutex::new([0; 2]),
+        };
+        page.word.begin_load(page.word.load()).unwrap();
+        page.word.finish_load(FRAME, false, None);
+        Arc::new(page)
+    }
+
+    fn dirty(value: u64) -> Arc<Mapped> {
+        let page = Mapped::clean();
+        page.store(0, value);
+        page
+    }
+
+    /// A store through a bare pointer: repeated until it does not fault.
+    fn store(&self, at: usize, value: u64) {
+        loop {
+            {
+                let mut entry = self.entry.lock().unwrap();
+                if entry.present && !entry.protected {
+                    entry.bytes[at] = value;
+                    return;
+                }
+            }
+            self.ensure_writable();
+        }
+    }
+
+    /// As `Store::ensure` for a store.
+    fn ensure_writable(&self) {
+        loop {
+            let seen = self.word.load();
+            match seen.state() {
+                State::Absent => {
+                    if self.word.begin_load(seen).is_ok() {
+                        let bytes = *self.device.lock().unwrap();
+                        let _gate = self.gate.shared();
+                        self.set_mark();
+                        *self.entry.lock().unwrap() =
+                            Entry { present: true, protected: false, bytes };
+                        self.word.finish_load(FRAME, true, None);
+                        return;
+                    }
+                }
+                State::Clean => {
+                    if self.word.begin_unprotect(seen).is_ok() {
+                        let _gate = self.gate.shared();
+                        self.set_mark();
+                        self.entry.lock().unwrap().protected = false;
+                        self.word.finish_unprotect(false);
+                        return;
+                    }
+                }
+                State::Dirty => return,
+                _ => self.word.wait(seen),
+            }
+        }
+    }
+
+    fn set_mark(&self) {
+        dirty::mark(&self.mark, 1, &self.summary, 1);
+    }
+
+    fn is_marked(&self) -> bool {
+        self.summary.load(Ordering::Acquire) != 0 && self.mark.load(Ordering::Acquire) != 0
+    }
+
+    /// As `seal`, `write_runs` and `settle`; a flush waits for other cleaners.
+    fn clean_up(&self, written: bool, waits: bool) {
+        while self.is_marked() {
+            let gate = self.gate.exclusive();
+            match self.word.begin_clean() {
+                Ok(_) => {
+                    self.entry.lock().unwrap().protected = true;
+                    drop(gate);
+                    if written {
+                        let bytes = self.entry.lock().unwrap().bytes;
+                        *self.device.lock().unwrap() = bytes;
+                        self.mark.fetch_and(0, Ordering::AcqRel);
+                        self.word.finish_clean(true);
+                    } else {
+                        let _gate = self.gate.shared();
+                        self.entry.lock().unwrap().protected = false;
+                        self.word.finish_clean(false);
+                    }
+                    return;
+                }
+                Err(seen) => {
+                    drop(gate);
+                    if !waits || !seen.is_transient() {
+                        return;
+                    }
+                    self.word.wait(seen);
+                }
+            }
+        }
+    }
+
+    fn evict(&self) {
+        if self.word.begin_evict().is_ok() {
+            *self.entry.lock().unwrap() = Entry { present: false, protected: false, bytes: [9; 2] };
+            self.word.finish_evict(None);
+        }
+    }
+
+    /// What is true whenever nobody is at work: no store is lost, and no dirty page is without a mark.
+    fn check(&self, expected: [u64; 2]) {
+        let (entry, device) = (*self.entry.lock().unwrap(), *self.device.lock().unwrap());
+        match self.word.load().state() {
+            State::Absent => assert_eq!(device, expected, "lost by eviction"),
+            State::Clean => {
+                assert_eq!((device, entry.bytes), (expected, expected), "a store was not seen");
+                assert!(entry.protected, "the next store to it is lost");
+            }
+            State::Dirty => {
+                assert_eq!(entry.bytes, expected, "lost in memory");
+                assert!(self.is_marked(), "no flush will find it");
+                assert!(!entry.protected, "a store to it faults for ever");
+            }
+            other => panic!("left in {other:?}"),
+        }
+    }
+}
+
+/// A store during a write-back and an eviction is on the device, or still in memory and marked.
+#[test]
+fn loom_store_cleaner_evictor() {
+    explore(2, || {
+        let page = Mapped::dirty(1);
+        let (first, second) = (page.clone(), page.clone());
+        together(move || first.store(0, 2), move || second.clean_up(true, false), || page.evict());
+        page.check([2, 0]);
+    });
+}
+
+/// The same after a write that failed.
+#[test]
+fn loom_store_and_failed_write() {
+    explore(2, || {
+        let page = Mapped::dirty(1);
+        let (first, second) = (page.clone(), page.clone());
+        together(
+            move || first.store(0, 2),
+            move || second.clean_up(false, false),
+            || page.clean_up(true, false),
+        );
+        page.check([2, 0]);
+    });
+}
+
+/// A flush covers the stores before it, also one that succeeded without a fault because another thread's
+/// fault had just made the page writable.
+#[test]
+fn loom_flush_after_a_store_without_a_fault() {
+    explore(2, || {
+        let page = Mapped::clean();
+        let (first, second) = (page.clone(), page.clone());
+        together(
+            move || first.store(0, 1),
+            move || {
+                second.store(1, 2);
+                second.clean_up(true, true);
+                assert_eq!(second.device.lock().unwrap()[1], 2, "flushed, but not written");
+            },
+            || (),
+        );
+        page.check([1, 2]);
+    });
+}
+
+/// A mark is found by its maker at once, whoever else marks a neighbour.
+#[test]
+fn loom_marks_of_neighbours() {
+    explore(3, || {
+        let map = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
+        let mark_and_find = |bit: u64| {
+            let map = map.clone();
+            move || {
+                dirty::mark(&map.0, bit, &map.1, 1);
+                assert_eq!(map.1.load(Ordering::Acquire), 1, "the walk skips the word");
+                assert_ne!(map.0.load(Ordering::Acquire) & bit, 0);
+            }
+        };
+        together(mark_and_find(1), mark_and_find(2), || ());
+    });
+}
+
+// ---- gates, doorbells, frames, versions -----------------------------------------------------------------
+
+struct Inside(Gate, UnsafeCell<u64>);
+
+// SAFETY: loom checks every access of the cell.
+unsafe impl Sync for Inside {}
+// SAFETY: as above.
+unsafe impl Send for Inside {}
+
+impl Inside {
+    fn new() -> Arc<Inside> {
+        Arc::new(Inside(Gate::new(), UnsafeCell::new(0)))
+    }
+
+    fn pass(&self) {
+        let _shared = self.0.shared();
+        self.1.with(|_| ());
+    }
+
+    fn take(&self) {
+        let _alone = self.0.exclusive();
+        // SAFETY: loom reports it if anybody else is inside.
+        self.1.with_mut(|value| unsafe { *value += 1 });
+    }
+}
+
+/// Alone means alone, what is done inside is seen by who comes next, and nobody sleeps for ever.
+#[test]
+fn loom_gate() {
+    explore(2, || {
+        let gate = Inside::new();
+        let (first, second) = (gate.clone(), gate.clone());
+        together(move || first.pass(), move || second.take(), || gate.take());
+    });
+    explore(2, || {
+        let gate = Inside::new();
+        let (first, second) = (gate.clone(), gate.clone());
+        together(move || first.pass(), move || second.pass(), || gate.take());
+    });
+}
+
+/// Work that was rung for is found: the sleep protocol of evictor, workers, and threads without a frame.
+#[test]
+fn loom_doorbell() {
+    explore(3, || {
+        let shared = Arc::new((Doorbell::new(), Mutex::new(0)));
+        let worker = |shared: &(Doorbell, Mutex<u32>)| {
+            loop {
+                let ticket = shared.0.ticket();
+                let mut work = shared.1.lock().unwrap();
+                if *work > 0 {
+                    *work -= 1;
+                    return;
+                }
+                drop(work);
+                shared.0.sleep(ticket, None);
+            }
+        };
+        let (first, second) = (shared.clone(), shared.clone());
+        together(
+            move || worker(&first),
+            move || worker(&second),
+            || {
+                for _ in 0..2 {
+                    *shared.1.lock().unwrap() += 1;
+                    shared.0.ring(1);
+                }
+            },
+        );
+    });
+}
+
+/// The pool's use of one frame: the limit, the owner word and the free list.
+struct Frame {
+    limit: AtomicUsize,
+    owner: AtomicU64,
+    list: Mutex<Vec<usize>>,
+}
+
+const INDEX: usize = 1;
+
+impl Frame {
+    fn in_use() -> Arc<Frame> {
+        Arc::new(Frame {
+            limit: AtomicUsize::new(2),
+            owner: AtomicU64::new(77),
+            list: Mutex::new(vec![]),
+        })
+    }
+
+    fn give(&self) {
+        if frame_word::release(&self.owner, &self.limit, INDEX) {
+            self.list.lock().unwrap().push(INDEX);
+        }
+    }
+
+    /// Takes the frame and gives it back.
+    fn use_once(&self) {
+        if self.list.lock().unwrap().pop().is_none() {
+            return;
+        }
+        if frame_word::is_granted(&self.limit, INDEX)
+            || frame_word::retire(&self.owner, &self.limit, INDEX)
+        {
+            self.owner.store(78, Ordering::SeqCst);
+            self.give();
+        }
+    }
+
+    fn shrink(&self) {
+        self.limit.store(1, Ordering::SeqCst);
+        crate::sync::in_one_order();
+    }
+
+    fn grow(&self) {
+        self.limit.store(2, Ordering::SeqCst);
+        if frame_word::regain(&self.owner) {
+            self.list.lock().unwrap().push(INDEX);
+        }
+    }
+
+    fn sweep(&self) {
+        self.list.lock().unwrap().retain(|&frame| {
+            frame_word::is_granted(&self.limit, frame)
+                || frame_word::retire(&self.owner, &self.limit, frame)
+        });
+    }
+}
+
+/// After a shrink and a growth the frame is in the list once, whoever gave it back, took it or swept the
+/// list meanwhile.
+#[test]
+fn loom_frame_between_shrink_and_growth() {
+    explore(3, || {
+        let frame = Frame::in_use();
+        let (first, second) = (frame.clone(), frame.clone());
+        together(
+            move || first.give(),
+            move || second.use_once(),
+            || {
+                frame.shrink();
+                frame.grow();
+            },
+        );
+        assert_eq!(*frame.list.lock().unwrap(), [INDEX]);
+        assert_eq!(frame.owner.load(Ordering::SeqCst), FREE);
+    });
+    explore(3, || {
+        let frame = Frame::in_use();
+        let (first, second) = (frame.clone(), frame.clone());
+        together(
+            move || first.give(),
+            move || second.sweep(),
+            || {
+                frame.shrink();
+                frame.grow();
+            },
+        );
+        assert_eq!(*frame.list.lock().unwrap(), [INDEX]);
+        assert_eq!(frame.owner.load(Ordering::SeqCst), FREE);
+    });
+}
+
+/// After a shrink alone the frame is retired, or a sweep finds it in the list.
+#[test]
+fn loom_frame_and_shrink() {
+    explore(3, || {
+        let frame = Frame::in_use();
+        let (first, second) = (frame.clone(), frame.clone());
+        together(move || first.give(), move || second.use_once(), || frame.shrink());
+        frame.sweep();
+        assert!(frame.list.lock().unwrap().is_empty());
+        assert_eq!(frame.owner.load(Ordering::SeqCst), RETIRED);
+    });
+}
+
+/// Bytes that change under a version, as two halves that tell a torn copy.
+struct Slot {
+    version: Version,
+    halves: [AtomicU64; 2],
+}
+
+impl Slot {
+    fn new() -> Slot {
+        Slot { version: Version::new(), halves: [AtomicU64::new(0), AtomicU64::new(0)] }
+    }
+
+    fn set(&self, value: u64) {
+        for half in &self.halves {
+            half.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self) -> [u64; 2] {
+        [0, 1].map(|half| self.halves[half].load(Ordering::Relaxed))
+    }
+}
+
+/// A copy out of a probation slot that was not reused meanwhile is whole, and of two who want to reuse it
+/// one does.
+#[test]
+fn loom_probation_slot() {
+    explore(3, || {
+        let slot = Arc::new(Slot::new());
+        let keep = |slot: &Slot, value| {
+            if slot.version.try_begin_change() {
+                slot.set(value);
+                slot.version.end_change();
+            }
+        };
+        let (first, second) = (slot.clone(), slot.clone());
+        together(
+            move || keep(&first, 1),
+            move || keep(&second, 2),
+            || {
+                if let Some(version) = slot.version.at_rest() {
+                    let [low, high] = slot.get();
+                    if slot.version.is_still(version) {
+                        assert_eq!(low, high, "torn");
+                    }
+                }
+            },
+        );
+        let [low, high] = slot.get();
+        assert_eq!(low, high, "two wrote at once");
+    });
+}
+
+/// A page of `Pages` in a frame that other pages come into.
+struct Paged {
+    word: PageWord,
+    slot: Slot,
+}
+
+impl Paged {
+    /// As `Pages::read`, once.
+    fn read(&self) -> Option<[u64; 2]> {
+        let version = self.slot.version.at_rest()?;
+        let seen = self.word.load();
+        if !seen.is_readable() {
+            return None;
+        }
+        let halves = self.slot.get();
+        fence(Ordering::Acquire);
+        let after = self.word.load();
+        (after.is_readable()
+            && after.frame() == seen.frame()
+            && self.slot.version.is_still(version))
+        .then_some(halves)
+    }
+
+    /// Bytes come into the frame, as in `ArenaMemory`.
+    fn load(&self, value: u64) {
+        fence(Ordering::Release);
+        self.slot.set(value);
+    }
+
+    fn resident() -> Arc<Paged> {
+        let page = Arc::new(Paged { word: PageWord::new(), slot: Slot::new() });
+        page.word.begin_load(page.word.load()).unwrap();
+        page.load(1);
+        page.slot.version.skip();
+        page.word.finish_load(FRAME, false, None);
+        page
+    }
+}
+
+/// An optimistic read does not see another page that came into the frame, nor a mixture of them, also when
+/// the first page comes back into the same frame.
+#[test]
+fn loom_optimistic_read_and_reuse_of_the_frame() {
+    explore(3, || {
+        let page = Paged::resident();
+        let reader = page.clone();
+        together(
+            move || {
+                if let Some(halves) = reader.read() {
+                    assert_eq!(halves, [1, 1]);
+                }
+            },
+            || (),
+            || {
+                if page.word.begin_evict().is_err() {
+                    return;
+                }
+                page.word.finish_evict(None);
+                page.load(2);
+                page.word.begin_load(page.word.load()).unwrap();
+                page.load(1);
+                page.slot.version.skip();
+                page.word.finish_load(FRAME, false, None);
+            },
+        );
+    });
+}
+
+/// An optimistic read sees a writing guard's changes all or not at all.
+#[test]
+fn loom_optimistic_read_and_writing_guard() {
+    explore(3, || {
+        let page = Paged::resident();
+        let reader = page.clone();
+        together(
+            move || {
+                if let Some([low, high]) = reader.read() {
+                    assert_eq!(low, high, "torn");
+                }
+            },
+            || (),
+            || {
+                page.word.begin_exclusive(page.word.load()).unwrap();
+                page.slot.version.begin_change();
+                page.slot.set(2);
+                page.slot.version.end_change();
+                page.word.finish_exclusive();
+            },
+        );
+    });
+}

@@ -1,0 +1,57 @@
+//! Which backend serves a mapping.
+
+use std::sync::Arc;
+
+use aquifer_device::Device;
+
+use crate::calibrate::calibrate;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::mapping::kernel::KernelFile;
+use crate::mapping::{Backend, MapOptions};
+use crate::options::PolicySource;
+
+/// The file mapping of the kernel backend, or `None` where the user backend is to serve.
+///
+/// # Errors
+/// [`Error::BackendUnsupported`] where the kernel backend was asked for and cannot serve.
+pub(crate) fn choose(
+    engine: &Arc<Engine>,
+    device: &Arc<dyn Device>,
+    len_bytes: u64,
+    options: &MapOptions,
+) -> Result<Option<Arc<KernelFile>>> {
+    let forced = options.backend == Backend::Kernel;
+    if options.backend == Backend::User {
+        return Ok(None);
+    }
+    if !forced && prefers_user(engine, device, options) {
+        return Ok(None);
+    }
+    let mapped = if options.writable {
+        Err("it is for reading only; use the user backend to write".to_owned())
+    } else {
+        KernelFile::map(engine.clone(), device.clone(), len_bytes)?
+    };
+    match mapped {
+        Ok(file) => Ok(Some(file)),
+        Err(reason) if forced => Err(Error::BackendUnsupported {
+            device: device.name().to_owned(),
+            backend: Backend::Kernel.name(),
+            reason,
+        }),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether the choice, left to us, is the user backend from the start.
+fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions) -> bool {
+    if options.writable || device.page_cache_file().is_none() {
+        return true;
+    }
+    // A policy of the application's own is heard by the user backend only.
+    let wants_user = matches!(engine.options.policy, PolicySource::Custom(_))
+        || calibrate(device).is_some_and(|measured| measured.backend() == Backend::User);
+    // Where the system refuses a userfaultfd, the kernel backend still serves.
+    wants_user && engine.uffd().is_ok()
+}

@@ -1,0 +1,174 @@
+//! How much of files is in memory, and for whom.
+//!
+//! | question | source | limits |
+//! |---|---|---|
+//! | file pages this process has mapped in | [`MappedFilePages`], `/proc/self/statm` | whole process; cheap |
+//! | which pages of a range are mapped in | [`Pagemap`], `/proc/self/pagemap` | 8 bytes a page |
+//! | pages of a file in the page cache | [`cachestat`](crate::memory::cachestat) | Linux 6.5; own files from 6.15 |
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use crate::memory::SMALL_PAGE_BYTES;
+
+/// The number of file pages in this process's page tables, shared memory included.
+pub struct MappedFilePages(File);
+
+impl MappedFilePages {
+    /// Opens the source once: asking then costs about a microsecond.
+    pub fn open() -> io::Result<MappedFilePages> {
+        File::open("/proc/self/statm").map(MappedFilePages)
+    }
+
+    /// The number now.
+    pub fn read(&self) -> io::Result<u64> {
+        let mut text = [0u8; 128];
+        let len = self.0.read_at(&mut text, 0)?;
+        // "size resident shared …", in pages.
+        std::str::from_utf8(&text[..len])
+            .ok()
+            .and_then(|text| text.split_ascii_whitespace().nth(2)?.parse().ok())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+}
+
+/// Which pages are in this process's page tables.
+pub struct Pagemap(File);
+
+/// Bit 63 of an entry: the page is present.
+const PRESENT: u64 = 1 << 63;
+
+impl Pagemap {
+    /// Opens the source.
+    pub fn open() -> io::Result<Pagemap> {
+        File::open("/proc/self/pagemap").map(Pagemap)
+    }
+
+    /// How many of `pages` pages from `address` are present; `entries` is scratch space for as many.
+    pub fn present(&self, address: *const u8, entries: &mut [u64]) -> io::Result<u64> {
+        let first = (address as usize / SMALL_PAGE_BYTES) as u64;
+        // SAFETY: any bytes are valid integers, and the slice has exactly this many.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast(), size_of_val(entries))
+        };
+        self.0.read_exact_at(bytes, first * 8)?;
+        Ok(entries.iter().filter(|&&entry| entry & PRESENT != 0).count() as u64)
+    }
+}
+
+/// What identifies a file: its file system's device number and its inode number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
+}
+
+fn status(file: BorrowedFd<'_>) -> io::Result<libc::stat64> {
+    // SAFETY: all-zero is a valid `stat`.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is valid for the call to fill in.
+    crate::check(unsafe { libc::fstat64(file.as_raw_fd(), &raw mut status) }.into())?;
+    Ok(status)
+}
+
+/// Present length of a regular file. Async-signal-safe.
+pub fn file_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+    status(file).map(|status| u64::try_from(status.st_size).unwrap_or(0))
+}
+
+/// Which file a descriptor is open on.
+pub fn file_identity(file: BorrowedFd<'_>) -> io::Result<FileIdentity> {
+    status(file).map(|status| FileIdentity { device: status.st_dev, inode: status.st_ino })
+}
+
+/// Reads through the page cache; less than asked for only at the end of the file.
+pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < target.len() {
+        let rest = &mut target[done..];
+        // SAFETY: the rest of the target is valid for writes.
+        let got = crate::check(unsafe {
+            libc::pread64(
+                file.as_raw_fd(),
+                rest.as_mut_ptr().cast(),
+                rest.len(),
+                (offset_bytes + done as u64) as libc::off64_t,
+            ) as libc::c_long
+        });
+        match got {
+            Ok(0) => break,
+            Ok(bytes) => done += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// What kind of file system a file is on, as far as its page cache is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// The page cache is a copy that can be dropped.
+    Storage,
+    /// The page cache is the file (tmpfs, ramfs).
+    Memory,
+    /// Huge pages, mapped and advised about in their own size only.
+    HugePages,
+}
+
+/// Where a file's pages come from.
+pub fn backing(file: BorrowedFd<'_>) -> io::Result<Backing> {
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    // SAFETY: all-zero is a valid `statfs`.
+    let mut status: libc::statfs64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is valid for the call to fill in.
+    crate::check(unsafe { libc::fstatfs64(file.as_raw_fd(), &raw mut status) }.into())?;
+    #[allow(clippy::unnecessary_cast, reason = "the width of f_type differs between targets")]
+    Ok(match status.f_type as i64 {
+        libc::HUGETLBFS_MAGIC => Backing::HugePages,
+        libc::TMPFS_MAGIC | RAMFS_MAGIC => Backing::Memory,
+        _ => Backing::Storage,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{self, Protection};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn present_pages_are_those_touched() {
+        let pages = 16;
+        let base = memory::map_anonymous(pages * SMALL_PAGE_BYTES).unwrap();
+        // SAFETY: our own mapping; huge pages would make one touch bring all of it.
+        let _ =
+            unsafe { memory::advise(base, pages * SMALL_PAGE_BYTES, memory::Advice::NoHugePage) };
+        for page in [1, 2, 5] {
+            // SAFETY: inside the mapping.
+            unsafe { base.add(page * SMALL_PAGE_BYTES).write(1) };
+        }
+        let mut entries = vec![0; pages];
+        assert_eq!(Pagemap::open().unwrap().present(base, &mut entries).unwrap(), 3);
+        // SAFETY: nobody uses it any more.
+        unsafe { memory::unmap(base, pages * SMALL_PAGE_BYTES).unwrap() };
+    }
+
+    #[test]
+    fn mapped_file_pages_are_counted() {
+        let counter = MappedFilePages::open().unwrap();
+        assert!(counter.read().unwrap() > 0, "this program is itself mapped");
+        let program = File::open("/proc/self/exe").unwrap();
+        let len = file_len_bytes(program.as_fd()).unwrap();
+        assert!(len > 0);
+        let mut start = [0u8; 4];
+        assert_eq!(read_at(program.as_fd(), &mut start, 0).unwrap(), 4);
+        assert_eq!(&start, b"\x7fELF");
+        assert_eq!(read_at(program.as_fd(), &mut start, len - 1).unwrap(), 1);
+        assert!(memory::map_file(4096, Protection::Read, program.as_fd(), 0).is_ok());
+    }
+}
