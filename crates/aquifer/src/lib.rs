@@ -31,3 +31,8 @@ pub use aquifer_device::{
     FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
 pub use aquifer_vm::prepare_thread;
+
+/// The example of the README is compiled with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

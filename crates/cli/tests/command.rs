@@ -211,7 +211,7 @@ fn an_interrupted_demo_removes_its_file() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let entries = || fs::read_dir(directory.path()).unwrap().count();
     let mut child = aquifer()
-        .args(["demo", "--size", "32M", "--budget", "16M", "--dir"])
+        .args(["demo", "--size", "64M", "--budget", "32M", "--dir"])
         .arg(directory.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
