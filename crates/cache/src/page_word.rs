@@ -111,7 +111,10 @@ impl Seen {
     /// Whether the page's bytes may be read by whoever holds or takes a pin.
     #[inline]
     pub fn is_readable(self) -> bool {
-        matches!(self.state(), State::Clean | State::Dirty | State::Cleaning)
+        // One bit test instead of decoding the state: this is on the path of every hit.
+        const READABLE: u64 =
+            1 << State::Clean as u64 | 1 << State::Dirty as u64 | 1 << State::Cleaning as u64;
+        READABLE >> (self.0 & STATE_MASK) & 1 != 0
     }
 
     /// Whether the page occupies a frame.

@@ -39,18 +39,33 @@ use crate::writeback::WriteStyle;
 /// Pages of a region with the smallest page size.
 pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
 
-/// Sizes of a store, in bytes and pages.
+/// Sizes of a store, in bytes and pages. What a hit needs is worked out once: a division costs as much as
+/// the rest of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
     /// Length of the device when it was attached.
     pub len_bytes: u64,
-    /// Size of a page.
+    /// Size of a page: a power of two.
     pub page_bytes: usize,
+    page_shift: u32,
+    pages: u64,
 }
 
 impl Geometry {
+    pub fn new(len_bytes: u64, page_bytes: usize) -> Geometry {
+        let page_shift = page_bytes.trailing_zeros();
+        Geometry { len_bytes, page_bytes, page_shift, pages: len_bytes.div_ceil(page_bytes as u64) }
+    }
+
+    #[inline]
     pub fn pages(self) -> u64 {
-        self.len_bytes.div_ceil(self.page_bytes as u64)
+        self.pages
+    }
+
+    /// The page that holds an offset.
+    #[inline]
+    pub fn page_of(self, offset_bytes: u64) -> u64 {
+        offset_bytes >> self.page_shift
     }
 
     pub fn pages_per_region(self) -> u64 {
@@ -71,7 +86,7 @@ impl Geometry {
     }
 
     pub fn offset_of(self, page: u64) -> u64 {
-        page * self.page_bytes as u64
+        page << self.page_shift
     }
 
     /// Bytes of the device that a run of pages covers: less than whole pages at its end.
@@ -86,8 +101,8 @@ impl Geometry {
             Error::OutOfBounds { offset_bytes, len_bytes, mapped_bytes: self.len_bytes };
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.len_bytes => {
-                let page = self.page_bytes as u64;
-                Ok(offset_bytes / page..end.div_ceil(page).max(offset_bytes / page))
+                let first = self.page_of(offset_bytes);
+                Ok(first..end.div_ceil(self.page_bytes as u64).max(first))
             }
             _ => Err(out_of_bounds),
         }

@@ -99,7 +99,7 @@ impl KernelFile {
             Ok(found) => found,
             Err(error) => return Ok(Err(format!("its file system cannot be told: {error}"))),
         };
-        let geometry = Geometry { len_bytes, page_bytes: SMALL_PAGE_BYTES };
+        let geometry = Geometry::new(len_bytes, SMALL_PAGE_BYTES);
         let mapped_bytes = geometry.pages() as usize * SMALL_PAGE_BYTES;
         let reservation = Arena::global()?.allocate(mapped_bytes)?;
         if let Err(error) = reservation.map_file(mapped_bytes, Protection::Read, file) {

@@ -460,5 +460,5 @@ pub(crate) fn attach_geometry(device: &dyn Device, page_bytes: usize) -> Result<
     if !alignment_bytes.is_power_of_two() || !page_bytes.is_multiple_of(alignment_bytes) {
         return Err(Error::Alignment { device: name(), alignment_bytes });
     }
-    Ok(Geometry { len_bytes, page_bytes })
+    Ok(Geometry::new(len_bytes, page_bytes))
 }

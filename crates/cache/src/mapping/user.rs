@@ -77,7 +77,7 @@ impl Store<MappedMemory> {
         if offset_bytes >= self.geometry.len_bytes {
             return false;
         }
-        let seen = self.seen(offset_bytes / self.geometry.page_bytes as u64);
+        let seen = self.seen(self.geometry.page_of(offset_bytes));
         if !seen.is_readable() {
             return false;
         }
