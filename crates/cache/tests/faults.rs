@@ -1,5 +1,7 @@
 //! Bad input and failing devices: each gives a typed error, and nothing is lost.
 
+#![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
+
 mod support;
 
 use std::sync::Arc;
@@ -601,7 +603,7 @@ fn everything_pinned_is_exhausted_until_a_pin_is_dropped() {
     let refused = loop {
         let id = PageId(guards.len() as u64);
         // Every other one for writing.
-        let guard = if id.0 % 2 == 0 {
+        let guard = if id.0.is_multiple_of(2) {
             pages.get(id).map(|guard| (Some(guard), None))
         } else {
             pages.get_mut(id).map(|guard| (None, Some(guard)))

@@ -1,6 +1,8 @@
 //! What happens to the process: signals, forks, system calls, stacks. Most of it ends a process or changes
 //! it for good, so it runs in children; see `support::child`.
 
+#![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
+
 mod support;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -627,7 +629,7 @@ fn descend(mapping: &Mapping, bytes: &[u8], bottom: usize, left: usize, depth: u
     let here = std::hint::black_box(&frame).as_ptr() as usize;
     let at = depth % (mapping.len() as usize / PAGE) * PAGE;
     let last = here - bottom < left;
-    if depth % 16 == 0 || last {
+    if depth.is_multiple_of(16) || last {
         // SAFETY: inside the mapping.
         let value = unsafe { mapping.as_ptr().add(at).read_volatile() };
         if value != bytes[at] {
