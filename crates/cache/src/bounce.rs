@@ -1,37 +1,47 @@
 //! Aligned buffers that exist before they are needed.
 //!
 //! The fault path must not allocate, and direct I/O wants aligned memory; so a fixed set of buffers is
-//! handed out by a lock-free queue. When all are out, a loader waits for one: holders never wait for
-//! anything but their own device, so one always comes back.
+//! handed out by a lock-free stack. Last in, first out: the buffer used next is the one still in the CPU's
+//! caches, and as many are ever touched as were in use at once. When all are out, a loader waits for one:
+//! holders never wait for anything but their own device, so one always comes back.
 
 use std::io;
-
-use crossbeam_queue::ArrayQueue;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_sys::memory;
+
+use crate::lazy::LazyArray;
 
 /// A set of equal buffers.
 pub struct BouncePool {
     base: *mut u8,
     buffer_bytes: usize,
     count: usize,
-    free: ArrayQueue<u32>,
+    /// Top of the stack: index plus one in the low half, 0 when empty; in the high half a count of pops,
+    /// so that a top that was taken and came back is not mistaken for one that never left.
+    top: AtomicU64,
+    /// The buffer under each, plus one.
+    below: LazyArray<AtomicU32>,
 }
 
-// SAFETY: each buffer is used by whoever took its index out of the queue.
+// SAFETY: each buffer is used by whoever took its index off the stack.
 unsafe impl Send for BouncePool {}
 // SAFETY: as above.
 unsafe impl Sync for BouncePool {}
+
+const INDEX: u64 = u32::MAX as u64;
+const ONE_POP: u64 = 1 << 32;
 
 impl BouncePool {
     /// `count` buffers of `buffer_bytes` each, page-aligned.
     pub fn new(buffer_bytes: usize, count: usize) -> io::Result<BouncePool> {
         let base = memory::map_anonymous(buffer_bytes * count)?;
-        let free = ArrayQueue::new(count);
-        for index in 0..count as u32 {
-            free.push(index).expect("the queue holds all buffers");
+        let below = LazyArray::new(count)?;
+        let pool = BouncePool { base, buffer_bytes, count, top: AtomicU64::new(0), below };
+        for index in (0..count as u32).rev() {
+            pool.push(index);
         }
-        Ok(BouncePool { base, buffer_bytes, count, free })
+        Ok(pool)
     }
 
     /// Size of one buffer.
@@ -39,10 +49,32 @@ impl BouncePool {
         self.buffer_bytes
     }
 
+    fn push(&self, index: u32) {
+        let mut top = self.top.load(Ordering::Relaxed);
+        loop {
+            self.below[index as usize].store(top as u32, Ordering::Relaxed);
+            let new = (top & !INDEX) | u64::from(index + 1);
+            // Release pairs with the acquires in `try_take`: who takes this buffer sees what is below it.
+            match self.top.compare_exchange_weak(top, new, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+    }
+
     /// A buffer, if one is free.
     pub fn try_take(&self) -> Option<Bounce<'_>> {
-        let index = self.free.pop()?;
-        Some(Bounce { pool: self, index })
+        // Acquire pairs with the release in `push`.
+        let mut top = self.top.load(Ordering::Acquire);
+        loop {
+            let index = ((top & INDEX) as u32).checked_sub(1)?;
+            let below = self.below[index as usize].load(Ordering::Relaxed);
+            let new = ((top & !INDEX).wrapping_add(ONE_POP)) | u64::from(below);
+            match self.top.compare_exchange_weak(top, new, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => return Some(Bounce { pool: self, index }),
+                Err(now) => top = now,
+            }
+        }
     }
 
     /// A buffer; waits for one. Async-signal-safe.
@@ -78,7 +110,36 @@ impl Bounce<'_> {
 
 impl Drop for Bounce<'_> {
     fn drop(&mut self) {
-        let pushed = self.pool.free.push(self.index);
-        debug_assert!(pushed.is_ok(), "a buffer is returned once");
+        self.pool.push(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_buffer_has_two_holders() {
+        let pool = BouncePool::new(4096, 8).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 1..=3u8 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let (first, second) = (pool.take(), pool.take());
+                        for buffer in [&first, &second] {
+                            // SAFETY: a buffer of this thread's own.
+                            unsafe { buffer.as_ptr().write_volatile(thread) };
+                        }
+                        for buffer in [&first, &second] {
+                            // SAFETY: as above.
+                            assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, thread);
+                        }
+                    }
+                });
+            }
+        });
+        let all: Vec<Bounce<'_>> = std::iter::from_fn(|| pool.try_take()).collect();
+        assert_eq!(all.len(), 8);
     }
 }

@@ -20,6 +20,18 @@ pod!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 // SAFETY: an array of plain data is plain data without padding.
 unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
+/// A value that others may be changing: as one load where the machine can.
+///
+/// # Safety
+/// `source` is readable for the value; any alignment.
+#[inline]
+pub(crate) unsafe fn read_racy<T: Pod>(source: *const u8) -> T {
+    #[repr(C, packed)]
+    struct Unaligned<T>(T);
+    // SAFETY: forwarded to the caller; the wrapper has alignment 1.
+    unsafe { source.cast::<Unaligned<T>>().read_volatile() }.0
+}
+
 const BLOCK_BYTES: usize = 4096;
 
 /// Bytes of a mapping that are resident while this exists.
@@ -73,12 +85,8 @@ impl<'a> Bytes<'a> {
     pub fn get<T: Pod>(&self, offset: usize) -> T {
         let end = offset.checked_add(size_of::<T>());
         assert!(end.is_some_and(|end| end <= self.len), "value outside the bytes");
-        let mut value = std::mem::MaybeUninit::<T>::uninit();
         // SAFETY: inside the bytes; every bit pattern is a `T`.
-        unsafe {
-            copy_racy(self.base.add(offset), value.as_mut_ptr().cast(), size_of::<T>());
-            value.assume_init()
-        }
+        unsafe { read_racy(self.base.add(offset)) }
     }
 
     /// Calls `visit` with one block after the other, each a private copy.

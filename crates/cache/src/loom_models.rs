@@ -351,6 +351,35 @@ impl Mapped {
         }
     }
 
+    /// As `seal` and `write_runs` do it for a flush of a page that is pinned for writing.
+    fn write_snapshot(&self) {
+        if self.word.begin_clean().is_ok() {
+            // Not pinned, which is the business of `clean_up`: as if the write had failed.
+            self.word.finish_clean(false);
+        } else if self.word.pin_for_snapshot().is_ok() {
+            let copy = self.entry.lock().unwrap().bytes;
+            *self.device.lock().unwrap() = copy;
+            self.word.unpin();
+        }
+    }
+
+    /// Pins the page for writing and stores to it as the kernel does on behalf of a system call: where it
+    /// would fault it fails.
+    fn store_pinned(&self, at: usize, value: u64) {
+        loop {
+            self.ensure_writable();
+            if self.word.pin_for_writing().is_ok() {
+                break;
+            }
+        }
+        {
+            let mut entry = self.entry.lock().unwrap();
+            assert!(entry.present && !entry.protected, "the system call fails");
+            entry.bytes[at] = value;
+        }
+        self.word.unpin();
+    }
+
     fn evict(&self) {
         if self.word.begin_evict().is_ok() {
             *self.entry.lock().unwrap() = Entry { present: false, protected: false, bytes: [9; 2] };
@@ -400,6 +429,25 @@ fn loom_store_and_failed_write() {
             || page.clean_up(true, false),
         );
         page.check([2, 0]);
+    });
+}
+
+/// A snapshot of a page that was pinned for writing does not overtake a newer write of the page.
+#[test]
+fn loom_snapshot_and_cleaner() {
+    explore(3, || {
+        let page = Mapped::dirty(1);
+        let first = page.clone();
+        together(
+            move || {
+                first.store_pinned(0, 2);
+                first.store(0, 3);
+                first.clean_up(true, false);
+            },
+            || (),
+            || page.write_snapshot(),
+        );
+        page.check([3, 0]);
     });
 }
 

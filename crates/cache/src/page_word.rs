@@ -217,22 +217,12 @@ impl PageWord {
     /// Takes a pin on a Clean, Dirty or Cleaning page.
     #[inline]
     pub fn pin(&self) -> Result<Seen, PinRefused> {
-        self.pin_up_to(MAX_PINS)
-    }
-
-    /// Takes a pin of write-back, for which there is room beyond the callers' limit.
-    pub fn pin_for_snapshot(&self) -> Result<Seen, PinRefused> {
-        self.pin_up_to(MAX_PINS + SNAPSHOT_PINS)
-    }
-
-    #[inline]
-    fn pin_up_to(&self, most: u64) -> Result<Seen, PinRefused> {
         let mut seen = self.load();
         loop {
             if !seen.is_readable() {
                 return Err(PinRefused::NotNow(seen));
             }
-            if seen.pins() >= most {
+            if seen.pins() >= MAX_PINS {
                 return Err(PinRefused::TooMany);
             }
             match self.exchange(seen, seen.0 + PIN_ONE) {
@@ -244,12 +234,23 @@ impl PageWord {
 
     /// Takes a pin for writing on a Dirty page.
     pub fn pin_for_writing(&self) -> Result<Seen, PinRefused> {
+        self.pin_dirty(MAX_PINS)
+    }
+
+    /// Takes a pin of write-back on a Dirty page, for which there is room beyond the callers' limit. It counts
+    /// as one for writing: while a snapshot is on its way to the device nobody else may write the page
+    /// there, or the older bytes could be the last.
+    pub fn pin_for_snapshot(&self) -> Result<Seen, PinRefused> {
+        self.pin_dirty(MAX_PINS + SNAPSHOT_PINS)
+    }
+
+    fn pin_dirty(&self, most: u64) -> Result<Seen, PinRefused> {
         let mut seen = self.load();
         loop {
             if seen.state() != State::Dirty {
                 return Err(PinRefused::NotNow(seen));
             }
-            if seen.pins() >= MAX_PINS {
+            if seen.pins() >= most {
                 return Err(PinRefused::TooMany);
             }
             match self.exchange(seen, (seen.0 + PIN_ONE) | WRITE_PINNED) {

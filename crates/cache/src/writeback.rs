@@ -261,9 +261,9 @@ impl<M: PageMemory> Store<M> {
             self.dirty.walk(part, |page| {
                 match self.word(page).begin_clean() {
                     Ok(_) => runs.add(first_run, page, most, false),
-                    // Pinned for writing. Our own pin keeps the page where it is while it is copied. Should
-                    // the last of the others have been dropped meanwhile, it is a page like any other;
-                    // should there be too many of ours, one will end: in both cases `settle` sees to it.
+                    // Pinned for writing. Our own such pin keeps the page where it is while it is copied, and
+                    // cleaners away. Should the page no longer be Dirty by now, or should there be too many
+                    // pins of ours, of which one will end, `settle` sees to it.
                     Err(seen) if seen.state() == State::Dirty => {
                         if snapshots {
                             match self.word(page).pin_for_snapshot() {

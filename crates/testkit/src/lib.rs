@@ -8,4 +8,5 @@
 
 pub mod model;
 pub mod rng;
+pub mod stripes;
 pub mod trace;

@@ -321,6 +321,6 @@ impl Residency {
             None => {}
         }
         let cost = started.elapsed();
-        self.correct_next = Instant::now() + (cost * 50).max(Duration::from_millis(10));
+        self.correct_next = Instant::now() + (cost * 50).max(SHORTEST_NAP);
     }
 }
