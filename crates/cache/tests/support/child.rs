@@ -18,6 +18,8 @@ pub fn play(roles: &[(&str, fn())]) {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a limit on this stack; no core dumps of children that die on purpose.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+    // SAFETY: no preconditions; a child that hangs ends, so that the parent can say so.
+    unsafe { libc::alarm(90) };
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this file");
     role();
     println!("{DONE}");
