@@ -43,22 +43,52 @@ fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, thi
 
 // ---- the life of a page -----------------------------------------------------------------------------
 
-/// A page whose bytes are checked for races: the loader and the evictor change them, pins read them.
-struct Bytes {
-    word: PageWord,
+/// Bytes that loom checks for races. Loom switches threads only at atomics that two of them use in
+/// conflicting ways, so an access has one in its middle: otherwise whoever is too early or too late by one
+/// step would go unnoticed.
+struct Checked {
     bytes: UnsafeCell<u64>,
+    middle: AtomicU64,
 }
 
 // SAFETY: loom checks every access of the cell.
-unsafe impl Sync for Bytes {}
+unsafe impl Sync for Checked {}
 // SAFETY: as above.
-unsafe impl Send for Bytes {}
+unsafe impl Send for Checked {}
+
+impl Checked {
+    fn new() -> Checked {
+        Checked { bytes: UnsafeCell::new(0), middle: AtomicU64::new(0) }
+    }
+
+    fn set(&self, value: u64) {
+        self.bytes.with_mut(|bytes| {
+            self.middle.store(value, Ordering::Relaxed);
+            // SAFETY: loom reports it if anybody else looks.
+            unsafe { *bytes = value };
+        });
+    }
+
+    fn get(&self) -> u64 {
+        self.bytes.with(|bytes| {
+            self.middle.load(Ordering::Relaxed);
+            // SAFETY: loom reports it if anybody changes them.
+            unsafe { *bytes }
+        })
+    }
+}
+
+/// A page whose bytes are checked for races: the loader and the evictor change them, pins read them.
+struct Bytes {
+    word: PageWord,
+    bytes: Checked,
+}
 
 const LOADED: u64 = 7;
 
 impl Bytes {
     fn absent() -> Arc<Bytes> {
-        Arc::new(Bytes { word: PageWord::new(), bytes: UnsafeCell::new(0) })
+        Arc::new(Bytes { word: PageWord::new(), bytes: Checked::new() })
     }
 
     fn resident(dirty: bool) -> Arc<Bytes> {
@@ -70,13 +100,11 @@ impl Bytes {
     }
 
     fn change(&self, value: u64) {
-        // SAFETY: loom reports it if anybody else looks.
-        self.bytes.with_mut(|bytes| unsafe { *bytes = value });
+        self.bytes.set(value);
     }
 
     fn look(&self) -> u64 {
-        // SAFETY: loom reports it if anybody changes them.
-        self.bytes.with(|bytes| unsafe { *bytes })
+        self.bytes.get()
     }
 
     /// As `Store::ensure` with a pin for reading.
@@ -281,6 +309,21 @@ impl Mapped {
         }
     }
 
+    /// A store that does not fault more often than others can be to blame for.
+    fn store_once(&self, at: usize, value: u64) {
+        for _ in 0..3 {
+            {
+                let mut entry = self.entry.lock().unwrap();
+                if entry.present && !entry.protected {
+                    entry.bytes[at] = value;
+                    return;
+                }
+            }
+            self.ensure_writable();
+        }
+        panic!("the store faults for ever");
+    }
+
     /// As `Store::ensure` for a store.
     fn ensure_writable(&self) {
         loop {
@@ -387,6 +430,17 @@ impl Mapped {
         }
     }
 
+    /// As `protect_runs` and `runs_around`: a call for a whole span of a region runs over this page, because
+    /// it is not dirty, or not there.
+    fn span_over(&self) {
+        let _gate = self.gate.exclusive();
+        match self.word.load().state() {
+            State::Dirty => {}
+            State::Absent | State::Loading => self.entry.lock().unwrap().present = false,
+            _ => self.entry.lock().unwrap().protected = true,
+        }
+    }
+
     /// What is true whenever nobody is at work: no store is lost, and no dirty page is without a mark.
     fn check(&self, expected: [u64; 2]) {
         let (entry, device) = (*self.entry.lock().unwrap(), *self.device.lock().unwrap());
@@ -395,11 +449,12 @@ impl Mapped {
             State::Clean => {
                 assert_eq!((device, entry.bytes), (expected, expected), "a store was not seen");
                 assert!(entry.protected, "the next store to it is lost");
+                assert!(entry.present, "an access faults for ever");
             }
             State::Dirty => {
                 assert_eq!(entry.bytes, expected, "lost in memory");
                 assert!(self.is_marked(), "no flush will find it");
-                assert!(!entry.protected, "a store to it faults for ever");
+                assert!(entry.present && !entry.protected, "a store to it faults for ever");
             }
             other => panic!("left in {other:?}"),
         }
@@ -430,6 +485,27 @@ fn loom_store_and_failed_write() {
         );
         page.check([2, 0]);
     });
+}
+
+/// Calls that run over a page, because their whole region is cleaned or evicted, find word and page table
+/// in agreement.
+#[test]
+fn loom_spans_over_a_page() {
+    for absent in [false, true] {
+        explore(2, move || {
+            let page = Mapped::clean();
+            if absent {
+                page.evict();
+            }
+            let (first, second) = (page.clone(), page.clone());
+            together(
+                move || first.store_once(0, 1),
+                move || second.span_over(),
+                || page.clean_up(true, false),
+            );
+            page.check([1, 0]);
+        });
+    }
 }
 
 /// A snapshot of a page that was pinned for writing does not overtake a newer write of the page.
@@ -490,27 +566,21 @@ fn loom_marks_of_neighbours() {
 
 // ---- gates, doorbells, frames, versions -----------------------------------------------------------------
 
-struct Inside(Gate, UnsafeCell<u64>);
-
-// SAFETY: loom checks every access of the cell.
-unsafe impl Sync for Inside {}
-// SAFETY: as above.
-unsafe impl Send for Inside {}
+struct Inside(Gate, Checked);
 
 impl Inside {
     fn new() -> Arc<Inside> {
-        Arc::new(Inside(Gate::new(), UnsafeCell::new(0)))
+        Arc::new(Inside(Gate::new(), Checked::new()))
     }
 
     fn pass(&self) {
         let _shared = self.0.shared();
-        self.1.with(|_| ());
+        self.1.get();
     }
 
     fn take(&self) {
         let _alone = self.0.exclusive();
-        // SAFETY: loom reports it if anybody else is inside.
-        self.1.with_mut(|value| unsafe { *value += 1 });
+        self.1.set(1);
     }
 }
 
