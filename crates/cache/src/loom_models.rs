@@ -153,6 +153,16 @@ fn loom_faulters_and_evictor() {
     });
 }
 
+/// A pinned page is not evicted, and an evicted one not pinned.
+#[test]
+fn loom_pins_and_evictor() {
+    explore(3, || {
+        let page = Bytes::resident(false);
+        let (first, second) = (page.clone(), page.clone());
+        together(move || first.pin_and_look(), move || second.evict(), || page.pin_and_look());
+    });
+}
+
 /// A load that fails wakes the others, one of whom tries again.
 #[test]
 fn loom_failed_load() {
@@ -406,15 +416,9 @@ impl Mapped {
         }
     }
 
-    /// Pins the page for writing and stores to it as the kernel does on behalf of a system call: where it
-    /// would fault it fails.
+    /// Stores as the kernel does on behalf of a system call, to a page pinned for writing, and unpins it:
+    /// where it would fault, the call fails.
     fn store_pinned(&self, at: usize, value: u64) {
-        loop {
-            self.ensure_writable();
-            if self.word.pin_for_writing().is_ok() {
-                break;
-            }
-        }
         {
             let mut entry = self.entry.lock().unwrap();
             assert!(entry.present && !entry.protected, "the system call fails");
@@ -513,6 +517,7 @@ fn loom_spans_over_a_page() {
 fn loom_snapshot_and_cleaner() {
     explore(3, || {
         let page = Mapped::dirty(1);
+        page.word.pin_for_writing().unwrap();
         let first = page.clone();
         together(
             move || {
