@@ -194,9 +194,10 @@ impl<M: PageMemory> Store<M> {
         self.write_runs(runs.as_slice(), &mut None);
     }
 
-    /// Whether a faulting thread may write back by itself, rather than wait for the evictor.
+    /// Whether a faulting thread, which may be in a signal handler, may write back by itself rather than
+    /// wait for the evictor.
     pub fn writes_are_copies(&self) -> bool {
-        self.write_style.is_copying()
+        self.write_style.is_copying() && self.device.writes_are_signal_safe()
     }
 
     /// Waits for another thread's write of a page; if that failed, tries it here.

@@ -375,6 +375,29 @@ fn a_budget_full_of_unwritable_pages_refuses_and_recovers() {
 
 /// A snapshot of a page pinned for writing must not reach the device behind a newer one.
 #[test]
+fn a_device_that_does_not_say_so_is_never_written_by_a_thread_that_needs_a_page() {
+    let mut device = Hooked::new(Arc::new(MemoryDevice::new(4 * BUDGET as usize).unwrap()));
+    let caller = std::thread::current().id();
+    let written_here = Arc::new(AtomicBool::new(false));
+    let noted = written_here.clone();
+    device.on_write = Box::new(move |_, _| {
+        noted.fetch_or(std::thread::current().id() == caller, Ordering::Relaxed);
+        Ok(())
+    });
+    let cache = cache();
+    let mapping = cache.map_mut(Arc::new(device)).unwrap();
+    for round in 0..4u8 {
+        for page in 0..4 * BUDGET_PAGES {
+            mapping.write(page * PAGE, &[round; 8]).unwrap();
+        }
+    }
+    assert!(!written_here.load(Ordering::Relaxed), "written on the way to a page");
+    assert!(cache.stats().written_pages > 0, "the budget is smaller than the device");
+    // Dropping it writes back where it happens.
+    std::thread::spawn(move || drop(mapping)).join().unwrap();
+}
+
+#[test]
 fn an_older_snapshot_does_not_overwrite_a_newer_one() {
     let memory = Arc::new(MemoryDevice::new((8 * PAGE) as usize).unwrap());
     let mut device = Hooked::new(memory.clone());

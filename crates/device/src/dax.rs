@@ -263,6 +263,10 @@ impl Device for DaxDevice {
         Ok(())
     }
 
+    fn writes_are_signal_safe(&self) -> bool {
+        true
+    }
+
     /// A store fence on persistent memory, since writes have flushed their lines; nothing on volatile.
     fn sync(&self) -> Result<(), DeviceError> {
         if self.persistence == Persistence::CacheLineFlush {

@@ -13,7 +13,8 @@
 //! * Offsets and lengths handed in are multiples of [`Device::alignment_bytes`], except that the last
 //!   transfer of a device may end at its length.
 //! * Nothing here allocates on the way of a single [`Device::read_at`]: it is called from the fault path,
-//!   which may be a signal handler.
+//!   which may be a signal handler. The same holds for [`Device::write_at`] of a device that says so
+//!   ([`Device::writes_are_signal_safe`]).
 //! * Written bytes are durable once a later [`Device::sync`] returned `Ok`, and only then.
 //!
 //! # What is here
@@ -96,6 +97,14 @@ pub trait Device: Send + Sync + 'static {
     /// Writes all of `buffer` at `offset_bytes`. Never extends the device.
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError>;
 
+    /// Whether [`Device::write_at`] keeps the rules of [`Device::read_at`]: it does not allocate, log, or
+    /// take a lock that may be held while mapped memory is touched. Only then does a faulting thread that
+    /// needs a page's memory write another page back by itself, perhaps in a signal handler; else it
+    /// waits for a thread of the cache to do so.
+    fn writes_are_signal_safe(&self) -> bool {
+        false
+    }
+
     /// Makes every completed write durable. A failure is final for those writes: it must not be turned
     /// into success by asking again.
     fn sync(&self) -> Result<(), DeviceError>;
@@ -150,6 +159,10 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
         (**self).write_at(offset_bytes, buffer)
+    }
+
+    fn writes_are_signal_safe(&self) -> bool {
+        (**self).writes_are_signal_safe()
     }
 
     fn sync(&self) -> Result<(), DeviceError> {

@@ -80,6 +80,10 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
+    fn writes_are_signal_safe(&self) -> bool {
+        true
+    }
+
     /// Nothing to do: memory does not outlive the process.
     fn sync(&self) -> Result<(), DeviceError> {
         Ok(())

@@ -189,6 +189,10 @@ impl<D: Device> Device for Counting<D> {
         result.map(|_| ())
     }
 
+    fn writes_are_signal_safe(&self) -> bool {
+        self.device.writes_are_signal_safe()
+    }
+
     fn sync(&self) -> Result<(), DeviceError> {
         let shared = &self.counters.shared;
         let result = self.device.sync();

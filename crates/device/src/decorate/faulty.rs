@@ -370,6 +370,11 @@ impl<D: Device> Device for Faulty<D> {
         }
     }
 
+    /// Never: whether a rule strikes is decided under a lock.
+    fn writes_are_signal_safe(&self) -> bool {
+        false
+    }
+
     fn sync(&self) -> Result<(), DeviceError> {
         match self.control.decide(Operation::Sync) {
             Some(Fault::Errno(errno)) => Err(io_error(IoOperation::Sync, 0, 0, errno)),

@@ -141,6 +141,10 @@ impl<D: Device> Device for Throttled<D> {
         result
     }
 
+    fn writes_are_signal_safe(&self) -> bool {
+        self.device.writes_are_signal_safe()
+    }
+
     fn sync(&self) -> Result<(), DeviceError> {
         let due = self.line.reserve(0);
         let result = self.device.sync();

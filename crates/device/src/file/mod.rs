@@ -183,6 +183,10 @@ impl Device for FileDevice {
         self.state.transfer(&request).map(|_| ())
     }
 
+    fn writes_are_signal_safe(&self) -> bool {
+        true
+    }
+
     /// One `fdatasync`, shared by callers that come while another runs. The first failure is final: every
     /// later call returns the same error until the file is opened anew, because the kernel may have
     /// marked pages clean that it could not write.
