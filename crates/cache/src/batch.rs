@@ -78,7 +78,19 @@ impl<M: PageMemory> Store<M> {
         };
         self.device.run(&mut batch, self.device.queue_depth());
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
-        batch.failed.map_or(Ok(()), Err)
+        batch.failed.take().map_or(Ok(()), Err)
+    }
+}
+
+/// After a panic of the device: nothing is in flight any more, and what did not complete was not loaded.
+impl<M: PageMemory> Drop for LoadBatch<'_, M> {
+    fn drop(&mut self) {
+        for run in self.runs.drain(..).flatten() {
+            count(&self.store.engine.counters.prefetched, run.pages.end - run.pages.start);
+            for (page, &frame) in run.pages.clone().zip(&run.frames) {
+                self.store.give_up(page, frame);
+            }
+        }
     }
 }
 

@@ -178,7 +178,10 @@ impl Running {
         let mut threads = self.threads.lock().expect("nobody panics while holding it");
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || body(&engine))
+            .spawn(move || {
+                let _fatal = FatalPanic;
+                body(&engine);
+            })
             .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })?;
         threads.push(thread);
         Ok(())
@@ -200,6 +203,24 @@ impl Running {
     }
 }
 
+/// Ends the process if its thread panics: others wait for what the thread was about to do, and would wait
+/// for ever. The panic itself has been printed.
+struct FatalPanic;
+
+impl Drop for FatalPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("of a cache");
+            eprintln!(
+                "aquifer: the background thread {name} panicked, in a device, a policy or a waker; \
+                 the cache cannot go on without it"
+            );
+            std::process::abort();
+        }
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         let threads = self.threads.get_mut().expect("nobody panics while holding it");
@@ -216,7 +237,7 @@ impl Drop for Running {
             manager.stop();
         }
         for thread in threads.drain(..) {
-            // A panic of a background thread has been printed; there is nobody to hand it to.
+            // A panic of a background thread has ended the process.
             let _ = thread.join();
         }
     }
@@ -227,6 +248,12 @@ impl Drop for Running {
 /// Cheap to clone; all clones are one cache. It lives as long as any clone, mapping or `Pages` of it.
 /// Every method may be called from any thread. After a fork the child's copy is inert: calls fail with
 /// [`Error::Forked`], destructors do nothing.
+///
+/// # Panics of what the application supplies
+/// A device that panics while a call of the application's reads from it leaves the page absent, and the
+/// panic goes on through the call. A panic aborts the process inside the fault handler, in a thread of the
+/// cache (a prefetch, an eviction, an asynchronous call), in a device's write, and leaves no promise where
+/// a policy panics.
 #[derive(Clone)]
 pub struct Cache {
     running: Arc<Running>,

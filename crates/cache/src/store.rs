@@ -379,7 +379,7 @@ impl<M: PageMemory> Store<M> {
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         let landing = self.memory.landing(frame).unwrap_or(bounce.as_ptr());
-        match self.read(page..page + 1, landing) {
+        match self.read(page..page + 1, &[frame], landing) {
             Ok(()) => self.finish(page, frame, landing, access, pin, started),
             Err(refused) => {
                 self.give_up(page, frame);
@@ -388,8 +388,13 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Reads a run of pages to `target` and fills up the last page with zeros.
-    fn read(&self, pages: Range<u64>, target: *mut u8) -> std::result::Result<(), Refused> {
+    /// Reads a run of pages, which get `frames`, to `target` and fills up the last page with zeros.
+    fn read(
+        &self,
+        pages: Range<u64>,
+        frames: &[FrameId],
+        target: *mut u8,
+    ) -> std::result::Result<(), Refused> {
         let wanted = self.geometry.bytes_in(pages.clone());
         let whole = (pages.end - pages.start) as usize * self.geometry.page_bytes;
         // Direct I/O wants whole blocks; what lies beyond the device's end is not transferred.
@@ -397,8 +402,15 @@ impl<M: PageMemory> Store<M> {
         let offset_bytes = self.geometry.offset_of(pages.start);
         // SAFETY: `target` is a bounce buffer or a frame of at least `whole` bytes that this thread owns.
         let buffer = unsafe { std::slice::from_raw_parts_mut(target, whole) };
-        let got =
-            self.device.read_at(offset_bytes, &mut buffer[..asked]).map_err(Refused::Device)?;
+        let given_up = OnUnwind(|| {
+            count(&self.engine.counters.prefetched, frames.len() as u64 - 1);
+            for (page, &frame) in pages.clone().zip(frames) {
+                self.give_up(page, frame);
+            }
+        });
+        let got = self.device.read_at(offset_bytes, &mut buffer[..asked]);
+        given_up.disarm();
+        let got = got.map_err(Refused::Device)?;
         check_length(offset_bytes, wanted, got)?;
         buffer[wanted..].fill(0);
         Ok(())
@@ -473,7 +485,7 @@ impl<M: PageMemory> Store<M> {
             run += 1;
         }
         let pages = page..page + run as u64;
-        let mut result = self.read(pages.clone(), bounce.as_ptr());
+        let mut result = self.read(pages.clone(), &frames[..run], bounce.as_ptr());
         // As in `finish`.
         let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if result.is_ok() {
@@ -544,6 +556,22 @@ impl<M: PageMemory> Store<M> {
     /// What a page word says now.
     pub fn seen(&self, page: u64) -> Seen {
         self.word(page).load()
+    }
+}
+
+/// Does something if a panic of what the application supplied leaves its scope: others must not wait for
+/// ever for a page that this thread was working on.
+pub(crate) struct OnUnwind<F: FnMut()>(pub F);
+
+impl<F: FnMut()> OnUnwind<F> {
+    pub fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<F: FnMut()> Drop for OnUnwind<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 

@@ -25,7 +25,7 @@ use crate::bounce::Bounce;
 use crate::error::{Error, Result};
 use crate::page_word::State;
 use crate::stats::count;
-use crate::store::{MAX_REGION_PAGES, PageMemory, Store};
+use crate::store::{MAX_REGION_PAGES, OnUnwind, PageMemory, Store};
 
 /// Regions sealed at a time: bounds how long a store may wait, and the memory of the batch.
 const REGIONS_AT_A_TIME: u64 = 16;
@@ -324,6 +324,11 @@ impl<M: PageMemory> Store<M> {
         let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
         let mut batch =
             WriteBatch { store: self, runs, next: 0, in_flight: 0, copies: vec![], failed };
+        // Pages on their way to the device belong to nobody else, and whether they arrived nobody knows.
+        let fatal = OnUnwind(|| {
+            eprintln!("aquifer: a device panicked while it was written to");
+            std::process::abort();
+        });
         let style = &self.write_style;
         if style.is_copying() || style.is_unknown() || runs.len() == 1 {
             let switches = cpu::voluntary_switches();
@@ -332,6 +337,7 @@ impl<M: PageMemory> Store<M> {
         } else {
             self.device.run(&mut batch, self.device.queue_depth());
         }
+        fatal.disarm();
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
     }
 }

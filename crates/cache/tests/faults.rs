@@ -130,6 +130,35 @@ fn read_ahead_into_a_bad_page_does_not_fail_the_good_one() {
 
 /// Pinning a range around a bad page fails with that page's name and leaves nothing pinned.
 #[test]
+fn a_device_that_panics_leaves_the_page_absent() {
+    let bytes = random_bytes(64 * PAGE as usize, 64);
+    let armed = Arc::new(AtomicBool::new(true));
+    let mut device = Hooked::new(Arc::new(MemoryDevice::from_bytes(&bytes).unwrap()));
+    let panics = armed.clone();
+    device.on_read = Box::new(move |_, _| {
+        assert!(!panics.load(Ordering::Relaxed), "this device panics on purpose");
+        Ok(())
+    });
+    let device: Arc<dyn Device> = Arc::new(device);
+    let cache = cache();
+    let mapping = cache.map(device.clone()).unwrap();
+    let pages = cache.pages(device).unwrap();
+    let panics = |call: &dyn Fn()| {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+        assert!(result.is_err(), "the panic goes through the call");
+    };
+    panics(&|| drop(mapping.touch(3 * PAGE)));
+    panics(&|| drop(mapping.touch_many(&[5 * PAGE..9 * PAGE])));
+    panics(&|| drop(pages.get(PageId(3)).map(drop)));
+    assert_eq!(cache.stats().resident_pages, 0, "the frames came back");
+    armed.store(false, Ordering::Relaxed);
+    assert_eq!(mapping.get::<u8>(3 * PAGE).unwrap(), bytes[3 * PAGE as usize]);
+    mapping.touch_many(&[0..64 * PAGE]).unwrap();
+    assert_eq!(pages.get(PageId(3)).unwrap()[..], bytes[3 * PAGE as usize..4 * PAGE as usize]);
+    settled(&cache);
+}
+
+#[test]
 fn a_failed_pin_leaves_nothing_pinned() {
     let (device, control, _, _) = faulty(64);
     let cache = cache();

@@ -38,6 +38,9 @@ fn child() {
         ("nearly full stack", nearly_full_stack),
         ("nearly full stack without an alternate one", nearly_full_stack_without_alternate),
         ("nested faults", nested_faults),
+        ("panic in a prefetch", panic_in_a_prefetch),
+        ("panic in the handler", panic_in_the_handler),
+        ("panic in a write", panic_in_a_write),
     ]);
 }
 
@@ -101,6 +104,47 @@ fn failing_bare_store() {
     let mapping = cache.map_mut(failing_device()).unwrap();
     println!("before the store");
     store(&mapping, 9 * PAGE, 1);
+}
+
+#[test]
+fn a_device_that_panics_where_nobody_can_be_told_ends_the_process() {
+    child::dies("panic in a prefetch", libc::SIGABRT, "thread aquifer-io panicked");
+    child::dies("panic in the handler", libc::SIGABRT, "before the load");
+    child::dies("panic in a write", libc::SIGABRT, "before the flush");
+}
+
+fn panicking_device() -> Arc<dyn Device> {
+    let mut device = Hooked::new(Arc::new(MemoryDevice::new(64 * PAGE).unwrap()));
+    device.on_read = Box::new(|offset_bytes, _| {
+        assert_ne!(offset_bytes, 9 * PAGE as u64, "this device panics on purpose");
+        Ok(())
+    });
+    device.on_write = Box::new(|_, _| panic!("this device panics on purpose"));
+    Arc::new(device)
+}
+
+fn panic_in_a_prefetch() {
+    let cache = cache();
+    let mapping = cache.map(panicking_device()).unwrap();
+    let page = 9 * PAGE as u64;
+    mapping.prefetch(&[page..page + 1]).unwrap();
+    // Waits for the prefetch.
+    wait_until("the end of the process", || false);
+}
+
+fn panic_in_the_handler() {
+    let cache = cache();
+    let mapping = cache.map(panicking_device()).unwrap();
+    println!("before the load");
+    load(&mapping, 9 * PAGE);
+}
+
+fn panic_in_a_write() {
+    let cache = cache();
+    let mapping = cache.map_mut(panicking_device()).unwrap();
+    mapping.write(0, &[1]).unwrap();
+    println!("before the flush");
+    let _ = mapping.flush_all();
 }
 
 #[test]

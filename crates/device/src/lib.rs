@@ -111,7 +111,8 @@ pub trait Device: Send + Sync + 'static {
 
     /// Runs a batch at up to `depth` transfers in flight; returns when all have completed.
     ///
-    /// The default does one transfer after the other.
+    /// The default does one transfer after the other. A device that panics here must have no transfer in
+    /// flight any more: the batch's memory is used for something else afterwards.
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
         let _ = depth;
         run_serially(self, batch);

@@ -116,6 +116,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     }
 }
 
+/// Not to be unwound out of: a panic in here aborts.
 extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     // SAFETY: `on_fault` passes its own `Arguments`.
     let arguments = unsafe { &mut *arguments.cast::<Arguments>() };

@@ -27,6 +27,10 @@ use crate::VmError;
 const STACK_BYTES: usize = 256 << 10;
 const OWN_STACK_BYTES: usize = 64 << 10;
 const GUARD_BYTES: usize = 4 << 10;
+/// Zeros above the first frame of a pooled stack. A panic in the handler prints a backtrace before it aborts,
+/// and who walks the stack does not know that it was switched: it must find no return address, rather
+/// than run off the end.
+const END_BYTES: usize = 1 << 10;
 const POOL_STACKS: usize = 256;
 
 struct Pool {
@@ -96,8 +100,9 @@ pub(crate) unsafe fn with_room(
         becomes_alternate: on_alternate,
         base: base.wrapping_add(GUARD_BYTES),
     };
+    let top = base.wrapping_add(STACK_BYTES - END_BYTES);
     // SAFETY: the end of a stack that this thread owns until the flag is cleared.
-    unsafe { call_on(base.wrapping_add(STACK_BYTES), enter, std::ptr::from_ref(&call) as *mut _) };
+    unsafe { call_on(top, enter, std::ptr::from_ref(&call) as *mut _) };
     // Release pairs with the acquire in `take`: the next user sees the stack unused.
     pool.taken[index].store(false, Ordering::Release);
 }
