@@ -400,6 +400,15 @@ impl Engine {
         }
     }
 
+    /// Sleeps until a frame may be free. Async-signal-safe.
+    pub fn wait_for_frame(&self, pool: &FramePool) {
+        let ticket = pool.ticket();
+        self.wake_evictor();
+        if pool.free() == 0 {
+            pool.wait_for_frame(ticket, FRAME_WAIT);
+        }
+    }
+
     /// Whether evicting means writing back, which the evictor does better. Clean pages are evicted by who
     /// needs their frames: one thread more that changes page tables makes every change dearer.
     fn meets_dirty(&self, pool: &FramePool) -> bool {

@@ -279,8 +279,16 @@ impl<M: PageMemory> Store<M> {
                 State::Absent | State::Probation => {
                     if word.begin_load(seen).is_ok() {
                         let probation = (seen.state() == State::Probation).then(|| seen.frame());
-                        self.load(page, access, pin, probation, patient)?;
-                        return Ok(Ensured::Came);
+                        match self.load(page, access, pin, probation) {
+                            Ok(()) => return Ok(Ensured::Came),
+                            // The page is Absent meanwhile: whoever waits for it may hold the very pins
+                            // that keep every frame, and must get to know.
+                            Err(Refused::NoFrame(_)) if patient => {
+                                self.engine.wait_for_frame(self.pool());
+                                ensured = Ensured::Came;
+                            }
+                            Err(refused) => return Err(refused),
+                        }
                     }
                     continue;
                 }
@@ -340,10 +348,12 @@ impl<M: PageMemory> Store<M> {
         access: Access,
         pin: Option<PinKind>,
         probation: Option<FrameId>,
-        patient: bool,
     ) -> std::result::Result<(), Refused> {
         let started = Instant::now();
-        let frame = match self.engine.acquire(self.pool(), self.key(page), patient) {
+        let given_up = OnUnwind(|| self.word(page).abort_load());
+        let acquired = self.engine.acquire(self.pool(), self.key(page), false);
+        given_up.disarm();
+        let frame = match acquired {
             Ok(frame) => frame,
             Err(no_frame) => {
                 self.word(page).abort_load();

@@ -38,6 +38,7 @@ fn child() {
         ("nearly full stack", nearly_full_stack),
         ("nearly full stack without an alternate one", nearly_full_stack_without_alternate),
         ("nested faults", nested_faults),
+        ("waiting for a frame", waiting_for_a_frame),
         ("panic in a prefetch", panic_in_a_prefetch),
         ("panic in the handler", panic_in_the_handler),
         ("panic in a write", panic_in_a_write),
@@ -111,6 +112,39 @@ fn a_device_that_panics_where_nobody_can_be_told_ends_the_process() {
     child::dies("panic in a prefetch", libc::SIGABRT, "thread aquifer-io panicked");
     child::dies("panic in the handler", libc::SIGABRT, "before the load");
     child::dies("panic in a write", libc::SIGABRT, "before the flush");
+}
+
+#[test]
+fn a_bare_access_that_waits_for_a_frame_keeps_its_page_from_nobody() {
+    child::succeeds("waiting for a frame");
+}
+
+/// A bare access must not fail for want of a frame, so it waits. Who keeps all frames and wants the same page
+/// is told so meanwhile.
+fn waiting_for_a_frame() {
+    let cache = cache();
+    let (device, bytes) = memory(2 * BUDGET, 7);
+    let mapping = cache.map(device).unwrap();
+    mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+    let mut pins = vec![];
+    let mut page = 0..PAGE as u64;
+    while let Ok(pin) = mapping.pin(page.clone()) {
+        pins.push(pin);
+        page = page.end..page.end + PAGE as u64;
+    }
+    let at = 2 * BUDGET - PAGE;
+    let stalls = cache.stats().stalls;
+    std::thread::scope(|scope| {
+        let loaded = scope.spawn(|| load(&mapping, at));
+        wait_until("the access to wait", || cache.stats().stalls > stalls);
+        for _ in 0..20 {
+            let refused = mapping.touch(at as u64);
+            assert!(matches!(refused, Err(Error::Exhausted { .. })), "{refused:?}");
+        }
+        assert!(!loaded.is_finished());
+        pins.clear();
+        assert_eq!(loaded.join().unwrap(), bytes[at]);
+    });
 }
 
 fn panicking_device() -> Arc<dyn Device> {
