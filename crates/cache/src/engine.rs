@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use aquifer_sys::cpu;
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::signal::FaultContext;
@@ -147,6 +148,8 @@ struct Reclaim {
     stuck_passes: AtomicU32,
     /// Whether there were dirty pages among the last victims.
     dirty: AtomicBool,
+    /// Whether other threads lately pushed the evictor off its CPU.
+    crowded: AtomicBool,
 }
 
 /// Shared state of a cache. See the module documentation.
@@ -177,6 +180,8 @@ pub(crate) struct Engine {
 const FRAME_WAIT: Duration = Duration::from_millis(20);
 /// Full passes of the evictor that must free nothing before an impatient caller is refused.
 const STUCK_PASSES: u32 = 3;
+/// How long the evictor leaves its work to others after it was pushed off its CPU.
+const CROWDED_NAP: Duration = Duration::from_millis(20);
 const TICK: Duration = Duration::from_millis(200);
 /// Buffers for transfers: enough for two full batches beside the fault path.
 const BOUNCE_BUFFERS: usize = 160;
@@ -377,15 +382,18 @@ impl Engine {
         loop {
             let ticket = pool.ticket();
             if let Some(frame) = pool.take(page) {
-                if self.meets_dirty(pool) && pool.free() < low_watermark(pool) {
+                if pool.free() < low_watermark(pool) && self.wants_evictor(pool) {
                     self.wake_evictor();
                 }
                 return Ok(frame);
             }
-            if self.meets_dirty(pool) {
+            if self.wants_evictor(pool) {
                 self.wake_evictor();
             }
-            if self.evict(pool, BATCH, Cleaning::IfCopying).freed > 0 {
+            // A dirty region yields many times its victims: few are enough, and keep the wait short.
+            let dirty = self.reclaim_of(pool).dirty.load(Ordering::Relaxed);
+            let want = if dirty { BATCH / 4 } else { BATCH };
+            if self.evict(pool, want, Cleaning::IfCopying).freed > 0 {
                 continue;
             }
             let stalled_at = *stalled_at.get_or_insert_with(|| {
@@ -409,10 +417,14 @@ impl Engine {
         }
     }
 
-    /// Whether evicting means writing back, which the evictor does better. Clean pages are evicted by who
-    /// needs their frames: one thread more that changes page tables makes every change dearer.
-    fn meets_dirty(&self, pool: &FramePool) -> bool {
-        self.reclaim_of(pool).dirty.load(Ordering::Relaxed)
+    /// Whether the evictor should work ahead: where evicting means writing back, and there is a CPU for it.
+    ///
+    /// Clean pages are evicted by who needs their frames: one thread more that changes page tables makes
+    /// every change dearer. So are dirty ones while the evictor does not get a CPU to itself: then it would
+    /// only take turns with those it works for.
+    fn wants_evictor(&self, pool: &FramePool) -> bool {
+        let reclaim = self.reclaim_of(pool);
+        reclaim.dirty.load(Ordering::Relaxed) && !reclaim.crowded.load(Ordering::Relaxed)
     }
 
     fn reclaim_of(&self, pool: &FramePool) -> &Reclaim {
@@ -565,8 +577,16 @@ impl Engine {
             if busy.contains(&true) {
                 continue;
             }
-            let nap = if shrinking { Duration::from_millis(5) } else { TICK };
+            let crowded = || self.reclaim.iter().any(|r| r.crowded.load(Ordering::Relaxed));
+            let nap = match () {
+                () if shrinking => Duration::from_millis(5),
+                () if crowded() => CROWDED_NAP,
+                () => TICK,
+            };
             self.evictor_bell.sleep(ticket, Some(nap));
+            for reclaim in &self.reclaim {
+                reclaim.crowded.store(false, Ordering::Relaxed);
+            }
         }
     }
 
@@ -579,9 +599,16 @@ impl Engine {
         }
         let mut pass = Evicted::default();
         let mut asked = 0;
+        let pushed_off = cpu::involuntary_switches();
         while pool.free() < high_watermark(pool) && !self.is_stopping() {
             let want = (high_watermark(pool).saturating_sub(pool.free())).clamp(1, BATCH);
             pass.add(self.evict(pool, want, Cleaning::Yes));
+            if cpu::involuntary_switches() > pushed_off {
+                reclaim.crowded.store(true, Ordering::Relaxed);
+                if pass.freed > 0 {
+                    break;
+                }
+            }
             asked += want;
             // A whole pass without enough success: everything left is pinned or cannot be written.
             if asked > 2 * pool.limit() + BATCH {

@@ -27,9 +27,18 @@ pub fn memory_bytes() -> u64 {
 
 /// How often the calling thread has given its CPU up to wait for something. Async-signal-safe.
 pub fn voluntary_switches() -> u64 {
+    u64::try_from(thread_usage().ru_nvcsw).unwrap_or(0)
+}
+
+/// How often the calling thread has lost its CPU to another while it had work to do.
+pub fn involuntary_switches() -> u64 {
+    u64::try_from(thread_usage().ru_nivcsw).unwrap_or(0)
+}
+
+fn thread_usage() -> libc::rusage {
     // SAFETY: an all-zero rusage is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the structure lives on this stack.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    u64::try_from(usage.ru_nvcsw).unwrap_or(0)
+    usage
 }
