@@ -87,6 +87,15 @@ impl<T: ?Sized> Mutex<T> {
             .then_some(MutexGuard { mutex: self })
     }
 
+    /// Opens the lock in a forked child, where the thread that may have held it does not exist. What it
+    /// guards is then as that thread left it.
+    ///
+    /// # Safety
+    /// The calling thread is the only one of a process just forked, and does not hold the lock itself.
+    pub unsafe fn reset_in_child(&self) {
+        self.state.store(UNLOCKED, Ordering::Relaxed);
+    }
+
     #[cold]
     fn lock_contended(&self) {
         for _ in 0..100 {

@@ -51,8 +51,14 @@ static ARENA: OnceLock<Arena> = OnceLock::new();
 
 /// Called in a forked child, where the arena is a hole: closes it again, so that nothing foreign is ever
 /// placed at addresses that stale pointers name.
-pub(crate) fn reserve_again_in_child() {
+///
+/// # Safety
+/// The calling thread is the only one of a process just forked.
+pub(crate) unsafe fn reserve_again_in_child() {
     if let Some(arena) = ARENA.get() {
+        // A thread of the parent may have been taking slots: they stay taken, or are still free.
+        // SAFETY: the caller's promise; `fork` is not called under this lock.
+        unsafe { arena.taken.reset_in_child() };
         for owner in &arena.owners {
             owner.store(std::ptr::null_mut(), Ordering::Relaxed);
         }
@@ -108,6 +114,11 @@ impl Arena {
             owners: (0..slots).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(),
             taken: Mutex::new(vec![false; slots]),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lock_for_test(&self) -> impl Sized + '_ {
+        self.taken.lock()
     }
 
     /// Takes a run of slots for at least `len_bytes`. Nothing is mapped yet.

@@ -47,7 +47,10 @@ extern "C" fn in_child() {
     if let Some(word) = word() {
         word.store(0, Ordering::Relaxed);
     }
-    crate::arena::reserve_again_in_child();
+    // SAFETY: `fork` calls this in the child, before anything else runs there.
+    unsafe { crate::arena::reserve_again_in_child() };
+    // SAFETY: as above.
+    unsafe { crate::router::reset_in_child() };
 }
 
 /// Remembers the process an object was made in.

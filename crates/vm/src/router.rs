@@ -15,7 +15,7 @@
 //! blocked synchronous signal to kill. The calls that return `Result` need no signal.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::signal::{self, FaultContext};
@@ -50,25 +50,39 @@ struct Router {
 
 static ROUTER: OnceLock<Router> = OnceLock::new();
 static INSTALLING: Mutex<()> = Mutex::new(());
+/// Whether both handlers were installed: a child may have been forked between the two.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 static FOREIGN_FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// Installs the handler, once.
 pub fn install() -> Result<(), VmError> {
     let _installing = INSTALLING.lock();
-    if ROUTER.get().is_some() {
+    // Relaxed: ordered by the lock.
+    if INSTALLED.load(Ordering::Relaxed) {
         return Ok(());
     }
     stack::prepare_pool()?;
-    // What is installed now is recorded before it is replaced, so that a foreign fault in between
-    // already finds where to go.
-    let router = Router {
-        previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
-        previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
-    };
-    let _ = ROUTER.set(router);
+    if ROUTER.get().is_none() {
+        // What is installed now is recorded before it is replaced, so that a foreign fault in between
+        // already finds where to go; and once only, or our own handler would be taken for a previous one.
+        let _ = ROUTER.set(Router {
+            previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
+            previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
+        });
+    }
     signal::install(libc::SIGBUS, on_fault).map_err(VmError::Handler)?;
     signal::install(libc::SIGSEGV, on_fault).map_err(VmError::Handler)?;
+    INSTALLED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Makes [`install`] usable in a child that was forked while another thread was in it.
+///
+/// # Safety
+/// The calling thread is the only one of a process just forked.
+pub(crate) unsafe fn reset_in_child() {
+    // SAFETY: the caller's promise; `fork` is not called under this lock.
+    unsafe { INSTALLING.reset_in_child() };
 }
 
 /// Whether our handler is the one the kernel calls.
@@ -137,5 +151,32 @@ extern "C" fn serve_managed(arguments: *mut libc::c_void) {
         if unsafe { aquifer_sys::fallible::fail(arguments.context.cast()) } {
             arguments.served = Served::Yes;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As if another thread had held both locks when this one forked.
+    #[test]
+    fn a_child_is_not_stopped_by_locks_of_its_parents_threads() {
+        let arena = Arena::global().unwrap();
+        let installing = INSTALLING.lock();
+        let taken = arena.lock_for_test();
+        // SAFETY: the child makes a few calls that allocate nothing, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no preconditions; a child that hangs ends.
+            unsafe { libc::alarm(20) };
+            let works = arena.allocate(1).is_ok() && install().is_ok() && is_installed();
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(!works)) };
+        }
+        drop((taken, installing));
+        let mut status = 0;
+        // SAFETY: waits for the child made above; `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "14 is the alarm: the child hung");
     }
 }
