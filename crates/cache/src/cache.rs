@@ -237,6 +237,10 @@ impl Drop for Running {
             manager.stop();
         }
         for thread in threads.drain(..) {
+            if thread.thread().id() == std::thread::current().id() {
+                // Dropped by a future's waker, on a worker: it ends when that returns.
+                continue;
+            }
             // A panic of a background thread has ended the process.
             let _ = thread.join();
         }

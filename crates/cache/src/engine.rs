@@ -288,8 +288,13 @@ impl Engine {
         if let Slot::Attached(store) = slot {
             // One reference is ours, one the owner's.
             while Arc::strong_count(&store) > 2 {
-                std::thread::yield_now();
+                // The mapping may be dropped by a future's waker, on the worker whose tasks hold references.
+                if !self.jobs.help() {
+                    std::thread::yield_now();
+                }
             }
+            // Pairs with the releases of the others' drops: what they did to the store is over.
+            std::sync::atomic::fence(Ordering::Acquire);
         }
     }
 

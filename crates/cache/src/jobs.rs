@@ -3,7 +3,9 @@
 //! Prefetches are plain numbers in a bounded lock-free queue, because the fault path must not allocate;
 //! when the queue is full a prefetch is forgotten, which costs speed and nothing else.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +19,11 @@ struct Prefetch {
     store: StoreId,
     first: u64,
     pages: u64,
+}
+
+thread_local! {
+    /// The queues that the thread works for, if it is a worker.
+    static SERVED: Cell<*const Jobs> = const { Cell::new(ptr::null()) };
 }
 
 /// A task of an asynchronous call.
@@ -61,9 +68,19 @@ impl Jobs {
         self.tasks.lock().expect("a task does not panic inside the lock").pop_front()
     }
 
+    /// On one of the workers: runs a task, if there is one. For those that wait on a worker for what tasks
+    /// hold, which would otherwise wait for themselves. False where nothing was done.
+    pub fn help(&self) -> bool {
+        if !ptr::eq(SERVED.get(), self) {
+            return false;
+        }
+        self.next_task().map(|task| task()).is_some()
+    }
+
     /// A worker thread. Tasks left when the cache stops are still run: somebody awaits them.
     pub fn run_worker(&self, engine: &Engine) {
         aquifer_sys::signal::block_asynchronous();
+        SERVED.set(self);
         loop {
             let ticket = self.posted.ticket();
             if let Some(task) = self.next_task() {

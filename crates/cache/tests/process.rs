@@ -6,8 +6,9 @@
 mod support;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake};
 
 use aquifer_cache::{Advice, Cache, Error, Mapping, PageId};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
@@ -38,6 +39,7 @@ fn child() {
         ("nearly full stack", nearly_full_stack),
         ("nearly full stack without an alternate one", nearly_full_stack_without_alternate),
         ("nested faults", nested_faults),
+        ("drop by a waker", drop_by_a_waker),
         ("waiting for a frame", waiting_for_a_frame),
         ("panic in a prefetch", panic_in_a_prefetch),
         ("panic in the handler", panic_in_the_handler),
@@ -112,6 +114,39 @@ fn a_device_that_panics_where_nobody_can_be_told_ends_the_process() {
     child::dies("panic in a prefetch", libc::SIGABRT, "thread aquifer-io panicked");
     child::dies("panic in the handler", libc::SIGABRT, "before the load");
     child::dies("panic in a write", libc::SIGABRT, "before the flush");
+}
+
+#[test]
+fn what_a_waker_drops_is_dropped_on_the_worker_that_wakes() {
+    child::succeeds("drop by a waker");
+}
+
+/// The last of a cache, dropped by the worker that completes a future while another future's work is queued.
+fn drop_by_a_waker() {
+    struct Drops(Mutex<Option<(Mapping, Cache)>>, AtomicBool);
+    impl Wake for Drops {
+        fn wake(self: Arc<Self>) {
+            drop(self.0.lock().unwrap().take());
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+    let (device, go) = (memory(64 * PAGE, 5).0, Arc::new(AtomicBool::new(false)));
+    let mut device = Hooked::new(device);
+    let may_go = go.clone();
+    device.on_read = Box::new(move |_, _| {
+        wait_until("the work to be queued", || may_go.load(Ordering::SeqCst));
+        Ok(())
+    });
+    let cache = Cache::builder().budget_bytes(BUDGET as u64).io_threads(1).build().unwrap();
+    let mapping = cache.map_mut(Arc::new(device)).unwrap();
+    let mut first = Box::pin(mapping.touch_many_async(&[0..PAGE as u64]));
+    let second = mapping.touch_many_async(&[9 * PAGE as u64..10 * PAGE as u64]);
+    let drops = Arc::new(Drops(Mutex::new(Some((mapping, cache))), AtomicBool::new(false)));
+    let waker = drops.clone().into();
+    assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    go.store(true, Ordering::SeqCst);
+    wait_until("the mapping and its cache to be dropped", || drops.1.load(Ordering::SeqCst));
+    support::block_on(second).unwrap();
 }
 
 #[test]
