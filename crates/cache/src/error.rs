@@ -89,7 +89,9 @@ pub enum Error {
         source: DeviceError,
     },
     /// The device could not make completed writes durable. Final: what was written since the last
-    /// successful sync may be lost, and asking again would not bring it back.
+    /// successful sync may be lost, and asking again would not bring it back. Every later flush of the same
+    /// [`Mapping`](crate::Mapping) or [`Pages`](crate::Pages) fails with this error; open the device anew,
+    /// and check what it holds.
     #[error("{device}: sync failed ({source}); writes since the last flush may not be durable")]
     Sync {
         /// The device.

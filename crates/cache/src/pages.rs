@@ -328,6 +328,8 @@ impl Pages {
 
     /// Writes the dirty pages of a range back and makes them durable. Errors as
     /// [`Mapping::flush`](crate::Mapping::flush).
+    ///
+    /// Waits for writing guards in the range to be dropped: a thread that holds one itself waits for ever.
     pub fn flush(&self, pages: Range<PageId>) -> Result<()> {
         self.check_process()?;
         self.store.flush(pages.start.0..pages.end.0.min(self.page_count()))
@@ -391,6 +393,9 @@ impl Drop for PageRef<'_> {
 }
 
 /// An exclusive guard on a page.
+///
+/// Must be dropped: after `mem::forget` of one, whoever wants the page, flushes it or drops the [`Pages`]
+/// waits for ever.
 pub struct PageMut<'a> {
     pages: &'a Pages,
     page: PageId,

@@ -16,7 +16,7 @@
 //! difference is what becomes of an error.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use aquifer_device::{Device, DeviceError};
@@ -203,6 +203,8 @@ pub(crate) struct Store<M: PageMemory> {
     /// Held while snapshots of pages pinned for writing are taken and written: an older one must not reach
     /// the device behind a newer one. Only flushes take it.
     pub snapshots: Mutex<()>,
+    /// The first sync of the device that failed: final, whatever the device says later.
+    pub sync_failure: OnceLock<DeviceError>,
 }
 
 impl<M: PageMemory> Store<M> {
@@ -227,6 +229,7 @@ impl<M: PageMemory> Store<M> {
             readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
             write_style: WriteStyle::default(),
             snapshots: Mutex::new(()),
+            sync_failure: OnceLock::new(),
             engine,
             device,
             geometry,

@@ -13,8 +13,10 @@
 //! faulting thread that needs a frame makes them itself. Elsewhere they go to the device's queue, and only from the evictor.
 //!
 //! A failed write loses nothing: its pages are Dirty again, still marked, and every flush that covers them
-//! tries them again and fails until that succeeds. A failed device sync is the device's to remember.
+//! tries them again and fails until that succeeds. A failed device sync is final: the store remembers it, and
+//! every later flush fails, because what the device lost then is marked clean by now.
 
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -31,6 +33,21 @@ use crate::store::{MAX_REGION_PAGES, OnUnwind, PageMemory, Store};
 const REGIONS_AT_A_TIME: u64 = 16;
 /// Largest transfer.
 const MAX_TRANSFER_BYTES: usize = 1 << 20;
+
+/// The same error once more.
+fn again(error: &DeviceError) -> DeviceError {
+    let (offset_bytes, len_bytes, source) = match error {
+        DeviceError::Io { offset_bytes, len_bytes, source, .. } => {
+            let again = match source.raw_os_error() {
+                Some(errno) => io::Error::from_raw_os_error(errno),
+                None => io::Error::new(source.kind(), source.to_string()),
+            };
+            (*offset_bytes, *len_bytes, again)
+        }
+        other => (0, 0, io::Error::other(other.to_string())),
+    };
+    DeviceError::Io { operation: IoOperation::Sync, offset_bytes, len_bytes, source }
+}
 
 /// What could not be written.
 #[derive(Debug)]
@@ -135,10 +152,18 @@ impl<M: PageMemory> Store<M> {
         if let Some(failed) = failed {
             return Err(self.write_back_error(failed));
         }
-        count(&self.engine.counters.syncs, 1);
-        self.device
-            .sync()
-            .map_err(|source| Error::Sync { device: self.device.name().to_owned(), source })
+        if self.sync_failure.get().is_none() {
+            count(&self.engine.counters.syncs, 1);
+            match self.device.sync() {
+                // Another flush's sync may have been told of what ours was to make durable.
+                Ok(()) if self.sync_failure.get().is_none() => return Ok(()),
+                Ok(()) => {}
+                // Of several at once any is as good as the first.
+                Err(source) => drop(self.sync_failure.set(source)),
+            }
+        }
+        let source = again(self.sync_failure.get().expect("set above or before"));
+        Err(Error::Sync { device: self.device.name().to_owned(), source })
     }
 
     fn write_back_error(&self, failed: Failed) -> Error {

@@ -362,7 +362,7 @@ fn a_failed_sync_is_reported_as_such() {
     let (device, control, _, _) = faulty(64);
     let cache = cache();
     let mapping = cache.map_mut(device.clone()).unwrap();
-    let pages = cache.pages(device).unwrap();
+    let pages = cache.pages(device.clone()).unwrap();
     mapping.set(0, 1u8).unwrap();
     control.inject(fails(FaultTarget::Syncs, libc::EIO));
     for _ in 0..3 {
@@ -371,8 +371,18 @@ fn a_failed_sync_is_reported_as_such() {
             assert_eq!(errno_of(&source), Some(libc::EIO));
         }
     }
-    let failed = support::block_on(mapping.flush_async(0..PAGE));
-    assert!(matches!(failed, Err(Error::Sync { .. })));
+    // Final, even on a device that forgets.
+    control.clear();
+    for failed in [
+        support::block_on(mapping.flush_async(0..PAGE)),
+        mapping.flush(0..PAGE),
+        pages.flush(PageId(9)..PageId(10)),
+    ] {
+        let Err(Error::Sync { source, .. }) = failed else { panic!("{failed:?}") };
+        assert_eq!(errno_of(&source), Some(libc::EIO));
+    }
+    drop(mapping);
+    cache.map_mut(device).unwrap().flush_all().unwrap();
 }
 
 /// More dirty pages than the budget holds, on a device that is full: calls are refused, nothing is lost.
