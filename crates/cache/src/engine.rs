@@ -103,8 +103,20 @@ pub(crate) trait AttachedStore: Send + Sync {
 pub(crate) struct BareFault {
     pub store: StoreId,
     pub page: PageId,
-    /// The system's error, or 0 where there was none.
-    pub os_error: i32,
+    pub cause: BareCause,
+}
+
+/// Why a bare access could not be served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BareCause {
+    /// The system's error.
+    System(i32),
+    /// The device ended within the page.
+    ShortRead { got_bytes: usize },
+    /// The device ended before the page.
+    OutOfBounds { device_bytes: u64 },
+    /// A device's error that is no error of the system.
+    Device,
 }
 
 /// A place in the registry, whose index is a store's identifier.
@@ -441,7 +453,9 @@ impl Engine {
     fn stuck(&self, pool: &FramePool, stalled_at: u32) -> Option<NoFrame> {
         let reclaim = self.reclaim_of(pool);
         let passes = reclaim.stuck_passes.load(Ordering::Acquire);
-        (passes >= STUCK_PASSES && passes != stalled_at).then(|| NoFrame {
+        // The next pass to end may have begun before the stall. Fewer than then: one was a success since.
+        let whole_pass_since = passes < stalled_at || passes - stalled_at >= 2;
+        (passes >= STUCK_PASSES && whole_pass_since).then(|| NoFrame {
             pinned: reclaim.stuck_pinned.load(Ordering::Relaxed),
             unwritable: reclaim.stuck_unwritable.load(Ordering::Relaxed),
         })
@@ -526,6 +540,7 @@ impl Engine {
                 address: message.address,
                 write: Some(message.write || message.write_protected),
                 fallible: false,
+                hardware_error: false,
             };
             let page = message.address & !(self.options.page_bytes - 1);
             match aquifer_vm::router::serve(&fault) {

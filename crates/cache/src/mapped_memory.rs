@@ -94,16 +94,22 @@ impl PageMemory for MappedMemory {
         let pages = first..first + frames.len() as u64;
         let (target, len) = (self.address(first), self.len(&pages));
         // SAFETY: the caller is loading these pages and owns the data.
-        match unsafe { self.uffd().copy(target, data, len, protect) }? {
-            Installed::Yes => Ok(()),
-            Installed::AlreadyThere => {
+        let copy = || unsafe { self.uffd().copy(target, data, len, protect) };
+        let installed = match copy() {
+            Ok(Installed::AlreadyThere) => {
                 // Only a poison marker of an earlier failed load can be here: pages that are Loading are
                 // installed by nobody else.
                 self.discard_each(std::slice::from_ref(&pages))?;
-                // SAFETY: as above.
-                unsafe { self.uffd().copy(target, data, len, protect) }.map(drop)
+                copy()
             }
+            installed => installed,
+        };
+        if installed.is_err() {
+            // It may have come part of the way. What is there of a page that counts as absent would be
+            // stored to without a fault, and discarded at the next load.
+            let _ = self.discard_each(std::slice::from_ref(&pages));
         }
+        installed.map(drop)
     }
 
     fn protect(&self, pages: Range<u64>) -> io::Result<()> {

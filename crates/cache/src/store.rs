@@ -25,7 +25,7 @@ use aquifer_sys::memory::REGION_BYTES;
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
-use crate::engine::{Cleaning, Engine, NoFrame};
+use crate::engine::{BareCause, Cleaning, Engine, NoFrame};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
@@ -176,13 +176,19 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// The system's error behind it, or 0.
-    pub fn os_error(&self) -> i32 {
+    /// What is recorded of it where nothing can be allocated.
+    pub fn cause(&self) -> BareCause {
         match self {
             Refused::Device(DeviceError::Io { source, .. }) | Refused::Kernel(source) => {
-                source.raw_os_error().unwrap_or(0)
+                source.raw_os_error().map_or(BareCause::Device, BareCause::System)
             }
-            _ => 0,
+            &Refused::Device(DeviceError::ShortRead { got_bytes, .. }) => {
+                BareCause::ShortRead { got_bytes }
+            }
+            &Refused::Device(DeviceError::OutOfBounds { device_bytes, .. }) => {
+                BareCause::OutOfBounds { device_bytes }
+            }
+            _ => BareCause::Device,
         }
     }
 }

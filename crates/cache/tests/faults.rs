@@ -14,7 +14,10 @@ use aquifer_device::{
     MemoryDevice,
 };
 
+use aquifer_sys::signal::FaultContext;
 use aquifer_testkit::rng::Rng;
+use aquifer_vm::Served;
+use aquifer_vm::router::serve;
 use support::{Hooked, content, errno_of, random_bytes, wait_until};
 
 const PAGE: u64 = 4096;
@@ -156,6 +159,38 @@ fn a_device_that_panics_leaves_the_page_absent() {
     mapping.touch_many(&[0..64 * PAGE]).unwrap();
     assert_eq!(pages.get(PageId(3)).unwrap()[..], bytes[3 * PAGE as usize..4 * PAGE as usize]);
     settled(&cache);
+}
+
+/// Served as the handler serves it, but without a signal.
+fn bare_load(mapping: &Mapping, at: u64, hardware_error: bool) -> Served {
+    let address = mapping.as_ptr() as usize + at as usize;
+    let (signal, write) = (libc::SIGBUS, Some(false));
+    serve(&FaultContext { signal, address, write, fallible: false, hardware_error })
+}
+
+#[test]
+fn a_bare_access_that_fails_is_explained_afterwards() {
+    let (device, control, _, _) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map(device).unwrap();
+    assert_eq!(bare_load(&mapping, 0, false), Served::Yes);
+    assert!(mapping.last_fault_error().is_none());
+    // The page is there; to load from it again would raise the signal again.
+    assert_eq!(bare_load(&mapping, 0, true), Served::No);
+    let explained = |mapping: &Mapping| match mapping.last_fault_error() {
+        Some(Error::Load { source, .. }) => source,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(errno_of(&explained(&mapping)), Some(libc::EHWPOISON));
+    let rule = FaultRule::new(FaultTarget::Reads, Fault::EndsEarly { got_bytes: 100 });
+    let rule = control.inject(rule);
+    assert_eq!(bare_load(&mapping, 9 * PAGE, false), Served::No);
+    let source = explained(&mapping);
+    assert!(matches!(source, DeviceError::ShortRead { got_bytes: 100, .. }), "{source:?}");
+    control.remove(rule);
+    control.inject(fails(FaultTarget::Reads, libc::EIO));
+    assert_eq!(bare_load(&mapping, 9 * PAGE, false), Served::No);
+    assert_eq!(errno_of(&explained(&mapping)), Some(libc::EIO));
 }
 
 #[test]

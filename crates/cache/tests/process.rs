@@ -36,6 +36,7 @@ fn child() {
         ("handler after", handler_after),
         ("foreign fault, nobody else", foreign_fault_with_nobody_else),
         ("raised signal", raised_signal),
+        ("raised signal, ignored", raised_signal_ignored),
         ("nearly full stack", nearly_full_stack),
         ("nearly full stack without an alternate one", nearly_full_stack_without_alternate),
         ("nested faults", nested_faults),
@@ -699,6 +700,22 @@ fn foreign_fault_with_nobody_else() {
     println!("before the fault");
     // SAFETY: none: this is the wrong access that is tested, and it ends the process.
     unsafe { foreign_page().write_volatile(5) };
+}
+
+#[test]
+fn a_signal_that_was_sent_is_ignored_where_it_was_before() {
+    child::succeeds("raised signal, ignored");
+}
+
+fn raised_signal_ignored() {
+    // SAFETY: no preconditions.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_IGN) };
+    let cache = cache();
+    let mapping = cache.map(memory(2 * PAGE, 1).0).unwrap();
+    load(&mapping, 0);
+    // SAFETY: no preconditions.
+    unsafe { libc::raise(libc::SIGBUS) };
+    load(&mapping, PAGE);
 }
 
 fn raised_signal() {

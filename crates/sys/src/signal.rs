@@ -14,6 +14,8 @@ pub struct FaultContext {
     /// Whether the access is a load of [`fallible`](crate::fallible), which can report failure: the
     /// owner of the address need not make it succeed.
     pub fallible: bool,
+    /// Whether the memory itself is broken: the page is there, and repeating the access would never end.
+    pub hardware_error: bool,
 }
 
 /// The C form of a three-argument handler.
@@ -34,7 +36,11 @@ pub unsafe fn fault_context(
     let write = unsafe { store_bit(context.cast()) };
     // SAFETY: as above.
     let fallible = unsafe { crate::fallible::is_at(context.cast()) };
-    FaultContext { signal, address, write, fallible }
+    // SAFETY: si_code is always valid.
+    let code = unsafe { (*info).si_code };
+    let hardware_error =
+        signal == libc::SIGBUS && matches!(code, libc::BUS_MCEERR_AR | libc::BUS_MCEERR_AO);
+    FaultContext { signal, address, write, fallible, hardware_error }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -84,7 +90,8 @@ pub fn installed(signal: i32) -> io::Result<libc::sigaction> {
 
 /// Hands a fault to a handler that was installed before ours, as the kernel would have: a handler is
 /// called, the default action is restored so that the access, taken again, has it, and SIG_IGN, which
-/// the kernel does not honour for synchronous faults, counts as the default.
+/// the kernel does not honour for synchronous faults, counts as the default for them. A signal that was sent
+/// is ignored under SIG_IGN.
 ///
 /// # Safety
 /// Called inside a fault handler with its arguments; `previous` came from [`install`].
@@ -94,15 +101,17 @@ pub unsafe fn chain(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
+    // SAFETY: si_code is always valid.
+    let sent = unsafe { (*info).si_code } <= 0;
     match previous.sa_sigaction {
+        libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: an all-zero sigaction is SIG_DFL without flags.
             let default: libc::sigaction = unsafe { std::mem::zeroed() };
             // SAFETY: returning from the handler repeats the access under the default action.
             unsafe { libc::sigaction(signal, &raw const default, std::ptr::null_mut()) };
             // A signal that was sent (kill, raise) is not repeated by returning: send it again.
-            // SAFETY: si_code is always valid.
-            if unsafe { (*info).si_code } <= 0 {
+            if sent {
                 // SAFETY: raise has no preconditions.
                 unsafe { libc::raise(signal) };
             }

@@ -32,7 +32,7 @@ use aquifer_sys::signal::FaultContext;
 use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
 
 use crate::bytes::Bytes;
-use crate::engine::{BareFault, Engine};
+use crate::engine::{BareCause, BareFault, Engine};
 use crate::error::{Error, Result};
 use crate::ids::{PageId, StoreId};
 use crate::mapping::Advice;
@@ -190,7 +190,8 @@ impl KernelFile {
 
     /// The last bare load that failed.
     pub fn bare_fault_error(&self, fault: BareFault) -> Error {
-        let reason = if fault.os_error == 0 { TRUNCATED } else { UNREADABLE };
+        let unreadable = matches!(fault.cause, BareCause::System(_));
+        let reason = if unreadable { UNREADABLE } else { TRUNCATED };
         self.failed_at(fault.page.0 * PAGE, reason)
     }
 
@@ -577,7 +578,11 @@ impl FaultOwner for KernelFile {
         self.engine.record_bare_fault(BareFault {
             store: self.id,
             page: PageId(page),
-            os_error: if truncated { 0 } else { libc::EIO },
+            cause: if truncated {
+                BareCause::ShortRead { got_bytes: 0 }
+            } else {
+                BareCause::System(libc::EIO)
+            },
         });
         Served::No
     }

@@ -50,10 +50,10 @@ use kernel::KernelFile;
 /// # What an application must not do
 /// * Touch a mapping in a handler of an *asynchronous* signal (a timer, SIGCHLD): the interrupted thread may
 ///   be inside a call of the engine and hold what the fault needs, and would wait for itself.
-/// * Lock memory of a mapping (`mlock`): locked pages cannot be evicted, and stay in the budget for ever. With
-///   `mlockall(MCL_FUTURE)` in force a mapping cannot be made.
-/// * Nest more than 160 faults at a time, over all threads of the process, through devices whose data is
-///   itself mapped: each holds a transfer buffer while it waits for the next.
+/// * Lock memory of a mapping (`mlock`): locked pages cannot be evicted, and stay in the budget for ever.
+///   `mlockall(MCL_FUTURE)` must not be in force when a mapping is made.
+/// * Nest more than 160 faults at a time, over all threads, through devices whose data is mapped with the
+///   same cache: each holds a transfer buffer while it waits for the next.
 pub struct Mapping {
     served: Served,
     running: Arc<Running>,

@@ -5,14 +5,15 @@
 //! bare access cannot be told why: the error is recorded and the fault goes on to the previous handler,
 //! which by default ends the process with SIGBUS, as mmap does.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use aquifer_device::Device;
+use aquifer_device::{Device, DeviceError, IoOperation};
 use aquifer_sys::signal::FaultContext;
 use aquifer_vm::{FaultOwner, Served};
 
-use crate::engine::{BareFault, Engine, Kind};
+use crate::engine::{BareCause, BareFault, Engine, Kind};
 use crate::error::{Error, Result};
 use crate::ids::PageId;
 use crate::mapped_memory::MappedMemory;
@@ -125,19 +126,33 @@ impl Store<MappedMemory> {
         }
     }
 
+    fn record(&self, page: u64, cause: BareCause) {
+        self.engine.record_bare_fault(BareFault { store: self.id, page: PageId(page), cause });
+    }
+
     /// A bare access that failed, as an error.
     pub fn bare_fault_error(&self, fault: BareFault) -> Error {
         let offset_bytes = self.geometry.offset_of(fault.page.0);
-        Error::Load {
-            device: self.device.name().to_owned(),
+        let len_bytes = self.geometry.page_bytes;
+        let io = |source| DeviceError::Io {
+            operation: IoOperation::Read,
             offset_bytes,
-            source: aquifer_device::DeviceError::Io {
-                operation: aquifer_device::IoOperation::Read,
-                offset_bytes,
-                len_bytes: self.geometry.page_bytes,
-                source: std::io::Error::from_raw_os_error(fault.os_error),
-            },
-        }
+            len_bytes,
+            source,
+        };
+        let source = match fault.cause {
+            BareCause::System(errno) => io(io::Error::from_raw_os_error(errno)),
+            BareCause::ShortRead { got_bytes } => {
+                DeviceError::ShortRead { offset_bytes, len_bytes, got_bytes }
+            }
+            BareCause::OutOfBounds { device_bytes } => {
+                DeviceError::OutOfBounds { offset_bytes, len_bytes, device_bytes }
+            }
+            BareCause::Device => io(io::Error::other(
+                "an error of the device itself, which a call that returns it will tell",
+            )),
+        };
+        Error::Load { device: self.device.name().to_owned(), offset_bytes, source }
     }
 }
 
@@ -151,6 +166,10 @@ impl FaultOwner for UserStore {
         let offset = fault.address - self.memory.address(0) as usize;
         let page = (offset / self.geometry.page_bytes) as u64;
         if page >= self.geometry.pages() {
+            return Served::No;
+        }
+        if fault.hardware_error {
+            self.record(page, BareCause::System(libc::EHWPOISON));
             return Served::No;
         }
         // Where the hardware does not tell, a fault on a page that is there can only be a store.
@@ -167,11 +186,7 @@ impl FaultOwner for UserStore {
                 Served::Yes
             }
             Err(refused) => {
-                self.engine.record_bare_fault(BareFault {
-                    store: self.id,
-                    page: PageId(page),
-                    os_error: refused.os_error(),
-                });
+                self.record(page, refused.cause());
                 Served::No
             }
         }
