@@ -18,7 +18,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request, run_serially};
 use aquifer_sys::{cpu, memory};
@@ -123,25 +123,42 @@ impl<'a> Runs<'a> {
 ///
 /// Told by voluntary context switches and not by time, which on a busy machine says little.
 #[derive(Default)]
-pub(crate) struct WriteStyle(AtomicU8);
+pub(crate) struct WriteStyle {
+    style: AtomicU8,
+    batches: AtomicU32,
+}
 
 const WAITING: u8 = 1;
 const COPYING: u8 = 2;
+/// Transfers that say enough about a style.
+const SAMPLE: usize = 8;
+/// A device found to be waited for is looked at again every so many batches: it may only have been busy.
+const BATCHES_BETWEEN_SAMPLES: u32 = 32;
 
 impl WriteStyle {
     /// Whether a write is work of the CPU that makes it (memory, compressed memory): there is nothing to
     /// gain from a queue, and a faulting thread may as well make it itself.
     fn is_copying(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == COPYING
+        self.style.load(Ordering::Relaxed) == COPYING
     }
 
-    fn is_unknown(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
+    /// How many of a batch's transfers to make one after the other.
+    fn serial_part(&self, transfers: usize) -> usize {
+        let batch = self.batches.fetch_add(1, Ordering::Relaxed);
+        if self.is_copying() || transfers == 1 {
+            transfers
+        } else if batch.is_multiple_of(BATCHES_BETWEEN_SAMPLES) {
+            transfers.min(SAMPLE)
+        } else {
+            0
+        }
     }
 
-    fn learn(&self, transfers: u64, switches: u64) {
-        let style = if switches * 2 > transfers { WAITING } else { COPYING };
-        self.0.store(style, Ordering::Relaxed);
+    fn learn(&self, transfers: usize, switches: u64) {
+        if transfers >= SAMPLE || self.style.load(Ordering::Relaxed) == 0 {
+            let style = if switches * 2 > transfers as u64 { WAITING } else { COPYING };
+            self.style.store(style, Ordering::Relaxed);
+        }
     }
 }
 
@@ -340,26 +357,29 @@ impl<M: PageMemory> Store<M> {
         debug_assert!(result.is_ok(), "write-protecting a live range: {result:?}");
     }
 
-    /// Makes the transfers: one after the other where writes are the CPU's work (or that is not known yet,
-    /// or there is only one), else at the device's queue depth.
+    /// Makes the transfers: one after the other where writes are the CPU's work, else at the device's queue
+    /// depth.
     fn write_runs(&self, runs: &[Run], failed: &mut Option<Failed>) {
         if runs.is_empty() {
             return;
         }
         let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
         let mut batch =
-            WriteBatch { store: self, runs, next: 0, in_flight: 0, copies: vec![], failed };
+            WriteBatch { store: self, runs, next: 0, end: 0, in_flight: 0, copies: vec![], failed };
         // Pages on their way to the device belong to nobody else, and whether they arrived nobody knows.
         let fatal = OnUnwind(|| {
             eprintln!("aquifer: a device panicked while it was written to");
             std::process::abort();
         });
-        let style = &self.write_style;
-        if style.is_copying() || style.is_unknown() || runs.len() == 1 {
+        let serial = self.write_style.serial_part(runs.len());
+        if serial > 0 {
             let switches = cpu::voluntary_switches();
+            batch.end = serial;
             run_serially(&*self.device, &mut batch);
-            style.learn(runs.len() as u64, cpu::voluntary_switches() - switches);
-        } else {
+            self.write_style.learn(serial, cpu::voluntary_switches() - switches);
+        }
+        if serial < runs.len() {
+            batch.end = runs.len();
             self.device.run(&mut batch, self.device.queue_depth());
         }
         fatal.disarm();
@@ -372,6 +392,8 @@ struct WriteBatch<'a, M: PageMemory> {
     store: &'a Store<M>,
     runs: &'a [Run],
     next: usize,
+    /// Where the present part of the batch ends.
+    end: usize,
     in_flight: usize,
     /// Buffers of transfers that are not made in place, with their tags. Empty for a mapping's evictions.
     copies: Vec<(u64, Bounce<'a>)>,
@@ -411,7 +433,7 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
 unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
     fn next(&mut self) -> Option<Request> {
         let index = self.next;
-        if index == self.runs.len() {
+        if index == self.end {
             return None;
         }
         let memory = self.memory_of(index)?;
