@@ -320,41 +320,76 @@ impl<M: PageMemory> Store<M> {
                 }
                 true
             });
-            self.protect_runs(&runs.as_slice()[first_run..]);
+            if !self.protect_runs(&runs.as_slice()[first_run..]) {
+                self.take_seals_back(first_run, snapshots, runs, &mut other);
+            }
         }
     }
 
-    /// Write-protects the sealed pages with as few calls as can be: neighbours in one, and across clean
-    /// or absent pages in between, which are protected or have nothing to protect.
-    fn protect_runs(&self, runs: &[Run]) {
-        if !M::PROTECTS {
-            return;
+    /// The kernel could not protect the pages that the runs from `first` on sealed: what is stored to them now
+    /// would be lost. They are Dirty again, and a flush writes snapshots of them. The region's gate is held.
+    #[cold]
+    fn take_seals_back(
+        &self,
+        first: usize,
+        snapshots: bool,
+        runs: &mut Runs<'_>,
+        other: &mut impl FnMut(u64),
+    ) {
+        // Stays empty, and allocates nothing, where there are no snapshots.
+        let mut kept = vec![];
+        for index in first..runs.len {
+            let run = runs.places[index];
+            if run.snapshot {
+                kept.push(run);
+                continue;
+            }
+            for page in run.pages() {
+                // Some may have been protected: see `unseal`.
+                let result = self.memory.unprotect(page);
+                debug_assert!(result.is_ok(), "lifting the protection of a live page: {result:?}");
+                self.word(page).finish_clean(false);
+                if snapshots {
+                    match self.word(page).pin_for_snapshot() {
+                        Ok(_) => kept.push(Run { first: page, count: 1, snapshot: true }),
+                        Err(_) => other(page),
+                    }
+                }
+            }
         }
+        // One place for each page: a run of many has room for as many runs of one.
+        runs.len = first + kept.len();
+        runs.places[first..runs.len].copy_from_slice(&kept);
+    }
+
+    /// Write-protects the sealed pages with as few calls as can be: neighbours in one, and across clean
+    /// or absent pages in between, which are protected or have nothing to protect. False if the kernel refused
+    /// (it needs memory for this).
+    fn protect_runs(&self, runs: &[Run]) -> bool {
+        if !M::PROTECTS {
+            return true;
+        }
+        let mut protected = true;
         let mut span: Option<Range<u64>> = None;
         for run in runs.iter().filter(|run| !run.snapshot) {
             match &mut span {
                 Some(open) if self.may_protect(open.end..run.first) => open.end = run.pages().end,
                 _ => {
                     if let Some(done) = span.replace(run.pages()) {
-                        self.protect_span(done);
+                        protected &= self.memory.protect(done).is_ok();
                     }
                 }
             }
         }
         if let Some(done) = span {
-            self.protect_span(done);
+            protected &= self.memory.protect(done).is_ok();
         }
+        protected
     }
 
     /// The gate is held: what is not Dirty now does not become it.
     fn may_protect(&self, between: Range<u64>) -> bool {
         between.into_iter().all(|page| self.seen(page).state() != State::Dirty)
-    }
-
-    fn protect_span(&self, span: Range<u64>) {
-        // Fails only if the range is no longer mapped, which ends the program's use of it anyway.
-        let result = self.memory.protect(span);
-        debug_assert!(result.is_ok(), "write-protecting a live range: {result:?}");
     }
 
     /// Makes the transfers: one after the other where writes are the CPU's work, else at the device's queue
