@@ -105,7 +105,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             store.engine.evict(store.pool(), MAX_RUN_PAGES, Cleaning::No);
             return store.pool().take(store.key(page));
         }
-        match store.engine.acquire(store.pool(), store.key(page), false) {
+        match store.engine.acquire(store.pool(), store.key(page)) {
             Ok(frame) => Some(frame),
             Err(no_frame) => {
                 self.failed.get_or_insert((page, Refused::NoFrame(no_frame)));

@@ -190,7 +190,7 @@ pub(crate) struct Engine {
 
 /// How long a thread without a frame waits before it looks again.
 const FRAME_WAIT: Duration = Duration::from_millis(20);
-/// Full passes of the evictor that must free nothing before an impatient caller is refused.
+/// Full passes of the evictor that must free nothing before a caller without a frame is refused.
 const STUCK_PASSES: u32 = 3;
 /// How long the evictor leaves its work to others after it was pushed off its CPU.
 const CROWDED_NAP: Duration = Duration::from_millis(20);
@@ -388,12 +388,11 @@ impl Engine {
 
     // ---- frames ---------------------------------------------------------------------------------
 
-    /// A frame for `page`. With `patient` it waits as long as it takes.
+    /// A frame for `page`. Waits while there is hope for one.
     pub fn acquire(
         &self,
         pool: &FramePool,
         page: PageKey,
-        patient: bool,
     ) -> std::result::Result<FrameId, NoFrame> {
         let mut stalled_at = None;
         loop {
@@ -418,7 +417,7 @@ impl Engine {
                 self.reclaim_of(pool).stuck_passes.load(Ordering::Acquire)
             });
             self.wake_evictor();
-            if !patient && let Some(no_frame) = self.stuck(pool, stalled_at) {
+            if let Some(no_frame) = self.stuck(pool, stalled_at) {
                 return Err(no_frame);
             }
             pool.wait_for_frame(ticket, FRAME_WAIT);

@@ -360,7 +360,7 @@ impl<M: PageMemory> Store<M> {
     ) -> std::result::Result<(), Refused> {
         let started = Instant::now();
         let given_up = OnUnwind(|| self.word(page).abort_load());
-        let acquired = self.engine.acquire(self.pool(), self.key(page), false);
+        let acquired = self.engine.acquire(self.pool(), self.key(page));
         given_up.disarm();
         let frame = match acquired {
             Ok(frame) => frame,
