@@ -26,6 +26,7 @@ mod doorbell;
 mod engine;
 mod error;
 mod evict;
+mod foresight;
 mod frame_word;
 mod frames;
 mod gate;
