@@ -51,11 +51,10 @@ impl<M: PageMemory> Store<M> {
         evicted.freed += self.discard_pages(&leaving[..leaving_count]);
         let later = &mut later[..later_count];
         let write_back = match write_back {
-            Cleaning::No => false,
-            Cleaning::IfCopying => self.writes_are_copies(),
-            Cleaning::Yes => true,
+            Cleaning::IfCopying if !self.writes_are_copies() => Cleaning::No,
+            as_asked => as_asked,
         };
-        if write_back || !by_page {
+        if write_back != Cleaning::No || !by_page {
             self.evict_regions_of(later, victims.len(), write_back, &mut evicted);
         } else {
             self.keep(later, &mut evicted);
@@ -69,7 +68,7 @@ impl<M: PageMemory> Store<M> {
         &self,
         victims: &mut [(FrameId, PageId)],
         want: usize,
-        write_back: bool,
+        write_back: Cleaning,
         evicted: &mut Evicted,
     ) {
         let Some(&(_, best)) = victims.first() else { return };
@@ -160,12 +159,12 @@ impl<M: PageMemory> Store<M> {
     ///
     /// Cleans a region that holds victims and discards what is clean and cold in it.
     #[inline(never)]
-    fn evict_in_region(&self, victims: &[(FrameId, PageId)], write_back: bool) -> Evicted {
+    fn evict_in_region(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let region = self.geometry.region_of(victims[0].1.0);
         let pages = self.geometry.pages_of_region(region);
-        if write_back && victims.iter().any(|&(_, page)| self.seen(page.0).state() == State::Dirty)
-        {
-            self.clean_region(region);
+        let dirty = |&(_, page): &(FrameId, PageId)| self.seen(page.0).state() == State::Dirty;
+        if write_back != Cleaning::No && victims.iter().any(dirty) {
+            self.clean_region(region, write_back == Cleaning::IfCopying);
         }
         let mut evicted = Evicted::default();
         let gate = M::PROTECTS.then(|| self.gates.exclusive(region));

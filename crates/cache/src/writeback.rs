@@ -228,12 +228,13 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Writes back the dirty pages of a region that can be sealed now: for the evictor. Allocates nothing.
-    /// Failures are counted; the pages stay dirty and the next flush reports them.
-    pub fn clean_region(&self, region: usize) {
+    /// Failures are counted; the pages stay dirty and the next flush reports them. On the fault path it must
+    /// go `serially`: a queue may allocate.
+    pub fn clean_region(&self, region: usize, serially: bool) {
         let mut places = [Run::EMPTY; MAX_REGION_PAGES];
         let mut runs = Runs::new(&mut places);
         self.seal(self.geometry.pages_of_region(region), false, &mut runs, |_| ());
-        self.write_runs(runs.as_slice(), &mut None);
+        self.write_runs_as(runs.as_slice(), serially, &mut None);
     }
 
     /// Whether a faulting thread, which may be in a signal handler, may write back by itself rather than
@@ -395,6 +396,10 @@ impl<M: PageMemory> Store<M> {
     /// Makes the transfers: one after the other where writes are the CPU's work, else at the device's queue
     /// depth.
     fn write_runs(&self, runs: &[Run], failed: &mut Option<Failed>) {
+        self.write_runs_as(runs, false, failed);
+    }
+
+    fn write_runs_as(&self, runs: &[Run], serially: bool, failed: &mut Option<Failed>) {
         if runs.is_empty() {
             return;
         }
@@ -406,7 +411,7 @@ impl<M: PageMemory> Store<M> {
             eprintln!("aquifer: a device panicked while it was written to");
             std::process::abort();
         });
-        let serial = self.write_style.serial_part(runs.len());
+        let serial = if serially { runs.len() } else { self.write_style.serial_part(runs.len()) };
         if serial > 0 {
             let switches = cpu::voluntary_switches();
             batch.end = serial;
