@@ -1,0 +1,157 @@
+//! The evictor: the thread that works ahead of those who miss.
+//!
+//! It keeps free frames between two watermarks where evicting means writing back, completes shrinks, and shifts
+//! budget between the pools. It steps aside when it does not get a CPU to itself.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use aquifer_sys::cpu;
+
+use super::{Cleaning, Engine, Evicted, Kind};
+use crate::frames::{BATCH, FramePool};
+use crate::ids::{FrameId, PageKey};
+
+/// How long the evictor leaves its work to others after it was pushed off its CPU.
+const CROWDED_NAP: Duration = Duration::from_millis(20);
+const TICK: Duration = Duration::from_millis(200);
+
+impl Engine {
+    /// The evictor thread.
+    pub fn run_evictor(&self) {
+        aquifer_sys::signal::block_asynchronous();
+        let mut last_tick = Instant::now();
+        let mut misses_seen = [0; 2];
+        while !self.is_stopping() {
+            let ticket = self.evictor_bell.ticket();
+            let busy = [&self.mapped, &self.arena].map(|pool| self.keep_free(pool));
+            let shrinking = self.shrinking.load(Ordering::SeqCst) > 0 && !self.finish_shrinks();
+            if last_tick.elapsed() >= TICK {
+                last_tick = Instant::now();
+                self.rebalance(&mut misses_seen);
+            }
+            if busy.contains(&true) {
+                continue;
+            }
+            let crowded = || self.reclaim.iter().any(|r| r.crowded.load(Ordering::Relaxed));
+            let nap = match () {
+                () if shrinking => Duration::from_millis(5),
+                () if crowded() => CROWDED_NAP,
+                () => TICK,
+            };
+            self.evictor_bell.sleep(ticket, Some(nap));
+            for reclaim in &self.reclaim {
+                reclaim.crowded.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Evicts until free frames reach the high watermark. True if it should be called again at once.
+    fn keep_free(&self, pool: &FramePool) -> bool {
+        let reclaim = self.reclaim_of(pool);
+        if pool.limit() == 0 || pool.free() >= low_watermark(pool) {
+            reclaim.stuck_passes.store(0, Ordering::Release);
+            return false;
+        }
+        let mut pass = Evicted::default();
+        let mut asked = 0;
+        let pushed_off = cpu::involuntary_switches();
+        while pool.free() < high_watermark(pool) && !self.is_stopping() {
+            let want = (high_watermark(pool).saturating_sub(pool.free())).clamp(1, BATCH);
+            pass.add(self.evict(pool, want, Cleaning::Yes));
+            if cpu::involuntary_switches() > pushed_off {
+                reclaim.crowded.store(true, Ordering::Relaxed);
+                if pass.freed > 0 {
+                    break;
+                }
+            }
+            asked += want;
+            // A whole pass without enough success: everything left is pinned or cannot be written.
+            if asked > 2 * pool.limit() + BATCH {
+                break;
+            }
+        }
+        if pass.freed > 0 || pool.free() > 0 {
+            reclaim.stuck_passes.store(0, Ordering::Release);
+            return false;
+        }
+        reclaim.stuck_pinned.store(pass.pinned, Ordering::Relaxed);
+        reclaim.stuck_unwritable.store(pass.unwritable, Ordering::Relaxed);
+        reclaim.stuck_passes.fetch_add(1, Ordering::Release);
+        // Those who wait look whether they may give up.
+        pool.give(&[]);
+        false
+    }
+
+    /// Moves pages out of frames above the limits. True when no shrink is left.
+    fn finish_shrinks(&self) -> bool {
+        let before = self.shrinking.load(Ordering::SeqCst);
+        let mut in_use = vec![];
+        for pool in [&self.mapped, &self.arena] {
+            let first = in_use.len();
+            pool.in_use_above_limit(&mut in_use);
+            self.vacate(pool, &in_use[first..]);
+            if in_use.len() == first {
+                pool.finish_shrink(|limit| {
+                    if std::ptr::eq(pool, &self.arena) {
+                        self.arena_memory.release_above(limit);
+                    }
+                });
+            }
+        }
+        let done = in_use.is_empty();
+        if done {
+            self.shrinking.fetch_sub(before, Ordering::SeqCst);
+        }
+        done
+    }
+
+    /// Evicts the pages of given frames.
+    fn vacate(&self, pool: &FramePool, frames: &[FrameId]) {
+        let mut owned: Vec<PageKey> = frames.iter().filter_map(|&f| pool.owner(f)).collect();
+        owned.sort_unstable();
+        for run in owned.chunk_by(|a, b| a.store == b.store) {
+            if let Some(store) = self.store(run[0].store) {
+                store.vacate(&run.iter().map(|key| key.page).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// Shifts budget between mappings and `Pages` towards the one that misses more per frame.
+    fn rebalance(&self, seen: &mut [u64; 2]) {
+        let now = [&self.mapped, &self.arena].map(FramePool::insertions);
+        let [mapped, arena] = [0, 1].map(|i| now[i].wrapping_sub(seen[i]) as f64);
+        *seen = now;
+        let mut shares = self.shares.lock();
+        let both =
+            shares.users[Kind::Mapped as usize] > 0 && shares.users[Kind::Arena as usize] > 0;
+        if !both || mapped + arena < 4096.0 {
+            return;
+        }
+        let density = |misses: f64, pool: &FramePool| misses / pool.limit().max(1) as f64;
+        let (m, a) = (density(mapped, &self.mapped), density(arena, &self.arena));
+        let step = (shares.weights[0] + shares.weights[1]) / 16.0;
+        let (from, to) = if m > 2.0 * a {
+            (Kind::Arena, Kind::Mapped)
+        } else if a > 2.0 * m {
+            (Kind::Mapped, Kind::Arena)
+        } else {
+            return;
+        };
+        if shares.weights[from as usize] > 2.0 * step {
+            shares.weights[from as usize] -= step;
+            shares.weights[to as usize] += step;
+            self.divide(&shares);
+        }
+    }
+}
+
+/// Free frames below which the evictor starts.
+pub(super) fn low_watermark(pool: &FramePool) -> usize {
+    high_watermark(pool) / 2
+}
+
+/// Free frames at which the evictor stops: enough for a burst, little enough not to be missed.
+fn high_watermark(pool: &FramePool) -> usize {
+    (pool.limit() / 64).clamp(16, 16 * BATCH)
+}
