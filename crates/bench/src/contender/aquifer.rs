@@ -115,7 +115,13 @@ impl Contiguous for MappedFile {
     /// Brings the ranges in at queue depth, in the calling thread: with as many searching threads as cores
     /// that is faster than handing the work to the cache's I/O threads.
     fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()> {
-        Ok(self.mapping.touch_many(&whole_pages(ranges))?)
+        let ranges = whole_pages(ranges);
+        // Where the kernel serves the misses a prefetch is its own WILLNEED; elsewhere the thread that asks
+        // brings the pages in itself, at queue depth.
+        if self.mapping.backend() == Backend::Kernel {
+            return Ok(self.mapping.prefetch(&ranges)?);
+        }
+        Ok(self.mapping.touch_many(&ranges)?)
     }
 }
 
