@@ -12,10 +12,9 @@
 //! the limit, and nobody otherwise. Each side writes first and looks then: the limit is stored before the
 //! owner words are looked at, and the owner word is stored before the limit is looked at.
 
-use crate::ids::{PageId, PageKey, StoreId};
+use crate::ids::PageKey;
 use crate::sync::{self, AtomicU64, AtomicUsize, Ordering};
 
-const STORE_SHIFT: u32 = 44;
 /// Owner word of a frame that does not exist: never granted, or retired by a shrink.
 pub(crate) const RETIRED: u64 = 0;
 /// Owner word of a frame in a free list, or on its way there.
@@ -23,17 +22,9 @@ pub(crate) const FREE: u64 = 1;
 /// Bit of the owner word of a frame that has left the policy: an evictor decides what becomes of it.
 pub(crate) const CLAIMED: u64 = 1 << 63;
 
-pub(crate) fn pack(key: PageKey) -> u64 {
-    // Plus one, so that no page packs to RETIRED or FREE.
-    (u64::from(key.store.0 + 1) << STORE_SHIFT) | key.page.0
-}
-
-pub(crate) fn unpack(word: u64) -> Option<PageKey> {
-    let word = word & !CLAIMED;
-    (word > FREE).then(|| PageKey {
-        store: StoreId((word >> STORE_SHIFT) as u32 - 1),
-        page: PageId(word & ((1 << STORE_SHIFT) - 1)),
-    })
+/// The page that holds a frame, by its owner word.
+pub(crate) fn owner(word: u64) -> Option<PageKey> {
+    PageKey::unpack(word & !CLAIMED)
 }
 
 /// Whether a frame lies below the limit.

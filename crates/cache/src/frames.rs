@@ -25,7 +25,7 @@ use std::io;
 use aquifer_sys::futex::Mutex;
 
 use crate::doorbell::Doorbell;
-use crate::frame_word::{self, CLAIMED, FREE, RETIRED, pack, unpack};
+use crate::frame_word::{self, CLAIMED, FREE, RETIRED};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::policy::{HitMode, HitTable, Policy};
@@ -118,7 +118,7 @@ impl FramePool {
 
     /// The page that holds a frame.
     pub fn owner(&self, frame: FrameId) -> Option<PageKey> {
-        unpack(self.owners[frame.0 as usize].load(Ordering::Acquire))
+        frame_word::owner(self.owners[frame.0 as usize].load(Ordering::Acquire))
     }
 
     /// Takes a free frame for `page`. Async-signal-safe.
@@ -134,7 +134,7 @@ impl FramePool {
             if frame_word::is_granted(&self.limit, index)
                 || frame_word::retire(owner, &self.limit, index)
             {
-                owner.store(pack(page), Ordering::SeqCst);
+                owner.store(page.pack(), Ordering::SeqCst);
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return Some(frame);
             }
@@ -274,7 +274,7 @@ impl FramePool {
         for &frame in frames {
             let owner = self.owners[frame.0 as usize].fetch_and(!CLAIMED, Ordering::SeqCst);
             debug_assert!(owner & CLAIMED != 0, "only a claimed frame is returned");
-            if let Some(page) = unpack(owner) {
+            if let Some(page) = frame_word::owner(owner) {
                 state.policy.returned(frame, page, &self.hits);
             }
         }

@@ -20,3 +20,22 @@ pub struct PageKey {
     /// The page within it.
     pub page: PageId,
 }
+
+/// Bits of a packed key below the store: pages of one device.
+const STORE_SHIFT: u32 = 44;
+
+impl PageKey {
+    /// The key as one word, for tables of atomics. Never 0 or 1, which are left for a table's own use, and
+    /// never with the highest bit set.
+    pub(crate) fn pack(self) -> u64 {
+        (u64::from(self.store.0 + 1) << STORE_SHIFT) | self.page.0
+    }
+
+    /// The key that was packed into a word; `None` for 0 and 1.
+    pub(crate) fn unpack(word: u64) -> Option<PageKey> {
+        (word > 1).then(|| PageKey {
+            store: StoreId((word >> STORE_SHIFT) as u32 - 1),
+            page: PageId(word & ((1 << STORE_SHIFT) - 1)),
+        })
+    }
+}

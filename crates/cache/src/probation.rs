@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use aquifer_sys::memory::{self, Advice};
 use aquifer_vm::ProcessMark;
 
-use crate::ids::{FrameId, PageId, PageKey, StoreId};
+use crate::ids::{FrameId, PageKey};
 use crate::lazy::LazyArray;
 use crate::version::Version;
 
@@ -38,12 +38,6 @@ pub(crate) struct Probation {
 unsafe impl Send for Probation {}
 // SAFETY: as above.
 unsafe impl Sync for Probation {}
-
-const STORE_SHIFT: u32 = 44;
-
-fn pack(key: PageKey) -> u64 {
-    (u64::from(key.store.0 + 1) << STORE_SHIFT) | key.page.0
-}
 
 impl Probation {
     /// A ring that can have up to `max_slots` slots, and has none yet.
@@ -101,14 +95,12 @@ impl Probation {
         if !self.versions[slot].try_begin_change() {
             return None;
         }
-        let old = self.keys[slot].swap(pack(key), Ordering::Relaxed);
+        let old = self.keys[slot].swap(key.pack(), Ordering::Relaxed);
         // SAFETY: the caller guarantees the source, and the slot is open, so its bytes are ours.
         unsafe { std::ptr::copy_nonoverlapping(source, self.bytes(slot), self.page_bytes) };
         self.versions[slot].end_change();
-        if old != 0 {
-            let store = StoreId((old >> STORE_SHIFT) as u32 - 1);
-            let page = PageId(old & ((1 << STORE_SHIFT) - 1));
-            forget(PageKey { store, page }, FrameId(slot as u32));
+        if let Some(old) = PageKey::unpack(old) {
+            forget(old, FrameId(slot as u32));
         }
         Some(FrameId(slot as u32))
     }
@@ -125,7 +117,7 @@ impl Probation {
         let Some(version) = self.versions[slot].at_rest() else {
             return false;
         };
-        if self.keys[slot].load(Ordering::Relaxed) != pack(key) {
+        if self.keys[slot].load(Ordering::Relaxed) != key.pack() {
             return false;
         }
         // SAFETY: both are valid for a page. The bytes may change meanwhile; then they are not used.

@@ -14,7 +14,7 @@ use aquifer_cache::{Advice, Cache, Error, Mapping, PageId};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 use aquifer_vm::prepare_thread;
 
-use support::{Hooked, child, random_bytes, wait_until};
+use support::{Hooked, child, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
@@ -50,25 +50,6 @@ fn child() {
 
 fn cache() -> Cache {
     Cache::builder().budget_bytes(BUDGET as u64).build().unwrap()
-}
-
-fn memory(len: usize, seed: u64) -> (Arc<MemoryDevice>, Vec<u8>) {
-    let bytes = random_bytes(len, seed);
-    (Arc::new(MemoryDevice::from_bytes(&bytes).unwrap()), bytes)
-}
-
-/// A bare load, which brings the page in by a fault if it is not there.
-fn load(mapping: &Mapping, at: usize) -> u8 {
-    assert!((at as u64) < mapping.len());
-    // SAFETY: inside the mapping.
-    unsafe { mapping.as_ptr().add(at).read_volatile() }
-}
-
-/// A bare store.
-fn store(mapping: &Mapping, at: usize, value: u8) {
-    assert!((at as u64) < mapping.len());
-    // SAFETY: inside the mapping.
-    unsafe { mapping.as_mut_ptr().unwrap().add(at).write_volatile(value) };
 }
 
 fn evict(mapping: &Mapping, at: usize) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use aquifer_cache::{Advice, Cache, Error, Mapping};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
-use support::{child, random_bytes, wait_until};
+use support::{child, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
@@ -25,23 +25,6 @@ fn cache() -> Option<Cache> {
         }
         Err(other) => panic!("{other}"),
     }
-}
-
-fn memory(len: usize, seed: u64) -> (Arc<MemoryDevice>, Vec<u8>) {
-    let bytes = random_bytes(len, seed);
-    (Arc::new(MemoryDevice::from_bytes(&bytes).unwrap()), bytes)
-}
-
-fn load(mapping: &Mapping, at: usize) -> u8 {
-    assert!((at as u64) < mapping.len());
-    // SAFETY: inside the mapping.
-    unsafe { mapping.as_ptr().add(at).read_volatile() }
-}
-
-fn store(mapping: &Mapping, at: usize, value: u8) {
-    assert!((at as u64) < mapping.len());
-    // SAFETY: inside the mapping.
-    unsafe { mapping.as_mut_ptr().unwrap().add(at).write_volatile(value) };
 }
 
 #[test]

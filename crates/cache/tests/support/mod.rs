@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_device::{AlignedBuffer, Device, DeviceError, IoOperation};
+use aquifer_cache::Mapping;
+use aquifer_device::{AlignedBuffer, Device, DeviceError, IoOperation, MemoryDevice};
 use aquifer_testkit::rng::Rng;
 
 pub mod child;
@@ -135,4 +136,24 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
             std::task::Poll::Pending => std::thread::park(),
         }
     }
+}
+
+/// A device in memory, and its bytes.
+pub fn memory(len: usize, seed: u64) -> (Arc<MemoryDevice>, Vec<u8>) {
+    let bytes = random_bytes(len, seed);
+    (Arc::new(MemoryDevice::from_bytes(&bytes).unwrap()), bytes)
+}
+
+/// A bare load, which brings the page in by a fault if it is not there.
+pub fn load(mapping: &Mapping, at: usize) -> u8 {
+    assert!((at as u64) < mapping.len());
+    // SAFETY: inside the mapping.
+    unsafe { mapping.as_ptr().add(at).read_volatile() }
+}
+
+/// A bare store.
+pub fn store(mapping: &Mapping, at: usize, value: u8) {
+    assert!((at as u64) < mapping.len());
+    // SAFETY: inside the mapping.
+    unsafe { mapping.as_mut_ptr().unwrap().add(at).write_volatile(value) };
 }
