@@ -1,0 +1,1 @@
+//! Persistent objects: data structures that survive, with one call.

@@ -1,0 +1,170 @@
+//! Media: the file or device under a pool, and how bytes written to it become durable.
+//!
+//! # The model
+//! All domains are used through the same five operations, so that the code above is written once and a
+//! recording medium can enumerate what a crash may leave behind:
+//!
+//! | operation | `PageCache` | `Dax` | `Volatile` | after it |
+//! |---|---|---|---|---|
+//! | [`write_at`](Media::write_at) | `pwrite` | stores | stores | visible to every process; may or may not reach the media, in any order |
+//! | [`write_back`](Media::write_back) | `sync_file_range` | cache-line flush | nothing | handed to the media; may or may not be there yet |
+//! | [`flush`](Media::flush) | device flush | store fence | nothing | everything handed over before is durable |
+//! | [`write_durable`](Media::write_durable) | `pwritev2(RWF_DSYNC)` | non-temporal stores, fence | stores | *these* bytes are durable; nothing is said about others |
+//! | [`read_at`](Media::read_at) | `pread` | loads | loads | |
+//!
+//! What is written is torn by a crash at sectors (512 bytes) in `PageCache`, at 8 bytes in `Dax`.
+//!
+//! # Errors
+//! A failed `write_back` or `flush` is final for what it covered: the kernel may have marked the pages clean, so
+//! asking again must never be taken for success. A failed `write_durable` may be repeated with the same bytes at
+//! the same place: it writes them again.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+/// What makes bytes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PersistenceDomain {
+    /// Cache-line flush and fence do: persistent memory, reached without the page cache.
+    Dax,
+    /// Range write-back and a device flush do: a file on a disk.
+    PageCache,
+    /// Nothing does: memory files survive a process, not a power cut.
+    Volatile,
+}
+
+impl PersistenceDomain {
+    /// The unit that a crash never tears, in bytes.
+    pub fn atomic_bytes(self) -> usize {
+        match self {
+            PersistenceDomain::PageCache => 512,
+            PersistenceDomain::Dax | PersistenceDomain::Volatile => 8,
+        }
+    }
+}
+
+impl fmt::Display for PersistenceDomain {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            PersistenceDomain::Dax => "dax",
+            PersistenceDomain::PageCache => "page-cache",
+            PersistenceDomain::Volatile => "volatile",
+        })
+    }
+}
+
+/// A range of bytes of the media.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset_bytes: u64,
+    /// How many.
+    pub len_bytes: u64,
+}
+
+impl ByteRange {
+    /// The first byte behind the range.
+    pub fn end_bytes(self) -> u64 {
+        self.offset_bytes.saturating_add(self.len_bytes)
+    }
+}
+
+/// What was being done to the media when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MediaOperation {
+    /// Opening or mapping it.
+    Open,
+    /// Reading.
+    Read,
+    /// Writing, not durably.
+    Write,
+    /// Writing durably.
+    WriteDurable,
+    /// Handing written bytes to the media.
+    WriteBack,
+    /// Waiting for the media.
+    Flush,
+    /// Changing its length.
+    Resize,
+    /// Locking.
+    Lock,
+}
+
+impl fmt::Display for MediaOperation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            MediaOperation::Open => "open",
+            MediaOperation::Read => "read",
+            MediaOperation::Write => "write",
+            MediaOperation::WriteDurable => "write durably",
+            MediaOperation::WriteBack => "write back",
+            MediaOperation::Flush => "flush",
+            MediaOperation::Resize => "resize",
+            MediaOperation::Lock => "lock",
+        })
+    }
+}
+
+/// The media failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation} {len_bytes} bytes at offset {offset_bytes} of {}: {source}", path.display())]
+pub struct MediaError {
+    /// What failed.
+    pub operation: MediaOperation,
+    /// The file or device.
+    pub path: PathBuf,
+    /// Where.
+    pub offset_bytes: u64,
+    /// How much.
+    pub len_bytes: u64,
+    /// The system's error.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The file or device under a pool. See the module's documentation for what each operation promises.
+///
+/// Ranges lie inside [`Media::len_bytes`]; one that does not is an error with
+/// [`io::ErrorKind::UnexpectedEof`]. No operation is ever short. All are safe to call from any thread.
+pub trait Media: Send + Sync + 'static {
+    /// The path, for messages.
+    fn path(&self) -> &std::path::Path;
+
+    /// Present length.
+    fn len_bytes(&self) -> u64;
+
+    /// What makes its bytes durable.
+    fn domain(&self) -> PersistenceDomain;
+
+    /// Whether writing can succeed at all.
+    fn is_writable(&self) -> bool;
+
+    /// Fills `bytes` from `offset_bytes`.
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError>;
+
+    /// Writes `bytes`, visible to all at once, durable at some time or never.
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
+
+    /// Writes `bytes` and returns when exactly they are durable.
+    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
+
+    /// Hands what was written in these ranges to the media: durable after the next [`Media::flush`] that
+    /// begins after this has returned.
+    fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError>;
+
+    /// Makes everything durable that was handed over before.
+    fn flush(&self) -> Result<(), MediaError>;
+
+    /// Changes the length; new bytes are zero, allocated and durable on return.
+    fn grow(&self, len_bytes: u64) -> Result<(), MediaError>;
+
+    /// The descriptor: to map parts of it privately, and to lock.
+    fn file(&self) -> BorrowedFd<'_>;
+
+    /// Whether `mmap(MAP_PRIVATE)` of [`Media::file`] copies single small pages. Not so on hugetlbfs (2 MiB
+    /// at a time) and on device DAX (refused).
+    fn maps_privately(&self) -> bool;
+}
