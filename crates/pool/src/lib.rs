@@ -12,4 +12,5 @@
 //!   format    media                       bytes on media; how they become durable
 //! ```
 
+pub mod format;
 pub mod media;

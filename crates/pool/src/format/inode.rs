@@ -1,0 +1,376 @@
+//! Slots of the metadata: 512 bytes each. Slot 0 is the pool's head, every other one an inode.
+//!
+//! An inode is a named thing with runs of pages; its number is its slot. Objects are the only kind so far. A
+//! slot that was never used is all zero. One that was freed keeps its number and its incarnation,
+//! which rises with each reuse, so that two things that had the same number can be told apart.
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::run::{RawRun, Run};
+use super::{FormatError, checksum};
+
+/// Bytes of a slot.
+pub const SLOT_BYTES: usize = 512;
+/// The longest name, in bytes.
+pub const MAX_NAME_BYTES: usize = 255;
+/// The most runs in a slot.
+pub const INLINE_RUNS: usize = 8;
+/// The slot of the pool's head.
+pub const HEAD_SLOT: u64 = 0;
+
+const INODE_MAGIC: [u8; 4] = *b"AQIN";
+const HEAD_MAGIC: [u8; 4] = *b"AQHD";
+
+/// What an inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum InodeKind {
+    /// Nothing: the slot can be used.
+    Free,
+    /// A persistent object: one contiguous range of pages with a fixed address.
+    Object,
+}
+
+/// Who may attach: salted hashes of the keys. A missing one means that no key is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeyHashes {
+    /// Hashed together with each key.
+    pub salt: [u8; 16],
+    /// Of the key for reading.
+    pub read: Option<[u8; 32]>,
+    /// Of the key for writing.
+    pub write: Option<[u8; 32]>,
+}
+
+/// An inode, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inode {
+    /// Its slot.
+    pub number: u64,
+    /// What it is.
+    pub kind: InodeKind,
+    /// How often the slot has been used.
+    pub incarnation: u64,
+    /// Raised whenever its runs change.
+    pub layout_version: u64,
+    /// Length of its content in bytes; the runs cover it.
+    pub size_bytes: u64,
+    /// Where its content is attached; 0 for what has no fixed address.
+    pub address: u64,
+    /// Whether it may move to another address.
+    pub is_relocatable: bool,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// When its metadata was last changed, in nanoseconds since 1970.
+    pub changed_ns: u64,
+    /// The pages of its content, in order.
+    pub runs: Vec<Run>,
+    /// Pages that hold a large commit until it is applied.
+    pub shadow: Run,
+    /// Who may attach.
+    pub keys: KeyHashes,
+    /// Its name: any bytes but NUL.
+    pub name: Vec<u8>,
+}
+
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawInode {
+    magic: [u8; 4],
+    kind: U16,
+    flags: U16,
+    number: U64,
+    incarnation: U64,
+    layout_version: U64,
+    size_bytes: U64,
+    address: U64,
+    created_ns: U64,
+    changed_ns: U64,
+    runs: [RawRun; INLINE_RUNS],
+    shadow: RawRun,
+    key_salt: [u8; 16],
+    read_key_hash: [u8; 32],
+    write_key_hash: [u8; 32],
+    reserved: [u8; 32],
+    name_len: u8,
+    name: [u8; MAX_NAME_BYTES],
+    checksum: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawInode>() == SLOT_BYTES);
+    assert!(std::mem::offset_of!(RawInode, runs) == 64);
+    assert!(std::mem::offset_of!(RawInode, shadow) == 128);
+    assert!(std::mem::offset_of!(RawInode, name_len) == 248);
+    assert!(std::mem::offset_of!(RawInode, checksum) == 504);
+};
+
+const RELOCATABLE: u16 = 1;
+const HAS_READ_KEY: u16 = 2;
+const HAS_WRITE_KEY: u16 = 4;
+const KNOWN_FLAGS: u16 = RELOCATABLE | HAS_READ_KEY | HAS_WRITE_KEY;
+
+const KIND_FREE: u16 = 0;
+const KIND_OBJECT: u16 = 1;
+
+/// Bytes of one slot.
+pub type SlotBytes = [u8; SLOT_BYTES];
+
+fn sealed_checksum(bytes: &[u8]) -> u64 {
+    checksum(&[&bytes[..SLOT_BYTES - 8]])
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
+}
+
+impl Inode {
+    /// An unused inode with this number.
+    pub fn free(number: u64, incarnation: u64) -> Inode {
+        Inode {
+            number,
+            kind: InodeKind::Free,
+            incarnation,
+            layout_version: 0,
+            size_bytes: 0,
+            address: 0,
+            is_relocatable: false,
+            created_ns: 0,
+            changed_ns: 0,
+            runs: Vec::new(),
+            shadow: Run::EMPTY,
+            keys: KeyHashes::default(),
+            name: Vec::new(),
+        }
+    }
+
+    /// All pages it names.
+    pub fn all_runs(&self) -> impl Iterator<Item = Run> + '_ {
+        self.runs.iter().copied().chain([self.shadow]).filter(|run| !run.is_empty())
+    }
+
+    /// Pages of its content.
+    pub fn content_pages(&self) -> u64 {
+        self.runs.iter().map(|run| run.pages).sum()
+    }
+
+    /// As bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] if a field does not fit: too many runs, a name too long.
+    pub fn encode(&self) -> Result<SlotBytes, FormatError> {
+        let mut raw = RawInode {
+            magic: INODE_MAGIC,
+            kind: U16::new(match self.kind {
+                InodeKind::Free => KIND_FREE,
+                InodeKind::Object => KIND_OBJECT,
+            }),
+            flags: U16::new(
+                if self.is_relocatable { RELOCATABLE } else { 0 }
+                    | if self.keys.read.is_some() { HAS_READ_KEY } else { 0 }
+                    | if self.keys.write.is_some() { HAS_WRITE_KEY } else { 0 },
+            ),
+            number: U64::new(self.number),
+            incarnation: U64::new(self.incarnation),
+            layout_version: U64::new(self.layout_version),
+            size_bytes: U64::new(self.size_bytes),
+            address: U64::new(self.address),
+            created_ns: U64::new(self.created_ns),
+            changed_ns: U64::new(self.changed_ns),
+            runs: [RawRun::EMPTY; INLINE_RUNS],
+            shadow: RawRun::pack(self.shadow)?,
+            key_salt: self.keys.salt,
+            read_key_hash: self.keys.read.unwrap_or_default(),
+            write_key_hash: self.keys.write.unwrap_or_default(),
+            reserved: [0; 32],
+            name_len: 0,
+            name: [0; MAX_NAME_BYTES],
+            checksum: U64::ZERO,
+        };
+        if self.runs.len() > INLINE_RUNS {
+            return Err(FormatError::Field { field: "run count", value: self.runs.len() as u64 });
+        }
+        for (slot, run) in raw.runs.iter_mut().zip(&self.runs) {
+            *slot = RawRun::pack(*run)?;
+        }
+        let name_len = self.name.len();
+        raw.name_len = u8::try_from(name_len)
+            .map_err(|_| FormatError::Field { field: "name length", value: name_len as u64 })?;
+        raw.name[..name_len].copy_from_slice(&self.name);
+        raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
+        let mut bytes = [0; SLOT_BYTES];
+        bytes.copy_from_slice(raw.as_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads the inode of slot `number`. Zero bytes are a free inode that was never used.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &[u8], number: u64) -> Result<Inode, FormatError> {
+        let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
+        if is_zero(raw.as_bytes()) {
+            return Ok(Inode::free(number, 0));
+        }
+        if raw.magic != INODE_MAGIC {
+            return Err(FormatError::Magic);
+        }
+        let computed = sealed_checksum(raw.as_bytes());
+        if raw.checksum.get() != computed {
+            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
+        }
+        if raw.number.get() != number {
+            return Err(FormatError::Identity { found: raw.number.get(), expected: number });
+        }
+        let field = |field, value| FormatError::Field { field, value };
+        let flags = raw.flags.get();
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(field("flags", flags.into()));
+        }
+        let kind = match raw.kind.get() {
+            KIND_FREE => InodeKind::Free,
+            KIND_OBJECT => InodeKind::Object,
+            other => return Err(field("kind", other.into())),
+        };
+        let name = raw.name[..usize::from(raw.name_len)].to_vec();
+        if name.contains(&0) || (kind == InodeKind::Object && name.is_empty()) {
+            return Err(field("name", name.len() as u64));
+        }
+        let runs: Vec<Run> =
+            (raw.runs.iter().map(|run| run.unpack())).take_while(|run| !run.is_empty()).collect();
+        let covered: u64 = runs.iter().map(|run| run.pages * super::PAGE_BYTES).sum();
+        if raw.size_bytes.get() > covered {
+            return Err(field("size", raw.size_bytes.get()));
+        }
+        // Contiguity is what makes an object one mapping.
+        if kind == InodeKind::Object
+            && (runs.is_empty() || runs.windows(2).any(|w| w[0].end_page() != w[1].start_page))
+        {
+            return Err(field("runs", runs.len() as u64));
+        }
+        Ok(Inode {
+            number,
+            kind,
+            incarnation: raw.incarnation.get(),
+            layout_version: raw.layout_version.get(),
+            size_bytes: raw.size_bytes.get(),
+            address: raw.address.get(),
+            is_relocatable: flags & RELOCATABLE != 0,
+            created_ns: raw.created_ns.get(),
+            changed_ns: raw.changed_ns.get(),
+            runs,
+            shadow: raw.shadow.unpack(),
+            keys: KeyHashes {
+                salt: raw.key_salt,
+                read: (flags & HAS_READ_KEY != 0).then_some(raw.read_key_hash),
+                write: (flags & HAS_WRITE_KEY != 0).then_some(raw.write_key_hash),
+            },
+            name,
+        })
+    }
+}
+
+/// The pool's head: facts about the whole pool that change with its metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolHead {
+    /// From this page on nothing was ever used: those pages are zero as they were when the pool was made.
+    pub fresh_from_page: u64,
+}
+
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHead {
+    magic: [u8; 4],
+    reserved0: [u8; 4],
+    fresh_from_page: U64,
+    reserved: [u8; 488],
+    checksum: U64,
+}
+
+const _: () = assert!(size_of::<RawHead>() == SLOT_BYTES);
+
+impl PoolHead {
+    /// As bytes.
+    pub fn encode(&self) -> SlotBytes {
+        let mut raw = RawHead {
+            magic: HEAD_MAGIC,
+            reserved0: [0; 4],
+            fresh_from_page: U64::new(self.fresh_from_page),
+            reserved: [0; 488],
+            checksum: U64::ZERO,
+        };
+        raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
+        let mut bytes = [0; SLOT_BYTES];
+        bytes.copy_from_slice(raw.as_bytes());
+        bytes
+    }
+
+    /// Reads the head.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &[u8]) -> Result<PoolHead, FormatError> {
+        let (raw, _) = RawHead::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
+        if raw.magic != HEAD_MAGIC {
+            return Err(FormatError::Magic);
+        }
+        let computed = sealed_checksum(raw.as_bytes());
+        if raw.checksum.get() != computed {
+            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
+        }
+        Ok(PoolHead { fresh_from_page: raw.fresh_from_page.get() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object() -> Inode {
+        Inode {
+            kind: InodeKind::Object,
+            size_bytes: 5000,
+            address: 0x2000_0020_0000,
+            is_relocatable: true,
+            runs: vec![Run { start_page: 100, pages: 1 }, Run { start_page: 101, pages: 1 }],
+            shadow: Run { start_page: 300, pages: 4 },
+            keys: KeyHashes { salt: [1; 16], read: None, write: Some([2; 32]) },
+            name: b"an object".to_vec(),
+            ..Inode::free(7, 3)
+        }
+    }
+
+    #[test]
+    fn an_inode_comes_back_as_it_was() {
+        let inode = object();
+        assert_eq!(Inode::decode(&inode.encode().unwrap(), 7), Ok(inode));
+        assert_eq!(Inode::decode(&[0; SLOT_BYTES], 9), Ok(Inode::free(9, 0)));
+    }
+
+    #[test]
+    fn a_checksum_covers_the_number_of_the_slot() {
+        let bytes = object().encode().unwrap();
+        assert_eq!(Inode::decode(&bytes, 8), Err(FormatError::Identity { found: 7, expected: 8 }));
+    }
+
+    #[test]
+    fn each_flipped_bit_is_noticed() {
+        let bytes = object().encode().unwrap();
+        for bit in 0..SLOT_BYTES * 8 {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Inode::decode(&damaged, 7).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn an_object_with_a_gap_is_refused() {
+        let mut inode = object();
+        inode.runs[1].start_page += 1;
+        assert!(matches!(
+            Inode::decode(&inode.encode().unwrap(), 7),
+            Err(FormatError::Field { field: "runs", .. })
+        ));
+    }
+}

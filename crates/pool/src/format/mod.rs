@@ -1,0 +1,87 @@
+//! Bytes on media, version 0. `docs/format.md` draws them.
+//!
+//! ```text
+//!  page 0        1        2 …                 log_start …          data_start …              page_count
+//!  ┌────────────┬────────┬───────────────────┬────────────────────┬─────────────────────────┐
+//!  │ superblock │ second │ metadata: slots   │ log: a ring of     │ data: pages of objects  │
+//!  │            │ copy   │ of 512 bytes      │ records            │                         │
+//!  └────────────┴────────┴───────────────────┴────────────────────┴─────────────────────────┘
+//! ```
+//!
+//! Every structure is little-endian, has a magic, a checksum that also covers *which* structure it is (its number,
+//! position or copy), and reserved bytes that are zero. Parsing is a pure function of bytes; it checks
+//! ranges before any arithmetic and never panics.
+
+pub mod inode;
+pub mod layout;
+pub mod record;
+pub mod run;
+pub mod superblock;
+
+use xxhash_rust::xxh3::Xxh3;
+
+/// Size of a page of the pool, in bytes.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// The version of the format written here. Version 0 is experimental: it may change without notice.
+pub const FORMAT_VERSION: u32 = 0;
+
+/// The checksum of every structure: XXH3 with 64 bits.
+pub fn checksum(parts: &[&[u8]]) -> u64 {
+    if let [single] = parts {
+        return xxhash_rust::xxh3::xxh3_64(single);
+    }
+    let mut hash = Xxh3::new();
+    for part in parts {
+        hash.update(part);
+    }
+    hash.digest()
+}
+
+/// What is wrong with a structure read from media.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// It does not begin as such a structure does.
+    #[error("it does not begin like one")]
+    Magic,
+    /// A version that this program does not know.
+    #[error("its format version is {found}, this program knows version {FORMAT_VERSION}")]
+    Version {
+        /// The version found.
+        found: u32,
+    },
+    /// Features that this program does not know.
+    #[error("it uses features {bits:#x} that this program does not know")]
+    Features {
+        /// The unknown bits.
+        bits: u64,
+    },
+    /// The checksum does not match.
+    #[error("its checksum is {stored:#018x} where the bytes have {computed:#018x}")]
+    Checksum {
+        /// What is stored.
+        stored: u64,
+        /// What the bytes give.
+        computed: u64,
+    },
+    /// It is another one than was looked for.
+    #[error("it is number {found} where {expected} belongs")]
+    Identity {
+        /// The number found.
+        found: u64,
+        /// The number that belongs here.
+        expected: u64,
+    },
+    /// A field has a value that cannot be.
+    #[error("its field {field} cannot be {value:#x}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// There are fewer bytes than the structure has.
+    #[error("it is cut short")]
+    Short,
+}

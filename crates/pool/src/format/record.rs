@@ -1,0 +1,491 @@
+//! Records of the log.
+//!
+//! A record is one atomic change of the pool: after-images of metadata slots, pages of objects, or the
+//! place where pages too many for the log were put. It starts and ends at page boundaries of the log, so that
+//! writing one never rewrites bytes of another, and it never crosses the end of the ring.
+//!
+//! ```text
+//!  0        64                      payload_offset (multiple of 4096, or 0: no payload) … len
+//!  ┌────────┬───────────────────────┬────────────────────────────────────────────┐
+//!  │ header │ entries, 40 bytes     │ payload: slots or pages, in entry order    │
+//!  └────────┴───────────────────────┴────────────────────────────────────────────┘
+//! ```
+//!
+//! A record counts only if its LSN is the position it lies at, its generation the pool's, its pool
+//! this one, and its checksum that of header, entries and payload. `acknowledged_lsn` says up to where the log was
+//! known to be durable when the record was made: a valid record that claims more than recovery can find
+//! proves that the log was damaged, and not just cut short by a crash.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::inode::SLOT_BYTES;
+use super::{FormatError, PAGE_BYTES, checksum};
+use crate::media::ByteRange;
+
+/// Bytes of a record's header.
+pub const HEADER_BYTES: usize = 64;
+/// Bytes of an entry.
+pub const ENTRY_BYTES: usize = 40;
+
+const MAGIC: [u8; 4] = *b"AQLR";
+const KIND_TRANSACTION: u32 = 1;
+const KIND_SKIP: u32 = 2;
+
+/// What distinguishes the records of one pool, of one generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogIdentity {
+    /// The first eight bytes of the pool's uuid.
+    pub pool: u64,
+    /// The generation.
+    pub generation: u64,
+}
+
+/// One change in a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Entry {
+    /// The after-image of a metadata slot; the payload has it.
+    Slot {
+        /// The slot.
+        slot: u64,
+        /// Where in the record its bytes lie.
+        payload_offset: u64,
+    },
+    /// Pages of an object's content; the payload has them.
+    Pages {
+        /// The object's inode.
+        inode: u64,
+        /// Where they belong on media.
+        target: ByteRange,
+        /// Where in the record they lie.
+        payload_offset: u64,
+    },
+    /// Pages of an object's content that were put elsewhere on media.
+    Copied {
+        /// The object's inode.
+        inode: u64,
+        /// Where they belong on media.
+        target: ByteRange,
+        /// Where on media they lie.
+        source_offset_bytes: u64,
+        /// Checksum of these bytes.
+        checksum: u64,
+    },
+    /// Pages that a name leads to from this record on, and did not before.
+    NewRun {
+        /// Where they lie.
+        range: ByteRange,
+    },
+}
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    magic: [u8; 4],
+    kind: U32,
+    lsn: U64,
+    generation: U64,
+    len_bytes: U64,
+    entry_count: U32,
+    reserved: U32,
+    pool: U64,
+    acknowledged_lsn: U64,
+    checksum: U64,
+}
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    kind: U32,
+    inode: U32,
+    target: U64,
+    len_bytes: U64,
+    source: U64,
+    checksum: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawHeader>() == HEADER_BYTES);
+    assert!(size_of::<RawEntry>() == ENTRY_BYTES);
+    assert!(std::mem::offset_of!(RawHeader, checksum) == 56);
+};
+
+const ENTRY_SLOT: u32 = 1;
+const ENTRY_PAGES: u32 = 2;
+const ENTRY_COPIED: u32 = 3;
+const ENTRY_NEW_RUN: u32 = 4;
+
+/// A header, validated as far as it can be without the rest of the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Its position in the log.
+    pub lsn: u64,
+    /// Length of the whole record.
+    pub len_bytes: u64,
+    /// How many entries follow; a record without any only fills space.
+    pub entry_count: u32,
+    /// Whether it only fills space; then nothing behind the header counts.
+    pub is_skip: bool,
+    /// Up to where the log was known to be durable.
+    pub acknowledged_lsn: u64,
+    checksum: u64,
+}
+
+fn header_checksum(header: &RawHeader, rest: &[u8]) -> u64 {
+    let zeroed = RawHeader { checksum: U64::ZERO, ..*header };
+    checksum(&[zeroed.as_bytes(), rest])
+}
+
+impl Header {
+    /// Reads the header of the record at `lsn` of a log of `log_bytes`.
+    ///
+    /// # Errors
+    /// Why there is no record of this log at this place.
+    pub fn decode(
+        bytes: &[u8],
+        lsn: u64,
+        log_bytes: u64,
+        identity: LogIdentity,
+    ) -> Result<Header, FormatError> {
+        let (raw, _) = RawHeader::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
+        if raw.magic != MAGIC {
+            return Err(FormatError::Magic);
+        }
+        let identical = |found: u64, expected: u64| {
+            if found == expected { Ok(()) } else { Err(FormatError::Identity { found, expected }) }
+        };
+        identical(raw.lsn.get(), lsn)?;
+        identical(raw.generation.get(), identity.generation)?;
+        identical(raw.pool.get(), identity.pool)?;
+        let field = |field, value| Err(FormatError::Field { field, value });
+        let len_bytes = raw.len_bytes.get();
+        let room_bytes = log_bytes - lsn % log_bytes;
+        if len_bytes == 0 || len_bytes % PAGE_BYTES != 0 || len_bytes > room_bytes {
+            return field("length", len_bytes);
+        }
+        let entry_count = raw.entry_count.get();
+        if HEADER_BYTES as u64 + u64::from(entry_count) * ENTRY_BYTES as u64 > len_bytes {
+            return field("entry count", entry_count.into());
+        }
+        let is_skip = match raw.kind.get() {
+            KIND_TRANSACTION => false,
+            KIND_SKIP if entry_count == 0 => true,
+            other => return field("kind", other.into()),
+        };
+        if raw.acknowledged_lsn.get() > lsn {
+            return field("acknowledged position", raw.acknowledged_lsn.get());
+        }
+        let header = Header {
+            lsn,
+            len_bytes,
+            entry_count,
+            is_skip,
+            acknowledged_lsn: raw.acknowledged_lsn.get(),
+            checksum: raw.checksum.get(),
+        };
+        if is_skip {
+            let computed = header_checksum(raw, &[]);
+            if header.checksum != computed {
+                return Err(FormatError::Checksum { stored: header.checksum, computed });
+            }
+        }
+        Ok(header)
+    }
+
+    /// The position behind the record.
+    pub fn end_lsn(&self) -> u64 {
+        self.lsn + self.len_bytes
+    }
+}
+
+/// A whole record, validated.
+#[derive(Debug)]
+pub struct Record {
+    /// Its header.
+    pub header: Header,
+    /// Its entries; every payload range lies inside `bytes`.
+    pub entries: Vec<Entry>,
+    bytes: Vec<u8>,
+}
+
+impl Record {
+    /// Reads a record from all its bytes, `header.len_bytes` of them (only the header's for one that fills space).
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(header: Header, bytes: Vec<u8>) -> Result<Record, FormatError> {
+        if header.is_skip {
+            return Ok(Record { header, entries: Vec::new(), bytes });
+        }
+        let (raw, rest) = RawHeader::ref_from_prefix(&bytes).map_err(|_| FormatError::Short)?;
+        if bytes.len() as u64 != header.len_bytes {
+            return Err(FormatError::Short);
+        }
+        let computed = header_checksum(raw, rest);
+        if header.checksum != computed {
+            return Err(FormatError::Checksum { stored: header.checksum, computed });
+        }
+        let (raw_entries, _) =
+            <[RawEntry]>::ref_from_prefix_with_elems(rest, header.entry_count as usize)
+                .map_err(|_| FormatError::Short)?;
+        let entries = (raw_entries.iter())
+            .map(|raw| decode_entry(raw, header.len_bytes))
+            .collect::<Result<_, _>>()?;
+        Ok(Record { header, entries, bytes })
+    }
+
+    /// The payload of an entry.
+    pub fn payload(&self, payload_offset: u64, len_bytes: u64) -> &[u8] {
+        &self.bytes[payload_offset as usize..(payload_offset + len_bytes) as usize]
+    }
+
+    /// All bytes of the record.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The after-images of slots.
+    pub fn slots(&self) -> impl Iterator<Item = (u64, &[u8])> + '_ {
+        self.entries.iter().filter_map(|entry| match *entry {
+            Entry::Slot { slot, payload_offset } => {
+                Some((slot, self.payload(payload_offset, SLOT_BYTES as u64)))
+            }
+            _ => None,
+        })
+    }
+}
+
+fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatError> {
+    let field = |field, value| Err(FormatError::Field { field, value });
+    let len_bytes = raw.len_bytes.get();
+    let range = ByteRange { offset_bytes: raw.target.get(), len_bytes };
+    let is_page_range = len_bytes != 0
+        && len_bytes % PAGE_BYTES == 0
+        && range.offset_bytes % PAGE_BYTES == 0
+        && range.offset_bytes.checked_add(len_bytes).is_some();
+    let payload_offset = raw.source.get();
+    let payload_fits =
+        payload_offset.checked_add(len_bytes).is_some_and(|end| end <= record_len_bytes);
+    match raw.kind.get() {
+        ENTRY_SLOT if len_bytes == SLOT_BYTES as u64 && payload_fits => {
+            Ok(Entry::Slot { slot: raw.target.get(), payload_offset })
+        }
+        ENTRY_PAGES if is_page_range && payload_fits => {
+            Ok(Entry::Pages { inode: raw.inode.get().into(), target: range, payload_offset })
+        }
+        ENTRY_COPIED if is_page_range && payload_offset % PAGE_BYTES == 0 => Ok(Entry::Copied {
+            inode: raw.inode.get().into(),
+            target: range,
+            source_offset_bytes: payload_offset,
+            checksum: raw.checksum.get(),
+        }),
+        ENTRY_NEW_RUN if is_page_range => Ok(Entry::NewRun { range }),
+        ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN => field("entry", len_bytes),
+        other => field("entry kind", other.into()),
+    }
+}
+
+/// A record under construction: entries first, then as many payload bytes as they announced, in their order.
+#[derive(Debug)]
+pub struct RecordBuilder {
+    entries: Vec<RawEntry>,
+    payload_bytes: u64,
+    new_runs: Vec<ByteRange>,
+}
+
+impl Default for RecordBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RecordBuilder {
+    /// An empty record.
+    pub fn new() -> RecordBuilder {
+        RecordBuilder { entries: Vec::new(), payload_bytes: 0, new_runs: Vec::new() }
+    }
+
+    fn push(&mut self, kind: u32, inode: u64, target: u64, len_bytes: u64, source: u64, sum: u64) {
+        self.entries.push(RawEntry {
+            kind: U32::new(kind),
+            inode: U32::new(inode as u32),
+            target: U64::new(target),
+            len_bytes: U64::new(len_bytes),
+            source: U64::new(source),
+            checksum: U64::new(sum),
+        });
+    }
+
+    /// Announces an after-image of a slot: the next 512 bytes of payload.
+    pub fn slot(&mut self, slot: u64) {
+        self.push(ENTRY_SLOT, 0, slot, SLOT_BYTES as u64, self.payload_bytes, 0);
+        self.payload_bytes += SLOT_BYTES as u64;
+    }
+
+    /// Announces pages of an object: the next `target.len_bytes` of payload.
+    pub fn pages(&mut self, inode: u64, target: ByteRange) {
+        self.push(ENTRY_PAGES, inode, target.offset_bytes, target.len_bytes, self.payload_bytes, 0);
+        self.payload_bytes += target.len_bytes;
+    }
+
+    /// Adds pages that lie elsewhere on media.
+    pub fn copied(&mut self, inode: u64, target: ByteRange, source_offset_bytes: u64, sum: u64) {
+        let len_bytes = target.len_bytes;
+        self.push(ENTRY_COPIED, inode, target.offset_bytes, len_bytes, source_offset_bytes, sum);
+    }
+
+    /// Adds a run that is referenced from now on.
+    pub fn new_run(&mut self, range: ByteRange) {
+        self.push(ENTRY_NEW_RUN, 0, range.offset_bytes, range.len_bytes, 0, 0);
+        self.new_runs.push(range);
+    }
+
+    /// The runs added with [`RecordBuilder::new_run`]: to be durable before the record is written.
+    pub fn new_runs(&self) -> &[ByteRange] {
+        &self.new_runs
+    }
+
+    /// Where in the record the payload starts.
+    pub fn payload_offset_bytes(&self) -> usize {
+        (HEADER_BYTES + self.entries.len() * ENTRY_BYTES).next_multiple_of(if self.has_pages() {
+            PAGE_BYTES as usize
+        } else {
+            HEADER_BYTES
+        })
+    }
+
+    fn has_pages(&self) -> bool {
+        self.entries.iter().any(|entry| entry.kind.get() == ENTRY_PAGES)
+    }
+
+    /// Length of the whole record.
+    pub fn len_bytes(&self) -> u64 {
+        (self.payload_offset_bytes() as u64 + self.payload_bytes).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Writes header and entries to the front of `record`, whose payload is complete already, and
+    /// computes the checksum over all of it. `record` has [`RecordBuilder::len_bytes`].
+    pub fn seal(&self, record: &mut [u8], lsn: u64, acknowledged_lsn: u64, identity: LogIdentity) {
+        debug_assert_eq!(record.len() as u64, self.len_bytes());
+        let payload_offset = self.payload_offset_bytes();
+        let (front, _) = record.split_at_mut(payload_offset);
+        front[HEADER_BYTES..].fill(0);
+        for (index, entry) in self.entries.iter().enumerate() {
+            let mut entry = *entry;
+            if matches!(entry.kind.get(), ENTRY_SLOT | ENTRY_PAGES) {
+                entry.source = U64::new(entry.source.get() + payload_offset as u64);
+            }
+            let start = HEADER_BYTES + index * ENTRY_BYTES;
+            front[start..start + ENTRY_BYTES].copy_from_slice(entry.as_bytes());
+        }
+        let mut header = RawHeader {
+            magic: MAGIC,
+            kind: U32::new(KIND_TRANSACTION),
+            lsn: U64::new(lsn),
+            generation: U64::new(identity.generation),
+            len_bytes: U64::new(record.len() as u64),
+            entry_count: U32::new(self.entries.len() as u32),
+            reserved: U32::ZERO,
+            pool: U64::new(identity.pool),
+            acknowledged_lsn: U64::new(acknowledged_lsn),
+            checksum: U64::ZERO,
+        };
+        header.checksum = U64::new(checksum(&[header.as_bytes(), &record[HEADER_BYTES..]]));
+        record[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+    }
+}
+
+/// A record that fills `len_bytes` of the log at `lsn` and changes nothing: its first page.
+pub fn skip_page(
+    lsn: u64,
+    len_bytes: u64,
+    acknowledged_lsn: u64,
+    identity: LogIdentity,
+) -> Vec<u8> {
+    let mut header = RawHeader {
+        magic: MAGIC,
+        kind: U32::new(KIND_SKIP),
+        lsn: U64::new(lsn),
+        generation: U64::new(identity.generation),
+        len_bytes: U64::new(len_bytes),
+        entry_count: U32::ZERO,
+        reserved: U32::ZERO,
+        pool: U64::new(identity.pool),
+        acknowledged_lsn: U64::new(acknowledged_lsn),
+        checksum: U64::ZERO,
+    };
+    header.checksum = U64::new(header_checksum(&header, &[]));
+    let mut page = vec![0; PAGE_BYTES as usize];
+    page[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG_BYTES: u64 = 1 << 20;
+    const IDENTITY: LogIdentity = LogIdentity { pool: 77, generation: 5 };
+
+    fn record() -> Vec<u8> {
+        let mut builder = RecordBuilder::new();
+        builder.pages(3, ByteRange { offset_bytes: 8192, len_bytes: 4096 });
+        builder.pages(4, ByteRange { offset_bytes: 40960, len_bytes: 8192 });
+        builder.new_run(ByteRange { offset_bytes: 40960, len_bytes: 8192 });
+        let mut bytes = vec![9; builder.len_bytes() as usize];
+        builder.seal(&mut bytes, 4096, 0, IDENTITY);
+        bytes
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was() {
+        let bytes = record();
+        assert_eq!(bytes.len(), 4 * 4096);
+        let header = Header::decode(&bytes, 4096, LOG_BYTES, IDENTITY).unwrap();
+        let record = Record::decode(header, bytes).unwrap();
+        assert_eq!(record.entries.len(), 3);
+        let Entry::Pages { inode: 4, target, payload_offset: 8192 } = record.entries[1] else {
+            panic!("{:?}", record.entries[1]);
+        };
+        assert_eq!(target, ByteRange { offset_bytes: 40960, len_bytes: 8192 });
+        assert_eq!(record.payload(8192, 8192), [9; 8192]);
+    }
+
+    #[test]
+    fn a_record_counts_only_at_its_place_in_its_pool_and_generation() {
+        let bytes = record();
+        assert!(Header::decode(&bytes, 8192, LOG_BYTES, IDENTITY).is_err());
+        for other in [
+            LogIdentity { pool: 78, ..IDENTITY },
+            LogIdentity { generation: 6, ..IDENTITY },
+            LogIdentity { generation: 4, ..IDENTITY },
+        ] {
+            assert!(Header::decode(&bytes, 4096, LOG_BYTES, other).is_err());
+        }
+    }
+
+    #[test]
+    fn each_flipped_bit_is_noticed() {
+        let bytes = record();
+        for bit in (0..HEADER_BYTES * 8 + 40 * 8 * 3).chain([4096 * 8, 4096 * 8 * 4 - 1]) {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let outcome = Header::decode(&damaged, 4096, LOG_BYTES, IDENTITY).and_then(|header| {
+                damaged.truncate(header.len_bytes as usize);
+                Record::decode(header, damaged)
+            });
+            assert!(outcome.is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_skip_fills_any_length() {
+        let page = skip_page(8192, 40960, 4096, IDENTITY);
+        let header = Header::decode(&page, 8192, LOG_BYTES, IDENTITY).unwrap();
+        assert!(header.is_skip);
+        assert_eq!(header.end_lsn(), 8192 + 40960);
+        // Not across the end of the ring.
+        assert!(Header::decode(&page, 8192, 40960, IDENTITY).is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! Runs: contiguous pages of the pool in eight bytes, 40 bits of start and 24 of length.
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{FormatError, PAGE_BYTES};
+use crate::media::ByteRange;
+
+const START_BITS: u32 = 40;
+const LEN_BITS: u32 = 24;
+
+/// The most pages one run can name.
+pub const MAX_RUN_PAGES: u64 = (1 << LEN_BITS) - 1;
+/// Pages that can be named at all.
+pub const MAX_PAGES: u64 = 1 << START_BITS;
+
+/// A range of pages of the pool; an empty one names nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Run {
+    /// The first page.
+    pub start_page: u64,
+    /// How many pages.
+    pub pages: u64,
+}
+
+impl Run {
+    /// No pages.
+    pub const EMPTY: Run = Run { start_page: 0, pages: 0 };
+
+    /// Whether it names no page.
+    pub fn is_empty(self) -> bool {
+        self.pages == 0
+    }
+
+    /// The first page behind it.
+    pub fn end_page(self) -> u64 {
+        self.start_page.saturating_add(self.pages)
+    }
+
+    /// Whether both name a page in common.
+    pub fn overlaps(self, other: Run) -> bool {
+        !self.is_empty()
+            && !other.is_empty()
+            && self.start_page < other.end_page()
+            && other.start_page < self.end_page()
+    }
+
+    /// Whether all bytes of `range` lie in this run.
+    pub fn contains(self, range: ByteRange) -> bool {
+        let own = self.bytes();
+        range.offset_bytes >= own.offset_bytes && range.end_bytes() <= own.end_bytes()
+    }
+
+    /// The same as bytes of the media.
+    pub fn bytes(self) -> ByteRange {
+        ByteRange {
+            offset_bytes: self.start_page.saturating_mul(PAGE_BYTES),
+            len_bytes: self.pages.saturating_mul(PAGE_BYTES),
+        }
+    }
+}
+
+/// A run as it lies on media.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(transparent)]
+pub struct RawRun(U64);
+
+const _: () = assert!(size_of::<RawRun>() == 8);
+
+impl RawRun {
+    /// The run that names nothing.
+    pub const EMPTY: RawRun = RawRun(U64::ZERO);
+
+    /// Packs a run.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] if it is too long or lies too far out.
+    pub fn pack(run: Run) -> Result<RawRun, FormatError> {
+        if run.pages > MAX_RUN_PAGES {
+            return Err(FormatError::Field { field: "run length", value: run.pages });
+        }
+        if run.start_page >= MAX_PAGES {
+            return Err(FormatError::Field { field: "run start", value: run.start_page });
+        }
+        Ok(RawRun(U64::new(run.start_page | run.pages << START_BITS)))
+    }
+
+    /// Unpacks it; any bits are a run.
+    pub fn unpack(self) -> Run {
+        let bits = self.0.get();
+        Run { start_page: bits & (MAX_PAGES - 1), pages: bits >> START_BITS }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_keeps_both_fields() {
+        for run in [
+            Run::EMPTY,
+            Run { start_page: 1, pages: 1 },
+            Run { start_page: MAX_PAGES - 1, pages: MAX_RUN_PAGES },
+        ] {
+            assert_eq!(RawRun::pack(run).unwrap().unpack(), run);
+        }
+        assert!(RawRun::pack(Run { start_page: MAX_PAGES, pages: 1 }).is_err());
+        assert!(RawRun::pack(Run { start_page: 0, pages: MAX_RUN_PAGES + 1 }).is_err());
+    }
+
+    #[test]
+    fn overlap_needs_a_common_page() {
+        let run = Run { start_page: 10, pages: 5 };
+        assert!(run.overlaps(Run { start_page: 14, pages: 1 }));
+        assert!(!run.overlaps(Run { start_page: 15, pages: 1 }));
+        assert!(!run.overlaps(Run { start_page: 12, pages: 0 }));
+    }
+}

@@ -1,0 +1,158 @@
+//! The superblock: what a pool is, where its parts lie, and from where its log counts.
+//!
+//! There are two copies. Both are written at each change, one durably after the other, and what the change permits
+//! (overwriting log records, appending in the new generation) begins only when *both* are durable: so
+//! either copy alone leads to a correct recovery, and a damaged one is replaced by the other. The valid copy with
+//! the higher sequence number counts.
+
+use uuid::Uuid;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::layout::Layout;
+use super::{FORMAT_VERSION, FormatError, PAGE_BYTES, checksum};
+
+const MAGIC: [u8; 8] = *b"AQUIFER\0";
+/// How many copies there are; copy `i` lies in page `i`.
+pub const COPIES: u64 = 2;
+
+/// A superblock, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Names the pool; never changes.
+    pub uuid: Uuid,
+    /// Raised by one with every change.
+    pub sequence: u64,
+    /// Where the parts lie.
+    pub layout: Layout,
+    /// Records of the log count only if they carry this generation. Raised durably whenever the pool was
+    /// opened by its first process, so that what a crash left behind the end of the log stays dead.
+    pub generation: u64,
+    /// The durable tail: the first record that recovery must replay.
+    pub tail_lsn: u64,
+    /// Names the segment that the processes of the pool share; nil when nobody has it open.
+    pub segment: Uuid,
+    /// When the pool was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+}
+
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 8],
+    version: U32,
+    page_bytes: U32,
+    uuid: [u8; 16],
+    sequence: U64,
+    page_count: U64,
+    metadata_pages: U64,
+    log_start_page: U64,
+    log_pages: U64,
+    data_start_page: U64,
+    generation: U64,
+    tail_lsn: U64,
+    segment: [u8; 16],
+    created_ns: U64,
+    incompatible_features: U64,
+    copy: U64,
+    reserved: [u8; 368],
+    checksum: U64,
+}
+
+/// Bytes of a superblock; the rest of its page is zero.
+pub const SUPERBLOCK_BYTES: usize = 512;
+const _: () = {
+    assert!(size_of::<Raw>() == SUPERBLOCK_BYTES);
+    assert!(std::mem::offset_of!(Raw, uuid) == 16);
+    assert!(std::mem::offset_of!(Raw, page_count) == 40);
+    assert!(std::mem::offset_of!(Raw, generation) == 80);
+    assert!(std::mem::offset_of!(Raw, segment) == 96);
+    assert!(std::mem::offset_of!(Raw, copy) == 128);
+    assert!(std::mem::offset_of!(Raw, checksum) == 504);
+};
+
+impl Superblock {
+    /// Copy `copy` as a page of bytes.
+    pub fn encode(&self, copy: u64) -> Vec<u8> {
+        let mut raw = Raw {
+            magic: MAGIC,
+            version: U32::new(FORMAT_VERSION),
+            page_bytes: U32::new(PAGE_BYTES as u32),
+            uuid: *self.uuid.as_bytes(),
+            sequence: U64::new(self.sequence),
+            page_count: U64::new(self.layout.page_count),
+            metadata_pages: U64::new(self.layout.metadata_pages),
+            log_start_page: U64::new(self.layout.log_start_page),
+            log_pages: U64::new(self.layout.log_pages),
+            data_start_page: U64::new(self.layout.data_start_page),
+            generation: U64::new(self.generation),
+            tail_lsn: U64::new(self.tail_lsn),
+            segment: *self.segment.as_bytes(),
+            created_ns: U64::new(self.created_ns),
+            incompatible_features: U64::ZERO,
+            copy: U64::new(copy),
+            reserved: [0; 368],
+            checksum: U64::ZERO,
+        };
+        raw.checksum = U64::new(checksum(&[&raw.as_bytes()[..SUPERBLOCK_BYTES - 8]]));
+        let mut page = vec![0; PAGE_BYTES as usize];
+        page[..SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
+        page
+    }
+
+    /// Reads copy `copy` from the bytes of its page.
+    ///
+    /// # Errors
+    /// What is wrong with it. The magic and the version are looked at first, so that a foreign file and a future
+    /// version are told from damage.
+    pub fn decode(bytes: &[u8], copy: u64) -> Result<Superblock, FormatError> {
+        let (raw, _) = Raw::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
+        if raw.magic != MAGIC {
+            return Err(FormatError::Magic);
+        }
+        // Before the checksum, which another version may compute otherwise.
+        if raw.version.get() != FORMAT_VERSION {
+            return Err(FormatError::Version { found: raw.version.get() });
+        }
+        let computed = checksum(&[&raw.as_bytes()[..SUPERBLOCK_BYTES - 8]]);
+        if raw.checksum.get() != computed {
+            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
+        }
+        if raw.incompatible_features.get() != 0 {
+            return Err(FormatError::Features { bits: raw.incompatible_features.get() });
+        }
+        if raw.copy.get() != copy {
+            return Err(FormatError::Identity { found: raw.copy.get(), expected: copy });
+        }
+        if u64::from(raw.page_bytes.get()) != PAGE_BYTES {
+            return Err(FormatError::Field {
+                field: "page size",
+                value: raw.page_bytes.get().into(),
+            });
+        }
+        let layout = Layout {
+            page_count: raw.page_count.get(),
+            metadata_pages: raw.metadata_pages.get(),
+            log_start_page: raw.log_start_page.get(),
+            log_pages: raw.log_pages.get(),
+            data_start_page: raw.data_start_page.get(),
+        };
+        layout.validate()?;
+        // A position near the end of the numbers could not be counted on from.
+        if raw.tail_lsn.get() > u64::MAX / 2 || raw.tail_lsn.get() % PAGE_BYTES != 0 {
+            return Err(FormatError::Field { field: "tail", value: raw.tail_lsn.get() });
+        }
+        if raw.generation.get() > u64::MAX / 2 {
+            return Err(FormatError::Field { field: "generation", value: raw.generation.get() });
+        }
+        Ok(Superblock {
+            uuid: Uuid::from_bytes(raw.uuid),
+            sequence: raw.sequence.get(),
+            layout,
+            generation: raw.generation.get(),
+            tail_lsn: raw.tail_lsn.get(),
+            segment: Uuid::from_bytes(raw.segment),
+            created_ns: raw.created_ns.get(),
+        })
+    }
+}
