@@ -26,14 +26,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use aquifer_sys::copy;
+use aquifer_sys::{copy, devdax, file_system};
 
 use crate::region::Region;
-use crate::{Device, DeviceError, IoOperation, bounds, file_system};
+use crate::{Device, DeviceError, IoOperation, bounds};
 
 /// What makes stores to a byte-addressable device durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl DaxOptions {
         let mode = std::fs::metadata(path)
             .map_err(|source| DeviceError::Open { path: name.clone(), source })?;
         let kind = mode.file_type();
-        if !kind.is_file() && !is_devdax(&mode) {
+        if !kind.is_file() && !devdax::is_devdax(&mode) {
             let what = if kind.is_block_device() { "a block device" } else { "no regular file" };
             return Err(DeviceError::Unsuitable {
                 path: name,
@@ -134,7 +134,7 @@ impl DaxOptions {
         let is_regular = metadata.file_type().is_file();
         let magic = file_system::magic(file.as_fd()).map_err(open_error)?;
         let volatile = file_system::in_memory(magic).filter(|_| is_regular);
-        let len_bytes = if is_regular { metadata.len() } else { devdax_len_bytes(&metadata) };
+        let len_bytes = if is_regular { metadata.len() } else { devdax::len_bytes(&metadata) };
         let len_bytes = usize::try_from(len_bytes)
             .map_err(|_| unsuitable("is longer than the address space".into()))?;
         let (region, persistence, medium) = match volatile {
@@ -290,39 +290,9 @@ impl Device for DaxDevice {
 
 /// Gives every page of the file its memory, keeping what it holds.
 fn allocate(file: &File, len_bytes: usize) -> io::Result<()> {
-    let len = libc::off64_t::try_from(len_bytes)
-        .map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    loop {
-        // SAFETY: no memory is involved.
-        if unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, len) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            // ramfs has no fallocate, and no limit to run into either.
-            Some(libc::EOPNOTSUPP) => return Ok(()),
-            _ => return Err(error),
-        }
+    match aquifer_sys::io::allocate(file.as_fd(), 0, len_bytes as u64) {
+        // ramfs has no fallocate, and no limit to run into either.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+        allocated => allocated,
     }
-}
-
-/// Where sysfs describes a character device.
-fn sysfs_of(metadata: &std::fs::Metadata) -> String {
-    let device = metadata.rdev();
-    format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device))
-}
-
-fn is_devdax(metadata: &std::fs::Metadata) -> bool {
-    metadata.file_type().is_char_device()
-        && std::fs::canonicalize(format!("{}/subsystem", sysfs_of(metadata)))
-            .is_ok_and(|subsystem| subsystem.file_name().is_some_and(|name| name == "dax"))
-}
-
-/// Length of a devdax device as sysfs states it; 0 if it does not.
-fn devdax_len_bytes(metadata: &std::fs::Metadata) -> u64 {
-    std::fs::read_to_string(format!("{}/size", sysfs_of(metadata)))
-        .ok()
-        .and_then(|size| size.trim().parse().ok())
-        .unwrap_or(0)
 }

@@ -54,7 +54,6 @@ mod dax;
 mod decorate;
 mod error;
 mod file;
-mod file_system;
 mod fork;
 mod memory;
 mod queue;

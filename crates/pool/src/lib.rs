@@ -1,16 +1,45 @@
 //! Pools: a formatted file or device that holds named, persistent things.
 //!
 //! ```text
-//!            Pool: create, open, grow, check
+//!            Pool: create, open, close, grow, check
 //!              │
 //!   transaction ── alloc ── image         metadata, changed under the one metadata mutex
 //!              │
-//!             log ── checkpoint ── recovery         the one redo log
+//!      log ── replay ── checkpoint ── recovery        the one redo log
 //!              │
-//!   segment, locks                        what the processes of a pool share at run time
+//!   core ── segment ── membership         what the processes of a pool share at run time
 //!              │
 //!   format    media                       bytes on media; how they become durable
 //! ```
+//!
+//! # Durability
+//! A transaction or a commit that has returned survives everything the media survives; one that has not is there
+//! wholly or not at all. What each persistence domain survives is in `docs/durability.md`, and every
+//! byte is in `docs/format.md`.
 
+mod alloc;
+mod checkpoint;
+mod commit;
+mod core;
+mod create;
+mod error;
 pub mod format;
+mod image;
+mod log;
 pub mod media;
+mod membership;
+mod mutant;
+mod pool;
+mod recovery;
+mod replay;
+mod segment;
+mod transaction;
+
+pub use alloc::Reservation;
+pub use commit::{Commit, CommitCopied, CommitPages};
+pub use create::CreateOptions;
+pub use error::{PoolError, Result};
+pub use mutant::Mutant;
+pub use pool::{InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use replay::PageSource;
+pub use transaction::Transaction;

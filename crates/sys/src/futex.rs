@@ -9,8 +9,35 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+/// Who may wait on a word.
+#[derive(Clone, Copy)]
+enum Scope {
+    /// Threads of this process.
+    Process,
+    /// Threads of every process that maps it.
+    Shared,
+}
+
+impl Scope {
+    fn flag(self) -> libc::c_int {
+        match self {
+            Scope::Process => libc::FUTEX_PRIVATE_FLAG,
+            Scope::Shared => 0,
+        }
+    }
+}
+
 /// Sleeps while `*word == expected`; returns on a wake-up, a changed value, a signal or the time-out.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    wait_in(Scope::Process, word, expected, timeout);
+}
+
+/// As [`wait`], on a word in memory that several processes share.
+pub fn wait_shared(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    wait_in(Scope::Shared, word, expected, timeout);
+}
+
+fn wait_in(scope: Scope, word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let limit = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs() as libc::time_t,
         tv_nsec: t.subsec_nanos() as libc::c_long,
@@ -21,7 +48,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            libc::FUTEX_WAIT | scope.flag(),
             expected,
             limit,
         );
@@ -30,12 +57,21 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 
 /// Wakes up to `count` threads waiting on `word`.
 pub fn wake(word: &AtomicU32, count: u32) {
+    wake_in(Scope::Process, word, count);
+}
+
+/// As [`wake`], for those who [`wait_shared`].
+pub fn wake_shared(word: &AtomicU32, count: u32) {
+    wake_in(Scope::Shared, word, count);
+}
+
+fn wake_in(scope: Scope, word: &AtomicU32, count: u32) {
     // SAFETY: the kernel only uses the address.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            libc::FUTEX_WAKE | scope.flag(),
             count.min(i32::MAX as u32),
         );
     }

@@ -7,20 +7,26 @@
 pub mod copy;
 pub mod cost;
 pub mod cpu;
+pub mod devdax;
 pub mod fallible;
 pub mod features;
+
+pub mod file_system;
 pub mod futex;
+pub mod io;
+pub mod lock;
 pub mod memory;
+pub mod random;
 pub mod residency;
+pub mod robust;
+pub mod shared_memory;
 pub mod signal;
 pub mod uffd;
 
-use std::io;
-
 /// Converts the `-1 and errno` convention of a system call.
 #[inline]
-pub(crate) fn check(result: libc::c_long) -> io::Result<usize> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
+pub(crate) fn check(result: libc::c_long) -> std::io::Result<usize> {
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result as usize) }
 }
 
 /// The errno of the calling thread; a signal handler saves and restores it.

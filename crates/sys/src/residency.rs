@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
+use crate::file_system;
+pub use crate::io::read_at;
 use crate::memory::SMALL_PAGE_BYTES;
 
 /// The number of file pages in this process's page tables, shared memory included.
@@ -85,30 +87,6 @@ pub fn file_identity(file: BorrowedFd<'_>) -> io::Result<FileIdentity> {
     status(file).map(|status| FileIdentity { device: status.st_dev, inode: status.st_ino })
 }
 
-/// Reads through the page cache; less than asked for only at the end of the file.
-pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < target.len() {
-        let rest = &mut target[done..];
-        // SAFETY: the rest of the target is valid for writes.
-        let got = crate::check(unsafe {
-            libc::pread64(
-                file.as_raw_fd(),
-                rest.as_mut_ptr().cast(),
-                rest.len(),
-                (offset_bytes + done as u64) as libc::off64_t,
-            ) as libc::c_long
-        });
-        match got {
-            Ok(0) => break,
-            Ok(bytes) => done += bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
-}
-
 /// What kind of file system a file is on, as far as its page cache is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
@@ -122,16 +100,11 @@ pub enum Backing {
 
 /// Where a file's pages come from.
 pub fn backing(file: BorrowedFd<'_>) -> io::Result<Backing> {
-    const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    // SAFETY: all-zero is a valid `statfs`.
-    let mut status: libc::statfs64 = unsafe { std::mem::zeroed() };
-    // SAFETY: `status` is valid for the call to fill in.
-    crate::check(unsafe { libc::fstatfs64(file.as_raw_fd(), &raw mut status) }.into())?;
-    #[allow(clippy::unnecessary_cast, reason = "the width of f_type differs between targets")]
-    Ok(match status.f_type as i64 {
-        libc::HUGETLBFS_MAGIC => Backing::HugePages,
-        libc::TMPFS_MAGIC | RAMFS_MAGIC => Backing::Memory,
-        _ => Backing::Storage,
+    let magic = file_system::magic(file)?;
+    Ok(match file_system::in_memory(magic) {
+        _ if magic == file_system::HUGETLBFS => Backing::HugePages,
+        Some(_) => Backing::Memory,
+        None => Backing::Storage,
     })
 }
 

@@ -126,7 +126,7 @@ impl FileState {
     fn len_bytes(&self) -> Result<u64, DeviceError> {
         let len_bytes = match self.kind {
             Kind::Regular => system::status(self.main.as_fd()).map(|status| status.len_bytes),
-            Kind::BlockDevice => system::block_device_len_bytes(self.main.as_fd()),
+            Kind::BlockDevice => aquifer_sys::io::block_device_len_bytes(self.main.as_fd()),
         };
         len_bytes.map_err(|source| DeviceError::Io {
             operation: IoOperation::Inspect,

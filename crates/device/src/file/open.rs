@@ -5,10 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use aquifer_sys::file_system;
+
 use super::sync::SyncGate;
 use super::{FileDevice, FileState, Kind, system};
 use crate::queue::Engine;
-use crate::{AlignedBuffer, DeviceError, file_system};
+use crate::{AlignedBuffer, DeviceError};
 
 /// Whether transfers bypass the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -157,7 +159,7 @@ fn open_direct(
     if kind == Kind::Regular && file_system::in_memory(magic).is_some() {
         return Err("the file system keeps its files in memory");
     }
-    let stated = system::direct_alignment(buffered);
+    let stated = aquifer_sys::io::direct_alignment(buffered);
     if stated.is_some_and(|(_, offset)| offset == 0) {
         return Err("O_DIRECT refused by the file system for this file");
     }
@@ -223,7 +225,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![0u8; 256 << 10]).unwrap();
         let buffered = system::open(file.path(), libc::O_RDONLY).unwrap();
-        let Some((memory, offset)) = system::direct_alignment(buffered.as_fd()) else {
+        let Some((memory, offset)) = aquifer_sys::io::direct_alignment(buffered.as_fd()) else {
             eprintln!("skipped: statx does not state the alignment of direct I/O here");
             return;
         };

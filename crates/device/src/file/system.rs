@@ -6,19 +6,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
-const BLKGETSIZE64: libc::Ioctl = if cfg!(any(
-    target_arch = "mips",
-    target_arch = "mips64",
-    target_arch = "powerpc",
-    target_arch = "powerpc64",
-    target_arch = "sparc64"
-)) {
-    0x4008_1272
-} else {
-    0x8008_1272_u32 as libc::Ioctl
-};
-
 /// What `fstat` says, as far as a device cares.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FileStatus {
@@ -60,41 +47,12 @@ pub(super) fn mode_of(path: &Path) -> io::Result<libc::mode_t> {
     Ok(std::fs::metadata(path)?.mode())
 }
 
-/// Present length of a block device.
-pub(super) fn block_device_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut len_bytes = 0u64;
-    // SAFETY: the request writes one `u64`, which outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut len_bytes) })?;
-    Ok(len_bytes)
-}
-
 /// Logical block size of a block device.
 pub(super) fn block_device_block_bytes(file: BorrowedFd<'_>) -> io::Result<usize> {
     let mut block_bytes: libc::c_int = 0;
     // SAFETY: the request writes one `int`, which outlives the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET, &raw mut block_bytes) })?;
     usize::try_from(block_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
-}
-
-/// What `statx` says about direct I/O: `None` where the kernel or the file system does not say (before
-/// 6.1), else the alignments of memory and of offsets, both 0 if the file cannot do direct I/O.
-pub(super) fn direct_alignment(file: BorrowedFd<'_>) -> Option<(usize, usize)> {
-    // SAFETY: all-zero is a valid `statx`.
-    let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor; `status` outlives the call.
-    let result = unsafe {
-        libc::statx(
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            &raw mut status,
-        )
-    };
-    if result != 0 || status.stx_mask & libc::STATX_DIOALIGN == 0 {
-        return None;
-    }
-    Some((status.stx_dio_mem_align as usize, status.stx_dio_offset_align as usize))
 }
 
 /// One `pread` into raw memory; `Err` is an errno.

@@ -1,0 +1,265 @@
+//! Pages: which are used, which were freed, and when those may be used again.
+//!
+//! A page is used if a run of an inode names it, if a process has reserved it for something it is about to make, or if
+//! it was freed and waits. Free space is what is left; nothing on media says so, and the map is computed
+//! from the inodes whenever the pool is opened by its first process, or a holder of the metadata mutex died.
+//!
+//! # When a freed page may be used again (rules 1 and 2)
+//! When the *durable tail* has passed the record that freed it. Then that record is durable and at its place, so no
+//! crash brings the old name back (rule 2); and no record before it, with content for this page, will ever
+//! be replayed over a new owner (rule 1), because what was logged for the page was logged before it was freed.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::core::{Core, Locked};
+use crate::error::{PoolError, Result};
+use crate::format::inode::{HEAD_SLOT, Inode};
+use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
+use crate::image::load_slot;
+use crate::mutant::{self, Mutant};
+use crate::segment::{FREED, ProcessSlot};
+
+fn to_word(run: Run) -> u64 {
+    let raw = RawRun::pack(run).unwrap_or(RawRun::EMPTY);
+    u64::from_le_bytes(raw.as_bytes().try_into().expect("eight bytes"))
+}
+
+fn from_word(word: u64) -> Run {
+    RawRun::read_from_bytes(&word.to_le_bytes()).expect("eight bytes").unpack()
+}
+
+/// Marks pages in a map, a word at a time.
+fn mark(map: &[AtomicU64], run: Run, is_used: bool) {
+    let (mut page, end) = (run.start_page, run.end_page().min(map.len() as u64 * 64));
+    while page < end {
+        let bit = page % 64;
+        let count = (64 - bit).min(end - page);
+        let mask = if count == 64 { u64::MAX } else { ((1 << count) - 1) << bit };
+        let word = &map[(page / 64) as usize];
+        let bits = word.load(Relaxed);
+        word.store(if is_used { bits | mask } else { bits & !mask }, Relaxed);
+        page += count;
+    }
+}
+
+/// The first page from `page` on, before `end`, that is used (or free); `end` if there is none.
+fn next_page(map: &[AtomicU64], mut page: u64, end: u64, is_used: bool) -> u64 {
+    while page < end {
+        let bits = map[(page / 64) as usize].load(Relaxed);
+        let wanted = (if is_used { bits } else { !bits }) >> (page % 64);
+        if wanted != 0 {
+            return (page + u64::from(wanted.trailing_zeros())).min(end);
+        }
+        page = (page / 64 + 1) * 64;
+    }
+    end
+}
+
+/// Free ranges of data pages, in order.
+fn free_runs(core: &Core) -> impl Iterator<Item = Run> + '_ {
+    let map = core.segment.used_pages();
+    let end = core.layout.page_count;
+    let mut page = core.layout.data_start_page;
+    std::iter::from_fn(move || {
+        let start_page = next_page(map, page, end, false);
+        if start_page == end {
+            return None;
+        }
+        page = next_page(map, start_page, end, true);
+        Some(Run { start_page, pages: page - start_page })
+    })
+}
+
+/// Computes the map of used pages from the inodes, the reservations and the freed runs that wait.
+pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
+    let core = locked.core();
+    let map = core.segment.used_pages();
+    for word in map {
+        word.store(0, Relaxed);
+    }
+    mark(map, Run { start_page: 0, pages: core.layout.data_start_page }, true);
+    for slot in HEAD_SLOT + 1..core.segment.slots() {
+        // A damaged inode names nothing that could be trusted; opening for writing refuses those before.
+        if let Ok(inode) = Inode::decode(&load_slot(&core.segment, slot), slot) {
+            inode.all_runs().for_each(|run| mark(map, run, true));
+        }
+    }
+    let control = core.control();
+    for freed in &control.freed[..control.freed_count.load(Relaxed) as usize] {
+        mark(map, from_word(freed.run.load(Relaxed)), true);
+    }
+    for (index, process) in control.processes.iter().enumerate() {
+        match core.membership.is_alive(index) {
+            true => reservations(process).for_each(|run| mark(map, run, true)),
+            false => process.reservations.iter().for_each(|word| word.store(0, Relaxed)),
+        }
+    }
+    Ok(())
+}
+
+fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
+    process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
+}
+
+/// Notes the runs that `before` names and `after` does not. They stay used until [`release`].
+pub(crate) fn note_freed(locked: &Locked<'_>, before: &Inode, after: &Inode, end_lsn: u64) {
+    let control = locked.control();
+    let map = locked.core().segment.used_pages();
+    for run in after.all_runs() {
+        mark(map, run, true);
+    }
+    for run in before.all_runs() {
+        // Runs are never cut: what the new inode keeps of one, it names from the same page on.
+        let kept = (after.all_runs())
+            .filter(|kept| kept.start_page == run.start_page)
+            .map(|kept| kept.pages.min(run.pages))
+            .max()
+            .unwrap_or(0);
+        let gone = Run { start_page: run.start_page + kept, pages: run.pages - kept };
+        let count = control.freed_count.load(Relaxed);
+        let is_noted = (control.freed[..count as usize].iter())
+            .any(|freed| from_word(freed.run.load(Relaxed)) == gone);
+        if gone.is_empty() || is_noted {
+            continue;
+        }
+        if mutant::is(locked.core().mutant, Mutant::EarlyReuse) {
+            mark(map, gone, false);
+            continue;
+        }
+        // A transaction made sure that there is an entry; recovery frees all at its end.
+        if let Some(freed) = control.freed.get(count as usize) {
+            freed.run.store(to_word(gone), Relaxed);
+            freed.lsn.store(end_lsn, Relaxed);
+            // Release: the entry counts from here on.
+            control.freed_count.store(count + 1, Release);
+        }
+    }
+}
+
+/// Frees the runs whose time has come. Called with the metadata mutex.
+pub(crate) fn release(locked: &Locked<'_>) {
+    let control = locked.control();
+    let map = locked.core().segment.used_pages();
+    let passed_lsn = match mutant::is(locked.core().mutant, Mutant::NoRevoke) {
+        false => control.tail_lsn.load(Relaxed),
+        true => control.durable_lsn.load(Relaxed),
+    };
+    let mut index = 0;
+    while index < control.freed_count.load(Relaxed) {
+        let freed = &control.freed[index as usize];
+        if freed.lsn.load(Relaxed) > passed_lsn {
+            index += 1;
+            continue;
+        }
+        let run = from_word(freed.run.load(Relaxed));
+        // The last entry takes its place. Who dies in between leaves it twice, which does no harm.
+        let last = &control.freed[control.freed_count.load(Relaxed) as usize - 1];
+        freed.run.store(last.run.load(Relaxed), Relaxed);
+        freed.lsn.store(last.lsn.load(Relaxed), Relaxed);
+        control.freed_count.store(control.freed_count.load(Relaxed) - 1, Release);
+        mark(map, run, false);
+    }
+}
+
+/// Whether `count` more runs can be noted as freed.
+pub(crate) fn has_room_for_freed(locked: &Locked<'_>, count: usize) -> bool {
+    locked.control().freed_count.load(Relaxed) as usize + count <= FREED
+}
+
+/// Pages taken for something that is about to be made. Given back when dropped, or when its process dies.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    core: &'a Core,
+    index: usize,
+    runs: Vec<Run>,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Core").field("uuid", &self.uuid).finish_non_exhaustive()
+    }
+}
+
+impl Reservation<'_> {
+    /// The pages: adjacent runs, none longer than a run can be.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The same as one run, however long.
+    pub fn whole(&self) -> Run {
+        let pages = self.runs.iter().map(|run| run.pages).sum();
+        Run { start_page: self.runs.first().map_or(0, |run| run.start_page), pages }
+    }
+
+    /// Forgets the reservation because an inode names the pages now. With the metadata mutex.
+    pub(crate) fn keep(mut self, _locked: &Locked<'_>) {
+        self.clear_words();
+        self.runs.clear();
+    }
+
+    fn clear_words(&self) {
+        let process = &self.core.control().processes[self.core.membership.index()];
+        for word in &process.reservations[self.index..self.index + self.runs.len()] {
+            word.store(0, Relaxed);
+        }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if self.runs.is_empty() {
+            return;
+        }
+        if let Ok(_locked) = self.core.lock() {
+            self.clear_words();
+            let map = self.core.segment.used_pages();
+            self.runs.iter().for_each(|run| mark(map, *run, false));
+        }
+    }
+}
+
+impl Core {
+    /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits.
+    pub fn reserve_pages(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
+        let locked = self.lock()?;
+        release(&locked);
+        let fits = |free: Run| {
+            let start_page = free.start_page.next_multiple_of(align_pages.max(1));
+            (start_page.checked_add(pages)? <= free.end_page()).then_some(start_page)
+        };
+        let start_page = free_runs(self).find_map(fits).ok_or_else(|| PoolError::Full {
+            wanted_pages: pages,
+            largest_free_pages: free_runs(self).map(|run| run.pages).max().unwrap_or(0),
+        })?;
+        let whole = Run { start_page, pages };
+        let runs: Vec<Run> = (0..pages.div_ceil(MAX_RUN_PAGES))
+            .map(|index| Run {
+                start_page: start_page + index * MAX_RUN_PAGES,
+                pages: (pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
+            })
+            .collect();
+        let words = &self.control().processes[self.membership.index()].reservations;
+        let index = (0..words.len().saturating_sub(runs.len() - 1))
+            .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
+            .ok_or(PoolError::Parameter {
+                what: "the number of pages",
+                value: pages.to_string(),
+                reason: "too many allocations are under way in this process, or it is too large",
+            })?;
+        // The words first: who repairs after a death here rebuilds the map from them.
+        for (word, run) in words[index..].iter().zip(&runs) {
+            word.store(to_word(*run), Relaxed);
+        }
+        mark(self.segment.used_pages(), whole, true);
+        Ok(Reservation { core: self, index, runs })
+    }
+
+    /// Pages that are free now, and the longest range of them.
+    pub fn free_pages(&self) -> (u64, u64) {
+        free_runs(self).fold((0, 0), |(sum, max), run| (sum + run.pages, max.max(run.pages)))
+    }
+}

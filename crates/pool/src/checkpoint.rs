@@ -1,0 +1,209 @@
+//! Bringing the media up to date with the log, so that log space and freed pages can be used again.
+//!
+//! ```text
+//!   apply:       durable records ──copy──▶ pages of objects at their place        (visible to who attaches)
+//!   checkpoint:  1. take a copy of the changed image pages, under the metadata mutex
+//!                2. everything in the log so far is durable          (no-steal: the image may follow now)
+//!                3. apply up to there
+//!                4. image pages to their place
+//!                5. write both back, flush the device
+//!                6. superblocks with the new tail, one after the other
+//!                7. the tail moves: log space is free, freed pages are free
+//! ```
+//!
+//! All under the maintenance mutex. A crash anywhere leaves the old tail, from which replay gives the same result.
+//! A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages clean that never
+//! reached the disk, so no later flush could be believed. Nothing is lost by it, the log still has it.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::alloc;
+use crate::core::{Core, Maintaining};
+use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
+use crate::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
+use crate::format::superblock::{COPIES, Superblock};
+use crate::image::{load_slot, set_bit};
+use crate::log::FailureKind;
+use crate::media::{ByteRange, Media, MediaError};
+use crate::mutant::{self, Mutant};
+use crate::replay::Committed;
+
+impl Core {
+    /// Copies what committed records before `lsn` have for objects to its place. `lsn` is at most the
+    /// durable position.
+    pub fn apply_through(&self, lsn: u64) -> Result<()> {
+        // Acquire: pairs with the Release below; what was applied is visible in the media.
+        if self.control().applied_lsn.load(Acquire) >= lsn {
+            return Ok(());
+        }
+        let maintaining = self.maintain()?;
+        self.apply(&maintaining, lsn)
+    }
+
+    fn apply(&self, _maintaining: &Maintaining<'_>, lsn: u64) -> Result<()> {
+        let control = self.control();
+        let from_lsn = control.applied_lsn.load(Relaxed);
+        if from_lsn >= lsn {
+            return Ok(());
+        }
+        let committed = self.committed_between(from_lsn, lsn)?;
+        committed.copy_to_place(&*self.media).inspect_err(|error| {
+            if let PoolError::Media(error) = error {
+                self.fail(FailureKind::Data, &error.source);
+            }
+        })?;
+        control.applied_lsn.store(lsn, Release);
+        Ok(())
+    }
+
+    pub(crate) fn committed_between(&self, from_lsn: u64, to_lsn: u64) -> Result<Committed> {
+        let reader = self.log_reader();
+        let mut committed = Committed::default();
+        let end = reader.scan(from_lsn, to_lsn, |record| committed.add(&reader, record))?;
+        match end.lsn == to_lsn {
+            true => Ok(committed),
+            false => Err(self.damaged(format!("the log at {}", end.lsn), end.reason)),
+        }
+    }
+
+    /// Brings the media up to date, and frees the log up to where it was when this was called.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.check_writable()?;
+        let maintaining = self.maintain()?;
+        self.checkpoint_while(&maintaining)
+    }
+
+    fn checkpoint_while(&self, maintaining: &Maintaining<'_>) -> Result<()> {
+        let control = self.control();
+        let tail_lsn = control.tail_lsn.load(Relaxed);
+        let (head_lsn, pages) = self.take_changed_pages()?;
+        let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
+        if outcome.is_err() {
+            self.mark_changed(&pages)?;
+        }
+        outcome
+    }
+
+    fn write_checkpoint(
+        &self,
+        maintaining: &Maintaining<'_>,
+        tail_lsn: u64,
+        head_lsn: u64,
+        pages: &[(u64, Vec<u8>)],
+    ) -> Result<()> {
+        if tail_lsn == head_lsn && pages.is_empty() {
+            return Ok(());
+        }
+        let control = self.control();
+        self.wait_durable(head_lsn)?;
+        self.apply(maintaining, head_lsn)?;
+        let mut ranges = self.committed_between(tail_lsn, head_lsn)?.ranges();
+        let written = (|| -> std::result::Result<(), MediaError> {
+            for (page, bytes) in pages {
+                let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;
+                self.media.write_at(offset_bytes, bytes)?;
+                ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
+            }
+            if !mutant::is(self.mutant, Mutant::TailBeforeFlush) {
+                self.media.write_back(&ranges)?;
+                self.media.flush()?;
+            }
+            Ok(())
+        })();
+        written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
+        let superblock = self.superblock(head_lsn);
+        write_superblocks(&*self.media, &superblock, self.mutant)
+            .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
+        control.sequence.store(superblock.sequence, Relaxed);
+        let locked = self.lock()?;
+        control.tail_lsn.store(head_lsn, Relaxed);
+        alloc::release(&locked);
+        drop(locked);
+        self.signal();
+        Ok(())
+    }
+
+    /// The next superblock, with its tail at `tail_lsn`.
+    fn superblock(&self, tail_lsn: u64) -> Superblock {
+        let control = self.control();
+        Superblock {
+            uuid: self.uuid,
+            sequence: control.sequence.load(Relaxed) + 1,
+            layout: self.layout,
+            generation: control.generation.load(Relaxed),
+            tail_lsn,
+            segment: self.segment_id,
+            created_ns: self.created_ns,
+        }
+    }
+
+    /// Copies the changed pages of the image, and where the log was at that moment.
+    fn take_changed_pages(&self) -> Result<(u64, Vec<(u64, Vec<u8>)>)> {
+        let locked = self.lock()?;
+        let mut pages = Vec::new();
+        for (index, word) in self.segment.dirty_image_pages().iter().enumerate() {
+            let bits = word.swap(0, Relaxed);
+            for bit in (0..64).filter(|bit| bits & (1 << bit) != 0) {
+                let page = index as u64 * 64 + bit;
+                let bytes = (page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE)
+                    .flat_map(|slot| load_slot(&self.segment, slot))
+                    .collect();
+                pages.push((page, bytes));
+            }
+        }
+        let head_lsn = self.head_lsn();
+        drop(locked);
+        Ok((head_lsn, pages))
+    }
+
+    fn mark_changed(&self, pages: &[(u64, Vec<u8>)]) -> Result<()> {
+        let _locked = self.lock()?;
+        pages.iter().for_each(|(page, _)| set_bit(self.segment.dirty_image_pages(), *page));
+        Ok(())
+    }
+
+    /// Waits for, or makes, room in the log for a record of `len_bytes`, and for freed runs.
+    pub(crate) fn make_room(&self, len_bytes: u64) -> Result<()> {
+        let log_bytes = self.layout.log().len_bytes;
+        // A record that does not fit before the end of the ring needs up to as much again.
+        if len_bytes > log_bytes / 2 {
+            return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
+        }
+        self.checkpoint()
+    }
+
+    /// Which part of the log is in use, in percent.
+    pub fn log_use_percent(&self) -> u64 {
+        let used = self.control().durable_lsn.load(Relaxed)
+            - self.control().tail_lsn.load(Relaxed).min(self.control().durable_lsn.load(Relaxed));
+        used * 100 / self.layout.log().len_bytes
+    }
+
+    /// Says in the superblock that nobody has the pool open.
+    pub(crate) fn write_closed_superblock(&self) -> Result<()> {
+        let superblock = Superblock {
+            segment: uuid::Uuid::nil(),
+            ..self.superblock(self.control().tail_lsn.load(Relaxed))
+        };
+        write_superblocks(&*self.media, &superblock, self.mutant)?;
+        self.control().sequence.fetch_add(1, AcqRel);
+        Ok(())
+    }
+}
+
+/// Writes both copies, each durable before the next.
+pub(crate) fn write_superblocks(
+    media: &dyn Media,
+    superblock: &Superblock,
+    mutant: Option<Mutant>,
+) -> std::result::Result<(), MediaError> {
+    for copy in 0..COPIES {
+        let page = superblock.encode(copy);
+        match mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
+            false => media.write_durable(copy * PAGE_BYTES, &page)?,
+            true => media.write_at(copy * PAGE_BYTES, &page)?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Commits: pages of objects that become durable together.
+//!
+//! A commit is *captured* first (its pages are copied into a buffer and get their place in the log) and *finished*
+//! then (written, made durable, acknowledged in order). Between the two the pages may change again, so
+//! the caller's program runs on while the media is busy.
+
+use std::sync::Arc;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::core::Core;
+use crate::error::{PoolError, Result};
+use crate::format::record::RecordBuilder;
+use crate::log::Append;
+use crate::media::ByteRange;
+
+#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct AlignedPage([u8; 4096]);
+
+/// Page-aligned memory for records; kept and used again.
+pub struct CommitBuffer {
+    pages: Vec<AlignedPage>,
+    len_bytes: usize,
+}
+
+/// Buffers above this are not kept.
+const KEPT_BYTES: usize = 4 << 20;
+/// At most as many buffers are kept.
+const KEPT: usize = 8;
+
+impl CommitBuffer {
+    fn bytes(&self) -> &[u8] {
+        &self.pages.as_bytes()[..self.len_bytes]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.pages.as_mut_bytes()[..self.len_bytes]
+    }
+}
+
+/// Pages of one inode that are committed: from memory, or from another place on media.
+#[derive(Debug, Clone, Copy)]
+pub struct CommitPages {
+    /// The inode.
+    pub inode: u64,
+    /// Where on media they belong.
+    pub target: ByteRange,
+}
+
+/// Pages of one inode that were written to another place on media, and flushed, before the commit.
+#[derive(Debug, Clone, Copy)]
+pub struct CommitCopied {
+    /// The inode.
+    pub inode: u64,
+    /// Where on media they belong.
+    pub target: ByteRange,
+    /// Where they lie.
+    pub source_offset_bytes: u64,
+    /// The checksum of their bytes ([`crate::format::checksum`]).
+    pub checksum: u64,
+}
+
+/// A commit that was captured. Dropped without [`Commit::finish`] it is given up, and may have happened or not.
+pub struct Commit {
+    core: Arc<Core>,
+    append: Append,
+    filler: Option<Append>,
+    buffer: Option<CommitBuffer>,
+}
+
+impl Core {
+    fn take_buffer(&self, len_bytes: usize) -> CommitBuffer {
+        let pages = len_bytes.div_ceil(4096);
+        let kept = self.buffers.lock().unwrap_or_else(|broken| broken.into_inner()).pop();
+        let mut buffer = kept.unwrap_or(CommitBuffer { pages: Vec::new(), len_bytes: 0 });
+        if buffer.pages.len() < pages {
+            buffer.pages.resize(pages, AlignedPage::new_zeroed());
+        }
+        buffer.len_bytes = len_bytes;
+        buffer
+    }
+
+    fn keep_buffer(&self, buffer: CommitBuffer) {
+        let mut kept = self.buffers.lock().unwrap_or_else(|broken| broken.into_inner());
+        if kept.len() < KEPT && buffer.pages.len() * 4096 <= KEPT_BYTES {
+            kept.push(buffer);
+        }
+    }
+
+    /// The most bytes of pages that a commit may carry in the log: a quarter of it.
+    pub fn max_commit_bytes(&self) -> u64 {
+        self.layout.log().len_bytes / 4
+    }
+
+    /// Captures a commit: `fill` copies the pages, in order, into the memory it is given.
+    pub fn capture(
+        &self,
+        pages: &[CommitPages],
+        copied: &[CommitCopied],
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Commit> {
+        self.check_writable()?;
+        let mut builder = RecordBuilder::new();
+        pages.iter().for_each(|pages| builder.pages(pages.inode, pages.target));
+        for from in copied {
+            builder.copied(from.inode, from.target, from.source_offset_bytes, from.checksum);
+        }
+        let len_bytes = builder.len_bytes();
+        let log_bytes = self.layout.log().len_bytes;
+        if len_bytes > log_bytes / 2 {
+            return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
+        }
+        let mut buffer = self.take_buffer(len_bytes as usize);
+        let payload_bytes: u64 = pages.iter().map(|pages| pages.target.len_bytes).sum();
+        let start = builder.payload_offset_bytes();
+        fill(&mut buffer.bytes_mut()[start..start + payload_bytes as usize]);
+        let body_checksum = builder.finish_body(buffer.bytes_mut());
+        let (append, filler) = loop {
+            let locked = self.lock()?;
+            if let Some(space) = self.reserve(&locked, len_bytes, false) {
+                break space;
+            }
+            drop(locked);
+            self.make_room(len_bytes)?;
+        };
+        let identity = self.identity();
+        let acknowledged_lsn = append.acknowledged_lsn;
+        builder.seal(buffer.bytes_mut(), body_checksum, append.lsn, acknowledged_lsn, identity);
+        Ok(Commit { core: self.share(), append, filler, buffer: Some(buffer) })
+    }
+}
+
+impl Commit {
+    /// The position in the log behind the commit: it is durable when the log is durable up to there.
+    pub fn end_lsn(&self) -> u64 {
+        self.append.end_lsn
+    }
+
+    /// Makes the commit durable, and returns when everything before it is as well.
+    ///
+    /// # Errors
+    /// Then it is there wholly or not at all, and nothing behind it will be acknowledged.
+    pub fn finish(mut self) -> Result<()> {
+        if let Some(mut filler) = self.filler.take() {
+            self.core.write_filler(&mut filler)?;
+        }
+        let buffer = self.buffer.take().expect("taken only here");
+        let written = self.core.write_append(&mut self.append, buffer.bytes());
+        self.core.keep_buffer(buffer);
+        written?;
+        self.core.wait_durable(self.append.end_lsn)
+    }
+}
+
+impl Core {
+    /// Makes ranges durable that were written with [`Media::write_at`].
+    pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
+        self.media.write_back(ranges).and_then(|()| self.media.flush()).map_err(|error| {
+            self.fail(crate::log::FailureKind::Data, &error.source);
+            error.into()
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! What all parts of an open pool share, and the metadata mutex.
+//!
+//! # Lock order
+//! maintenance mutex, then metadata mutex; nothing else is taken while the second is held. Under it there is
+//! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
+//! repairs what may have been left half done ([`Core::repair`]).
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
+use aquifer_vm::ProcessMark;
+use uuid::Uuid;
+
+use crate::commit::CommitBuffer;
+use crate::error::{PoolError, Result};
+use crate::format::layout::Layout;
+use crate::format::record::LogIdentity;
+use crate::image;
+use crate::log::FailureKind;
+use crate::media::Media;
+use crate::membership::Membership;
+use crate::mutant::Mutant;
+use crate::segment::{Control, Segment};
+
+/// An open pool. Everything here is safe to use from any thread.
+pub(crate) struct Core {
+    /// Itself: appends outlive the call that began them.
+    pub me: Weak<Core>,
+    pub media: Arc<dyn Media>,
+    pub layout: Layout,
+    pub uuid: Uuid,
+    pub created_ns: u64,
+    /// Names the segment in the superblock; nil for one that is private.
+    pub segment_id: Uuid,
+    pub segment: Segment,
+    pub membership: Membership,
+    /// Whether the segment and the media may be changed from here.
+    pub is_writable: bool,
+    pub stall_timeout: Duration,
+    pub mutant: Option<Mutant>,
+    pub process: ProcessMark,
+    /// Memory of records, to be used again.
+    pub buffers: Mutex<Vec<CommitBuffer>>,
+    /// Inodes locked through this handle.
+    pub held: Mutex<BTreeSet<u64>>,
+}
+
+/// The metadata mutex, held.
+pub(crate) struct Locked<'a> {
+    core: &'a Core,
+    guard: RobustGuard<'a>,
+}
+
+impl Locked<'_> {
+    pub fn core(&self) -> &Core {
+        self.core
+    }
+
+    pub fn control(&self) -> &Control {
+        self.core.control()
+    }
+}
+
+/// The maintenance mutex, held: applying records, checkpoints, superblocks.
+pub(crate) struct Maintaining<'a> {
+    _guard: RobustGuard<'a>,
+}
+
+impl Core {
+    pub fn control(&self) -> &Control {
+        self.segment.control()
+    }
+
+    /// A handle that keeps it open.
+    pub fn share(&self) -> Arc<Core> {
+        self.me.upgrade().expect("a method is running on it")
+    }
+
+    /// What records of this pool carry now.
+    pub fn identity(&self) -> LogIdentity {
+        LogIdentity {
+            pool: self.uuid.as_u64_pair().0,
+            generation: self.control().generation.load(Relaxed),
+        }
+    }
+
+    /// An error if nothing may be changed: in a fork, opened for reading, or after a failure.
+    pub fn check_writable(&self) -> Result<()> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        if !self.is_writable {
+            return Err(PoolError::ReadOnly {
+                path: self.media.path().to_path_buf(),
+                reason: "it was opened for reading",
+            });
+        }
+        self.check_not_failed()
+    }
+
+    /// An error if a write failed earlier, here or in another process.
+    pub fn check_not_failed(&self) -> Result<()> {
+        // Pairs with the Release in `fail`: the kind is there when the failure is.
+        match self.control().failure.load(Acquire) {
+            0 => Ok(()),
+            errno => Err(PoolError::Failed {
+                what: FailureKind::from_code(self.control().failure_kind.load(Relaxed)).name(),
+                source: std::io::Error::from_raw_os_error((errno - 1) as i32),
+            }),
+        }
+    }
+
+    /// Makes the pool read-only for everybody, and says so to all that wait.
+    pub fn fail(&self, kind: FailureKind, error: &std::io::Error) {
+        let control = self.control();
+        control.failure_kind.store(kind as u64, Relaxed);
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        // Release: pairs with `check_not_failed`.
+        control.failure.store(errno as u64 + 1, Release);
+        self.signal();
+    }
+
+    fn take<'a>(&self, mutex: &'a RobustMutex, what: &'static str) -> Result<RobustGuard<'a>> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        mutex.lock(Some(self.stall_timeout)).map_err(|error| match error {
+            LockError::Timeout { holder_pid: pid, .. } => PoolError::Stalled { pid, what },
+            LockError::System(source) => PoolError::Mutex(source),
+            _ => PoolError::Mutex(std::io::Error::from_raw_os_error(libc::ENOTRECOVERABLE)),
+        })
+    }
+
+    /// Takes the metadata mutex; repairs first what a dead holder left.
+    pub fn lock(&self) -> Result<Locked<'_>> {
+        let guard = self.take(&self.control().metadata_mutex, "the metadata lock")?;
+        let mut locked = Locked { core: self, guard };
+        if locked.guard.previous_owner_died() {
+            self.repair(&locked)?;
+            locked.guard.repaired();
+        }
+        Ok(locked)
+    }
+
+    /// Takes the maintenance mutex. What it protects is idempotent: after a dead holder it is done again.
+    pub fn maintain(&self) -> Result<Maintaining<'_>> {
+        let mut guard = self.take(&self.control().maintenance_mutex, "the maintenance lock")?;
+        if guard.previous_owner_died() {
+            // It may have taken note of changed pages and not have written them.
+            image::mark_all_changed(&self.lock()?);
+            guard.repaired();
+        }
+        Ok(Maintaining { _guard: guard })
+    }
+
+    /// Completes or undoes what a process was doing when it died with the metadata mutex:
+    ///
+    /// 1. a record that is in the log and not wholly in the image is applied (again);
+    /// 2. the map of used pages is computed anew.
+    ///
+    /// Pending appends need nothing: an entry counts from the store of `pending_next` on, and is removed by the store
+    /// of `pending_first` after that of `durable_lsn`.
+    fn repair(&self, locked: &Locked<'_>) -> Result<()> {
+        let control = self.control();
+        let pending = control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed);
+        for index in pending {
+            let pending = self.pending(index);
+            let lsn = pending.lsn.load(Relaxed);
+            if pending.is_metadata.load(Relaxed) == 0 || lsn < control.metadata_lsn.load(Relaxed) {
+                continue;
+            }
+            // Only the holder of the metadata mutex makes metadata records, so this one is the dead process's. It
+            // counts if all of it is in the log.
+            match self.read_record(lsn) {
+                Ok(record) => image::apply(locked, &record),
+                Err(_) => pending.is_metadata.store(0, Relaxed),
+            }
+        }
+        let version = control.image_version.load(Relaxed);
+        if version % 2 == 1 {
+            // Release: pairs with the Acquire of readers of the image.
+            control.image_version.store(version + 1, Release);
+        }
+        crate::alloc::rebuild(locked)
+    }
+}

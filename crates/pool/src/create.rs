@@ -1,0 +1,110 @@
+//! Making a pool.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use crate::checkpoint::write_superblocks;
+use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
+use crate::format::inode::{HEAD_SLOT, PoolHead};
+use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
+use crate::format::superblock::{COPIES, Superblock};
+use crate::media::{ByteRange, Media};
+
+/// How to make a pool.
+#[derive(Debug, Clone, Default)]
+pub struct CreateOptions {
+    /// How many inodes it can have; by default one for each MiB, between 1,000 and 65,000.
+    pub inodes: Option<u64>,
+    /// Length of the log; by default an eighth of the pool, between 64 KiB and 64 MiB.
+    pub log_bytes: Option<u64>,
+    /// Whether the media may hold something other than zeros: then nothing is taken to be zero that was not
+    /// zeroed here.
+    pub media_is_used: bool,
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// A random uuid.
+pub(crate) fn new_uuid() -> Result<Uuid> {
+    let mut bytes = [0; 16];
+    aquifer_sys::random::fill(&mut bytes).map_err(|source| PoolError::Open {
+        path: "the system's random numbers".into(),
+        reason: "they cannot be read".to_owned(),
+        source: Some(source),
+    })?;
+    Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
+}
+
+impl CreateOptions {
+    fn layout(&self, len_bytes: u64) -> Result<Layout> {
+        if len_bytes < MIN_POOL_BYTES {
+            return Err(PoolError::Parameter {
+                what: "the size",
+                value: format!("{len_bytes} bytes"),
+                reason: "a pool has at least 256 KiB",
+            });
+        }
+        let small = len_bytes < 16 << 20;
+        let inodes = self.inodes.unwrap_or(match small {
+            true => len_bytes >> 13,
+            false => (len_bytes >> 20).clamp(1000, 65_000),
+        });
+        let log_bytes = self.log_bytes.unwrap_or((len_bytes / 8).clamp(64 << 10, 64 << 20));
+        // The head has a slot too.
+        Layout::new(len_bytes, inodes.saturating_add(1), log_bytes).map_err(|_| {
+            PoolError::Parameter {
+                what: "the layout",
+                value: format!("{inodes} inodes and a log of {log_bytes} bytes"),
+                reason: "they leave no room for data, or the log is under 64 KiB; make the pool larger",
+            }
+        })
+    }
+
+    /// Formats media. What it held is lost.
+    ///
+    /// # Errors
+    /// [`PoolError::Parameter`] if the options do not fit it, before anything is changed; [`PoolError::Media`].
+    pub fn format(&self, media: &Arc<dyn Media>) -> Result<()> {
+        debug_assert!(MIN_LOG_PAGES * PAGE_BYTES <= 64 << 10);
+        let layout = self.layout(media.len_bytes())?;
+        let zeros = vec![0; 1 << 20];
+        let head = PoolHead {
+            fresh_from_page: match self.media_is_used {
+                true => layout.page_count,
+                false => layout.data_start_page,
+            },
+        };
+        // The superblocks go first, so that a crash from here on leaves no pool instead of a wrong one.
+        let superblocks = ByteRange { offset_bytes: 0, len_bytes: COPIES * PAGE_BYTES };
+        media.write_at(0, &zeros[..superblocks.len_bytes as usize])?;
+        media.write_back(&[superblocks])?;
+        media.flush()?;
+        let metadata = layout.metadata();
+        if self.media_is_used {
+            for offset in (0..metadata.len_bytes).step_by(zeros.len()) {
+                let len = (metadata.len_bytes - offset).min(zeros.len() as u64) as usize;
+                media.write_at(metadata.offset_bytes + offset, &zeros[..len])?;
+            }
+        }
+        media.write_at(layout.slot_offset_bytes(HEAD_SLOT), &head.encode())?;
+        media.write_back(&[metadata])?;
+        media.flush()?;
+        let superblock = Superblock {
+            uuid: new_uuid()?,
+            sequence: 1,
+            layout,
+            generation: 1,
+            tail_lsn: 0,
+            segment: Uuid::nil(),
+            created_ns: now_ns(),
+        };
+        write_superblocks(&**media, &superblock, None)?;
+        Ok(())
+    }
+}

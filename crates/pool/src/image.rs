@@ -1,0 +1,153 @@
+//! The image: metadata as of the last change, in shared memory.
+//!
+//! Changes are applied by [`apply`] only, from a log record, under the metadata mutex: a transaction, recovery and the
+//! repair after a dead process all go this way. It is idempotent. Readers take no lock: they
+//! copy, and copy again if `image_version` was odd or has changed.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, fence};
+use std::time::Instant;
+
+use crate::alloc;
+use crate::core::{Core, Locked};
+use crate::error::{PoolError, Result};
+use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
+use crate::format::layout::SLOTS_PER_PAGE;
+use crate::format::record::Record;
+use crate::segment::Segment;
+
+/// Copies a slot out; torn if somebody writes to it meanwhile.
+pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
+    let mut bytes = [0; SLOT_BYTES];
+    for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
+        target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+    }
+    bytes
+}
+
+/// Writes a slot of the image, and notes that its page differs from the media's.
+pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
+    for (word, source) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)) {
+        word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
+    }
+    let page = slot / SLOTS_PER_PAGE;
+    set_bit(segment.dirty_image_pages(), page);
+}
+
+pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
+    let word = &words[(bit / 64) as usize];
+    word.store(word.load(Relaxed) | 1 << (bit % 64), Relaxed);
+}
+
+/// Notes that no page of the image is known to be on media.
+pub(crate) fn mark_all_changed(locked: &Locked<'_>) {
+    let core = locked.core();
+    (0..core.layout.metadata_pages)
+        .for_each(|page| set_bit(core.segment.dirty_image_pages(), page));
+}
+
+/// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
+/// repairs after a death in between still knows of them.
+pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
+    let core = locked.core();
+    let (control, segment) = (core.control(), &core.segment);
+    for (slot, after) in record.slots() {
+        if slot == HEAD_SLOT || slot >= segment.slots() {
+            continue;
+        }
+        let before = Inode::decode(&load_slot(segment, slot), slot);
+        let after = Inode::decode(after, slot);
+        if let (Ok(before), Ok(after)) = (before, after) {
+            alloc::note_freed(locked, &before, &after, record.header.end_lsn());
+        }
+    }
+    let version = control.image_version.load(Relaxed) | 1;
+    control.image_version.store(version, Relaxed);
+    // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
+    fence(Release);
+    for (slot, after) in record.slots() {
+        if slot < segment.slots() {
+            store_slot(segment, slot, after);
+        }
+    }
+    // Release: pairs with the Acquire in `consistent`.
+    control.image_version.store(version + 1, Release);
+    if control.metadata_lsn.load(Relaxed) < record.header.end_lsn() {
+        control.metadata_lsn.store(record.header.end_lsn(), Release);
+    }
+}
+
+impl Core {
+    /// Runs `read` over an image that does not change meanwhile; perhaps several times.
+    pub fn consistent<T>(&self, mut read: impl FnMut(&Segment) -> T) -> Result<T> {
+        let control = self.control();
+        let started = Instant::now();
+        loop {
+            // Acquire: pairs with the Release at the end of `apply`.
+            let version = control.image_version.load(Acquire);
+            if version % 2 == 0 {
+                let value = read(&self.segment);
+                // Acquire: the loads above come before the one below. Pairs with the fence in `apply`.
+                fence(Acquire);
+                if control.image_version.load(Relaxed) == version {
+                    return Ok(value);
+                }
+            }
+            std::thread::yield_now();
+            if started.elapsed() > self.stall_timeout {
+                return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
+            }
+            if self.is_writable && version % 2 == 1 && started.elapsed().as_millis() > 10 {
+                // Its holder may be dead: taking the lock repairs that.
+                drop(self.lock()?);
+            }
+        }
+    }
+
+    pub(crate) fn damaged(
+        &self,
+        structure: impl Into<String>,
+        error: crate::format::FormatError,
+    ) -> PoolError {
+        PoolError::Damaged {
+            path: self.media.path().to_path_buf(),
+            structure: structure.into(),
+            error,
+        }
+    }
+
+    pub(crate) fn decode_inode(&self, bytes: &[u8], number: u64) -> Result<Inode> {
+        Inode::decode(bytes, number).map_err(|error| self.damaged(format!("inode {number}"), error))
+    }
+
+    /// The inode in a slot.
+    pub fn inode(&self, number: u64) -> Result<Inode> {
+        if number == HEAD_SLOT || number >= self.segment.slots() {
+            return Ok(Inode::free(number, 0));
+        }
+        let bytes = self.consistent(|segment| load_slot(segment, number))?;
+        self.decode_inode(&bytes, number)
+    }
+
+    /// The pool's head.
+    pub fn head(&self) -> Result<PoolHead> {
+        let bytes = self.consistent(|segment| load_slot(segment, HEAD_SLOT))?;
+        PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
+    }
+
+    /// All inodes in use, as of one moment. Damaged ones are left out, and counted.
+    pub fn inodes(&self) -> Result<(Vec<Inode>, usize)> {
+        let slots = self.consistent(|segment| {
+            (HEAD_SLOT + 1..segment.slots())
+                .filter(|&slot| segment.slot(slot)[0].load(Relaxed) != 0)
+                .map(|slot| (slot, load_slot(segment, slot)))
+                .collect::<Vec<_>>()
+        })?;
+        let mut damaged = 0;
+        let inodes = (slots.into_iter())
+            .filter_map(|(slot, bytes)| Inode::decode(&bytes, slot).map_err(|_| damaged += 1).ok())
+            .filter(|inode| inode.kind != InodeKind::Free)
+            .collect();
+        Ok((inodes, damaged))
+    }
+}

@@ -1,0 +1,401 @@
+//! The redo log: appending in parallel, acknowledging in order.
+//!
+//! ```text
+//!        tail            applied          durable                        head
+//!  ──────┬────────────────┬─────────────────┬──────────────────────────────┬────── ring
+//!  reused│ at its place,  │ to be copied to │ pending: reserved, written,  │ free
+//!        │ not flushed    │ its place       │ durable behind another       │
+//! ```
+//!
+//! An append takes its space under the metadata mutex ([`Core::reserve`]), writes it without any lock, in
+//! parallel with others, and reports that it is there ([`Core::complete`]). It is *acknowledged* when
+//! everything before it is durable as well ([`Core::wait_durable`]): recovery reads records up to the first that is not
+//! whole, so nothing that was acknowledged can lie behind a hole.
+//!
+//! # Holes
+//! Who dies or gives up between reserving and completing leaves a hole. Those that wait behind it notice that its owner's
+//! lock is gone, and complete it: with the same bytes if the record is whole, else with a record that only fills
+//! the space. So the outcome of an append whose owner died is old or new, never both.
+//!
+//! # A failed write (rule 5)
+//! is repeated once at the same place. If that fails too, the pool is read-only for everybody from then on,
+//! and nothing behind the failed record is ever acknowledged.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use aquifer_sys::futex;
+
+use crate::core::Core;
+use crate::error::{PoolError, Result};
+use crate::format::record::{Header, Record, skip_page};
+use crate::format::{FormatError, PAGE_BYTES};
+use crate::media::{Media, MediaError};
+use crate::mutant::{self, Mutant};
+use crate::segment::{PENDING, Pending, append};
+
+/// How long to wait before looking whether the append that all wait for still has an owner.
+const LOOK_AFTER: Duration = Duration::from_millis(20);
+
+/// What failed when the pool became read-only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum FailureKind {
+    Log = 1,
+    Data = 2,
+    Superblock = 3,
+}
+
+impl FailureKind {
+    pub fn from_code(code: u64) -> FailureKind {
+        match code {
+            1 => FailureKind::Log,
+            3 => FailureKind::Superblock,
+            _ => FailureKind::Data,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            FailureKind::Log => "writing the log",
+            FailureKind::Data => "writing data back",
+            FailureKind::Superblock => "writing a superblock",
+        }
+    }
+}
+
+/// Space of the log that this process is going to write.
+pub(crate) struct Append {
+    core: Arc<Core>,
+    index: u64,
+    pub lsn: u64,
+    pub end_lsn: u64,
+    pub acknowledged_lsn: u64,
+    is_complete: bool,
+}
+
+impl Drop for Append {
+    fn drop(&mut self) {
+        if self.is_complete {
+            return;
+        }
+        let pending = self.core.pending(self.index);
+        let is_unapplied_metadata = pending.is_metadata.load(Relaxed) != 0
+            && self.core.control().metadata_lsn.load(Relaxed) < self.end_lsn;
+        if is_unapplied_metadata {
+            // The record may be in the log, and the image does not know it: whatever is appended from here on might
+            // contradict it. So nothing is.
+            self.core.fail(FailureKind::Log, &io::Error::from_raw_os_error(libc::EIO));
+        }
+        // Without the lock: the entry is this append's own until it is durable. Whoever waits behind it
+        // completes it.
+        pending.state.store(append::ABANDONED, Relaxed);
+        self.core.signal();
+    }
+}
+
+/// Reads and checks the record at `lsn` of a log.
+pub(crate) fn read_record(
+    media: &dyn Media,
+    layout: &crate::format::layout::Layout,
+    lsn: u64,
+    identity: crate::format::record::LogIdentity,
+    mutant: Option<Mutant>,
+) -> std::result::Result<Record, ReadError> {
+    let log = layout.log();
+    let position = log.offset_bytes + lsn % log.len_bytes;
+    let mut page = vec![0; PAGE_BYTES as usize];
+    media.read_at(position, &mut page)?;
+    let header = Header::decode(&page, lsn, log.len_bytes, identity)?;
+    if !header.is_skip && header.len_bytes > PAGE_BYTES {
+        page.resize(header.len_bytes as usize, 0);
+        media.read_at(position + PAGE_BYTES, &mut page[PAGE_BYTES as usize..])?;
+    }
+    if mutant::is(mutant, Mutant::NoChecksum) {
+        return Ok(Record::decode_unchecked(header, page)?);
+    }
+    Ok(Record::decode(header, page)?)
+}
+
+/// Why there is no record.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+}
+
+impl Core {
+    /// Wakes all that wait for the log.
+    pub fn signal(&self) {
+        let control = self.control();
+        // AcqRel: what led to the signal is visible to who sees the new value, and the load of `waiters` below
+        // comes after it.
+        control.signal.fetch_add(1, AcqRel);
+        if control.waiters.load(Acquire) > 0 {
+            futex::wake_shared(&control.signal, u32::MAX);
+        }
+    }
+
+    pub fn pending(&self, index: u64) -> &Pending {
+        &self.control().pending[index as usize % PENDING]
+    }
+
+    /// Where the next record will lie.
+    pub fn head_lsn(&self) -> u64 {
+        let control = self.control();
+        let (first, next) =
+            (control.pending_first.load(Relaxed), control.pending_next.load(Relaxed));
+        match first == next {
+            true => control.durable_lsn.load(Relaxed),
+            false => self.pending(next - 1).end_lsn.load(Relaxed),
+        }
+    }
+
+    fn position(&self, lsn: u64) -> u64 {
+        let log = self.layout.log();
+        log.offset_bytes + lsn % log.len_bytes
+    }
+
+    pub fn read_record(&self, lsn: u64) -> std::result::Result<Record, ReadError> {
+        read_record(&*self.media, &self.layout, lsn, self.identity(), self.mutant)
+    }
+
+    /// Space that `len_bytes` may take in the log: what is left behind the head before the tail.
+    fn has_room(&self, len_bytes: u64) -> bool {
+        let log_bytes = self.layout.log().len_bytes;
+        let used = self.head_lsn() - self.control().tail_lsn.load(Relaxed);
+        let to_end = log_bytes - self.head_lsn() % log_bytes;
+        let skipped = if len_bytes > to_end { to_end } else { 0 };
+        used + skipped + len_bytes <= log_bytes
+    }
+
+    fn push_pending(&self, lsn: u64, end_lsn: u64, is_metadata: bool) -> u64 {
+        let control = self.control();
+        let index = control.pending_next.load(Relaxed);
+        let pending = self.pending(index);
+        pending.lsn.store(lsn, Relaxed);
+        pending.end_lsn.store(end_lsn, Relaxed);
+        pending.state.store(append::RESERVED, Relaxed);
+        pending.owner.store(self.membership.index() as u64, Relaxed);
+        pending.is_metadata.store(is_metadata.into(), Relaxed);
+        // Release: from this store on the entry counts, so it comes after its fields, also for whoever repairs
+        // after this process died here.
+        control.pending_next.store(index + 1, Release);
+        index
+    }
+
+    /// Takes space for a record of `len_bytes` with the metadata mutex held; `None` if there is not enough
+    /// now. A record never crosses the end of the ring: what is left before it is filled, by an append of its own.
+    pub fn reserve(
+        &self,
+        _locked: &crate::core::Locked<'_>,
+        len_bytes: u64,
+        is_metadata: bool,
+    ) -> Option<(Append, Option<Append>)> {
+        let control = self.control();
+        let in_flight = control.pending_next.load(Relaxed) - control.pending_first.load(Relaxed);
+        if !self.has_room(len_bytes) || in_flight + 2 > PENDING as u64 {
+            return None;
+        }
+        let log_bytes = self.layout.log().len_bytes;
+        let acknowledged_lsn = control.durable_lsn.load(Relaxed);
+        let take = |lsn: u64, len_bytes: u64, is_metadata| Append {
+            core: self.share(),
+            index: self.push_pending(lsn, lsn + len_bytes, is_metadata),
+            lsn,
+            end_lsn: lsn + len_bytes,
+            acknowledged_lsn,
+            is_complete: false,
+        };
+        let mut lsn = self.head_lsn();
+        let to_end = log_bytes - lsn % log_bytes;
+        let filler = (len_bytes > to_end).then(|| {
+            let filler = take(lsn, to_end, false);
+            lsn += to_end;
+            filler
+        });
+        Some((take(lsn, len_bytes, is_metadata), filler))
+    }
+
+    /// Reports an append as durable, and moves the durable prefix on.
+    fn complete(&self, append: &mut Append) -> Result<()> {
+        let locked = self.lock()?;
+        self.pending(append.index).state.store(append::DURABLE, Relaxed);
+        append.is_complete = true;
+        let has_moved = self.advance();
+        drop(locked);
+        if has_moved {
+            self.signal();
+        }
+        Ok(())
+    }
+
+    /// Moves the durable prefix over the appends that are durable. Called with the metadata mutex.
+    fn advance(&self) -> bool {
+        let control = self.control();
+        let mut has_moved = false;
+        loop {
+            let first = control.pending_first.load(Relaxed);
+            if first == control.pending_next.load(Relaxed) {
+                return has_moved;
+            }
+            let pending = self.pending(first);
+            let end_lsn = pending.end_lsn.load(Relaxed);
+            let is_applied = pending.is_metadata.load(Relaxed) == 0
+                || control.metadata_lsn.load(Relaxed) >= end_lsn;
+            let is_durable = pending.state.load(Relaxed) == append::DURABLE
+                || mutant::is(self.mutant, Mutant::AcknowledgeOutOfOrder);
+            if !is_durable || !is_applied {
+                return has_moved;
+            }
+            // Release: pairs with the Acquire in `wait_durable`. Before the entry is removed: who repairs after
+            // a death in between only removes it again.
+            control.durable_lsn.store(end_lsn, Release);
+            control.pending_first.store(first + 1, Release);
+            has_moved = true;
+        }
+    }
+
+    /// Writes `bytes` durably at `lsn`, twice if the first time fails; the second failure is everybody's.
+    fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
+        let position = self.position(lsn);
+        let write = || match mutant::is(self.mutant, Mutant::NoFlush) {
+            false => self.media.write_durable(position, bytes),
+            true => self.media.write_at(position, bytes),
+        };
+        write().or_else(|_| write()).map_err(|error| {
+            self.fail(FailureKind::Log, &error.source);
+            PoolError::Failed {
+                what: FailureKind::Log.name(),
+                source: io::Error::from_raw_os_error(
+                    error.source.raw_os_error().unwrap_or(libc::EIO),
+                ),
+            }
+        })
+    }
+
+    /// Makes an append durable with `bytes`, the whole record.
+    pub fn write_append(&self, append: &mut Append, bytes: &[u8]) -> Result<()> {
+        self.write_log(append.lsn, bytes)?;
+        self.complete(append)
+    }
+
+    /// Makes the bytes of an append visible to all processes, not durable.
+    pub fn publish_append(&self, append: &Append, bytes: &[u8]) -> Result<()> {
+        let write = || self.media.write_at(self.position(append.lsn), bytes);
+        write().or_else(|_| write()).inspect_err(|error| {
+            self.fail(FailureKind::Log, &error.source);
+        })?;
+        // Release: the state is seen after the bytes.
+        self.pending(append.index).state.store(append::WRITTEN, Release);
+        Ok(())
+    }
+
+    /// Fills the space of an append that carries nothing.
+    pub fn write_filler(&self, append: &mut Append) -> Result<()> {
+        let len_bytes = append.end_lsn - append.lsn;
+        let page = skip_page(append.lsn, len_bytes, append.acknowledged_lsn, self.identity());
+        self.write_append(append, &page)
+    }
+
+    /// Waits until everything before `lsn` is durable, completing what others left behind.
+    pub fn wait_durable(&self, lsn: u64) -> Result<()> {
+        let control = self.control();
+        let mut stalled_since: Option<(u64, Instant)> = None;
+        loop {
+            // Acquire: pairs with `signal`; a change after this load makes the wait return at once.
+            let signal = control.signal.load(Acquire);
+            // Acquire: pairs with the Release in `advance`.
+            if control.durable_lsn.load(Acquire) >= lsn {
+                return Ok(());
+            }
+            self.check_not_failed()?;
+            // AcqRel: counted before sleeping, so that `signal` wakes.
+            control.waiters.fetch_add(1, AcqRel);
+            futex::wait_shared(&control.signal, signal, Some(LOOK_AFTER));
+            control.waiters.fetch_sub(1, AcqRel);
+            if control.signal.load(Acquire) == signal && !self.help()? {
+                let durable = control.durable_lsn.load(Acquire);
+                match stalled_since {
+                    Some((at, since)) if at == durable => {
+                        if since.elapsed() > self.stall_timeout {
+                            return Err(self.stalled_append());
+                        }
+                    }
+                    _ => stalled_since = Some((durable, Instant::now())),
+                }
+            }
+        }
+    }
+
+    fn stalled_append(&self) -> PoolError {
+        let first = self.control().pending_first.load(Acquire);
+        let owner = self.pending(first).owner.load(Relaxed) as usize;
+        PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "an append" }
+    }
+
+    /// Completes the first pending append if nobody else will. Says whether it did.
+    fn help(&self) -> Result<bool> {
+        let locked = self.lock()?;
+        let control = self.control();
+        let first = control.pending_first.load(Relaxed);
+        if first == control.pending_next.load(Relaxed) {
+            return Ok(false);
+        }
+        let pending = self.pending(first);
+        let owner = pending.owner.load(Relaxed) as usize;
+        let is_abandoned = pending.state.load(Relaxed) == append::ABANDONED;
+        if !is_abandoned && self.membership.is_alive(owner) {
+            // Perhaps it is complete, and its owner died before it could move the prefix on.
+            let has_moved = self.advance();
+            drop(locked);
+            if has_moved {
+                self.signal();
+            }
+            return Ok(has_moved);
+        }
+        if pending.state.load(Relaxed) == append::DURABLE {
+            let has_moved = self.advance();
+            drop(locked);
+            self.signal();
+            return Ok(has_moved);
+        }
+        // From here on it is ours; if this process dies as well, the next one takes it.
+        pending.owner.store(self.membership.index() as u64, Relaxed);
+        pending.state.store(append::RESERVED, Relaxed);
+        let mut adopted = Append {
+            core: self.share(),
+            index: first,
+            lsn: pending.lsn.load(Relaxed),
+            end_lsn: pending.end_lsn.load(Relaxed),
+            acknowledged_lsn: control.durable_lsn.load(Relaxed),
+            is_complete: false,
+        };
+        let is_metadata = pending.is_metadata.load(Relaxed) != 0;
+        drop(locked);
+        match self.read_record(adopted.lsn) {
+            Ok(record) if record.header.end_lsn() == adopted.end_lsn => {
+                if is_metadata {
+                    let locked = self.lock()?;
+                    if control.metadata_lsn.load(Relaxed) < adopted.end_lsn {
+                        crate::image::apply(&locked, &record);
+                    }
+                }
+                self.write_append(&mut adopted, record.bytes())?;
+            }
+            _ => {
+                if is_metadata {
+                    // It never became visible; nothing waits for it to be applied.
+                    let _locked = self.lock()?;
+                    self.pending(adopted.index).is_metadata.store(0, Relaxed);
+                }
+                self.write_filler(&mut adopted)?;
+            }
+        }
+        Ok(true)
+    }
+}

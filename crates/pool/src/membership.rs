@@ -1,0 +1,137 @@
+//! Who has the pool open: open-file-description locks on bytes far behind the end of the pool file.
+//!
+//! | byte | shared | exclusive |
+//! |---|---|---|
+//! | openers | by all that use the segment | by the first, during recovery; by the last, when it closes; for good, by who opens exclusively |
+//! | recovery | briefly, by readers that open | by who opens or closes for writing |
+//! | snapshots | by readers without a segment | by the first writer, briefly |
+//! | process *i* | | by the process whose slot *i* of the segment is |
+//! | inode *n* | by its readers | by its writer |
+//!
+//! Such locks belong to an open file, vanish when its last descriptor is closed, also by SIGKILL, are seen
+//! across PID namespaces, and work on descriptors for reading. A forked child would keep them, so it closes its copy of the
+//! descriptors ([`aquifer_vm::fork`]).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use aquifer_sys::lock::{self, LockKind, LockRange};
+
+use crate::segment::{Control, PROCESSES};
+
+const BASE: u64 = 1 << 61;
+const OPENERS: u64 = BASE;
+const RECOVERY: u64 = BASE + 1;
+const SNAPSHOTS: u64 = BASE + 2;
+const PROCESS: u64 = BASE + (1 << 12);
+const INODE: u64 = BASE + (1 << 16);
+const NO_SLOT: usize = usize::MAX;
+
+/// A byte to lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Byte {
+    Openers,
+    Recovery,
+    Snapshots,
+    Process(usize),
+    Inode(u64),
+}
+
+impl Byte {
+    fn range(self) -> LockRange {
+        LockRange::byte(match self {
+            Byte::Openers => OPENERS,
+            Byte::Recovery => RECOVERY,
+            Byte::Snapshots => SNAPSHOTS,
+            Byte::Process(index) => PROCESS + index as u64,
+            Byte::Inode(number) => INODE + number,
+        })
+    }
+}
+
+/// The locks of one opened pool.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    file: OwnedFd,
+    /// The slot of the segment that is this handle's.
+    index: AtomicUsize,
+}
+
+impl Membership {
+    pub fn new(file: impl AsFd) -> io::Result<Membership> {
+        Ok(Membership {
+            file: file.as_fd().try_clone_to_owned()?,
+            index: AtomicUsize::new(NO_SLOT),
+        })
+    }
+
+    /// Locks a byte if nobody else has it; a lock that is held already changes its kind.
+    pub fn try_lock(&self, byte: Byte, kind: LockKind) -> io::Result<bool> {
+        lock::try_lock(self.file.as_fd(), byte.range(), kind)
+    }
+
+    /// Locks a byte when nobody else has it any more; false if that took longer than `timeout`.
+    pub fn lock(&self, byte: Byte, kind: LockKind, timeout: Duration) -> io::Result<bool> {
+        let started = Instant::now();
+        while !self.try_lock(byte, kind)? {
+            if started.elapsed() > timeout {
+                return Ok(false);
+            }
+            // Only while another process opens or closes the pool. The kernel's own waiting has no time limit.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(true)
+    }
+
+    pub fn unlock(&self, byte: Byte) {
+        // A descriptor that can be locked can be unlocked.
+        let _ = lock::unlock(self.file.as_fd(), byte.range());
+    }
+
+    /// Whether somebody else's lock stands against this one.
+    pub fn is_locked_by_other(&self, byte: Byte, kind: LockKind) -> bool {
+        lock::conflict(self.file.as_fd(), byte.range(), kind).map_or(true, |found| found.is_some())
+    }
+
+    /// Takes a process slot.
+    pub fn join(&self, control: &Control) -> io::Result<bool> {
+        for index in 0..PROCESSES {
+            if self.try_lock(Byte::Process(index), LockKind::Exclusive)? {
+                let slot = &control.processes[index];
+                slot.locked.iter().for_each(|word| word.store(0, Relaxed));
+                slot.pid.store(u64::from(std::process::id()), Relaxed);
+                self.index.store(index, Relaxed);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The slot of this handle; 0 before it has one, when it is alone anyway.
+    pub fn index(&self) -> usize {
+        match self.index.load(Relaxed) {
+            NO_SLOT => 0,
+            index => index,
+        }
+    }
+
+    /// Whether the owner of a process slot lives.
+    pub fn is_alive(&self, index: usize) -> bool {
+        index == self.index() || self.is_locked_by_other(Byte::Process(index), LockKind::Exclusive)
+    }
+
+    /// The process that owns a slot, as it knows itself.
+    pub fn pid_of(&self, control: &Control, index: usize) -> u32 {
+        control.processes.get(index).map_or(0, |slot| slot.pid.load(Relaxed) as u32)
+    }
+
+    /// Gives all locks back. The descriptor may be shared with the media, which lives on.
+    pub fn leave(&self) {
+        for byte in [Byte::Process(self.index()), Byte::Openers, Byte::Snapshots, Byte::Recovery] {
+            self.unlock(byte);
+        }
+    }
+}

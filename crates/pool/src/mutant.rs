@@ -1,0 +1,37 @@
+//! Deliberate mistakes, to show that the tests would notice them.
+//!
+//! Only built with the feature `mutants`, which only tests switch on. Each one leaves out what a rule of the log asks
+//! for; the crash tests run once with each and must fail.
+
+/// A deliberate mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mutant {
+    /// Pages are reused as soon as the record that frees them is durable, though the log may still hold content
+    /// for them: replay then writes over their new owner.
+    NoRevoke,
+    /// Pages are reused at once, before the record that frees them is durable.
+    EarlyReuse,
+    /// A record is written before the pages it newly names were flushed.
+    CommitBeforeData,
+    /// Recovery believes that a pool whose superblock names no segment was closed properly, and does not replay.
+    TrustStoredState,
+    /// The generation is not raised when the pool is opened.
+    SameGeneration,
+    /// An append is acknowledged although an earlier one is not durable.
+    AcknowledgeOutOfOrder,
+    /// A record's checksum is not looked at.
+    NoChecksum,
+    /// A checkpoint moves the tail before what it applied was flushed.
+    TailBeforeFlush,
+    /// A commit is acknowledged when it is visible, and not when it is durable.
+    NoFlush,
+    /// The second superblock is written before the first is durable.
+    BothSuperblocksAtOnce,
+}
+
+/// Whether this mistake is being made: always no, unless built for the tests that make it.
+#[inline]
+pub(crate) fn is(selected: Option<Mutant>, mutant: Mutant) -> bool {
+    cfg!(feature = "mutants") && selected == Some(mutant)
+}

@@ -1,0 +1,624 @@
+//! A pool, opened.
+
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use aquifer_sys::lock::LockKind;
+use uuid::Uuid;
+
+use crate::alloc::Reservation;
+use crate::commit::{Commit, CommitCopied, CommitPages};
+use crate::core::Core;
+use crate::create::CreateOptions;
+use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
+use crate::format::inode::Inode;
+use crate::format::layout::Layout;
+use crate::format::run::Run;
+use crate::media::{self, ByteRange, Media, PersistenceDomain};
+use crate::membership::Byte;
+use crate::mutant::Mutant;
+use crate::recovery;
+use crate::replay::Committed;
+use crate::segment::Segment;
+use crate::transaction::Transaction;
+
+/// How to open a pool.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Opens for reading only.
+    pub read_only: bool,
+    /// Keeps all other processes out, and needs no shared memory.
+    pub exclusive: bool,
+    /// Takes the media for this domain, whatever it is: for tests.
+    pub domain: Option<PersistenceDomain>,
+    /// How long to wait for a process that holds a lock and does not go on.
+    pub stall_timeout: Duration,
+    /// Permissions of the shared memory; who may open the pool for writing needs both.
+    pub segment_mode: u32,
+    /// Makes a deliberate mistake, in builds for the tests that look for it.
+    #[doc(hidden)]
+    pub mutant: Option<Mutant>,
+    /// Runs checkpoints in the background. Without, they run when the log is full.
+    #[doc(hidden)]
+    pub background: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            read_only: false,
+            exclusive: false,
+            domain: None,
+            stall_timeout: Duration::from_secs(10),
+            segment_mode: 0o600,
+            mutant: None,
+            background: true,
+        }
+    }
+}
+
+/// Where the log is used beyond this, a checkpoint begins in the background.
+const CHECKPOINT_AT_PERCENT: u64 = 50;
+
+/// A pool, opened. Cheap to clone; closed when the last clone is dropped.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    core: Arc<Core>,
+    overlay: Committed,
+    recovered_records: u64,
+    checkpointer: Option<Checkpointer>,
+}
+
+/// What a pool is and how full it is.
+#[derive(Debug, Clone)]
+pub struct PoolInfo {
+    /// The file.
+    pub path: std::path::PathBuf,
+    /// Names the pool.
+    pub uuid: Uuid,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// What makes its bytes durable.
+    pub domain: PersistenceDomain,
+    /// Where its parts lie.
+    pub layout: Layout,
+    /// The generation of the log.
+    pub generation: u64,
+    /// The first record that recovery would replay.
+    pub tail_lsn: u64,
+    /// Up to where records are copied to their place.
+    pub applied_lsn: u64,
+    /// Up to where the log is durable.
+    pub durable_lsn: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Slots whose inode is damaged.
+    pub damaged_inodes: u64,
+    /// Pages that are free.
+    pub free_pages: u64,
+    /// Pages of the longest free range.
+    pub largest_free_pages: u64,
+    /// Records that were replayed when this handle opened the pool.
+    pub recovered_records: u64,
+    /// Processes that have it open for writing.
+    pub processes: Vec<u32>,
+}
+
+/// Whether a lock lets others in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LockMode {
+    /// Other readers.
+    Shared,
+    /// Nobody.
+    Exclusive,
+}
+
+/// An inode, locked. Unlocked when dropped, or when the process dies.
+pub struct InodeLock {
+    core: Arc<Core>,
+    number: u64,
+    mode: LockMode,
+}
+
+impl std::fmt::Debug for InodeLock {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("InodeLock")
+            .field("number", &self.number)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pool").field("core", &self.shared.core).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// Makes a pool in a new file of `len_bytes`, all of it allocated, and opens it.
+    ///
+    /// # Errors
+    /// [`PoolError::Open`] if the file exists, [`PoolError::Media`], [`PoolError::Parameter`].
+    pub fn create(
+        path: impl AsRef<Path>,
+        len_bytes: u64,
+        options: &CreateOptions,
+        open: &OpenOptions,
+    ) -> Result<Pool> {
+        let media = media::create(path.as_ref(), len_bytes, open.domain)?;
+        Self::create_on(media, options, open)
+    }
+
+    /// Makes a pool on media, and opens it. What the media held is lost.
+    ///
+    /// # Errors
+    /// As for [`Pool::create`].
+    pub fn create_on(
+        media: Arc<dyn Media>,
+        options: &CreateOptions,
+        open: &OpenOptions,
+    ) -> Result<Pool> {
+        options.format(&media)?;
+        Self::open_on(media, open)
+    }
+
+    /// Opens the pool in a file or device. Who opens it first recovers it.
+    ///
+    /// # Errors
+    /// Anything that is wrong with it: [`PoolError::NotAPool`], [`PoolError::Damaged`], [`PoolError::Truncated`],
+    /// [`PoolError::FutureVersion`], [`PoolError::ReadOnly`], [`PoolError::Busy`], [`PoolError::BusyElsewhere`].
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Pool> {
+        let media = media::open(path.as_ref(), !options.read_only, options.domain)?;
+        Self::open_on(media, options)
+    }
+
+    /// Opens the pool on media.
+    ///
+    /// # Errors
+    /// As for [`Pool::open`].
+    pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
+        let opened = recovery::open(media, options)?;
+        let checkpointer = (opened.core.is_writable && options.background)
+            .then(|| Checkpointer::start(&opened.core));
+        Ok(Pool {
+            shared: Arc::new(Shared {
+                core: opened.core,
+                overlay: opened.overlay,
+                recovered_records: opened.recovered_records,
+                checkpointer,
+            }),
+        })
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.shared.core
+    }
+
+    /// The media.
+    pub fn media(&self) -> &Arc<dyn Media> {
+        &self.core().media
+    }
+
+    /// Where the parts lie.
+    pub fn layout(&self) -> Layout {
+        self.core().layout
+    }
+
+    /// Names the pool.
+    pub fn uuid(&self) -> Uuid {
+        self.core().uuid
+    }
+
+    /// Whether it was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.core().is_writable
+    }
+
+    /// What the pool is and how full it is, now.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn info(&self) -> Result<PoolInfo> {
+        let core = self.core();
+        let control = core.control();
+        let (inodes, damaged) = core.inodes()?;
+        let (free_pages, largest_free_pages) = match core.is_writable {
+            true => core.free_pages(),
+            false => free_among(&core.layout, &inodes),
+        };
+        Ok(PoolInfo {
+            path: core.media.path().to_path_buf(),
+            uuid: core.uuid,
+            created_ns: core.created_ns,
+            domain: core.media.domain(),
+            layout: core.layout,
+            generation: control.generation.load(Relaxed),
+            tail_lsn: control.tail_lsn.load(Relaxed),
+            applied_lsn: control.applied_lsn.load(Relaxed),
+            durable_lsn: control.durable_lsn.load(Relaxed),
+            inodes: inodes.len() as u64,
+            damaged_inodes: damaged as u64,
+            free_pages,
+            largest_free_pages,
+            recovered_records: self.shared.recovered_records,
+            processes: (0..crate::segment::PROCESSES)
+                .filter(|&index| control.processes[index].pid.load(Relaxed) != 0)
+                .filter(|&index| core.membership.is_alive(index))
+                .map(|index| core.membership.pid_of(control, index))
+                .collect(),
+        })
+    }
+
+    /// The inode with this number; a free one if there is none.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`].
+    pub fn inode(&self, number: u64) -> Result<Inode> {
+        self.core().inode(number)
+    }
+
+    /// All inodes in use. Damaged ones are left out: [`Pool::info`] counts them.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn inodes(&self) -> Result<Vec<Inode>> {
+        self.core().inodes().map(|(inodes, _)| inodes)
+    }
+
+    /// Takes `pages` contiguous pages, the first a multiple of `align_pages`. They hold whatever they held.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`].
+    pub fn reserve(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
+        self.core().check_writable()?;
+        match self.core().reserve_pages(pages, align_pages) {
+            // Freed pages may only be waiting for the tail.
+            Err(PoolError::Full { .. }) => {
+                self.core().checkpoint()?;
+                self.core().reserve_pages(pages, align_pages)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Takes pages as [`Pool::reserve`] does, and makes sure that they are zero.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`], [`PoolError::Media`].
+    pub fn reserve_zeroed(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
+        let reservation = self.reserve(pages, align_pages)?;
+        let fresh_from_page = self.core().head()?.fresh_from_page;
+        let whole = reservation.whole();
+        let used = Run {
+            start_page: whole.start_page,
+            pages: whole.end_page().min(fresh_from_page).saturating_sub(whole.start_page),
+        };
+        self.zero(used.bytes())?;
+        Ok(reservation)
+    }
+
+    /// Writes zeros over a range; not durable.
+    fn zero(&self, range: ByteRange) -> Result<()> {
+        const CHUNK_BYTES: u64 = 1 << 20;
+        let zeros = vec![0; CHUNK_BYTES.min(range.len_bytes) as usize];
+        let mut offset = range.offset_bytes;
+        while offset < range.end_bytes() {
+            let len_bytes = CHUNK_BYTES.min(range.end_bytes() - offset);
+            self.media().write_at(offset, &zeros[..len_bytes as usize])?;
+            offset += len_bytes;
+        }
+        Ok(())
+    }
+
+    /// Changes metadata atomically; durable on return. Inodes that `change` puts name the pages of `reservations`.
+    /// `change` may be run several times.
+    ///
+    /// # Errors
+    /// Those of `change`, and then nothing has happened; [`PoolError::Failed`], and then the outcome is old or new.
+    pub fn transact<'a, T>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
+    ) -> Result<T> {
+        self.core().transact(reservations, change)
+    }
+
+    /// The most bytes of pages that one commit may carry.
+    pub fn max_commit_bytes(&self) -> u64 {
+        self.core().max_commit_bytes()
+    }
+
+    /// Captures a commit: `fill` copies the pages, in order, into the memory it is given. All pages
+    /// become durable together when [`Commit::finish`] returns.
+    ///
+    /// # Errors
+    /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.
+    pub fn capture(
+        &self,
+        pages: &[CommitPages],
+        copied: &[CommitCopied],
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Commit> {
+        let commit = self.core().capture(pages, copied, fill)?;
+        if let Some(checkpointer) = &self.shared.checkpointer
+            && self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT
+        {
+            checkpointer.ring();
+        }
+        Ok(commit)
+    }
+
+    /// Makes ranges durable that were written through [`Pool::media`].
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; the pool is read-only from then on.
+    pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
+        self.core().make_durable(ranges)
+    }
+
+    /// Up to where the log is durable.
+    pub fn durable_lsn(&self) -> u64 {
+        self.core().control().durable_lsn.load(Relaxed)
+    }
+
+    /// Up to where commits are copied to their place.
+    pub fn applied_lsn(&self) -> u64 {
+        self.core().control().applied_lsn.load(Relaxed)
+    }
+
+    /// Copies everything committed before `lsn`, or as much of it as is durable, to its place.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; the pool is read-only from then on.
+    pub fn apply_through(&self, lsn: u64) -> Result<()> {
+        self.core().check_writable()?;
+        self.core().apply_through(lsn.min(self.durable_lsn()))
+    }
+
+    /// Makes the media, at its place, what the log says it is by now: pages of `range` that a reader must see instead
+    /// of those on media, because they cannot be copied there from here, with their offsets.
+    ///
+    /// Nobody commits to `range` meanwhile: the caller holds the lock of its inode.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`], [`PoolError::Damaged`].
+    pub fn bring_up_to_date(&self, range: ByteRange) -> Result<Vec<(u64, Vec<u8>)>> {
+        let core = self.core();
+        if core.is_writable {
+            core.apply_through(self.durable_lsn())?;
+            return Ok(Vec::new());
+        }
+        let read = |committed: &Committed| -> Result<Vec<(u64, Vec<u8>)>> {
+            (committed.within(range))
+                .map(|(offset, source)| {
+                    let mut page = vec![0; PAGE_BYTES as usize];
+                    core.media.read_at(source.offset_bytes, &mut page)?;
+                    Ok((offset, page))
+                })
+                .collect()
+        };
+        if !self.shared.overlay.is_empty() || core.segment_id.is_nil() {
+            return read(&self.shared.overlay);
+        }
+        core.committed_for_reader(read)
+    }
+
+    /// Brings the media up to date with the log: log space and freed pages can be used again.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; the pool is read-only from then on.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.core().checkpoint()
+    }
+
+    /// Locks an inode, for as long as the result lives; does not wait.
+    ///
+    /// # Errors
+    /// [`PoolError::Locked`] if the lock is held in a way that stands against it; [`PoolError::AlreadyLocked`] if this
+    /// handle has a lock on it.
+    pub fn lock_inode(&self, number: u64, mode: LockMode) -> Result<InodeLock> {
+        self.core().lock_inode(number, mode)
+    }
+
+    /// Who has an inode locked, as far as it is known: the process, and whether it lets others in.
+    pub fn holders(&self, number: u64) -> Vec<(u32, LockMode)> {
+        self.core().holders(number)
+    }
+
+    /// Whether another handle or process has the inode locked.
+    pub fn is_locked_elsewhere(&self, number: u64, mode: LockMode) -> bool {
+        self.core().membership.is_locked_by_other(Byte::Inode(number), mode.kind())
+    }
+}
+
+fn free_among(layout: &Layout, inodes: &[Inode]) -> (u64, u64) {
+    let mut runs: Vec<Run> = inodes.iter().flat_map(Inode::all_runs).collect();
+    runs.sort_unstable();
+    let mut page = layout.data_start_page;
+    let (mut sum, mut max) = (0, 0);
+    for run in runs.into_iter().chain([Run { start_page: layout.page_count, pages: 0 }]) {
+        let free = run.start_page.saturating_sub(page);
+        (sum, max) = (sum + free, max.max(free));
+        page = page.max(run.end_page());
+    }
+    (sum, max)
+}
+
+impl LockMode {
+    fn kind(self) -> LockKind {
+        match self {
+            LockMode::Shared => LockKind::Shared,
+            LockMode::Exclusive => LockKind::Exclusive,
+        }
+    }
+}
+
+impl Core {
+    fn lock_inode(&self, number: u64, mode: LockMode) -> Result<InodeLock> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        // Locks of one open file do not stand against each other, so this handle's own are remembered.
+        let mut held = self.held.lock().unwrap_or_else(|broken| broken.into_inner());
+        if held.contains(&number) {
+            return Err(PoolError::AlreadyLocked { number });
+        }
+        let is_free =
+            self.membership.try_lock(Byte::Inode(number), mode.kind()).map_err(|source| {
+                PoolError::Open {
+                    path: self.media.path().to_path_buf(),
+                    reason: format!("inode {number} cannot be locked"),
+                    source: Some(source),
+                }
+            })?;
+        if !is_free {
+            let holder = self.holders(number).first().map(|(pid, _)| *pid);
+            return Err(PoolError::Locked { number, holder });
+        }
+        held.insert(number);
+        self.note_lock(0, number * 2 + u64::from(mode == LockMode::Exclusive));
+        Ok(InodeLock { core: self.share(), number, mode })
+    }
+
+    /// Replaces a note of this process's slot. A reader without a slot leaves none.
+    fn note_lock(&self, from: u64, to: u64) {
+        if self.is_writable {
+            let notes = &self.control().processes[self.membership.index()].locked;
+            let _ = notes.iter().find(|n| n.compare_exchange(from, to, Relaxed, Relaxed).is_ok());
+        }
+    }
+
+    fn holders(&self, number: u64) -> Vec<(u32, LockMode)> {
+        let control = self.control();
+        let mut holders = Vec::new();
+        for (index, process) in control.processes.iter().enumerate() {
+            for note in process.locked.iter().map(|note| note.load(Relaxed)) {
+                if note / 2 == number && note != 0 && self.membership.is_alive(index) {
+                    let mode = if note % 2 == 1 { LockMode::Exclusive } else { LockMode::Shared };
+                    holders.push((self.membership.pid_of(control, index), mode));
+                }
+            }
+        }
+        holders
+    }
+}
+
+impl InodeLock {
+    /// The inode.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether it lets others in.
+    pub fn mode(&self) -> LockMode {
+        self.mode
+    }
+}
+
+impl Drop for InodeLock {
+    fn drop(&mut self) {
+        // In a fork the lock is the parent's.
+        if !self.core.process.is_current() {
+            return;
+        }
+        let mut held = self.core.held.lock().unwrap_or_else(|broken| broken.into_inner());
+        let note = self.number * 2 + u64::from(self.mode == LockMode::Exclusive);
+        self.core.note_lock(note, 0);
+        self.core.membership.unlock(Byte::Inode(self.number));
+        held.remove(&self.number);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let core = &self.core;
+        if !core.process.is_current() {
+            return;
+        }
+        if let Some(checkpointer) = self.checkpointer.take() {
+            checkpointer.stop();
+        }
+        core.close();
+    }
+}
+
+impl Core {
+    /// Leaves the pool; the last one that writes brings the media up to date and removes the segment. What fails here
+    /// is made up for by the next one that opens it.
+    fn close(&self) {
+        let timeout = self.stall_timeout;
+        let recovery = || self.membership.lock(Byte::Recovery, LockKind::Exclusive, timeout);
+        if self.is_writable && recovery().unwrap_or(false) {
+            let is_last = self.membership.try_lock(Byte::Openers, LockKind::Exclusive);
+            if is_last.unwrap_or(false) {
+                let _ = self.checkpoint().and_then(|()| self.write_closed_superblock());
+                Segment::remove(self.segment_id);
+            }
+        }
+        self.membership.leave();
+    }
+}
+
+/// Runs checkpoints in the background, one thread for each open pool.
+struct Checkpointer {
+    bell: Arc<(Mutex<Bell>, Condvar)>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Bell {
+    has_rung: bool,
+    must_stop: bool,
+}
+
+impl Checkpointer {
+    fn start(core: &Arc<Core>) -> Checkpointer {
+        let bell = Arc::new((Mutex::new(Bell::default()), Condvar::new()));
+        let (core, own_bell) = (Arc::downgrade(core), bell.clone());
+        let thread = std::thread::Builder::new()
+            .name("aquifer-ckpt".to_owned())
+            .spawn(move || Self::run(&core, &own_bell))
+            .expect("a thread for checkpoints");
+        Checkpointer { bell, thread }
+    }
+
+    fn run(core: &Weak<Core>, bell: &(Mutex<Bell>, Condvar)) {
+        aquifer_sys::signal::block_asynchronous();
+        loop {
+            let mut state = bell.0.lock().unwrap_or_else(|broken| broken.into_inner());
+            while !state.has_rung && !state.must_stop {
+                state = bell.1.wait(state).unwrap_or_else(|broken| broken.into_inner());
+            }
+            if state.must_stop {
+                return;
+            }
+            state.has_rung = false;
+            drop(state);
+            let Some(core) = core.upgrade() else { return };
+            // A failure is everybody's from now on, and reported by the next call of each.
+            let _ = core.checkpoint();
+        }
+    }
+
+    fn ring(&self) {
+        let mut state = self.bell.0.lock().unwrap_or_else(|broken| broken.into_inner());
+        state.has_rung = true;
+        self.bell.1.notify_one();
+    }
+
+    fn stop(self) {
+        self.bell.0.lock().unwrap_or_else(|broken| broken.into_inner()).must_stop = true;
+        self.bell.1.notify_one();
+        let _ = self.thread.join();
+    }
+}

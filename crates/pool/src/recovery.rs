@@ -1,0 +1,446 @@
+//! Opening a pool: who is first builds what the others share.
+//!
+//! The first process replays every committed record behind the durable tail, in order: metadata into the image, pages
+//! of objects to their place. Then it writes the image back, flushes, and raises the generation and the
+//! tail in both superblocks. It is idempotent and may itself crash anywhere: until a superblock with the new
+//! tail is durable, the old one leads through the same replay.
+//!
+//! A reader that is the first does the same on copies: it writes nothing, and whoever attaches through it sees
+//! pages of the log in place of those on media.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use aquifer_sys::lock::LockKind;
+use uuid::Uuid;
+
+use crate::alloc;
+use crate::checkpoint::write_superblocks;
+use crate::core::{Core, Locked};
+use crate::create::new_uuid;
+use crate::error::{PoolError, Result};
+use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES};
+use crate::format::record::{Entry, Record};
+use crate::format::run::Run;
+use crate::format::superblock::{COPIES, Superblock};
+use crate::format::{FormatError, PAGE_BYTES};
+use crate::image::{self, load_slot, store_slot};
+use crate::log::FailureKind;
+use crate::media::{ByteRange, Media};
+use crate::membership::{Byte, Membership};
+use crate::mutant::{self, Mutant};
+use crate::pool::OpenOptions;
+use crate::replay::Committed;
+use crate::segment::Segment;
+
+/// The superblock that counts, and what is wrong with the other one.
+#[derive(Debug)]
+pub(crate) struct Superblocks {
+    pub valid: Superblock,
+    pub errors: Vec<(u64, FormatError)>,
+}
+
+/// Reads both superblocks and chooses.
+pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
+    let path = || media.path().to_path_buf();
+    if media.len_bytes() < COPIES * PAGE_BYTES {
+        return Err(PoolError::NotAPool { path: path() });
+    }
+    let mut page = vec![0; PAGE_BYTES as usize];
+    let mut errors = Vec::new();
+    let mut valid: Option<Superblock> = None;
+    for copy in 0..COPIES {
+        media.read_at(copy * PAGE_BYTES, &mut page)?;
+        match Superblock::decode(&page, copy) {
+            Ok(found) if valid.as_ref().is_none_or(|best| found.sequence > best.sequence) => {
+                valid = Some(found);
+            }
+            Ok(_) => {}
+            Err(error) => errors.push((copy, error)),
+        }
+    }
+    let Some(valid) = valid else {
+        if let Some(found) = errors.iter().find_map(|(_, error)| match error {
+            FormatError::Version { found } => Some(*found),
+            _ => None,
+        }) {
+            return Err(PoolError::FutureVersion { path: path(), found });
+        }
+        if errors.iter().all(|(_, error)| *error == FormatError::Magic) {
+            return Err(PoolError::NotAPool { path: path() });
+        }
+        let (copy, error) = errors.into_iter().next_back().expect("both copies failed");
+        return Err(PoolError::Damaged {
+            path: path(),
+            structure: format!("superblock {copy} (and the other one)"),
+            error,
+        });
+    };
+    if media.len_bytes() < valid.layout.len_bytes() {
+        return Err(PoolError::Truncated {
+            path: path(),
+            found_bytes: media.len_bytes(),
+            expected_bytes: valid.layout.len_bytes(),
+        });
+    }
+    Ok(Superblocks { valid, errors })
+}
+
+/// How this process has the pool open.
+enum Role {
+    /// It is the first one, and shares.
+    First,
+    /// It has the pool for itself.
+    Alone,
+    /// Others are there.
+    Joined,
+    /// It reads, and nobody shares anything.
+    Snapshot,
+}
+
+fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
+    PoolError::Open {
+        path: media.path().to_path_buf(),
+        reason: "it cannot be locked".to_owned(),
+        source: Some(source),
+    }
+}
+
+fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -> Result<Role> {
+    let failed = |source| lock_error(media, source);
+    let busy = || PoolError::Busy { path: media.path().to_path_buf() };
+    if options.read_only {
+        if members.is_locked_by_other(Byte::Openers, LockKind::Exclusive) {
+            return match members.try_lock(Byte::Openers, LockKind::Shared).map_err(failed)? {
+                true => Ok(Role::Joined),
+                false => Err(busy()),
+            };
+        }
+        return match members.try_lock(Byte::Snapshots, LockKind::Shared).map_err(failed)? {
+            true => Ok(Role::Snapshot),
+            false => Err(busy()),
+        };
+    }
+    if members.try_lock(Byte::Openers, LockKind::Exclusive).map_err(failed)? {
+        if !members.try_lock(Byte::Snapshots, LockKind::Exclusive).map_err(failed)? {
+            members.unlock(Byte::Openers);
+            return Err(PoolError::BusyElsewhere {
+                path: media.path().to_path_buf(),
+                reason:
+                    "a process that reads the pool has it open and shares nothing; close it there"
+                        .to_owned(),
+            });
+        }
+        members.unlock(Byte::Snapshots);
+        return Ok(if options.exclusive { Role::Alone } else { Role::First });
+    }
+    if !options.exclusive && members.try_lock(Byte::Openers, LockKind::Shared).map_err(failed)? {
+        return Ok(Role::Joined);
+    }
+    Err(busy())
+}
+
+/// A pool opened, and for a reader without a segment what the log has in place of the media.
+pub(crate) struct Opened {
+    pub core: Arc<Core>,
+    pub overlay: Committed,
+    pub recovered_records: u64,
+}
+
+/// Opens the pool on `media`.
+pub(crate) fn open(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> {
+    if !options.read_only && !media.is_writable() {
+        return Err(PoolError::ReadOnly {
+            path: media.path().to_path_buf(),
+            reason: "the file or its file system is read-only",
+        });
+    }
+    let failed = |source| lock_error(&*media, source);
+    let members = Membership::new(media.file()).map_err(failed)?;
+    let recovery = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
+    if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
+        return Err(PoolError::Busy { path: media.path().to_path_buf() });
+    }
+    let superblocks = read_superblocks(&*media)?;
+    let role = choose_role(&*media, &members, options)?;
+    let opened = match role {
+        Role::Joined => join(&media, members, superblocks.valid, options),
+        Role::First | Role::Alone | Role::Snapshot => {
+            build(&media, members, superblocks.valid, options, &role)
+        }
+    }?;
+    opened.core.membership.unlock(Byte::Recovery);
+    Ok(opened)
+}
+
+fn new_core(
+    media: &Arc<dyn Media>,
+    membership: Membership,
+    superblock: &Superblock,
+    segment: Segment,
+    segment_id: Uuid,
+    options: &OpenOptions,
+) -> Arc<Core> {
+    Arc::new_cyclic(|me| Core {
+        me: me.clone(),
+        media: media.clone(),
+        layout: superblock.layout,
+        uuid: superblock.uuid,
+        created_ns: superblock.created_ns,
+        segment_id,
+        segment,
+        membership,
+        is_writable: !options.read_only,
+        stall_timeout: options.stall_timeout,
+        mutant: options.mutant,
+        process: aquifer_vm::ProcessMark::new(),
+        buffers: std::sync::Mutex::default(),
+        held: std::sync::Mutex::default(),
+    })
+}
+
+fn take_slot(core: &Core) -> Result<()> {
+    match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
+        true => Ok(()),
+        false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
+    }
+}
+
+/// Opens a pool that others have open.
+fn join(
+    media: &Arc<dyn Media>,
+    members: Membership,
+    superblock: Superblock,
+    options: &OpenOptions,
+) -> Result<Opened> {
+    let elsewhere = |reason| PoolError::BusyElsewhere { path: media.path().to_path_buf(), reason };
+    if superblock.segment.is_nil() {
+        return Err(elsewhere("the superblock names no shared memory".to_owned()));
+    }
+    let id = superblock.segment;
+    let segment = Segment::open(id, superblock.uuid, &superblock.layout, !options.read_only)
+        .map_err(elsewhere)?;
+    let core = new_core(media, members, &superblock, segment, id, options);
+    if core.is_writable {
+        take_slot(&core)?;
+    }
+    Ok(Opened { core, overlay: Committed::default(), recovered_records: 0 })
+}
+
+/// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
+fn build(
+    media: &Arc<dyn Media>,
+    members: Membership,
+    superblock: Superblock,
+    options: &OpenOptions,
+    role: &Role,
+) -> Result<Opened> {
+    let (segment, segment_id) = match role {
+        Role::First => {
+            let id = new_uuid()?;
+            Segment::remove(superblock.segment);
+            let mode = options.segment_mode;
+            (Segment::create(id, superblock.uuid, &superblock.layout, mode)?, id)
+        }
+        _ => (Segment::private(superblock.uuid, &superblock.layout)?, Uuid::nil()),
+    };
+    let core = new_core(media, members, &superblock, segment, segment_id, options);
+    let built = replay(&core, &superblock).and_then(|(end_lsn, overlay, records)| {
+        if core.is_writable {
+            take_slot(&core)?;
+            write_recovered(&core, &superblock, end_lsn, &overlay)?;
+            alloc::rebuild(&core.lock()?)?;
+            if matches!(role, Role::First) {
+                // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
+                let _ = core
+                    .membership
+                    .try_lock(Byte::Openers, LockKind::Shared)
+                    .map_err(|error| lock_error(&*core.media, error))?;
+            }
+        }
+        Ok((overlay, records))
+    });
+    match built {
+        Ok((overlay, recovered_records)) => {
+            let overlay = if core.is_writable { Committed::default() } else { overlay };
+            Ok(Opened { core, overlay, recovered_records })
+        }
+        Err(error) => {
+            Segment::remove(segment_id);
+            Err(error)
+        }
+    }
+}
+
+fn load_image(core: &Core) -> Result<()> {
+    let mut page = vec![0; PAGE_BYTES as usize];
+    let metadata = core.layout.metadata();
+    for page_index in 0..core.layout.metadata_pages {
+        core.media.read_at(metadata.offset_bytes + page_index * PAGE_BYTES, &mut page)?;
+        if page.iter().all(|&byte| byte == 0) {
+            continue; // The segment is fresh: zero already.
+        }
+        for (index, slot) in page.chunks_exact(SLOT_BYTES).enumerate() {
+            let number = page_index * crate::format::layout::SLOTS_PER_PAGE + index as u64;
+            store_slot(&core.segment, number, slot);
+        }
+    }
+    core.segment.dirty_image_pages().iter().for_each(|word| word.store(0, Relaxed));
+    Ok(())
+}
+
+/// Loads the image and replays the log into it. Returns where the log ends, what it has for objects, and how
+/// many records there were.
+fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)> {
+    load_image(core)?;
+    let control = core.control();
+    let tail_lsn = superblock.tail_lsn;
+    control.generation.store(superblock.generation, Relaxed);
+    control.sequence.store(superblock.sequence, Relaxed);
+    for position in
+        [&control.tail_lsn, &control.applied_lsn, &control.durable_lsn, &control.metadata_lsn]
+    {
+        position.store(tail_lsn, Relaxed);
+    }
+    let reader = core.log_reader();
+    let mut committed = Committed::default();
+    let mut records = 0;
+    let locked = core.lock()?;
+    let end = reader.scan(tail_lsn, u64::MAX, |record| {
+        check_owners(&locked, record)?;
+        image::apply(&locked, record);
+        committed.add(&reader, record)?;
+        records += 1;
+        Ok(())
+    })?;
+    // Nobody names the freed runs, and the tail passes all that was replayed.
+    control.freed_count.store(0, Relaxed);
+    drop(locked);
+    for position in [&control.applied_lsn, &control.durable_lsn, &control.metadata_lsn] {
+        position.store(end.lsn, Relaxed);
+    }
+    let acknowledged_lsn = reader.acknowledged_behind(tail_lsn, end.lsn)?;
+    if acknowledged_lsn > end.lsn && core.is_writable {
+        return Err(PoolError::DamagedLog {
+            path: core.media.path().to_path_buf(),
+            end_lsn: end.lsn,
+            acknowledged_lsn,
+        });
+    }
+    if core.is_writable {
+        check_image(core)?;
+    }
+    Ok((end.lsn, committed, records))
+}
+
+/// A record may write only to pages of the inode it names: so no damage shows an object's bytes in another.
+fn check_owners(locked: &Locked<'_>, record: &Record) -> Result<()> {
+    let core = locked.core();
+    for entry in &record.entries {
+        let (number, target) = match *entry {
+            Entry::Pages { inode, target, .. } | Entry::Copied { inode, target, .. } => {
+                (inode, target)
+            }
+            Entry::Slot { .. } | Entry::NewRun { .. } => continue,
+        };
+        let is_owner = number > HEAD_SLOT
+            && number < core.segment.slots()
+            && Inode::decode(&load_slot(&core.segment, number), number)
+                .is_ok_and(|inode| covers(&inode.runs, target));
+        if !is_owner {
+            let error = FormatError::Field { field: "target", value: target.offset_bytes };
+            return Err(core.damaged(
+                format!("the record at {} of the log, for inode {number},", record.header.lsn),
+                error,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether adjacent runs cover a range.
+fn covers(runs: &[Run], range: ByteRange) -> bool {
+    let pages = runs.iter().map(|run| run.pages).sum();
+    let start_page = runs.first().map_or(0, |run| run.start_page);
+    Run { start_page, pages }.contains(range)
+}
+
+/// Before anything is written: every inode is whole, inside the data, and no page has two owners.
+fn check_image(core: &Core) -> Result<()> {
+    let damaged =
+        |what: String, field, value| Err(core.damaged(what, FormatError::Field { field, value }));
+    let head = PoolHead::decode(&load_slot(&core.segment, HEAD_SLOT))
+        .map_err(|error| core.damaged("the pool's head", error))?;
+    if head.fresh_from_page < core.layout.data_start_page
+        || head.fresh_from_page > core.layout.page_count
+    {
+        return damaged("the pool's head".to_owned(), "first fresh page", head.fresh_from_page);
+    }
+    let mut runs: Vec<(Run, u64)> = Vec::new();
+    for number in HEAD_SLOT + 1..core.segment.slots() {
+        let inode = core.decode_inode(&load_slot(&core.segment, number), number)?;
+        runs.extend(inode.all_runs().map(|run| (run, number)));
+    }
+    runs.sort_unstable();
+    for (run, number) in &runs {
+        if run.start_page < core.layout.data_start_page || run.end_page() > head.fresh_from_page {
+            return damaged(format!("inode {number}"), "run", run.start_page);
+        }
+    }
+    for pair in runs.windows(2) {
+        if pair[0].0.overlaps(pair[1].0) {
+            let what = format!("inode {} (it shares pages with inode {})", pair[0].1, pair[1].1);
+            return damaged(what, "run", pair[1].0.start_page);
+        }
+    }
+    Ok(())
+}
+
+/// Makes what was replayed durable at its place, and then the new generation and tail.
+fn write_recovered(
+    core: &Core,
+    superblock: &Superblock,
+    end_lsn: u64,
+    committed: &Committed,
+) -> Result<()> {
+    let mut ranges = Vec::new();
+    if !mutant::is(core.mutant, Mutant::TrustStoredState) {
+        committed.copy_to_place(&*core.media)?;
+        ranges = committed.ranges();
+    }
+    let dirty = core.segment.dirty_image_pages();
+    for page in 0..core.layout.metadata_pages {
+        if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
+            continue;
+        }
+        let slots = crate::format::layout::SLOTS_PER_PAGE;
+        let bytes: Vec<u8> = (page * slots..(page + 1) * slots)
+            .flat_map(|slot| load_slot(&core.segment, slot))
+            .collect();
+        let offset_bytes = core.layout.metadata().offset_bytes + page * PAGE_BYTES;
+        core.media.write_at(offset_bytes, &bytes)?;
+        ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
+    }
+    dirty.iter().for_each(|word| word.store(0, Relaxed));
+    if !ranges.is_empty() && !mutant::is(core.mutant, Mutant::TailBeforeFlush) {
+        core.make_durable(&ranges)?;
+    }
+    let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
+        false => superblock.generation + 1,
+        true => superblock.generation,
+    };
+    let recovered = Superblock {
+        sequence: superblock.sequence + 1,
+        generation: raised,
+        tail_lsn: end_lsn,
+        segment: core.segment_id,
+        ..superblock.clone()
+    };
+    write_superblocks(&*core.media, &recovered, core.mutant)
+        .inspect_err(|error| core.fail(FailureKind::Superblock, &error.source))?;
+    let control = core.control();
+    control.generation.store(recovered.generation, Relaxed);
+    control.sequence.store(recovered.sequence, Relaxed);
+    control.tail_lsn.store(end_lsn, Relaxed);
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! Reading the log from its tail, and copying what objects committed to its place.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::fence;
+
+use crate::core::Core;
+use crate::error::{PoolError, Result};
+use crate::format::layout::Layout;
+use crate::format::record::{Entry, Header, LogIdentity, Record};
+use crate::format::{FormatError, PAGE_BYTES, checksum};
+use crate::log::{ReadError, read_record};
+use crate::media::{ByteRange, Media};
+use crate::mutant::Mutant;
+
+/// How far the log could be read, and why not further.
+#[derive(Debug)]
+pub(crate) struct LogEnd {
+    /// Behind the last whole record.
+    pub lsn: u64,
+    /// Why there is no record there.
+    pub reason: FormatError,
+}
+
+/// A log as it lies on media.
+#[derive(Clone, Copy)]
+pub(crate) struct LogReader<'a> {
+    pub media: &'a dyn Media,
+    pub layout: Layout,
+    pub identity: LogIdentity,
+    pub mutant: Option<Mutant>,
+}
+
+impl LogReader<'_> {
+    /// Calls `visit` for each whole record from `from_lsn` on, at most to `to_lsn`, in order.
+    pub fn scan(
+        &self,
+        from_lsn: u64,
+        to_lsn: u64,
+        mut visit: impl FnMut(&Record) -> Result<()>,
+    ) -> Result<LogEnd> {
+        let mut lsn = from_lsn;
+        // More than one round of the ring cannot be: its records would have overwritten the first ones.
+        let limit = to_lsn.min(from_lsn + self.layout.log().len_bytes);
+        while lsn < limit {
+            match read_record(self.media, &self.layout, lsn, self.identity, self.mutant) {
+                Ok(record) if record.header.end_lsn() <= limit => {
+                    visit(&record)?;
+                    lsn = record.header.end_lsn();
+                }
+                Ok(_) => {
+                    let reason = FormatError::Field { field: "length", value: lsn };
+                    return Ok(LogEnd { lsn, reason });
+                }
+                Err(ReadError::Format(reason)) => return Ok(LogEnd { lsn, reason }),
+                Err(ReadError::Media(error)) => return Err(error.into()),
+            }
+        }
+        Ok(LogEnd { lsn, reason: FormatError::Magic })
+    }
+
+    /// The highest position that any record behind `end_lsn` says was acknowledged. Above `end_lsn`, it proves
+    /// that the log was longer once.
+    pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<u64> {
+        let log = self.layout.log();
+        let mut page = vec![0; PAGE_BYTES as usize];
+        let mut acknowledged_lsn = 0;
+        let mut lsn = end_lsn;
+        while lsn < tail_lsn + log.len_bytes {
+            self.media.read_at(log.offset_bytes + lsn % log.len_bytes, &mut page)?;
+            if let Ok(header) = Header::decode(&page, lsn, log.len_bytes, self.identity)
+                && header.acknowledged_lsn > acknowledged_lsn
+                && read_record(self.media, &self.layout, lsn, self.identity, None).is_ok()
+            {
+                acknowledged_lsn = header.acknowledged_lsn;
+            }
+            lsn += PAGE_BYTES;
+        }
+        Ok(acknowledged_lsn)
+    }
+}
+
+/// Where the newest logged content of a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageSource {
+    /// Where on media its bytes lie.
+    pub offset_bytes: u64,
+}
+
+/// Content that records have for pages of objects: for each page the newest. A page that was committed many times is
+/// copied once.
+#[derive(Debug, Default)]
+pub(crate) struct Committed {
+    pages: BTreeMap<u64, PageSource>,
+}
+
+impl Committed {
+    /// Adds the pages of one record, in log order. Checks copied content against its checksum.
+    pub fn add(&mut self, reader: &LogReader<'_>, record: &Record) -> Result<()> {
+        let log = reader.layout.log();
+        let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
+        for entry in &record.entries {
+            match *entry {
+                Entry::Pages { target, payload_offset, .. } => {
+                    self.insert(reader, target, record_offset + payload_offset)?;
+                }
+                Entry::Copied { target, source_offset_bytes, checksum: sum, .. } => {
+                    let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
+                    check_in_data(reader, source)?;
+                    check_content(reader, source, sum)?;
+                    self.insert(reader, target, source_offset_bytes)?;
+                }
+                Entry::Slot { .. } | Entry::NewRun { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, reader: &LogReader<'_>, target: ByteRange, source: u64) -> Result<()> {
+        check_in_data(reader, target)?;
+        for offset in (0..target.len_bytes).step_by(PAGE_BYTES as usize) {
+            self.pages
+                .insert(target.offset_bytes + offset, PageSource { offset_bytes: source + offset });
+        }
+        Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// Pages inside `range` that have newer content in the log: their place, and where the content is.
+    pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, PageSource)> + '_ {
+        self.pages
+            .range(range.offset_bytes..range.end_bytes())
+            .map(|(offset, source)| (*offset, *source))
+    }
+
+    /// Places of all pages, adjacent ones merged.
+    pub fn ranges(&self) -> Vec<ByteRange> {
+        let mut ranges: Vec<ByteRange> = Vec::new();
+        for &offset_bytes in self.pages.keys() {
+            match ranges.last_mut() {
+                Some(last) if last.end_bytes() == offset_bytes => last.len_bytes += PAGE_BYTES,
+                _ => ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES }),
+            }
+        }
+        ranges
+    }
+
+    /// Copies each page to its place: visible, not durable.
+    pub fn copy_to_place(&self, media: &dyn Media) -> Result<()> {
+        const BATCH_PAGES: usize = 64;
+        let mut buffer: Vec<u8> = Vec::with_capacity(BATCH_PAGES * PAGE_BYTES as usize);
+        let mut pages = self.pages.iter().peekable();
+        while let Some((&target, &source)) = pages.next() {
+            // Neighbours that lie together in the log as well are copied together.
+            let mut count = 1;
+            while count < BATCH_PAGES as u64
+                && pages
+                    .next_if(|(next_target, next_source)| {
+                        **next_target == target + count * PAGE_BYTES
+                            && next_source.offset_bytes == source.offset_bytes + count * PAGE_BYTES
+                    })
+                    .is_some()
+            {
+                count += 1;
+            }
+            buffer.resize((count * PAGE_BYTES) as usize, 0);
+            media.read_at(source.offset_bytes, &mut buffer)?;
+            media.write_at(target, &buffer)?;
+        }
+        Ok(())
+    }
+}
+
+fn damaged(reader: &LogReader<'_>, error: FormatError) -> PoolError {
+    PoolError::Damaged {
+        path: reader.media.path().to_path_buf(),
+        structure: "a record of the log".to_owned(),
+        error,
+    }
+}
+
+fn check_in_data(reader: &LogReader<'_>, range: ByteRange) -> Result<()> {
+    let data = reader.layout.data();
+    if range.offset_bytes < data.offset_bytes || range.end_bytes() > data.end_bytes() {
+        let error = FormatError::Field { field: "target", value: range.offset_bytes };
+        return Err(damaged(reader, error));
+    }
+    Ok(())
+}
+
+fn check_content(reader: &LogReader<'_>, range: ByteRange, stored: u64) -> Result<()> {
+    let mut bytes = vec![0; range.len_bytes as usize];
+    reader.media.read_at(range.offset_bytes, &mut bytes)?;
+    let computed = checksum(&[&bytes]);
+    if computed != stored {
+        return Err(damaged(reader, FormatError::Checksum { stored, computed }));
+    }
+    Ok(())
+}
+
+impl Core {
+    pub(crate) fn log_reader(&self) -> LogReader<'_> {
+        LogReader {
+            media: &*self.media,
+            layout: self.layout,
+            identity: self.identity(),
+            mutant: self.mutant,
+        }
+    }
+
+    /// What a reader must see instead of what is on media, which it cannot change. `read` is run again if the log was
+    /// reused meanwhile.
+    pub(crate) fn committed_for_reader<T>(
+        &self,
+        read: impl Fn(&Committed) -> Result<T>,
+    ) -> Result<T> {
+        let control = self.control();
+        loop {
+            // Acquire: the media has what was applied before this position.
+            let from_lsn = control.applied_lsn.load(Acquire);
+            let to_lsn = control.durable_lsn.load(Acquire);
+            let value = self.committed_between(from_lsn, to_lsn).and_then(|found| read(&found));
+            // Acquire: the reads above come before it.
+            fence(Acquire);
+            if control.tail_lsn.load(Relaxed) <= from_lsn {
+                return value;
+            }
+        }
+    }
+}

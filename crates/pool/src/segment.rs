@@ -1,0 +1,252 @@
+//! The segment: what the processes of a pool share at run time.
+//!
+//! ```text
+//!  ┌─────────┬──────────────────────────────┬───────────────────────┬───────────────────────┐
+//!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages: one bit   │
+//!  │         │ log, pending appends, freed  │ as of the last change │ for each              │
+//!  │         │ runs, slots of the processes │                       │                       │
+//!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
+//! ```
+//!
+//! All of it is derived and none is needed for recovery: who opens the pool as the first process builds it from the
+//! media, and who closes it as the last one removes it. Metadata is changed only in the image; it reaches its
+//! place on media at a checkpoint, when its log records are durable there (*no-steal*). So one scheme serves
+//! all persistence domains.
+//!
+//! # Who may touch what
+//! Everything is an atomic, because a process may die or be stopped between any two instructions, and because others
+//! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal word, of
+//! the failure word, and of fields that only the holder of the maintenance mutex changes (`applied`,
+//! `sequence`). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
+//! the functions that make them say so.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use aquifer_sys::robust::RobustMutex;
+use aquifer_sys::shared_memory::SharedMemory;
+use uuid::Uuid;
+
+use crate::error::{PoolError, Result};
+use crate::format::inode::SLOT_BYTES;
+use crate::format::layout::Layout;
+
+/// Appends that can be in flight.
+pub(crate) const PENDING: usize = 512;
+/// Freed runs that can wait for the durable tail.
+pub(crate) const FREED: usize = 4096;
+/// Processes, or handles, that can have a pool open.
+pub(crate) const PROCESSES: usize = 256;
+/// Locked inodes that are noted for each handle.
+pub(crate) const NOTED_LOCKS: usize = 32;
+/// Runs that one handle can have taken without having named them yet.
+pub(crate) const RESERVATIONS: usize = 8;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM00");
+
+/// An append that was begun and is not yet part of the durable prefix.
+#[repr(C)]
+pub(crate) struct Pending {
+    pub lsn: AtomicU64,
+    pub end_lsn: AtomicU64,
+    /// One of the constants of [`append`].
+    pub state: AtomicU64,
+    /// Index of the process slot.
+    pub owner: AtomicU64,
+    /// 1 if the record changes metadata.
+    pub is_metadata: AtomicU64,
+}
+
+/// States of a pending append.
+pub(crate) mod append {
+    /// Its bytes are not in the log yet.
+    pub const RESERVED: u64 = 1;
+    /// Its bytes are in the log, visible to all processes, not durable.
+    pub const WRITTEN: u64 = 2;
+    /// Its bytes are durable.
+    pub const DURABLE: u64 = 3;
+    /// Its owner gave up: somebody else completes it.
+    pub const ABANDONED: u64 = 4;
+}
+
+/// Pages that nobody names any more, until the durable tail has passed the record that says so.
+#[repr(C)]
+pub(crate) struct Freed {
+    pub run: AtomicU64,
+    pub lsn: AtomicU64,
+}
+
+/// What a process (a handle) holds.
+#[repr(C)]
+pub(crate) struct ProcessSlot {
+    pub pid: AtomicU64,
+    /// Inodes it has locked, for messages: twice the number, plus one if it writes.
+    pub locked: [AtomicU64; NOTED_LOCKS],
+    pub reservations: [AtomicU64; RESERVATIONS],
+}
+
+#[repr(C)]
+pub(crate) struct Control {
+    magic: AtomicU64,
+    uuid: [AtomicU64; 2],
+    pub metadata_mutex: RobustMutex,
+    pub maintenance_mutex: RobustMutex,
+    /// 0, or 1 + the error that made the pool read-only for everybody.
+    pub failure: AtomicU64,
+    /// What failed: see `log::FAILURES`.
+    pub failure_kind: AtomicU64,
+    /// Odd while the image is being changed.
+    pub image_version: AtomicU64,
+    pub generation: AtomicU64,
+    /// Sequence number of the superblocks on media.
+    pub sequence: AtomicU64,
+    /// Everything before it is on media, at its place: its log space can be overwritten.
+    pub tail_lsn: AtomicU64,
+    /// Everything before it was copied to its place, and is visible there.
+    pub applied_lsn: AtomicU64,
+    /// Everything before it is durable in the log.
+    pub durable_lsn: AtomicU64,
+    /// Metadata records before it are in the image.
+    pub metadata_lsn: AtomicU64,
+    /// Raised and woken when `durable_lsn` or `failure` changed.
+    pub signal: AtomicU32,
+    /// How many wait for it.
+    pub waiters: AtomicU32,
+    /// Pending appends are `pending[first % PENDING] .. pending[next % PENDING]`, in log order.
+    pub pending_first: AtomicU64,
+    pub pending_next: AtomicU64,
+    /// Entries of `freed` in use.
+    pub freed_count: AtomicU64,
+    pub pending: [Pending; PENDING],
+    pub freed: [Freed; FREED],
+    pub processes: [ProcessSlot; PROCESSES],
+}
+
+const CONTROL_BYTES: usize = size_of::<Control>().next_multiple_of(4096);
+const SLOT_WORDS: usize = SLOT_BYTES / 8;
+
+/// The segment, mapped into this process.
+pub(crate) struct Segment {
+    memory: SharedMemory,
+    slots: usize,
+    pages: usize,
+}
+
+fn image_dirty_words(layout: &Layout) -> usize {
+    (layout.metadata_pages as usize).div_ceil(64)
+}
+
+fn len_bytes(layout: &Layout) -> usize {
+    let words = layout.slots() as usize * SLOT_WORDS
+        + image_dirty_words(layout)
+        + (layout.page_count as usize).div_ceil(64);
+    CONTROL_BYTES + words * 8
+}
+
+fn name(id: Uuid) -> String {
+    format!("aquifer-{}", id.simple())
+}
+
+impl Segment {
+    /// Makes a segment that other processes can open by `id`.
+    pub fn create(id: Uuid, pool: Uuid, layout: &Layout, mode: u32) -> Result<Segment> {
+        let len_bytes = len_bytes(layout);
+        let memory =
+            SharedMemory::create(&name(id), len_bytes, mode).map_err(PoolError::SharedMemory)?;
+        Self::initialise(memory, pool, layout)
+    }
+
+    /// Makes a segment for this process alone.
+    pub fn private(pool: Uuid, layout: &Layout) -> Result<Segment> {
+        let len_bytes = len_bytes(layout);
+        let memory = SharedMemory::anonymous(len_bytes).map_err(PoolError::SharedMemory)?;
+        Self::initialise(memory, pool, layout)
+    }
+
+    fn initialise(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Result<Segment> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let segment =
+            Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
+        let control = segment.control();
+        for mutex in [&control.metadata_mutex, &control.maintenance_mutex] {
+            // SAFETY: the memory is fresh, shared by all who will use it, and nobody else knows it yet.
+            unsafe { RobustMutex::init(std::ptr::from_ref(mutex).cast_mut()) }
+                .map_err(PoolError::Mutex)?;
+        }
+        let (high, low) = pool.as_u64_pair();
+        control.uuid[0].store(high, Relaxed);
+        control.uuid[1].store(low, Relaxed);
+        // Others find the segment through the superblock, which is written later.
+        control.magic.store(MAGIC, Relaxed);
+        Ok(segment)
+    }
+
+    /// Opens the segment that another process made; the error says why there is none that belongs to this pool.
+    pub fn open(
+        id: Uuid,
+        pool: Uuid,
+        layout: &Layout,
+        writable: bool,
+    ) -> std::result::Result<Segment, String> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let memory = SharedMemory::open(&name(id), writable).map_err(|error| error.to_string())?;
+        if memory.len_bytes() < len_bytes(layout) {
+            return Err("it is too small for this pool".to_owned());
+        }
+        let segment =
+            Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
+        let control = segment.control();
+        let (high, low) = pool.as_u64_pair();
+        if control.magic.load(Relaxed) != MAGIC
+            || control.uuid[0].load(Relaxed) != high
+            || control.uuid[1].load(Relaxed) != low
+        {
+            return Err("it belongs to another pool".to_owned());
+        }
+        Ok(segment)
+    }
+
+    /// Removes the name of a segment, if there is one.
+    pub fn remove(id: Uuid) {
+        if !id.is_nil() {
+            let _ = SharedMemory::unlink(&name(id));
+        }
+    }
+
+    /// The control part.
+    pub fn control(&self) -> &Control {
+        // SAFETY: the memory is at least this long, page-aligned, lives as long as `self`, and all of `Control` is
+        // atomics and mutexes, for which any bytes are valid.
+        unsafe { &*self.memory.start().cast::<Control>() }
+    }
+
+    fn words(&self, first: usize, count: usize) -> &[AtomicU64] {
+        debug_assert!(CONTROL_BYTES + (first + count) * 8 <= self.memory.len_bytes());
+        // SAFETY: inside the memory, whose length was checked.
+        let start = unsafe { self.memory.start().add(CONTROL_BYTES + first * 8) };
+        // SAFETY: aligned, inside the memory, atomics.
+        unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), count) }
+    }
+
+    /// The image of one slot.
+    pub fn slot(&self, slot: u64) -> &[AtomicU64] {
+        assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
+        self.words(slot as usize * SLOT_WORDS, SLOT_WORDS)
+    }
+
+    /// One bit for each page of the image: changed since the last checkpoint.
+    pub fn dirty_image_pages(&self) -> &[AtomicU64] {
+        let pages = self.slots * SLOT_BYTES / 4096;
+        self.words(self.slots * SLOT_WORDS, pages.div_ceil(64))
+    }
+
+    /// One bit for each page of the pool: in use.
+    pub fn used_pages(&self) -> &[AtomicU64] {
+        let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
+        self.words(self.slots * SLOT_WORDS + dirty, self.pages.div_ceil(64))
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u64 {
+        self.slots as u64
+    }
+}

@@ -1,0 +1,176 @@
+//! Mini-transactions: one change of the metadata, atomic and durable.
+//!
+//! The change is computed under the metadata mutex, published in the log, applied to the image, and only
+//! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
+//! a process that dies anywhere leaves at most one record to apply.
+
+use std::collections::BTreeMap;
+
+use crate::alloc::{self, Reservation};
+use crate::core::{Core, Locked};
+use crate::error::{PoolError, Result};
+use crate::format::inode::{HEAD_SLOT, INLINE_RUNS, Inode, InodeKind, PoolHead, SlotBytes};
+use crate::format::record::{Header, Record, RecordBuilder};
+use crate::image::{self, load_slot};
+use crate::log::FailureKind;
+use crate::media::ByteRange;
+use crate::mutant::{self, Mutant};
+
+/// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
+pub struct Transaction<'a> {
+    locked: Locked<'a>,
+    changed: BTreeMap<u64, Inode>,
+}
+
+impl Transaction<'_> {
+    fn core(&self) -> &Core {
+        self.locked.core()
+    }
+
+    /// The inode in a slot, as this transaction sees it.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`].
+    pub fn inode(&self, number: u64) -> Result<Inode> {
+        match self.changed.get(&number) {
+            Some(inode) => Ok(inode.clone()),
+            None => {
+                let bytes = load_slot(&self.core().segment, number);
+                self.core().decode_inode(&bytes, number)
+            }
+        }
+    }
+
+    /// All inodes in use, as this transaction sees them. Damaged ones are left out.
+    pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
+        (HEAD_SLOT + 1..self.core().segment.slots())
+            .filter_map(|slot| self.inode(slot).ok())
+            .filter(|inode| inode.kind != InodeKind::Free)
+    }
+
+    /// A free inode with its next incarnation.
+    ///
+    /// # Errors
+    /// [`PoolError::NoFreeInode`].
+    pub fn free_inode(&self) -> Result<Inode> {
+        let slots = self.core().segment.slots();
+        (HEAD_SLOT + 1..slots)
+            .filter_map(|slot| self.inode(slot).ok())
+            .find(|inode| inode.kind == InodeKind::Free)
+            .map(|inode| Inode::free(inode.number, inode.incarnation + 1))
+            .ok_or(PoolError::NoFreeInode { slots: slots - 1 })
+    }
+
+    /// Puts an inode in its slot. Runs that it names no more are freed.
+    pub fn put(&mut self, inode: Inode) {
+        self.changed.insert(inode.number, inode);
+    }
+}
+
+/// What a transaction writes.
+struct Prepared {
+    builder: RecordBuilder,
+    bytes: Vec<u8>,
+    body_checksum: u64,
+}
+
+impl Core {
+    fn prepare(
+        &self,
+        transaction: &Transaction<'_>,
+        reservations: &[Reservation<'_>],
+    ) -> Result<Prepared> {
+        let mut slots: Vec<(u64, SlotBytes)> = Vec::new();
+        for inode in transaction.changed.values() {
+            let bytes = inode
+                .encode()
+                .map_err(|error| self.damaged(format!("new inode {}", inode.number), error))?;
+            slots.push((inode.number, bytes));
+        }
+        let mut builder = RecordBuilder::new();
+        let used_to = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
+        if let Some(used_to) = used_to {
+            let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
+                .map_err(|error| self.damaged("the pool's head", error))?;
+            if used_to > head.fresh_from_page {
+                slots.push((HEAD_SLOT, PoolHead { fresh_from_page: used_to }.encode()));
+            }
+        }
+        slots.iter().for_each(|(slot, _)| builder.slot(*slot));
+        for run in reservations.iter().flat_map(|reserved| reserved.runs()) {
+            builder.new_run(run.bytes());
+        }
+        let mut bytes = vec![0; builder.len_bytes() as usize];
+        let start = builder.payload_offset_bytes();
+        for ((_, slot), target) in
+            slots.iter().zip(bytes[start..].chunks_exact_mut(slots[0].1.len()))
+        {
+            target.copy_from_slice(slot);
+        }
+        let body_checksum = builder.finish_body(&mut bytes);
+        Ok(Prepared { builder, bytes, body_checksum })
+    }
+
+    /// Makes pages durable that a record will be the first to name (rule 3): before it is written.
+    fn flush_reserved(&self, reservations: &[Reservation<'_>]) -> Result<()> {
+        let ranges: Vec<ByteRange> =
+            reservations.iter().map(|reserved| reserved.whole().bytes()).collect();
+        if ranges.is_empty() || mutant::is(self.mutant, Mutant::CommitBeforeData) {
+            return Ok(());
+        }
+        self.media.write_back(&ranges).and_then(|()| self.media.flush()).map_err(|error| {
+            self.fail(FailureKind::Data, &error.source);
+            error.into()
+        })
+    }
+
+    /// Runs `change` as one transaction, whose inodes name the pages of `reservations`; when this returns, it is
+    /// durable. `change` may be run several times.
+    ///
+    /// # Errors
+    /// Those of `change`, and then nothing has happened; of the log: then the outcome is old or new.
+    pub fn transact<'a, T>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
+    ) -> Result<T> {
+        self.check_writable()?;
+        self.flush_reserved(&reservations)?;
+        loop {
+            let mut transaction = Transaction { locked: self.lock()?, changed: BTreeMap::new() };
+            let value = change(&mut transaction)?;
+            if transaction.changed.is_empty() {
+                return Ok(value);
+            }
+            let Prepared { builder, mut bytes, body_checksum } =
+                self.prepare(&transaction, &reservations)?;
+            let freed = 2 * transaction.changed.len() * INLINE_RUNS;
+            let space = alloc::has_room_for_freed(&transaction.locked, freed)
+                .then(|| self.reserve(&transaction.locked, builder.len_bytes(), true))
+                .flatten();
+            let Some((mut append, filler)) = space else {
+                drop(transaction);
+                self.make_room(builder.len_bytes())?;
+                continue;
+            };
+            let identity = self.identity();
+            let (lsn, end_lsn) = (append.lsn, append.end_lsn);
+            builder.seal(&mut bytes, body_checksum, lsn, append.acknowledged_lsn, identity);
+            let record = Header::decode(&bytes, lsn, self.layout.log().len_bytes, identity)
+                .and_then(|header| Record::decode(header, bytes))
+                .map_err(|error| self.damaged("a record just made", error))?;
+            self.publish_append(&append, record.bytes())?;
+            image::apply(&transaction.locked, &record);
+            for reserved in reservations {
+                reserved.keep(&transaction.locked);
+            }
+            drop(transaction);
+            if let Some(mut filler) = filler {
+                self.write_filler(&mut filler)?;
+            }
+            self.write_append(&mut append, record.bytes())?;
+            self.wait_durable(end_lsn)?;
+            return Ok(value);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Reading, writing and making durable, by ranges of a file.
+//!
+//! Transfers are whole or an error: short ones are continued and `EINTR` repeated here, in one place, so
+//! that no caller takes a short transfer for success.
+//!
+//! | call | after it |
+//! |---|---|
+//! | [`write_all_at`] | visible to all |
+//! | [`write_all_at_durably`] | these bytes are durable, the rest of the file is not touched |
+//! | [`start_write_back`] | the I/O of some pages has begun |
+//! | [`finish_write_back`] | what was dirty is on the device or in its cache; metadata is not |
+//! | [`sync_mapped`] | the pages and what leads to them are durable |
+//! | [`sync_data`] | as above, for all pages of the file |
+//!
+//! # Errors of write-back
+//! The kernel reports a failed write-back to each open file description once, whoever's pages it were. Of
+//! two threads that sync through one description at once, only one is told. Who must not miss an error
+//! gives each sync a description of its own while it runs ([`reopen`]).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::check;
+
+/// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
+const BLKGETSIZE64: libc::Ioctl = if cfg!(any(
+    target_arch = "mips",
+    target_arch = "mips64",
+    target_arch = "powerpc",
+    target_arch = "powerpc64",
+    target_arch = "sparc64"
+)) {
+    0x4008_1272
+} else {
+    0x8008_1272_u32 as libc::Ioctl
+};
+
+/// Repeats a call that a signal interrupted.
+fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
+    loop {
+        match check(call()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// An offset as the kernel takes it.
+fn signed(offset_bytes: u64) -> io::Result<libc::off64_t> {
+    libc::off64_t::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// The place `done` bytes behind `offset_bytes`, as the kernel takes it.
+fn behind(offset_bytes: u64, done: usize) -> io::Result<libc::off64_t> {
+    offset_bytes
+        .checked_add(done as u64)
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
+        .and_then(signed)
+}
+
+/// Reads; less than asked for only at the end of the file.
+pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < target.len() {
+        let rest = &mut target[done..];
+        let at = behind(offset_bytes, done)?;
+        let got = uninterrupted(|| {
+            // SAFETY: the rest of the target is valid for writes.
+            let got = unsafe {
+                libc::pread64(file.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at)
+            };
+            got as libc::c_long
+        })?;
+        if got == 0 {
+            break;
+        }
+        done += got;
+    }
+    Ok(done)
+}
+
+/// Fills `target`; [`io::ErrorKind::UnexpectedEof`] where the file is too short for it.
+pub fn read_exact_at(
+    file: BorrowedFd<'_>,
+    target: &mut [u8],
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let wanted = target.len();
+    match read_at(file, target, offset_bytes)? {
+        done if done == wanted => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Writes all of `bytes`.
+pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
+    write_with(bytes, offset_bytes, |rest, at| {
+        // SAFETY: the rest is valid for reads.
+        let put = unsafe { libc::pwrite64(file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), at) };
+        put as libc::c_long
+    })
+}
+
+/// Writes all of `bytes` and returns when they are durable, with whatever metadata leads to them:
+/// `pwritev2` with `RWF_DSYNC`, which syncs this range and no other.
+///
+/// # Errors
+/// [`io::ErrorKind::Unsupported`], with nothing written, where the system refuses the flag. Then write, and
+/// sync the range as [`sync_mapped`] or [`sync_data`] does.
+pub fn write_all_at_durably(
+    file: BorrowedFd<'_>,
+    bytes: &[u8],
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let written = write_with(bytes, offset_bytes, |rest, at| {
+        let vector = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        // SAFETY: one vector on this stack, of bytes that are only read.
+        let put = unsafe {
+            libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_DSYNC)
+        };
+        put as libc::c_long
+    });
+    written.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => io::ErrorKind::Unsupported.into(),
+        _ => error,
+    })
+}
+
+/// Goes on writing until all is written. A call that writes nothing is [`io::ErrorKind::WriteZero`].
+fn write_with(
+    bytes: &[u8],
+    offset_bytes: u64,
+    mut write: impl FnMut(&[u8], libc::off64_t) -> libc::c_long,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = behind(offset_bytes, done)?;
+        match uninterrupted(|| write(&bytes[done..], at))? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            put => done += put,
+        }
+    }
+    Ok(())
+}
+
+/// Begins to write dirty pages of a range back, without waiting. Pages under write-back already are left
+/// out, even those stored to since: [`finish_write_back`] writes them.
+pub fn start_write_back(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
+    sync_range(file, offset_bytes, len_bytes, libc::SYNC_FILE_RANGE_WRITE)
+}
+
+/// Writes the dirty pages of a range back and waits for them.
+///
+/// All three flags together, because only then the kernel writes for integrity: it waits for a page that
+/// is under write-back with older contents, and writes it again.
+pub fn finish_write_back(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_range(file, offset_bytes, len_bytes, flags)
+}
+
+fn sync_range(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    len_bytes: u64,
+    flags: libc::c_uint,
+) -> io::Result<()> {
+    // A length of 0 would mean the rest of the file.
+    if len_bytes == 0 {
+        return Ok(());
+    }
+    let (offset, len) = (signed(offset_bytes)?, signed(len_bytes)?);
+    uninterrupted(|| {
+        // SAFETY: integers only.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) }.into()
+    })
+    .map(drop)
+}
+
+/// Makes the pages of a shared, writable-file mapping durable: `msync(MS_SYNC)`, which is the `fsync` of
+/// a range. The pages need be neither dirty nor present, nor accessible through the mapping.
+///
+/// `address` is aligned to a page; an address that is not mapped is an error.
+pub fn sync_mapped(address: *const u8, len_bytes: usize) -> io::Result<()> {
+    uninterrupted(|| {
+        // SAFETY: writes pages to their file and changes no memory; unmapped ranges are refused.
+        unsafe { libc::msync(address.cast_mut().cast(), len_bytes, libc::MS_SYNC) }.into()
+    })
+    .map(drop)
+}
+
+/// Makes the whole file's data durable.
+pub fn sync_data(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: integers only.
+    uninterrupted(|| unsafe { libc::fdatasync(file.as_raw_fd()) }.into()).map(drop)
+}
+
+/// Gives a range of the file its blocks, keeping what it holds, and lengthens the file if it ends behind it.
+///
+/// # Errors
+/// `EOPNOTSUPP` on file systems that cannot (ramfs, some network file systems). After `ENOSPC` the file may be
+/// longer than before.
+pub fn allocate(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    if len_bytes == 0 {
+        return Ok(());
+    }
+    let (offset, len) = (signed(offset_bytes)?, signed(len_bytes)?);
+    // SAFETY: integers only.
+    uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), 0, offset, len) }.into())
+        .map(drop)
+}
+
+/// Another open file description of the same file, with `flags` of `open(2)`: it has its own record of
+/// write-back errors, its own status flags and its own locks.
+pub fn reopen(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+    let descriptor = uninterrupted(|| {
+        // SAFETY: a NUL-terminated string that outlives the call.
+        unsafe { libc::open(path.as_ptr().cast(), flags | libc::O_CLOEXEC) }.into()
+    })?;
+    // SAFETY: just opened, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
+}
+
+/// Makes the names in a directory durable.
+pub fn sync_directory(path: &std::path::Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Present length of a block device.
+pub fn block_device_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut len_bytes = 0u64;
+    // SAFETY: the request writes one `u64`, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut len_bytes) }.into())?;
+    Ok(len_bytes)
+}
+
+/// What `statx` says about direct I/O: `None` where the kernel or the file system does not say (before
+/// 6.1), else the alignments of memory and of offsets, both 0 if the file cannot do direct I/O.
+pub fn direct_alignment(file: BorrowedFd<'_>) -> Option<(usize, usize)> {
+    // SAFETY: all-zero is a valid `statx`.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor; `status` outlives the call.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut status,
+        )
+    };
+    if result != 0 || status.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return None;
+    }
+    Some((status.stx_dio_mem_align as usize, status.stx_dio_offset_align as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{self, Protection};
+    use std::os::fd::AsFd;
+
+    fn unnamed(len_bytes: u64) -> File {
+        let directory = std::env::temp_dir();
+        let flags = libc::O_TMPFILE;
+        use std::os::unix::fs::OpenOptionsExt;
+        let file = File::options().read(true).write(true).custom_flags(flags).open(directory);
+        let file = file.expect("a file system with O_TMPFILE");
+        file.set_len(len_bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let file = unnamed(0);
+        write_all_at(file.as_fd(), b"one", 0).unwrap();
+        match write_all_at_durably(file.as_fd(), b"two", 3) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                eprintln!("skipped in part: RWF_DSYNC is refused here");
+                write_all_at(file.as_fd(), b"two", 3).unwrap();
+            }
+            written => written.unwrap(),
+        }
+        let mut bytes = [0; 6];
+        read_exact_at(file.as_fd(), &mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"onetwo");
+        let mut more = [9; 10];
+        assert_eq!(read_at(file.as_fd(), &mut more, 4).unwrap(), 2);
+        let short = read_exact_at(file.as_fd(), &mut more, 4).unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn offsets_beyond_what_a_file_can_have_are_errors() {
+        let file = unnamed(10);
+        for offset_bytes in [u64::MAX, u64::MAX - 2, 1 << 63] {
+            assert!(write_all_at(file.as_fd(), b"abc", offset_bytes).is_err());
+            assert!(write_all_at_durably(file.as_fd(), b"abc", offset_bytes).is_err());
+            assert!(read_at(file.as_fd(), &mut [0; 3], offset_bytes).is_err());
+            assert!(finish_write_back(file.as_fd(), offset_bytes, 1).is_err());
+            assert!(allocate(file.as_fd(), offset_bytes, 1).is_err());
+        }
+        assert_eq!(file.metadata().unwrap().len(), 10);
+    }
+
+    #[test]
+    fn a_read_only_descriptor_writes_nothing() {
+        let file = unnamed(4096);
+        let reading = reopen(file.as_fd(), libc::O_RDONLY).unwrap();
+        let refused = write_all_at(reading.as_fd(), b"x", 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EBADF));
+        let refused = write_all_at_durably(reading.as_fd(), b"x", 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn ranges_are_synced() {
+        let file = unnamed(1 << 20);
+        write_all_at(file.as_fd(), &[7; 8192], 4096).unwrap();
+        start_write_back(file.as_fd(), 4096, 8192).unwrap();
+        finish_write_back(file.as_fd(), 4096, 8192).unwrap();
+        if let Ok(stat) = memory::cachestat(file.as_fd(), 4096, 8192) {
+            assert!(in_memory(&file) || stat.dirty == 0, "{stat:?}");
+        }
+        write_all_at(file.as_fd(), &[8; 4096], 0).unwrap();
+        let base = memory::map_file(4096, Protection::Read, file.as_fd(), 0).unwrap();
+        sync_mapped(base, 4096).unwrap();
+        if let Ok(stat) = memory::cachestat(file.as_fd(), 0, 4096) {
+            assert!(in_memory(&file) || stat.dirty == 0, "{stat:?}");
+        }
+        // SAFETY: nobody uses it any more.
+        unsafe { memory::unmap(base, 4096) }.unwrap();
+        assert_eq!(sync_mapped(base, 4096).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        sync_data(file.as_fd()).unwrap();
+    }
+
+    fn in_memory(file: &File) -> bool {
+        crate::file_system::magic(file.as_fd())
+            .is_ok_and(|magic| crate::file_system::in_memory(magic).is_some())
+    }
+
+    #[test]
+    fn allocation_lengthens_and_keeps() {
+        let file = unnamed(0);
+        write_all_at(file.as_fd(), b"kept", 0).unwrap();
+        allocate(file.as_fd(), 0, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+        let mut bytes = [1; 6];
+        read_exact_at(file.as_fd(), &mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"kept\0\0");
+        use std::os::unix::fs::MetadataExt;
+        assert!(file.metadata().unwrap().blocks() * 512 >= 1 << 20);
+    }
+}

@@ -1,0 +1,220 @@
+//! Open-file-description locks: advisory locks on byte ranges that end with their holder.
+//!
+//! # Why these
+//! | | dies with its holder | seen across PID namespaces | survives closing another descriptor of the file |
+//! |---|---|---|---|
+//! | open-file-description lock | yes | yes | yes |
+//! | POSIX record lock | yes | yes | no |
+//! | a PID in a file | no | no | yes |
+//!
+//! A lock belongs to the open file description: the descriptors that `dup` and `fork` make share it, and
+//! it ends when the last of them is closed, or when the range is unlocked through any of them. So a
+//! forked child keeps its parent's locks until it closes its copy. Threads that share a descriptor do
+//! not exclude each other.
+//!
+//! The range need not exist: locking a byte behind the end of the file is as good as any. Locks work on
+//! regular files, block devices and character devices alike; network file systems pass them on to their
+//! server, if it takes them.
+//!
+//! There is no waiting here: who finds a range taken decides how long to be patient.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::check;
+
+/// Who else may hold a range at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// Other shared holders. Needs a descriptor that can read.
+    Shared,
+    /// Nobody. Needs a descriptor that can write.
+    Exclusive,
+}
+
+impl LockKind {
+    fn raw(self) -> libc::c_short {
+        match self {
+            LockKind::Shared => libc::F_RDLCK as libc::c_short,
+            LockKind::Exclusive => libc::F_WRLCK as libc::c_short,
+        }
+    }
+}
+
+/// A range of bytes to lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LockRange {
+    /// First byte.
+    pub offset_bytes: u64,
+    /// How many; 0 is all there can be behind the first.
+    pub len_bytes: u64,
+}
+
+impl LockRange {
+    /// One byte.
+    pub const fn byte(offset_bytes: u64) -> LockRange {
+        LockRange { offset_bytes, len_bytes: 1 }
+    }
+
+    /// Every byte a file can have.
+    pub const WHOLE: LockRange = LockRange { offset_bytes: 0, len_bytes: 0 };
+}
+
+/// A lock of somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conflict {
+    /// What kind.
+    pub kind: LockKind,
+    /// Where.
+    pub range: LockRange,
+    /// The process, if it holds a POSIX record lock. Of an open-file-description lock the kernel does not
+    /// say whose it is: it may be several processes'.
+    pub pid: Option<u32>,
+}
+
+/// Takes a range or changes the kind in which it is held, at once. False if somebody else's lock forbids it;
+/// what was held before is then still held.
+pub fn try_lock(file: BorrowedFd<'_>, range: LockRange, kind: LockKind) -> io::Result<bool> {
+    let mut request = request(range, kind.raw())?;
+    match control(file, libc::F_OFD_SETLK, &mut request) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives up whatever is held in a range. Not an error where nothing is.
+pub fn unlock(file: BorrowedFd<'_>, range: LockRange) -> io::Result<()> {
+    let mut request = request(range, libc::F_UNLCK as libc::c_short)?;
+    control(file, libc::F_OFD_SETLK, &mut request)
+}
+
+/// The first lock of somebody else's that would keep this description from taking the range. Locks of the
+/// description itself do not count. Works on descriptors that could not take it, too.
+pub fn conflict(
+    file: BorrowedFd<'_>,
+    range: LockRange,
+    kind: LockKind,
+) -> io::Result<Option<Conflict>> {
+    let mut request = request(range, kind.raw())?;
+    control(file, libc::F_OFD_GETLK, &mut request)?;
+    let kind = match libc::c_int::from(request.l_type) {
+        libc::F_UNLCK => return Ok(None),
+        libc::F_RDLCK => LockKind::Shared,
+        _ => LockKind::Exclusive,
+    };
+    let range = LockRange {
+        offset_bytes: u64::try_from(request.l_start).unwrap_or(0),
+        len_bytes: u64::try_from(request.l_len).unwrap_or(0),
+    };
+    Ok(Some(Conflict { kind, range, pid: u32::try_from(request.l_pid).ok() }))
+}
+
+fn request(range: LockRange, kind: libc::c_short) -> io::Result<libc::flock64> {
+    let number = |bytes: u64| {
+        libc::off64_t::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+    };
+    // SAFETY: all-zero is a valid `flock64`; `l_pid` must be 0.
+    let mut request: libc::flock64 = unsafe { std::mem::zeroed() };
+    request.l_type = kind;
+    request.l_whence = libc::SEEK_SET as libc::c_short;
+    request.l_start = number(range.offset_bytes)?;
+    request.l_len = number(range.len_bytes)?;
+    Ok(request)
+}
+
+fn control(
+    file: BorrowedFd<'_>,
+    command: libc::c_int,
+    request: &mut libc::flock64,
+) -> io::Result<()> {
+    // SAFETY: the structure outlives the call, which may write to it.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, std::ptr::from_mut(request)) };
+    check(result.into()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    /// A file that is gone when its descriptors are.
+    fn two_descriptions() -> (File, File) {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a NUL-terminated name.
+        let fd = unsafe { libc::memfd_create(c"locks".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: just made, owned by nobody else.
+        let one = unsafe { File::from_raw_fd(fd) };
+        let other = crate::io::reopen(one.as_fd(), libc::O_RDWR).unwrap();
+        (one, other.into())
+    }
+
+    #[test]
+    fn descriptions_exclude_each_other_and_not_themselves() {
+        let (one, other) = two_descriptions();
+        let range = LockRange::byte(10);
+        assert!(try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
+        assert!(try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
+        assert_eq!(conflict(one.as_fd(), range, LockKind::Exclusive).unwrap(), None);
+        for kind in [LockKind::Shared, LockKind::Exclusive] {
+            assert!(!try_lock(other.as_fd(), range, kind).unwrap());
+            let found = conflict(other.as_fd(), LockRange::WHOLE, kind).unwrap();
+            assert_eq!(found, Some(Conflict { kind: LockKind::Exclusive, range, pid: None }));
+        }
+        assert!(try_lock(other.as_fd(), LockRange::byte(11), LockKind::Exclusive).unwrap());
+        unlock(one.as_fd(), LockRange::WHOLE).unwrap();
+        assert!(try_lock(other.as_fd(), range, LockKind::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn a_lock_is_turned_into_the_other_kind_in_place() {
+        let (one, other) = two_descriptions();
+        let range = LockRange { offset_bytes: 5, len_bytes: 3 };
+        assert!(try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
+        assert!(try_lock(one.as_fd(), range, LockKind::Shared).unwrap());
+        assert!(try_lock(other.as_fd(), range, LockKind::Shared).unwrap());
+        // Refused, and still held as it was.
+        assert!(!try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
+        let found = conflict(other.as_fd(), range, LockKind::Exclusive).unwrap().unwrap();
+        assert_eq!(found.kind, LockKind::Shared);
+        assert_eq!(conflict(other.as_fd(), range, LockKind::Shared).unwrap(), None);
+        drop(other);
+        assert!(try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn a_duplicate_shares_the_lock_until_the_last_is_closed() {
+        let (one, other) = two_descriptions();
+        let duplicate = one.try_clone().unwrap();
+        assert!(try_lock(one.as_fd(), LockRange::WHOLE, LockKind::Exclusive).unwrap());
+        drop(one);
+        assert!(!try_lock(other.as_fd(), LockRange::WHOLE, LockKind::Shared).unwrap());
+        drop(duplicate);
+        assert!(try_lock(other.as_fd(), LockRange::WHOLE, LockKind::Shared).unwrap());
+    }
+
+    #[test]
+    fn a_description_that_reads_takes_shared_locks_only() {
+        let (one, _other) = two_descriptions();
+        let reading: File = crate::io::reopen(one.as_fd(), libc::O_RDONLY).unwrap().into();
+        assert!(try_lock(reading.as_fd(), LockRange::byte(0), LockKind::Shared).unwrap());
+        let refused = try_lock(reading.as_fd(), LockRange::byte(1), LockKind::Exclusive);
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert!(try_lock(one.as_fd(), LockRange::byte(1), LockKind::Exclusive).unwrap());
+        let found = conflict(reading.as_fd(), LockRange::byte(1), LockKind::Exclusive);
+        assert!(found.unwrap().is_some(), "asking needs no right to write");
+    }
+
+    #[test]
+    fn impossible_ranges_are_errors() {
+        let (one, _other) = two_descriptions();
+        for (offset_bytes, len_bytes) in [(u64::MAX, 1), (0, u64::MAX), (i64::MAX as u64, 2)] {
+            let range = LockRange { offset_bytes, len_bytes };
+            assert!(try_lock(one.as_fd(), range, LockKind::Shared).is_err(), "{range:?}");
+        }
+    }
+}

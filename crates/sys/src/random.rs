@@ -1,0 +1,46 @@
+//! Random bytes from the kernel, for identities and salts.
+
+use std::io;
+
+use crate::check;
+
+/// Fills `bytes` with `getrandom(2)`, which waits until the kernel has seeded itself.
+pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &mut bytes[done..];
+        // SAFETY: the rest is valid for writes.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match check(got as libc::c_long) {
+            Ok(got) => done += got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// 64 random bits.
+pub fn next_u64() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    fill(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_bytes_are_filled() {
+        // A byte that stays 0 in all of 16 rounds has a chance of 2^-128.
+        let mut seen = vec![0u8; 1000];
+        for _ in 0..16 {
+            let mut bytes = vec![0; 1000];
+            fill(&mut bytes).unwrap();
+            seen.iter_mut().zip(bytes).for_each(|(seen, byte)| *seen |= byte);
+        }
+        assert!(seen.iter().all(|byte| *byte != 0));
+        assert_ne!(next_u64().unwrap(), next_u64().unwrap());
+    }
+}

@@ -1,0 +1,275 @@
+//! A mutex in shared memory that outlives its holder.
+//!
+//! [`RobustMutex`] lies in memory that several processes map. When the thread that holds it dies, however
+//! it dies, the next one gets the lock and is told; it repairs what the mutex guards and says so with
+//! [`RobustGuard::repaired`].
+//!
+//! ```text
+//!            lock                      repaired
+//!  free ───────────▶ held ──────▶ …    ◀──────── held, owner died
+//!   ▲                 │ unlock, drop                 ▲      │ dropped without `repaired`
+//!   └─────────────────┘                              │      ▼
+//!                     │ holder dies      lock        │   not recoverable: every `lock` fails
+//!                     └─────────────▶ owner dead ────┘
+//! ```
+//!
+//! # What it is built on
+//! Taking, releasing and noticing a death are the C library's robust, process-shared mutex: the kernel walks
+//! a dying thread's list of held mutexes. *Waiting* is not. While a thread waits in `pthread_mutex_lock`,
+//! the mutex is noted in its list as about to be taken, and if the thread dies then, the kernel looks
+//! whether the thread number in the mutex is the dying one's. Numbers of different PID namespaces collide
+//! (every container has a 1), so a killed waiter would mark as dead an owner that lives in another
+//! container, and two would be inside. Here threads only ever *try* the mutex, which leaves a
+//! window of a few instructions instead of the whole wait, and they sleep on a word of their own.
+//!
+//! # Waiting
+//! ```text
+//! waiter:  waiting ← 1;  try;  sleep while waiting = 1, at most PATIENCE;  again
+//! holder:  release;  if waiting was 1: waiting ← 0, wake one
+//! ```
+//! A waiter that got the lock after sleeping sets the word again, as there may be others. Nobody is told of
+//! an owner's death, and a wake-up is lost when the woken thread or the waking one is killed: so no
+//! sleep is longer than [`PATIENCE`], after which the mutex is tried again.
+//!
+//! # Layout
+//! 64 bytes, one cache line. The C library's part differs between C libraries: [`LAYOUT`] names it, and
+//! whoever shares memory compares it first.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use crate::futex;
+
+/// The longest sleep before the mutex is tried again.
+pub const PATIENCE: Duration = Duration::from_millis(10);
+/// Looks at a held mutex before going to sleep.
+const SPINS: u32 = 100;
+
+/// Names the layout of a [`RobustMutex`]. Processes share one only if this number is the same in all of them.
+pub const LAYOUT: u32 = {
+    let library = if cfg!(target_env = "gnu") {
+        1
+    } else if cfg!(target_env = "musl") {
+        2
+    } else {
+        3
+    };
+    (library << 24) | ((size_of::<usize>() as u32) << 16) | MUTEX_BYTES as u32
+};
+
+const MUTEX_BYTES: usize = size_of::<libc::pthread_mutex_t>();
+const WAITING: u32 = 1;
+/// The same number in every C library of Linux; the `libc` crate lacks it.
+const PTHREAD_MUTEX_ROBUST: libc::c_int = 1;
+
+/// A robust mutex for threads of several processes. See the module's documentation.
+///
+/// It has no value inside: what it guards lies beside it in shared memory.
+#[repr(C, align(64))]
+pub struct RobustMutex {
+    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    /// 1 if somebody may be sleeping on it.
+    waiting: AtomicU32,
+    /// Process that took the mutex last and has not released it; 0 if it has. For messages only.
+    holder: AtomicU32,
+}
+
+const _: () = assert!(size_of::<RobustMutex>() == 64 && align_of::<RobustMutex>() == 64);
+
+// SAFETY: the C library's mutex is made for several threads, and the words are atomic.
+unsafe impl Send for RobustMutex {}
+// SAFETY: as above.
+unsafe impl Sync for RobustMutex {}
+
+/// The lock was not had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// Somebody held it for the whole time.
+    #[error("the lock was held by process {holder_pid} (as numbered where it runs) for {waited:?}; is it stopped?")]
+    Timeout {
+        /// The process, as numbered in its own PID namespace; 0 if it could not be told.
+        holder_pid: u32,
+        /// How long this thread waited.
+        waited: Duration,
+    },
+    /// A holder died, and the one after it released the lock without saying that what it guards is whole.
+    #[error(
+        "an earlier holder of the lock died and what it guards was not repaired; \
+         it must be set up anew"
+    )]
+    NotRecoverable,
+    /// The system refused.
+    #[error("cannot lock: {0}")]
+    System(#[source] io::Error),
+}
+
+/// Converts the convention of the `pthread` functions, which return the error.
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+}
+
+impl RobustMutex {
+    /// Makes an open mutex in place.
+    ///
+    /// # Safety
+    /// `place` is aligned to 64 bytes, valid for 64, shared between all who will use the mutex, and used by
+    /// nobody yet. A mutex that is in use must not be initialised again.
+    pub unsafe fn init(place: *mut RobustMutex) -> io::Result<()> {
+        // SAFETY: all-zero is valid for the attributes, which the next call fills in.
+        let mut attributes: libc::pthread_mutexattr_t = unsafe { std::mem::zeroed() };
+        // SAFETY: a structure on this stack.
+        check(unsafe { libc::pthread_mutexattr_init(&raw mut attributes) })?;
+        let made = (|| {
+            // SAFETY: initialised above.
+            check(unsafe {
+                libc::pthread_mutexattr_setpshared(
+                    &raw mut attributes,
+                    libc::PTHREAD_PROCESS_SHARED,
+                )
+            })?;
+            // SAFETY: as above.
+            check(unsafe {
+                libc::pthread_mutexattr_setrobust(&raw mut attributes, PTHREAD_MUTEX_ROBUST)
+            })?;
+            // SAFETY: inside the place the caller vouches for.
+            let mutex = unsafe { &raw mut (*place).mutex };
+            // SAFETY: as above; nobody uses it yet.
+            check(unsafe { libc::pthread_mutex_init(mutex.cast(), &raw const attributes) })
+        })();
+        // SAFETY: initialised above, and not used afterwards.
+        unsafe { libc::pthread_mutexattr_destroy(&raw mut attributes) };
+        made?;
+        // SAFETY: inside the place the caller vouches for.
+        unsafe { (&raw mut (*place).waiting).write(AtomicU32::new(0)) };
+        // SAFETY: as above.
+        unsafe { (&raw mut (*place).holder).write(AtomicU32::new(0)) };
+        Ok(())
+    }
+
+    /// The mutex at an address.
+    ///
+    /// # Safety
+    /// [`RobustMutex::init`] was called there, by a process with the same [`LAYOUT`], and the memory stays
+    /// mapped for `'a`.
+    pub unsafe fn at<'a>(place: *const RobustMutex) -> &'a RobustMutex {
+        // SAFETY: forwarded to the caller; everything inside is atomic or behind an `UnsafeCell`.
+        unsafe { &*place }
+    }
+
+    /// Takes the lock if it is free or its holder is dead. `None` if it is held.
+    pub fn try_lock(&self) -> Result<Option<RobustGuard<'_>>, LockError> {
+        // SAFETY: initialised, as every `RobustMutex` is.
+        let result = unsafe { libc::pthread_mutex_trylock(self.mutex.get()) };
+        let previous_owner_died = match result {
+            0 => false,
+            libc::EOWNERDEAD => true,
+            libc::EBUSY => return Ok(None),
+            libc::ENOTRECOVERABLE => return Err(LockError::NotRecoverable),
+            // From a C library that runs out of something; there is nothing to wait for.
+            other => return Err(LockError::System(io::Error::from_raw_os_error(other))),
+        };
+        // Relaxed: for messages only.
+        self.holder.store(std::process::id(), Ordering::Relaxed);
+        Ok(Some(RobustGuard { mutex: self, previous_owner_died, not_send: PhantomData }))
+    }
+
+    /// Takes the lock, waiting up to `timeout`, or for as long as it takes.
+    ///
+    /// A thread that holds the lock and asks again waits for itself: it gets [`LockError::Timeout`].
+    pub fn lock(&self, timeout: Option<Duration>) -> Result<RobustGuard<'_>, LockError> {
+        match self.try_lock()? {
+            Some(guard) => Ok(guard),
+            None => self.lock_contended(timeout),
+        }
+    }
+
+    #[cold]
+    fn lock_contended(&self, timeout: Option<Duration>) -> Result<RobustGuard<'_>, LockError> {
+        for _ in 0..SPINS {
+            // Relaxed: only a hint; the mutex itself orders.
+            if self.holder.load(Ordering::Relaxed) == 0
+                && let Some(guard) = self.try_lock()?
+            {
+                return Ok(guard);
+            }
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        loop {
+            self.waiting.store(WAITING, Ordering::Relaxed);
+            // Pairs with the fence in `unlock`: either this thread finds the mutex released, or the releasing
+            // one finds the word set.
+            fence(Ordering::SeqCst);
+            if let Some(guard) = self.try_lock()? {
+                // The word stays set: there may be others asleep.
+                return Ok(guard);
+            }
+            let waited = start.elapsed();
+            let left = match timeout {
+                Some(timeout) if waited >= timeout => {
+                    let holder_pid = self.holder.load(Ordering::Relaxed);
+                    return Err(LockError::Timeout { holder_pid, waited });
+                }
+                Some(timeout) => timeout - waited,
+                None => PATIENCE,
+            };
+            futex::wait_shared(&self.waiting, WAITING, Some(left.min(PATIENCE)));
+        }
+    }
+
+    /// Releases the mutex that this thread holds.
+    fn unlock(&self) {
+        // Relaxed: for messages and as a hint only.
+        self.holder.store(0, Ordering::Relaxed);
+        // SAFETY: initialised, as every `RobustMutex` is.
+        let released = unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
+        if released != 0 {
+            // Not the owner: a guard that a forked child has inherited. It holds nothing.
+            return;
+        }
+        // Pairs with the fence in `lock_contended`.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) == WAITING
+            && self.waiting.swap(0, Ordering::Relaxed) == WAITING
+        {
+            futex::wake_shared(&self.waiting, 1);
+        }
+    }
+}
+
+/// The lock, held by this thread.
+#[must_use]
+pub struct RobustGuard<'a> {
+    mutex: &'a RobustMutex,
+    previous_owner_died: bool,
+    /// The owner is a thread: the guard does not move to another.
+    not_send: PhantomData<*const ()>,
+}
+
+impl RobustGuard<'_> {
+    /// Whether the holder before died inside: what the mutex guards may be half changed.
+    pub fn previous_owner_died(&self) -> bool {
+        self.previous_owner_died
+    }
+
+    /// Says that what the mutex guards is whole again. Without it, dropping a guard after an owner's death
+    /// makes the mutex unusable for everybody.
+    pub fn repaired(&mut self) {
+        if self.previous_owner_died {
+            // SAFETY: held by this thread, after its owner's death.
+            let result = unsafe { libc::pthread_mutex_consistent(self.mutex.mutex.get()) };
+            debug_assert_eq!(result, 0, "held by this thread, after its owner's death");
+            self.previous_owner_died = false;
+        }
+    }
+}
+
+impl Drop for RobustGuard<'_> {
+    fn drop(&mut self) {
+        self.mutex.unlock();
+    }
+}

@@ -1,0 +1,349 @@
+//! Memory that processes share: named segments, and unnamed ones for a single process.
+//!
+//! A segment is *fully allocated* when it is made. A file system in memory gives out pages as they are stored
+//! to, and a store when none is left raises SIGBUS, in whichever process makes it; `/dev/shm` is small in
+//! containers. So creating reports [`SharedMemoryError::NoSpace`], and using never fails.
+//!
+//! A name is what `shm_open` takes without the slash, and lives in `/dev/shm`. It stays until it is
+//! unlinked, whoever has died; the memory stays until nobody maps it. The content of a new segment is
+//! zero.
+//!
+//! Others may change the bytes at any time: they are reached through [`SharedMemory::start`] by atomics
+//! and raw copies ([`copy_racy`](crate::memory::copy_racy)), never by references.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::unix::fs::PermissionsExt;
+
+use crate::memory::{self, Protection};
+
+/// A segment was not had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SharedMemoryError {
+    /// There is not enough memory for it.
+    #[error(
+        "not enough shared memory for {len_bytes} bytes ({source}); enlarge /dev/shm \
+         (`mount -o remount,size=…`, `--shm-size` of a container), or remove what fills it"
+    )]
+    NoSpace {
+        /// Bytes asked for.
+        len_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The name is taken.
+    #[error("the shared memory {name} exists already")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// There is nothing of this name.
+    #[error("there is no shared memory {name}")]
+    Missing {
+        /// The name.
+        name: String,
+    },
+    /// The user may not open it.
+    #[error("no permission for the shared memory {name}; ask its owner, or run as the same user")]
+    NoPermission {
+        /// The name.
+        name: String,
+    },
+    /// It has no bytes: its maker was not finished, or died.
+    #[error("the shared memory {name} is empty: whoever made it has not finished; unlink it")]
+    Empty {
+        /// The name.
+        name: String,
+    },
+    /// The name is none that a segment can have.
+    #[error("{name:?} cannot name shared memory: 1 to 250 bytes without slash and NUL can")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// The system refused.
+    #[error("cannot {action} the shared memory {name}: {source}")]
+    System {
+        /// What was being done.
+        action: &'static str,
+        /// The name.
+        name: String,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// A mapped segment, unmapped when dropped.
+#[derive(Debug)]
+pub struct SharedMemory {
+    start: *mut u8,
+    len_bytes: usize,
+    is_writable: bool,
+    file: File,
+}
+
+// SAFETY: owns its mapping; the bytes are reached by raw pointers, whose users answer for what they do.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Makes a segment that does not exist yet, with exactly these permission bits, and maps it for writing.
+    /// On an error there is none.
+    pub fn create(
+        name: &str,
+        len_bytes: usize,
+        mode: u32,
+    ) -> Result<SharedMemory, SharedMemoryError> {
+        let path = path_of(name)?;
+        let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+        let file = open_raw(&path, flags, mode).map_err(|source| refused(name, "make", source))?;
+        let made = (|| {
+            // The process's mask has been applied to the mode.
+            let permissions = std::fs::Permissions::from_mode(mode & 0o777);
+            file.set_permissions(permissions)
+                .map_err(|source| refused(name, "set the mode of", source))?;
+            allocate(&file, len_bytes, name)?;
+            Self::map(file, len_bytes, Protection::ReadWrite, name)
+        })();
+        if made.is_err() {
+            let _ = Self::unlink(name);
+        }
+        made
+    }
+
+    /// Maps a segment that exists, all of it.
+    pub fn open(name: &str, writable: bool) -> Result<SharedMemory, SharedMemoryError> {
+        let path = path_of(name)?;
+        let (flags, protection) = if writable {
+            (libc::O_RDWR, Protection::ReadWrite)
+        } else {
+            (libc::O_RDONLY, Protection::Read)
+        };
+        let file = open_raw(&path, flags, 0).map_err(|source| refused(name, "open", source))?;
+        let metadata =
+            file.metadata().map_err(|source| refused(name, "find the length of", source))?;
+        let len_bytes = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+        if len_bytes == 0 {
+            return Err(SharedMemoryError::Empty { name: name.into() });
+        }
+        Self::map(file, len_bytes, protection, name)
+    }
+
+    /// Makes a segment without a name. Other processes reach it only through [`SharedMemory::file`].
+    pub fn anonymous(len_bytes: usize) -> Result<SharedMemory, SharedMemoryError> {
+        const NAME: &str = "(unnamed)";
+        // SAFETY: a NUL-terminated name.
+        let fd = unsafe { libc::memfd_create(c"aquifer".as_ptr(), libc::MFD_CLOEXEC) };
+        let fd = crate::check(fd.into()).map_err(|source| refused(NAME, "make", source))?;
+        // SAFETY: just made, owned by nobody else.
+        let file = unsafe { File::from_raw_fd(fd as libc::c_int) };
+        allocate(&file, len_bytes, NAME)?;
+        Self::map(file, len_bytes, Protection::ReadWrite, NAME)
+    }
+
+    /// Removes the name. Whoever has mapped the segment keeps it.
+    pub fn unlink(name: &str) -> Result<(), SharedMemoryError> {
+        let path = path_of(name)?;
+        // SAFETY: a NUL-terminated name that outlives the call.
+        let result = unsafe { libc::shm_unlink(path.as_ptr()) };
+        crate::check(result.into()).map(drop).map_err(|source| refused(name, "remove", source))
+    }
+
+    fn map(
+        file: File,
+        len_bytes: usize,
+        protection: Protection,
+        name: &str,
+    ) -> Result<SharedMemory, SharedMemoryError> {
+        let start = memory::map_file(len_bytes, protection, file.as_fd(), 0)
+            .map_err(|source| refused(name, "map", source))?;
+        let is_writable = protection == Protection::ReadWrite;
+        Ok(SharedMemory { start, len_bytes, is_writable, file })
+    }
+
+    /// The first byte; aligned to a page.
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// How many bytes there are.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether stores are possible.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// The descriptor.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, unmapped only here; users of `start` hold the segment.
+        let _ = unsafe { memory::unmap(self.start, self.len_bytes) };
+    }
+}
+
+/// What `shm_open` takes.
+fn path_of(name: &str) -> Result<CString, SharedMemoryError> {
+    let bad = || SharedMemoryError::BadName { name: name.into() };
+    let is_good = !name.is_empty() && name.len() <= 250 && !name.contains('/');
+    let is_good = is_good && name != "." && name != "..";
+    if !is_good {
+        return Err(bad());
+    }
+    CString::new(format!("/{name}")).map_err(|_| bad())
+}
+
+fn open_raw(path: &CString, flags: libc::c_int, mode: u32) -> io::Result<File> {
+    // SAFETY: a NUL-terminated name that outlives the call.
+    let fd = unsafe { libc::shm_open(path.as_ptr(), flags | libc::O_CLOEXEC, mode) };
+    let fd = crate::check(fd.into())?;
+    // SAFETY: just opened, owned by nobody else.
+    Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Gives the file its length and every page its memory.
+fn allocate(file: &File, len_bytes: usize, name: &str) -> Result<(), SharedMemoryError> {
+    let len_bytes = len_bytes as u64;
+    if len_bytes == 0 {
+        return Err(SharedMemoryError::Empty { name: name.into() });
+    }
+    // A file system without a limit of its own would go on until the kernel kills somebody.
+    if len_bytes > machine_memory_bytes().map_err(|source| refused(name, "allocate", source))? {
+        let source = io::Error::from_raw_os_error(libc::ENOMEM);
+        return Err(SharedMemoryError::NoSpace { len_bytes, source });
+    }
+    crate::io::allocate(file.as_fd(), 0, len_bytes).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EFBIG) => {
+            SharedMemoryError::NoSpace { len_bytes, source }
+        }
+        _ => refused(name, "allocate", source),
+    })
+}
+
+/// Memory and swap of this machine.
+fn machine_memory_bytes() -> io::Result<u64> {
+    // SAFETY: all-zero is a valid `sysinfo`.
+    let mut status: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is valid for the call to fill in.
+    crate::check(unsafe { libc::sysinfo(&raw mut status) }.into())?;
+    let units = (status.totalram as u64).saturating_add(status.totalswap as u64);
+    Ok(units.saturating_mul(u64::from(status.mem_unit)))
+}
+
+fn refused(name: &str, action: &'static str, source: io::Error) -> SharedMemoryError {
+    let name = name.to_owned();
+    match source.raw_os_error() {
+        Some(libc::EEXIST) => SharedMemoryError::Exists { name },
+        Some(libc::ENOENT) => SharedMemoryError::Missing { name },
+        Some(libc::EACCES | libc::EPERM) => SharedMemoryError::NoPermission { name },
+        Some(libc::ENOSPC) => SharedMemoryError::NoSpace { len_bytes: 0, source },
+        _ => SharedMemoryError::System { action, name, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    /// A name of this test's own, unlinked when dropped.
+    struct Name(String);
+
+    impl Name {
+        fn new(purpose: &str) -> Name {
+            let unique = crate::random::next_u64().unwrap();
+            Name(format!("aquifer-test-{purpose}-{unique:016x}"))
+        }
+    }
+
+    impl Drop for Name {
+        fn drop(&mut self) {
+            let _ = SharedMemory::unlink(&self.0);
+        }
+    }
+
+    fn byte(of: &SharedMemory, index: usize) -> u8 {
+        assert!(index < of.len_bytes());
+        // SAFETY: inside the mapping.
+        unsafe { of.start().add(index).read_volatile() }
+    }
+
+    #[test]
+    fn a_segment_is_shared_by_name() {
+        let name = Name::new("share");
+        let made = SharedMemory::create(&name.0, 10_000, 0o640).unwrap();
+        let blocks = made.file.metadata().unwrap().blocks();
+        assert!(blocks * 512 >= 10_000, "every page has its memory: {blocks}");
+        assert_eq!(made.file.metadata().unwrap().mode() & 0o777, 0o640, "whatever the mask");
+        assert_eq!(byte(&made, 9_999), 0);
+        let reading = SharedMemory::open(&name.0, false).unwrap();
+        let writing = SharedMemory::open(&name.0, true).unwrap();
+        assert_eq!((reading.len_bytes(), reading.is_writable()), (10_000, false));
+        assert!(writing.is_writable());
+        // SAFETY: inside the mapping.
+        unsafe { writing.start().add(9_999).write_volatile(7) };
+        assert_eq!((byte(&reading, 9_999), byte(&made, 9_999)), (7, 7));
+
+        let again = SharedMemory::create(&name.0, 1, 0o600).unwrap_err();
+        assert!(matches!(again, SharedMemoryError::Exists { .. }), "{again}");
+        assert_eq!(SharedMemory::open(&name.0, false).unwrap().len_bytes(), 10_000);
+        SharedMemory::unlink(&name.0).unwrap();
+        assert!(matches!(SharedMemory::unlink(&name.0), Err(SharedMemoryError::Missing { .. })));
+        assert!(matches!(
+            SharedMemory::open(&name.0, true),
+            Err(SharedMemoryError::Missing { .. })
+        ));
+        assert_eq!(byte(&reading, 9_999), 7, "still mapped");
+    }
+
+    #[test]
+    fn more_than_there_is_is_an_error_and_leaves_nothing() {
+        let name = Name::new("large");
+        // More than any machine has, less than a file may have.
+        let error = SharedMemory::create(&name.0, 1 << 55, 0o600).unwrap_err();
+        assert!(matches!(error, SharedMemoryError::NoSpace { .. }), "{error}");
+        assert!(error.to_string().contains("/dev/shm"), "{error}");
+        let gone = SharedMemory::open(&name.0, false).unwrap_err();
+        assert!(matches!(gone, SharedMemoryError::Missing { .. }), "{gone}");
+        let error = SharedMemory::anonymous(1 << 55).unwrap_err();
+        assert!(matches!(error, SharedMemoryError::NoSpace { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_half_made_segment_and_bad_names_are_errors() {
+        let name = Name::new("empty");
+        let path = path_of(&name.0).unwrap();
+        drop(open_raw(&path, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o600).unwrap());
+        let empty = SharedMemory::open(&name.0, true).unwrap_err();
+        assert!(matches!(empty, SharedMemoryError::Empty { .. }), "{empty}");
+        for bad in ["", "a/b", "..", "nul\0", &"x".repeat(251)] {
+            let error = SharedMemory::open(bad, false).unwrap_err();
+            assert!(matches!(error, SharedMemoryError::BadName { .. }), "{error}");
+        }
+        let none = SharedMemory::create(&Name::new("none").0, 0, 0o600).unwrap_err();
+        assert!(matches!(none, SharedMemoryError::Empty { .. }), "{none}");
+    }
+
+    #[test]
+    fn an_unnamed_segment_is_reached_by_its_descriptor() {
+        let made = SharedMemory::anonymous(5000).unwrap();
+        // SAFETY: inside the mapping.
+        unsafe { made.start().add(4999).write_volatile(3) };
+        let other = memory::map_file(5000, Protection::Read, made.file(), 0).unwrap();
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { other.add(4999).read_volatile() }, 3);
+        // SAFETY: nobody uses it any more.
+        unsafe { memory::unmap(other, 5000) }.unwrap();
+    }
+}
