@@ -60,7 +60,10 @@ impl Core {
     pub(crate) fn committed_between(&self, from_lsn: u64, to_lsn: u64) -> Result<Committed> {
         let reader = self.log_reader();
         let mut committed = Committed::default();
-        let end = reader.scan(from_lsn, to_lsn, |record| committed.add(&reader, record))?;
+        let end = reader.scan(from_lsn, to_lsn, |record| {
+            // Pages that were freed since are not reused yet: writing to them harms nobody.
+            committed.add(&reader, record, |_, _| true)
+        })?;
         match end.lsn == to_lsn {
             true => Ok(committed),
             false => Err(self.damaged(format!("the log at {}", end.lsn), end.reason)),
@@ -113,7 +116,7 @@ impl Core {
         })();
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
         let superblock = self.superblock(head_lsn);
-        write_superblocks(&*self.media, &superblock, self.mutant)
+        write_superblocks(&*self.media, &superblock, 0, self.mutant)
             .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
         control.sequence.store(superblock.sequence, Relaxed);
         let locked = self.lock()?;
@@ -186,19 +189,21 @@ impl Core {
             segment: uuid::Uuid::nil(),
             ..self.superblock(self.control().tail_lsn.load(Relaxed))
         };
-        write_superblocks(&*self.media, &superblock, self.mutant)?;
+        write_superblocks(&*self.media, &superblock, 0, self.mutant)?;
         self.control().sequence.fetch_add(1, AcqRel);
         Ok(())
     }
 }
 
-/// Writes both copies, each durable before the next.
+/// Writes both copies, each durable before the next. `spared` is the copy that counts now and is written last: the
+/// other one may be damaged, and while one is being written the pool lives on the other.
 pub(crate) fn write_superblocks(
     media: &dyn Media,
     superblock: &Superblock,
+    spared: u64,
     mutant: Option<Mutant>,
 ) -> std::result::Result<(), MediaError> {
-    for copy in 0..COPIES {
+    for copy in [COPIES - 1 - spared, spared] {
         let page = superblock.encode(copy);
         match mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
             false => media.write_durable(copy * PAGE_BYTES, &page)?,

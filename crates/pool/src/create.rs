@@ -104,7 +104,7 @@ impl CreateOptions {
             segment: Uuid::nil(),
             created_ns: now_ns(),
         };
-        write_superblocks(&**media, &superblock, None)?;
+        write_superblocks(&**media, &superblock, 0, None)?;
         Ok(())
     }
 }

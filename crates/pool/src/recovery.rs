@@ -16,11 +16,10 @@ use uuid::Uuid;
 
 use crate::alloc;
 use crate::checkpoint::write_superblocks;
-use crate::core::{Core, Locked};
+use crate::core::Core;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES};
-use crate::format::record::{Entry, Record};
 use crate::format::run::Run;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
@@ -33,11 +32,12 @@ use crate::pool::OpenOptions;
 use crate::replay::Committed;
 use crate::segment::Segment;
 
-/// The superblock that counts, and what is wrong with the other one.
+/// The superblock that counts.
 #[derive(Debug)]
 pub(crate) struct Superblocks {
     pub valid: Superblock,
-    pub errors: Vec<(u64, FormatError)>,
+    /// Which copy that is.
+    pub copy: u64,
 }
 
 /// Reads both superblocks and chooses.
@@ -48,18 +48,18 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
     }
     let mut page = vec![0; PAGE_BYTES as usize];
     let mut errors = Vec::new();
-    let mut valid: Option<Superblock> = None;
+    let mut valid: Option<(u64, Superblock)> = None;
     for copy in 0..COPIES {
         media.read_at(copy * PAGE_BYTES, &mut page)?;
         match Superblock::decode(&page, copy) {
-            Ok(found) if valid.as_ref().is_none_or(|best| found.sequence > best.sequence) => {
-                valid = Some(found);
+            Ok(found) if valid.as_ref().is_none_or(|(_, best)| found.sequence > best.sequence) => {
+                valid = Some((copy, found));
             }
             Ok(_) => {}
             Err(error) => errors.push((copy, error)),
         }
     }
-    let Some(valid) = valid else {
+    let Some((copy, valid)) = valid else {
         if let Some(found) = errors.iter().find_map(|(_, error)| match error {
             FormatError::Version { found } => Some(*found),
             _ => None,
@@ -83,7 +83,7 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
             expected_bytes: valid.layout.len_bytes(),
         });
     }
-    Ok(Superblocks { valid, errors })
+    Ok(Superblocks { valid, copy })
 }
 
 /// How this process has the pool open.
@@ -166,7 +166,7 @@ pub(crate) fn open(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Opene
     let opened = match role {
         Role::Joined => join(&media, members, superblocks.valid, options),
         Role::First | Role::Alone | Role::Snapshot => {
-            build(&media, members, superblocks.valid, options, &role)
+            build(&media, members, superblocks, options, &role)
         }
     }?;
     opened.core.membership.unlock(Byte::Recovery);
@@ -231,10 +231,11 @@ fn join(
 fn build(
     media: &Arc<dyn Media>,
     members: Membership,
-    superblock: Superblock,
+    superblocks: Superblocks,
     options: &OpenOptions,
     role: &Role,
 ) -> Result<Opened> {
+    let superblock = &superblocks.valid;
     let (segment, segment_id) = match role {
         Role::First => {
             let id = new_uuid()?;
@@ -244,11 +245,11 @@ fn build(
         }
         _ => (Segment::private(superblock.uuid, &superblock.layout)?, Uuid::nil()),
     };
-    let core = new_core(media, members, &superblock, segment, segment_id, options);
-    let built = replay(&core, &superblock).and_then(|(end_lsn, overlay, records)| {
+    let core = new_core(media, members, superblock, segment, segment_id, options);
+    let built = replay(&core, superblock).and_then(|(end_lsn, overlay, records)| {
         if core.is_writable {
             take_slot(&core)?;
-            write_recovered(&core, &superblock, end_lsn, &overlay)?;
+            write_recovered(&core, &superblocks, end_lsn, &overlay)?;
             alloc::rebuild(&core.lock()?)?;
             if matches!(role, Role::First) {
                 // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
@@ -303,15 +304,16 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
         position.store(tail_lsn, Relaxed);
     }
     let reader = core.log_reader();
-    let mut committed = Committed::default();
     let mut records = 0;
     let locked = core.lock()?;
     let end = reader.scan(tail_lsn, u64::MAX, |record| {
-        check_owners(&locked, record)?;
         image::apply(&locked, record);
-        committed.add(&reader, record)?;
         records += 1;
         Ok(())
+    })?;
+    let mut committed = Committed::default();
+    reader.scan(tail_lsn, end.lsn, |record| {
+        committed.add(&reader, record, |inode, target| owns(&core.segment, inode, target))
     })?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
     control.freed_count.store(0, Relaxed);
@@ -333,29 +335,15 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
     Ok((end.lsn, committed, records))
 }
 
-/// A record may write only to pages of the inode it names: so no damage shows an object's bytes in another.
-fn check_owners(locked: &Locked<'_>, record: &Record) -> Result<()> {
-    let core = locked.core();
-    for entry in &record.entries {
-        let (number, target) = match *entry {
-            Entry::Pages { inode, target, .. } | Entry::Copied { inode, target, .. } => {
-                (inode, target)
-            }
-            Entry::Slot { .. } | Entry::NewRun { .. } => continue,
-        };
-        let is_owner = number > HEAD_SLOT
-            && number < core.segment.slots()
-            && Inode::decode(&load_slot(&core.segment, number), number)
-                .is_ok_and(|inode| covers(&inode.runs, target));
-        if !is_owner {
-            let error = FormatError::Field { field: "target", value: target.offset_bytes };
-            return Err(core.damaged(
-                format!("the record at {} of the log, for inode {number},", record.header.lsn),
-                error,
-            ));
-        }
-    }
-    Ok(())
+/// Whether an inode names all pages of a range. Content of a record is for its inode's pages only, as the *last* record
+/// leaves them: a checkpoint may have been under way, so the image on media can be newer than a record, or torn
+/// where a later record has it whole. What no longer belongs to the inode was freed by a later record and is not reused
+/// before the tail has passed that, so nobody misses it; and no damage shows an object's bytes in another.
+fn owns(segment: &Segment, number: u64, target: ByteRange) -> bool {
+    number > HEAD_SLOT
+        && number < segment.slots()
+        && Inode::decode(&load_slot(segment, number), number)
+            .is_ok_and(|inode| covers(&inode.runs, target))
 }
 
 /// Whether adjacent runs cover a range.
@@ -399,10 +387,11 @@ fn check_image(core: &Core) -> Result<()> {
 /// Makes what was replayed durable at its place, and then the new generation and tail.
 fn write_recovered(
     core: &Core,
-    superblock: &Superblock,
+    superblocks: &Superblocks,
     end_lsn: u64,
     committed: &Committed,
 ) -> Result<()> {
+    let superblock = &superblocks.valid;
     let mut ranges = Vec::new();
     if !mutant::is(core.mutant, Mutant::TrustStoredState) {
         committed.copy_to_place(&*core.media)?;
@@ -436,7 +425,7 @@ fn write_recovered(
         segment: core.segment_id,
         ..superblock.clone()
     };
-    write_superblocks(&*core.media, &recovered, core.mutant)
+    write_superblocks(&*core.media, &recovered, superblocks.copy, core.mutant)
         .inspect_err(|error| core.fail(FailureKind::Superblock, &error.source))?;
     let control = core.control();
     control.generation.store(recovered.generation, Relaxed);

@@ -95,22 +95,30 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// Adds the pages of one record, in log order. Checks copied content against its checksum.
-    pub fn add(&mut self, reader: &LogReader<'_>, record: &Record) -> Result<()> {
+    /// Adds the pages of one record, in log order, that `owns` says belong to the inode it names. Checks
+    /// copied content against its checksum.
+    pub fn add(
+        &mut self,
+        reader: &LogReader<'_>,
+        record: &Record,
+        owns: impl Fn(u64, ByteRange) -> bool,
+    ) -> Result<()> {
         let log = reader.layout.log();
         let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
         for entry in &record.entries {
             match *entry {
-                Entry::Pages { target, payload_offset, .. } => {
+                Entry::Pages { inode, target, payload_offset } if owns(inode, target) => {
                     self.insert(reader, target, record_offset + payload_offset)?;
                 }
-                Entry::Copied { target, source_offset_bytes, checksum: sum, .. } => {
+                Entry::Copied { inode, target, source_offset_bytes, checksum: sum }
+                    if owns(inode, target) =>
+                {
                     let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                     check_in_data(reader, source)?;
                     check_content(reader, source, sum)?;
                     self.insert(reader, target, source_offset_bytes)?;
                 }
-                Entry::Slot { .. } | Entry::NewRun { .. } => {}
+                _ => {}
             }
         }
         Ok(())
