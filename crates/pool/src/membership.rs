@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::lock::{self, LockKind, LockRange};
+use aquifer_vm::NotInherited;
 
 use crate::segment::{Control, PROCESSES};
 
@@ -55,6 +56,8 @@ impl Byte {
 /// The locks of one opened pool.
 #[derive(Debug)]
 pub(crate) struct Membership {
+    /// Before the descriptors they speak of, so that they are dropped first.
+    _not_inherited: [NotInherited; 2],
     file: OwnedFd,
     /// The slot of the segment that is this handle's.
     index: AtomicUsize,

@@ -7,8 +7,9 @@
 //! inert in a child: its operations fail with [`VmError::Forked`](crate::VmError::Forked) and its
 //! destructor does nothing.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 
@@ -51,6 +52,65 @@ extern "C" fn in_child() {
     unsafe { crate::arena::reserve_again_in_child() };
     // SAFETY: as above.
     unsafe { crate::router::reset_in_child() };
+    detach_files();
+}
+
+/// Descriptors that a child must not share: 1 + the number, or 0.
+static PARENTS_FILES: [AtomicI32; 1024] = [const { AtomicI32::new(0) }; 1024];
+
+/// Replaces the registered descriptors by ones of nothing. Async-signal-safe.
+fn detach_files() {
+    // SAFETY: a NUL-terminated path.
+    let nothing = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    for slot in &PARENTS_FILES {
+        let file = slot.load(Ordering::Relaxed) - 1;
+        if file < 0 {
+            continue;
+        }
+        if nothing >= 0 {
+            // The number stays taken, so that whoever owns it closes that and nothing else.
+            // SAFETY: both are descriptors of this process.
+            unsafe { libc::dup3(nothing, file, libc::O_CLOEXEC) };
+        } else {
+            // SAFETY: as above. Closed is better than kept: a lock of the parent's would outlive it.
+            unsafe { libc::close(file) };
+        }
+    }
+    if nothing >= 0 {
+        // SAFETY: opened above.
+        unsafe { libc::close(nothing) };
+    }
+}
+
+/// Keeps a forked child from sharing an open file: in the child, the descriptor stands for `/dev/null`.
+///
+/// An open-file-description lock lives as long as any descriptor of its open file, a child's included: without
+/// this, the locks of a process that dies would stay with the children it forked.
+#[derive(Debug)]
+pub struct NotInherited {
+    slot: Option<usize>,
+}
+
+impl NotInherited {
+    /// Registers a descriptor, until the result is dropped: before the descriptor is closed.
+    ///
+    /// When all 1,024 places are taken, the file is shared with children.
+    pub fn new(file: BorrowedFd<'_>) -> NotInherited {
+        sentinel();
+        let number = file.as_raw_fd() + 1;
+        let slot = PARENTS_FILES.iter().position(|slot| {
+            slot.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        });
+        NotInherited { slot }
+    }
+}
+
+impl Drop for NotInherited {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            PARENTS_FILES[slot].store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Remembers the process an object was made in.

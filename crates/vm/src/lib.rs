@@ -13,7 +13,7 @@ pub mod router;
 mod stack;
 
 pub use arena::{Arena, Reservation};
-pub use fork::ProcessMark;
+pub use fork::{NotInherited, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
 
