@@ -29,6 +29,8 @@ use crate::segment::{Control, Segment};
 pub(crate) struct Core {
     /// Itself: appends outlive the call that began them.
     pub me: Weak<Core>,
+    /// Before the media, whose descriptor it speaks of.
+    pub membership: Membership,
     pub media: Arc<dyn Media>,
     pub layout: Layout,
     pub uuid: Uuid,
@@ -36,7 +38,6 @@ pub(crate) struct Core {
     /// Names the segment in the superblock; nil for one that is private.
     pub segment_id: Uuid,
     pub segment: Segment,
-    pub membership: Membership,
     /// Whether the segment and the media may be changed from here.
     pub is_writable: bool,
     pub stall_timeout: Duration,

@@ -56,6 +56,8 @@ impl Byte {
 /// The locks of one opened pool.
 #[derive(Debug)]
 pub(crate) struct Membership {
+    /// Speaks of the descriptors below and of the media: dropped before them.
+    _not_inherited: [NotInherited; 2],
     /// Before the descriptors they speak of, so that they are dropped first.
     _not_inherited: [NotInherited; 2],
     file: OwnedFd,
