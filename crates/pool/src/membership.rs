@@ -58,8 +58,6 @@ impl Byte {
 pub(crate) struct Membership {
     /// Speaks of the descriptors below and of the media: dropped before them.
     _not_inherited: [NotInherited; 2],
-    /// Before the descriptors they speak of, so that they are dropped first.
-    _not_inherited: [NotInherited; 2],
     file: OwnedFd,
     /// The slot of the segment that is this handle's.
     index: AtomicUsize,
@@ -67,8 +65,10 @@ pub(crate) struct Membership {
 
 impl Membership {
     pub fn new(file: impl AsFd) -> io::Result<Membership> {
+        let own = file.as_fd().try_clone_to_owned()?;
         Ok(Membership {
-            file: file.as_fd().try_clone_to_owned()?,
+            _not_inherited: [NotInherited::new(file.as_fd()), NotInherited::new(own.as_fd())],
+            file: own,
             index: AtomicUsize::new(NO_SLOT),
         })
     }
