@@ -10,12 +10,16 @@ pub mod cpu;
 pub mod devdax;
 pub mod fallible;
 pub mod features;
+pub mod file_mapping;
 pub mod file_system;
 pub mod futex;
 pub mod io;
+pub mod lock;
 pub mod memory;
 pub mod random;
 pub mod residency;
+pub mod robust;
+pub mod shared_memory;
 pub mod signal;
 pub mod uffd;
 
