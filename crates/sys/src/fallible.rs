@@ -1,21 +1,37 @@
-//! Loads of mapped memory that report failure instead of raising a signal.
+//! Accesses to mapped memory that report failure instead of raising a signal.
 //!
-//! A load from a file mapping raises SIGBUS where the file has been truncated or cannot be read. The
-//! functions here have one faulting instruction each, at a known address, as the kernel's own
-//! copies from user space do: a SIGBUS handler that finds the thread at that instruction
-//! ([`is_at`]) lets it go on at the function's failure exit ([`fail`]). No memory mapping is changed and
-//! no other thread notices.
+//! An access to a file mapping raises SIGBUS where the file has been truncated or cannot be read, or
+//! where a page cannot be had. The functions here fault at known addresses only, as the kernel's own
+//! copies from and to user space do: a SIGBUS handler that finds the thread at one of them ([`is_at`])
+//! lets it go on at the function's failure exit ([`fail`]). No memory mapping is changed and no other
+//! thread notices.
+//!
+//! Stores never tear a naturally aligned word of eight bytes, whatever the length: others, and a crash on
+//! persistent memory, see it old or new.
 //!
 //! This needs a handler that calls [`fail`]; without one the signal takes its usual course. Where the
 //! architecture is not supported, [`SUPPORTED`] is false and the functions are ordinary loads.
 
-/// Whether the loads here can fail without a signal's default action.
+use crate::copy::{self, FlushForm};
+
+/// Whether the accesses here can fail without a signal's default action.
 pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
-/// The code of the functions. The faulting instruction is the first one of each.
+const WORD_BYTES: usize = 8;
+const LINE_BYTES: usize = 64;
+
+/// The code of the functions. The faulting instruction is the first one of each, except in loops: these
+/// begin with a jump over their failure exit, and may fault anywhere.
 #[cfg(target_arch = "x86_64")]
 mod code {
     pub const REP_MOVSB_BYTES: usize = 2;
+    pub const REP_MOVSQ_BYTES: usize = 3;
+    /// From the start of a loop to its exit, which returns what rcx counts: a short jump.
+    pub const LOOP_EXIT_BYTES: usize = 2;
+    pub const STREAM_BYTES: usize = 59;
+    pub const FLUSH_CLWB_BYTES: usize = 21;
+    pub const FLUSH_CLFLUSHOPT_BYTES: usize = 21;
+    pub const FLUSH_CLFLUSH_BYTES: usize = 20;
     /// From the load to the exit that reports failure: the load (3), `xor` (2), `ret` (1).
     pub const LOAD_TO_FAILURE_BYTES: usize = 6;
 
@@ -33,6 +49,83 @@ mod code {
     ) -> usize {
         std::arch::naked_asm!("rep movsb", "mov rax, rcx", "ret")
     }
+
+    /// As [`copy`], by words of eight bytes; returns the words *not* copied.
+    ///
+    /// # Safety
+    /// As for [`copy`], for `words` words.
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn copy_words(
+        target: *mut u8,
+        source: *const u8,
+        unused: usize,
+        words: usize,
+    ) -> usize {
+        std::arch::naked_asm!("rep movsq", "mov rax, rcx", "ret")
+    }
+
+    /// Copies lines of 64 bytes with non-temporal stores; returns the lines *not* copied.
+    ///
+    /// # Safety
+    /// As for [`copy`], for `lines` > 0 lines; `target` is aligned to a line.
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn stream(
+        target: *mut u8,
+        source: *const u8,
+        unused: usize,
+        lines: usize,
+    ) -> usize {
+        std::arch::naked_asm!(
+            "jmp 3f",
+            "2: mov rax, rcx",
+            "ret",
+            "3: movdqu xmm0, [rsi]",
+            "movdqu xmm1, [rsi + 16]",
+            "movdqu xmm2, [rsi + 32]",
+            "movdqu xmm3, [rsi + 48]",
+            "movntdq [rdi], xmm0",
+            "movntdq [rdi + 16], xmm1",
+            "movntdq [rdi + 32], xmm2",
+            "movntdq [rdi + 48], xmm3",
+            "add rsi, 64",
+            "add rdi, 64",
+            "dec rcx",
+            "jnz 3b",
+            "jmp 2b",
+            "ud2",
+        )
+    }
+
+    macro_rules! flush {
+        ($name:ident, $instruction:literal) => {
+            /// Flushes lines; returns those *not* flushed.
+            ///
+            /// # Safety
+            /// `lines` > 0 lines from `first` are mapped, and the CPU has the instruction.
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name(
+                first: *const u8,
+                unused: usize,
+                unused_too: usize,
+                lines: usize,
+            ) -> usize {
+                std::arch::naked_asm!(
+                    "jmp 3f",
+                    "2: mov rax, rcx",
+                    "ret",
+                    concat!("3: ", $instruction, " [rdi]"),
+                    "add rdi, 64",
+                    "dec rcx",
+                    "jnz 3b",
+                    "jmp 2b",
+                    "ud2",
+                )
+            }
+        };
+    }
+    flush!(flush_clwb, "clwb");
+    flush!(flush_clflushopt, "clflushopt");
+    flush!(flush_clflush, "clflush");
 
     /// Returns 0 if the byte could be loaded, else 1.
     ///
@@ -94,6 +187,149 @@ pub unsafe fn try_copy(source: *const u8, target: *mut u8, len_bytes: usize) -> 
     }
 }
 
+/// Copies bytes into mapped memory. False if a byte could not be written; what was copied before it is
+/// unspecified.
+///
+/// # Safety
+/// `source` is readable for `len_bytes`; `target` is mapped writable for as many, whether or not what is
+/// behind the mapping can be had; they do not overlap.
+pub unsafe fn try_store(source: *const u8, target: *mut u8, len_bytes: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let head_bytes = target.align_offset(WORD_BYTES).min(len_bytes);
+        let words = (len_bytes - head_bytes) / WORD_BYTES;
+        let tail_at = head_bytes + words * WORD_BYTES;
+        let at = |offset: usize| (target.wrapping_add(offset), source.wrapping_add(offset));
+        let (to, from) = at(0);
+        // SAFETY: the first bytes of both ranges.
+        if head_bytes > 0 && unsafe { code::copy(to, from, 0, head_bytes) } != 0 {
+            return false;
+        }
+        let (to, from) = at(head_bytes);
+        // SAFETY: whole words inside both ranges.
+        if words > 0 && unsafe { code::copy_words(to, from, 0, words) } != 0 {
+            return false;
+        }
+        let (to, from) = at(tail_at);
+        // SAFETY: the last bytes of both ranges.
+        tail_at == len_bytes || unsafe { code::copy(to, from, 0, len_bytes - tail_at) } == 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let mut done = 0;
+        while done < len_bytes {
+            let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
+            if to.align_offset(WORD_BYTES) == 0 && len_bytes - done >= WORD_BYTES {
+                // SAFETY: a word inside the source.
+                let word = unsafe { from.cast::<u64>().read_unaligned() };
+                // SAFETY: an aligned word inside the target.
+                unsafe { to.cast::<u64>().write_volatile(word) };
+                done += WORD_BYTES;
+            } else {
+                // SAFETY: a byte inside the source.
+                let byte = unsafe { from.read() };
+                // SAFETY: a byte inside the target.
+                unsafe { to.write_volatile(byte) };
+                done += 1;
+            }
+        }
+        true
+    }
+}
+
+/// Copies bytes into mapped persistent memory, past the CPU's caches: on return they are in the persistence
+/// domain. False if a byte could not be written; what was copied before it is unspecified.
+///
+/// # Safety
+/// As for [`try_store`], and `flush` is available.
+pub unsafe fn try_persist(
+    source: *const u8,
+    target: *mut u8,
+    len_bytes: usize,
+    flush: FlushForm,
+) -> bool {
+    let head_bytes = target.align_offset(LINE_BYTES).min(len_bytes);
+    let lines = (len_bytes - head_bytes) / LINE_BYTES;
+    let tail_at = head_bytes + lines * LINE_BYTES;
+    let tail_bytes = len_bytes - tail_at;
+    let at = |offset: usize| (source.wrapping_add(offset), target.wrapping_add(offset));
+    let (from, to) = at(0);
+    // SAFETY: the first bytes of both ranges.
+    let copied = unsafe { try_store_and_flush(from, to, head_bytes, flush) };
+    let (from, to) = at(head_bytes);
+    // SAFETY: whole lines inside both ranges; the target is aligned to a line.
+    let copied = copied && (lines == 0 || unsafe { try_stream(from, to, lines, flush) });
+    let (from, to) = at(tail_at);
+    // SAFETY: the last bytes of both ranges.
+    let copied = copied && unsafe { try_store_and_flush(from, to, tail_bytes, flush) };
+    copy::store_fence();
+    copied
+}
+
+/// # Safety
+/// As for [`try_persist`].
+unsafe fn try_store_and_flush(
+    source: *const u8,
+    target: *mut u8,
+    len_bytes: usize,
+    flush: FlushForm,
+) -> bool {
+    // SAFETY: forwarded to the caller.
+    let stored = unsafe { try_store(source, target, len_bytes) };
+    // SAFETY: forwarded to the caller.
+    stored && unsafe { try_flush(target, len_bytes, flush) }
+}
+
+/// # Safety
+/// As for [`try_persist`], for `lines` > 0 lines; the target is aligned to a line.
+unsafe fn try_stream(source: *const u8, target: *mut u8, lines: usize, flush: FlushForm) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let _ = flush;
+        // SAFETY: forwarded to the caller.
+        unsafe { code::stream(target, source, 0, lines) == 0 }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        try_store_and_flush(source, target, lines * LINE_BYTES, flush)
+    }
+}
+
+/// Writes back every cache line that the range touches; durable after a following
+/// [`store_fence`](copy::store_fence). False if a page of the range could not be had.
+///
+/// # Safety
+/// The range is mapped, whether or not what is behind it can be had, and `flush` is available.
+pub unsafe fn try_flush(start: *const u8, len_bytes: usize, flush: FlushForm) -> bool {
+    if len_bytes == 0 {
+        return true;
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        let lead_bytes = start as usize % LINE_BYTES;
+        let first = start.wrapping_sub(lead_bytes);
+        let lines = (lead_bytes + len_bytes).div_ceil(LINE_BYTES);
+        let left = match flush {
+            // SAFETY: lines that overlap the caller's range and so lie in its pages; an available form.
+            FlushForm::Clwb => unsafe { code::flush_clwb(first, 0, 0, lines) },
+            // SAFETY: as above.
+            FlushForm::ClflushOpt => unsafe { code::flush_clflushopt(first, 0, 0, lines) },
+            // SAFETY: as above.
+            FlushForm::Clflush | FlushForm::DcCvap => unsafe {
+                code::flush_clflush(first, 0, 0, lines)
+            },
+        };
+        left == 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: forwarded to the caller.
+        unsafe { flush.flush(start, len_bytes) };
+        true
+    }
+}
+
 /// Loads one byte and forgets it: brings its page in. False if it could not be read.
 ///
 /// # Safety
@@ -113,7 +349,7 @@ pub unsafe fn try_touch(address: *const u8) -> bool {
     }
 }
 
-/// Whether a fault came from one of the loads here. Async-signal-safe.
+/// Whether a fault came from one of the accesses here. Async-signal-safe.
 ///
 /// # Safety
 /// `context` is the third argument of a SA_SIGINFO handler.
@@ -122,7 +358,7 @@ pub unsafe fn is_at(context: *const libc::ucontext_t) -> bool {
     unsafe { exit_of(context) }.is_some()
 }
 
-/// Makes the interrupted load return its failure when the handler returns. False, and nothing is changed,
+/// Makes the interrupted access return its failure when the handler returns. False, and nothing is changed,
 /// if the fault did not come from one.
 ///
 /// # Safety
@@ -145,9 +381,22 @@ unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
     let at = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] } as usize;
     let copy = code::copy as *const () as usize;
     let loads = [code::touch as *const () as usize, code::load_eight as *const () as usize];
+    let copy_words = code::copy_words as *const () as usize;
+    let loops = [
+        (code::stream as *const () as usize, code::STREAM_BYTES),
+        (code::flush_clwb as *const () as usize, code::FLUSH_CLWB_BYTES),
+        (code::flush_clflushopt as *const () as usize, code::FLUSH_CLFLUSHOPT_BYTES),
+        (code::flush_clflush as *const () as usize, code::FLUSH_CLFLUSH_BYTES),
+    ];
+    // rcx counts what is left of copies and loops, so their ordinary exits report the failure.
     if at == copy {
-        // rcx counts what is left, so the ordinary exit reports the failure.
         Some(copy + code::REP_MOVSB_BYTES)
+    } else if at == copy_words {
+        Some(copy_words + code::REP_MOVSQ_BYTES)
+    } else if let Some((start, _)) =
+        loops.iter().find(|(start, len)| at.wrapping_sub(*start) < *len)
+    {
+        Some(start + code::LOOP_EXIT_BYTES)
     } else {
         loads.contains(&at).then_some(at + code::LOAD_TO_FAILURE_BYTES)
     }
@@ -176,6 +425,31 @@ mod tests {
         assert!(unsafe { try_touch(source.as_ptr()) });
     }
 
+    /// Every offset and length around words and lines, and nothing beside the range.
+    #[test]
+    fn stored_bytes_arrive_and_no_others() {
+        let source: Vec<u8> = (0..400u32).map(|index| (index % 251) as u8 + 1).collect();
+        let forms = FlushForm::available().map(Some).chain([None]);
+        for flush in forms {
+            for (offset, len) in (0..70).flat_map(|at| (0..200).map(move |len| (at, len))) {
+                let mut target = vec![0u8; 300];
+                let from = source.as_ptr().wrapping_add(offset % 9);
+                let to = target.as_mut_ptr().wrapping_add(offset);
+                let stored = match flush {
+                    // SAFETY: both ranges lie inside the vectors.
+                    None => unsafe { try_store(from, to, len) },
+                    // SAFETY: as above, and the form is available.
+                    Some(flush) => unsafe { try_persist(from, to, len, flush) },
+                };
+                assert!(stored);
+                let (before, rest) = target.split_at(offset);
+                let (inside, behind) = rest.split_at(len);
+                assert_eq!(inside, &source[offset % 9..][..len], "{flush:?} {offset} {len}");
+                assert!(before.iter().chain(behind).all(|byte| *byte == 0));
+            }
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn the_instructions_are_where_the_exits_assume() {
@@ -184,6 +458,20 @@ mod tests {
             unsafe { std::slice::from_raw_parts(function.cast::<u8>(), len) }.to_vec()
         };
         assert_eq!(bytes(code::copy as *const (), code::REP_MOVSB_BYTES), [0xf3, 0xa4]);
+        let words = bytes(code::copy_words as *const (), code::REP_MOVSQ_BYTES + 4);
+        assert_eq!(words, [0xf3, 0x48, 0xa5, 0x48, 0x89, 0xc8, 0xc3]);
+        let loops = [
+            (code::stream as *const (), code::STREAM_BYTES),
+            (code::flush_clwb as *const (), code::FLUSH_CLWB_BYTES),
+            (code::flush_clflushopt as *const (), code::FLUSH_CLFLUSHOPT_BYTES),
+            (code::flush_clflush as *const (), code::FLUSH_CLFLUSH_BYTES),
+        ];
+        for (function, len) in loops {
+            let code = bytes(function, len + 2);
+            assert_eq!(code[..2], [0xeb, 4], "a short jump over the exit");
+            assert_eq!(code[2..6], [0x48, 0x89, 0xc8, 0xc3], "the exit: `mov rax, rcx`, `ret`");
+            assert_eq!(code[len..], [0x0f, 0x0b], "the loop ends before `ud2`");
+        }
         let touch = bytes(code::touch as *const (), code::LOAD_TO_FAILURE_BYTES + 1);
         assert_eq!(touch[..3], [0x0f, 0xb6, 0x07]);
         assert_eq!(touch[5], 0xc3, "the exit follows the first return");

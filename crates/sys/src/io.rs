@@ -81,11 +81,7 @@ pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io
 }
 
 /// Fills `target`; [`io::ErrorKind::UnexpectedEof`] where the file is too short for it.
-pub fn read_exact_at(
-    file: BorrowedFd<'_>,
-    target: &mut [u8],
-    offset_bytes: u64,
-) -> io::Result<()> {
+pub fn read_exact_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<()> {
     let wanted = target.len();
     match read_at(file, target, offset_bytes)? {
         done if done == wanted => Ok(()),
@@ -116,9 +112,8 @@ pub fn write_all_at_durably(
     let written = write_with(bytes, offset_bytes, |rest, at| {
         let vector = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
         // SAFETY: one vector on this stack, of bytes that are only read.
-        let put = unsafe {
-            libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_DSYNC)
-        };
+        let put =
+            unsafe { libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_DSYNC) };
         put as libc::c_long
     });
     written.map_err(|error| match error.raw_os_error() {
@@ -146,11 +141,7 @@ fn write_with(
 
 /// Begins to write dirty pages of a range back, without waiting. Pages under write-back already are left
 /// out, even those stored to since: [`finish_write_back`] writes them.
-pub fn start_write_back(
-    file: BorrowedFd<'_>,
-    offset_bytes: u64,
-    len_bytes: u64,
-) -> io::Result<()> {
+pub fn start_write_back(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
     sync_range(file, offset_bytes, len_bytes, libc::SYNC_FILE_RANGE_WRITE)
 }
 

@@ -10,7 +10,7 @@ pub mod cpu;
 pub mod devdax;
 pub mod fallible;
 pub mod features;
-
+pub mod file_mapping;
 pub mod file_system;
 pub mod futex;
 pub mod io;

@@ -87,6 +87,22 @@ pub unsafe fn map_file_at(
     map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
 }
 
+/// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable
+/// at every fault (`MAP_SYNC`); `EOPNOTSUPP` or `EINVAL` if it is not.
+///
+/// # Safety
+/// As for [`map_anonymous_at`].
+pub unsafe fn map_file_synchronously_at(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC | libc::MAP_FIXED;
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
+}
+
 /// Maps part of a file, shared, anywhere.
 pub fn map_file(
     len_bytes: usize,

@@ -38,6 +38,7 @@
 use std::cell::UnsafeCell;
 use std::io;
 use std::marker::PhantomData;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,9 @@ pub struct RobustMutex {
     waiting: AtomicU32,
     /// Process that took the mutex last and has not released it; 0 if it has. For messages only.
     holder: AtomicU32,
+    /// 1 when a guard was dropped unrepaired. The C library has this state, too, but glibc's
+    /// `pthread_mutex_trylock` keeps a mutex locked that it reports as not recoverable.
+    lost: AtomicU32,
 }
 
 const _: () = assert!(size_of::<RobustMutex>() == 64 && align_of::<RobustMutex>() == 64);
@@ -89,7 +93,9 @@ unsafe impl Sync for RobustMutex {}
 #[non_exhaustive]
 pub enum LockError {
     /// Somebody held it for the whole time.
-    #[error("the lock was held by process {holder_pid} (as numbered where it runs) for {waited:?}; is it stopped?")]
+    #[error(
+        "the lock was held by process {holder_pid} (as numbered where it runs) for {waited:?}; is it stopped?"
+    )]
     Timeout {
         /// The process, as numbered in its own PID namespace; 0 if it could not be told.
         holder_pid: u32,
@@ -110,6 +116,32 @@ pub enum LockError {
 /// Converts the convention of the `pthread` functions, which return the error.
 fn check(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+}
+
+/// This process's number, asked for once: the lock is taken more often than a system call is cheap.
+fn own_pid() -> u32 {
+    static PID: AtomicU32 = AtomicU32::new(0);
+    static WATCH: Once = Once::new();
+
+    extern "C" fn forget() {
+        PID.store(0, Ordering::Relaxed);
+    }
+
+    // Relaxed: a number that only a fork changes, in a process with one thread.
+    match PID.load(Ordering::Relaxed) {
+        0 => {
+            WATCH.call_once(|| {
+                // Without it (no memory) a forked child would take itself for its parent, and the C library
+                // keeps it from releasing what it has inherited.
+                // SAFETY: the handler only stores to an atomic.
+                let _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+            });
+            let pid = std::process::id();
+            PID.store(pid, Ordering::Relaxed);
+            pid
+        }
+        pid => pid,
+    }
 }
 
 impl RobustMutex {
@@ -147,6 +179,8 @@ impl RobustMutex {
         unsafe { (&raw mut (*place).waiting).write(AtomicU32::new(0)) };
         // SAFETY: as above.
         unsafe { (&raw mut (*place).holder).write(AtomicU32::new(0)) };
+        // SAFETY: as above.
+        unsafe { (&raw mut (*place).lost).write(AtomicU32::new(0)) };
         Ok(())
     }
 
@@ -168,13 +202,17 @@ impl RobustMutex {
             0 => false,
             libc::EOWNERDEAD => true,
             libc::EBUSY => return Ok(None),
-            libc::ENOTRECOVERABLE => return Err(LockError::NotRecoverable),
             // From a C library that runs out of something; there is nothing to wait for.
             other => return Err(LockError::System(io::Error::from_raw_os_error(other))),
         };
-        // Relaxed: for messages only.
-        self.holder.store(std::process::id(), Ordering::Relaxed);
-        Ok(Some(RobustGuard { mutex: self, previous_owner_died, not_send: PhantomData }))
+        // Relaxed: for messages, and read back by the holder itself.
+        self.holder.store(own_pid(), Ordering::Relaxed);
+        let guard = RobustGuard { mutex: self, previous_owner_died, not_send: PhantomData };
+        // Relaxed: written under the mutex.
+        if self.lost.load(Ordering::Relaxed) != 0 {
+            return Err(LockError::NotRecoverable);
+        }
+        Ok(Some(guard))
     }
 
     /// Takes the lock, waiting up to `timeout`, or for as long as it takes.
@@ -226,9 +264,9 @@ impl RobustMutex {
         // Relaxed: for messages and as a hint only.
         self.holder.store(0, Ordering::Relaxed);
         // SAFETY: initialised, as every `RobustMutex` is.
-        let released = unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
-        if released != 0 {
-            // Not the owner: a guard that a forked child has inherited. It holds nothing.
+        let result = unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
+        if result != 0 {
+            // Not the owner, which a guard rules out but for a child whose fork went unnoticed.
             return;
         }
         // Pairs with the fence in `lock_contended`.
@@ -270,6 +308,16 @@ impl RobustGuard<'_> {
 
 impl Drop for RobustGuard<'_> {
     fn drop(&mut self) {
+        // Relaxed: while the mutex is held, only its holder writes it.
+        if self.mutex.holder.load(Ordering::Relaxed) != own_pid() {
+            // A forked child has inherited the guard. It holds nothing.
+            return;
+        }
+        if self.previous_owner_died {
+            // Relaxed: read under the mutex. First, so that who dies here leaves it lost, too.
+            self.mutex.lost.store(1, Ordering::Relaxed);
+            self.repaired();
+        }
         self.mutex.unlock();
     }
 }

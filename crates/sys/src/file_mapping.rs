@@ -1,0 +1,337 @@
+//! A file mapped whole and shared, which grows with it, and copies to and from it.
+//!
+//! ```text
+//! reservation   [ mapped to the file ………………… | reserved, no access ……… ]
+//!                ▲ start                       ▲ len_bytes
+//! ```
+//! Address space is reserved for twice the file. While the file grows inside it, only the new part is mapped
+//! and no address changes. When it outgrows the reservation, all of it is mapped a second time into one
+//! twice as large, and the earlier one stays as long as this object lives, because others may be copying
+//! from it: together they are never more than twice the last.
+//!
+//! # Accesses
+//! Others change the bytes whenever they like, so there are no references into the mapping, only copies. A
+//! copy from or to what is no longer there (the file was cut short, memory is broken, there is no page
+//! left) is an error, provided that a handler of SIGBUS calls [`fallible::fail`](crate::fallible::fail),
+//! as that of `aquifer-vm` does.
+//!
+//! The mapping is left out of core dumps and of forked children, whose accesses are errors.
+//!
+//! # Invariants
+//! * `len_bytes` bytes from `start` are mapped; both only change under the lock of the reservations, `start`
+//!   first, so that who reads `len_bytes` and then `start` (in this order, Acquire) sees a start for
+//!   at least that length.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::copy::FlushForm;
+use crate::fallible;
+use crate::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
+
+/// How a file is mapped.
+#[derive(Debug, Clone, Copy)]
+pub struct MappingOptions {
+    /// Whether stores are possible.
+    pub writable: bool,
+    /// Whether the mapping must be of persistent memory (`MAP_SYNC`): refused with `EOPNOTSUPP` or `EINVAL`
+    /// where it is not.
+    pub synchronous: bool,
+    /// The unit of mappings of this file: 4096, or its huge page. A power of two.
+    pub unit_bytes: usize,
+    /// What the first byte is aligned to, at least the unit. A power of two.
+    pub alignment_bytes: usize,
+}
+
+/// A part of the mapping could not be accessed: it lies behind the mapped part, or what is behind the mapping
+/// is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the bytes are not accessible")]
+pub struct Inaccessible;
+
+/// A shared mapping of a file from its start.
+#[derive(Debug)]
+pub struct FileMapping {
+    options: MappingOptions,
+    start: AtomicPtr<u8>,
+    len_bytes: AtomicUsize,
+    /// The last is the one in use.
+    reservations: Mutex<Vec<Reservation>>,
+}
+
+/// Address space, given back when dropped.
+#[derive(Debug)]
+struct Reservation {
+    base: *mut u8,
+    base_len_bytes: usize,
+    /// The aligned part.
+    start: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: owns its address space.
+unsafe impl Send for Reservation {}
+
+impl Reservation {
+    fn new(len_bytes: usize, alignment_bytes: usize) -> io::Result<Reservation> {
+        let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let base_len_bytes = len_bytes.checked_add(alignment_bytes).ok_or_else(too_large)?;
+        let base = memory::reserve(base_len_bytes)?;
+        let start = base.wrapping_add(base.align_offset(alignment_bytes));
+        Ok(Reservation { base, base_len_bytes, start, len_bytes })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: reserved by `new`; the mapping that owns this is going away, and with it all copies.
+        let _ = unsafe { memory::unmap(self.base, self.base_len_bytes) };
+    }
+}
+
+impl FileMapping {
+    /// Maps the first `len_bytes` of a file, which are there.
+    pub fn new(
+        file: BorrowedFd<'_>,
+        len_bytes: usize,
+        options: MappingOptions,
+    ) -> io::Result<FileMapping> {
+        assert!(options.unit_bytes.is_power_of_two() && options.alignment_bytes.is_power_of_two());
+        assert!(options.alignment_bytes >= options.unit_bytes.max(SMALL_PAGE_BYTES));
+        let mapping = FileMapping {
+            options,
+            start: AtomicPtr::new(std::ptr::null_mut()),
+            len_bytes: AtomicUsize::new(0),
+            reservations: Mutex::new(Vec::new()),
+        };
+        mapping.extend(file, len_bytes)?;
+        Ok(mapping)
+    }
+
+    /// How many bytes are mapped.
+    pub fn len_bytes(&self) -> usize {
+        // Acquire pairs with the release in `extend`: a later look at `start` finds one for this length.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// Maps what the same file has got behind the mapped part. Never shrinks.
+    pub fn extend(&self, file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<()> {
+        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        // Relaxed: changed under this lock only.
+        let mapped_bytes = self.len_bytes.load(Ordering::Relaxed);
+        if len_bytes <= mapped_bytes {
+            return Ok(());
+        }
+        let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let unit_bytes = self.options.unit_bytes;
+        let end_bytes = len_bytes.checked_next_multiple_of(unit_bytes).ok_or_else(too_large)?;
+        match reservations.last() {
+            Some(last) if end_bytes <= last.len_bytes => {
+                self.map(file, last, mapped_bytes.next_multiple_of(unit_bytes), end_bytes)?;
+            }
+            _ => {
+                let alignment_bytes = self.options.alignment_bytes;
+                let larger = Reservation::new(end_bytes.saturating_mul(2), alignment_bytes)
+                    // Little address space is left (`ulimit -v`): without room to grow, then.
+                    .or_else(|_| Reservation::new(end_bytes, alignment_bytes))?;
+                self.map(file, &larger, 0, end_bytes)?;
+                // Release pairs with the acquire in `place`.
+                self.start.store(larger.start, Ordering::Release);
+                reservations.push(larger);
+            }
+        }
+        // Release pairs with the acquire in `len_bytes`: after `start`.
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(())
+    }
+
+    fn map(
+        &self,
+        file: BorrowedFd<'_>,
+        reservation: &Reservation,
+        from_bytes: usize,
+        to_bytes: usize,
+    ) -> io::Result<()> {
+        if from_bytes >= to_bytes {
+            return Ok(());
+        }
+        let address = reservation.start.wrapping_add(from_bytes);
+        let len_bytes = to_bytes - from_bytes;
+        let protection =
+            if self.options.writable { Protection::ReadWrite } else { Protection::Read };
+        let offset_bytes = from_bytes as u64;
+        if self.options.synchronous {
+            // SAFETY: inside the reservation, where nothing is mapped yet.
+            unsafe {
+                memory::map_file_synchronously_at(
+                    address,
+                    len_bytes,
+                    protection,
+                    file,
+                    offset_bytes,
+                )
+            }?;
+        } else {
+            // SAFETY: as above.
+            unsafe { memory::map_file_at(address, len_bytes, protection, file, offset_bytes) }?;
+        }
+        for advice in [Advice::DontFork, Advice::DontDump] {
+            // Advice is a courtesy; some drivers' mappings refuse it.
+            // SAFETY: mapped just now; contents stay.
+            let _ = unsafe { memory::advise(address, len_bytes, advice) };
+        }
+        Ok(())
+    }
+
+    /// The address of a range, if all of it is mapped.
+    fn place(&self, offset_bytes: u64, len_bytes: usize) -> Result<*mut u8, Inaccessible> {
+        let offset_bytes = usize::try_from(offset_bytes).map_err(|_| Inaccessible)?;
+        let end_bytes = offset_bytes.checked_add(len_bytes).ok_or(Inaccessible)?;
+        if end_bytes > self.len_bytes() {
+            return Err(Inaccessible);
+        }
+        // Acquire pairs with the release in `extend`.
+        Ok(self.start.load(Ordering::Acquire).wrapping_add(offset_bytes))
+    }
+
+    /// Copies out of the mapping. Bytes that others change meanwhile may come out torn.
+    pub fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), Inaccessible> {
+        let source = self.place(offset_bytes, target.len())?;
+        // SAFETY: `place` checked the range; the target is the caller's own, outside of this mapping.
+        let copied = unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) };
+        copied.then_some(()).ok_or(Inaccessible)
+    }
+
+    /// Copies into the mapping by ordinary stores. Aligned words of eight bytes are not torn.
+    pub fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<(), Inaccessible> {
+        let target = self.writable_place(offset_bytes, source.len())?;
+        // SAFETY: as in `read`.
+        let copied = unsafe { fallible::try_store(source.as_ptr(), target, source.len()) };
+        copied.then_some(()).ok_or(Inaccessible)
+    }
+
+    /// Copies into the mapping past the caches; on persistent memory the bytes are durable on return.
+    /// `flush` is available on this CPU.
+    pub fn persist(
+        &self,
+        offset_bytes: u64,
+        source: &[u8],
+        flush: FlushForm,
+    ) -> Result<(), Inaccessible> {
+        assert!(flush.is_available());
+        let target = self.writable_place(offset_bytes, source.len())?;
+        // SAFETY: as in `read`, and the form is available.
+        let copied = unsafe { fallible::try_persist(source.as_ptr(), target, source.len(), flush) };
+        copied.then_some(()).ok_or(Inaccessible)
+    }
+
+    /// Writes the cache lines of a range back; durable on persistent memory after a following
+    /// [`store_fence`](crate::copy::store_fence). `flush` is available on this CPU.
+    pub fn flush(
+        &self,
+        offset_bytes: u64,
+        len_bytes: usize,
+        flush: FlushForm,
+    ) -> Result<(), Inaccessible> {
+        assert!(flush.is_available());
+        let start = self.place(offset_bytes, len_bytes)?;
+        // SAFETY: `place` checked the range, and the form is available.
+        let flushed = unsafe { fallible::try_flush(start, len_bytes, flush) };
+        flushed.then_some(()).ok_or(Inaccessible)
+    }
+
+    fn writable_place(&self, offset_bytes: u64, len_bytes: usize) -> Result<*mut u8, Inaccessible> {
+        if self.options.writable { self.place(offset_bytes, len_bytes) } else { Err(Inaccessible) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::{AsFd, FromRawFd};
+
+    const PLAIN: MappingOptions = MappingOptions {
+        writable: true,
+        synchronous: false,
+        unit_bytes: SMALL_PAGE_BYTES,
+        alignment_bytes: 2 << 20,
+    };
+
+    fn file_of(len_bytes: u64) -> File {
+        // SAFETY: a NUL-terminated name.
+        let fd = unsafe { libc::memfd_create(c"mapping".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: just made, owned by nobody else.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(len_bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn copies_reach_the_file() {
+        let file = file_of(10_000);
+        let mapping = FileMapping::new(file.as_fd(), 10_000, PLAIN).unwrap();
+        mapping.write(9_990, b"0123456789").unwrap();
+        let mut bytes = [0; 4];
+        crate::io::read_exact_at(file.as_fd(), &mut bytes, 9_996).unwrap();
+        assert_eq!(&bytes, b"6789");
+        mapping.read(9_990, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"0123");
+        if let Some(flush) = FlushForm::best() {
+            mapping.persist(4_090, &[7; 200], flush).unwrap();
+            mapping.flush(0, 10_000, flush).unwrap();
+            crate::io::read_exact_at(file.as_fd(), &mut bytes, 4_286).unwrap();
+            assert_eq!(bytes, [7; 4]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_not_accessed() {
+        let file = file_of(10_000);
+        let mapping = FileMapping::new(file.as_fd(), 10_000, PLAIN).unwrap();
+        for offset_bytes in [9_999, 10_000, 1 << 40, u64::MAX] {
+            assert_eq!(mapping.read(offset_bytes, &mut [0; 2]), Err(Inaccessible));
+            assert_eq!(mapping.write(offset_bytes, &[0; 2]), Err(Inaccessible));
+        }
+        let reading = MappingOptions { writable: false, ..PLAIN };
+        let mapping = FileMapping::new(file.as_fd(), 10_000, reading).unwrap();
+        assert_eq!(mapping.write(0, &[1]), Err(Inaccessible));
+        assert_eq!(mapping.read(9_999, &mut [1]), Ok(()));
+    }
+
+    #[test]
+    fn it_grows_in_place_and_beyond_its_reservation() {
+        let file = file_of(5_000);
+        let mapping = FileMapping::new(file.as_fd(), 5_000, PLAIN).unwrap();
+        let start = mapping.start.load(Ordering::Relaxed);
+        assert_eq!(start as usize % PLAIN.alignment_bytes, 0);
+        mapping.write(4_999, &[1]).unwrap();
+        for (len_bytes, moves) in [(5_001, false), (16_384, false), (16_385, true), (1 << 20, true)]
+        {
+            let before = mapping.start.load(Ordering::Relaxed);
+            file.set_len(len_bytes as u64).unwrap();
+            mapping.extend(file.as_fd(), len_bytes).unwrap();
+            assert_eq!(mapping.len_bytes(), len_bytes);
+            assert_eq!(mapping.start.load(Ordering::Relaxed) != before, moves, "{len_bytes}");
+            mapping.write(len_bytes as u64 - 1, &[2]).unwrap();
+            let mut byte = [0];
+            mapping.read(4_999, &mut byte).unwrap();
+            assert_eq!(byte, [1]);
+            // SAFETY: the first mapping is kept.
+            assert_eq!(unsafe { start.add(4_999).read_volatile() }, 1);
+        }
+        mapping.extend(file.as_fd(), 1).unwrap();
+        assert_eq!(mapping.len_bytes(), 1 << 20, "never shrinks");
+    }
+
+    #[test]
+    fn memory_of_no_persistence_is_refused_as_such() {
+        let file = file_of(4096);
+        let synchronous = MappingOptions { synchronous: true, ..PLAIN };
+        let error = FileMapping::new(file.as_fd(), 4096, synchronous).unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)), "{error}");
+    }
+}

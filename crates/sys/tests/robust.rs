@@ -1,0 +1,277 @@
+//! The robust mutex between threads and processes, whatever becomes of its holders.
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::robust::{LockError, RobustMutex};
+use aquifer_sys::shared_memory::SharedMemory;
+use support::{Actor, hear, play, say};
+
+#[test]
+fn child() {
+    play(&[("holder", holder), ("adder", adder)]);
+}
+
+const LONG: Option<Duration> = Some(Duration::from_secs(30));
+const SHORT: Option<Duration> = Some(Duration::from_millis(30));
+
+/// A mutex and two numbers that it keeps equal, in shared memory.
+struct Guarded {
+    memory: SharedMemory,
+    name: Option<String>,
+}
+
+impl Guarded {
+    fn unnamed() -> Guarded {
+        let memory = SharedMemory::anonymous(4096).unwrap();
+        Guarded { memory, name: None }.init()
+    }
+
+    fn named() -> Guarded {
+        let unique = aquifer_sys::random::next_u64().unwrap();
+        let name = format!("aquifer-test-robust-{unique:016x}");
+        let memory = SharedMemory::create(&name, 4096, 0o600).unwrap();
+        Guarded { memory, name: Some(name) }.init()
+    }
+
+    fn init(self) -> Guarded {
+        // SAFETY: fresh memory, aligned to a page.
+        unsafe { RobustMutex::init(self.memory.start().cast()) }.unwrap();
+        self
+    }
+
+    fn open(name: &str) -> Guarded {
+        Guarded { memory: SharedMemory::open(name, true).unwrap(), name: None }
+    }
+
+    fn mutex(&self) -> &RobustMutex {
+        // SAFETY: initialised when the memory was made, which this object keeps mapped.
+        unsafe { RobustMutex::at(self.memory.start().cast()) }
+    }
+
+    fn number(&self, index: usize) -> &AtomicU64 {
+        assert!(index < 2);
+        // SAFETY: aligned, inside the memory, and only reached as an atomic.
+        unsafe { AtomicU64::from_ptr(self.memory.start().add(64 + 8 * index).cast()) }
+    }
+
+    fn numbers(&self) -> [u64; 2] {
+        [0, 1].map(|index| self.number(index).load(Ordering::Relaxed))
+    }
+
+    /// Adds one to both, by loads and stores that lose updates unless the mutex excludes.
+    fn add(&self) {
+        for index in [0, 1] {
+            let before = self.number(index).load(Ordering::Relaxed);
+            std::hint::spin_loop();
+            self.number(index).store(before + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            let _ = SharedMemory::unlink(name);
+        }
+    }
+}
+
+/// Takes the lock, changes the first number and stays.
+fn holder(arguments: &[String]) {
+    let guarded = Guarded::open(&arguments[0]);
+    let guard = guarded.mutex().lock(LONG).unwrap();
+    guarded.number(0).store(99, Ordering::Relaxed);
+    say(&format!("holding as {}", std::process::id()));
+    if hear().as_deref() == Some("release") {
+        guarded.number(1).store(99, Ordering::Relaxed);
+        drop(guard);
+        say("released");
+        hear();
+    }
+}
+
+/// Adds until killed; repairs what killed ones have left.
+fn adder(arguments: &[String]) {
+    let guarded = Guarded::open(&arguments[0]);
+    say("ready");
+    loop {
+        let mut guard = guarded.mutex().lock(LONG).unwrap();
+        repair(&guarded, &mut guard);
+        guarded.add();
+        drop(guard);
+    }
+}
+
+fn repair(guarded: &Guarded, guard: &mut aquifer_sys::robust::RobustGuard<'_>) {
+    let [first, second] = guarded.numbers();
+    if guard.previous_owner_died() {
+        assert!(first == second || first == second + 1, "{first} {second}");
+        guarded.number(1).store(first, Ordering::Relaxed);
+        guard.repaired();
+    } else {
+        assert_eq!(first, second, "nobody died, so the numbers are equal");
+    }
+}
+
+#[test]
+fn it_excludes_threads() {
+    let guarded = Guarded::unnamed();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..5_000 {
+                    let guard = guarded.mutex().lock(LONG).unwrap();
+                    assert!(!guard.previous_owner_died());
+                    guarded.add();
+                }
+            });
+        }
+    });
+    assert_eq!(guarded.numbers(), [20_000; 2]);
+}
+
+#[test]
+fn a_held_lock_times_out_and_names_its_holder() {
+    let guarded = Guarded::unnamed();
+    let guard = guarded.mutex().lock(None).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(guarded.mutex().try_lock().unwrap().is_none());
+            match guarded.mutex().lock(SHORT).map(drop) {
+                Err(LockError::Timeout { holder_pid, waited }) => {
+                    assert_eq!(holder_pid, std::process::id());
+                    assert!(Some(waited) >= SHORT);
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+    });
+    // For this thread, too: it waits for itself.
+    assert!(matches!(guarded.mutex().lock(SHORT).map(drop), Err(LockError::Timeout { .. })));
+    drop(guard);
+    assert!(guarded.mutex().try_lock().unwrap().is_some());
+}
+
+#[test]
+fn a_killed_holder_is_noticed_and_the_next_one_repairs() {
+    let guarded = Guarded::named();
+    let name = guarded.name.clone().unwrap();
+    let mut other = Actor::start(&format!("holder {name}"));
+    assert!(other.hear().starts_with("holding"));
+    assert!(matches!(guarded.mutex().lock(SHORT).map(drop), Err(LockError::Timeout { .. })));
+    std::thread::scope(|scope| {
+        // One that sleeps on the lock while its holder is killed.
+        let waiting = scope.spawn(|| {
+            let mut guard = guarded.mutex().lock(LONG).unwrap();
+            assert!(guard.previous_owner_died());
+            assert_eq!(guarded.numbers(), [99, 0]);
+            guarded.number(1).store(99, Ordering::Relaxed);
+            guard.repaired();
+            assert!(!guard.previous_owner_died());
+        });
+        other.kill();
+        waiting.join().unwrap();
+    });
+    let guard = guarded.mutex().lock(LONG).unwrap();
+    assert!(!guard.previous_owner_died(), "it was repaired");
+}
+
+#[test]
+fn a_released_lock_wakes_who_waits_in_another_process() {
+    let guarded = Guarded::named();
+    let name = guarded.name.clone().unwrap();
+    let mut other = Actor::start(&format!("holder {name}"));
+    assert!(other.hear().starts_with("holding"));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let guard = guarded.mutex().lock(LONG).unwrap();
+            assert!(!guard.previous_owner_died());
+            assert_eq!(guarded.numbers(), [99, 99]);
+        });
+        assert_eq!(other.ask("release"), "released");
+        waiting.join().unwrap();
+    });
+}
+
+#[test]
+fn a_lock_released_unrepaired_is_lost_for_all() {
+    let guarded = Guarded::named();
+    let name = guarded.name.clone().unwrap();
+    let mut other = Actor::start(&format!("holder {name}"));
+    assert!(other.hear().starts_with("holding"));
+    other.kill();
+    let guard = guarded.mutex().lock(LONG).unwrap();
+    assert!(guard.previous_owner_died());
+    drop(guard);
+    for _ in 0..2 {
+        let lost = guarded.mutex().lock(LONG).map(drop).unwrap_err();
+        assert!(matches!(lost, LockError::NotRecoverable), "{lost}");
+    }
+    assert!(matches!(guarded.mutex().try_lock(), Err(LockError::NotRecoverable)));
+}
+
+#[test]
+fn a_thread_that_ends_with_the_lock_is_a_dead_owner() {
+    let guarded = Guarded::unnamed();
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::mem::forget(guarded.mutex().lock(LONG).unwrap()));
+    });
+    let mut guard = guarded.mutex().lock(LONG).unwrap();
+    assert!(guard.previous_owner_died());
+    guard.repaired();
+}
+
+#[test]
+fn a_guard_in_a_forked_child_releases_nothing() {
+    let guarded = Guarded::unnamed();
+    let guard = guarded.mutex().lock(LONG).unwrap();
+    // SAFETY: the child only unlocks, which allocates nothing, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(guard);
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(guarded.mutex().try_lock().unwrap().is_none(), "still held"));
+    });
+    drop(guard);
+    assert!(guarded.mutex().try_lock().unwrap().is_some());
+}
+
+/// Processes are killed wherever they are, in the lock, at it and beside it.
+#[test]
+fn killed_at_any_moment_nothing_is_lost_and_nobody_hangs() {
+    let guarded = Guarded::named();
+    let name = guarded.name.clone().unwrap();
+    let role = format!("adder {name}");
+    let mut adders: Vec<Actor> = (0..3).map(|_| Actor::start(&role)).collect();
+    let mut reached = 0;
+    for round in 0..40 {
+        let index = round % adders.len();
+        assert_eq!(adders[index].hear(), "ready");
+        // Work is done between one kill and the next.
+        let mut deaths = 0;
+        while guarded.numbers()[0] < reached + 50 {
+            let mut guard = guarded.mutex().lock(LONG).unwrap();
+            deaths += u32::from(guard.previous_owner_died());
+            repair(&guarded, &mut guard);
+            guarded.add();
+        }
+        reached = guarded.numbers()[0];
+        std::mem::replace(&mut adders[index], Actor::start(&role)).kill();
+        if deaths > 0 {
+            eprintln!("round {round}: repaired after a death");
+        }
+    }
+    drop(adders);
+    let mut guard = guarded.mutex().lock(LONG).unwrap();
+    repair(&guarded, &mut guard);
+}
