@@ -1,11 +1,12 @@
-//! What Aquifer's tests share: seeded randomness, access traces, and plain models of published
-//! algorithms to compare the real implementations with.
+//! What Aquifer's tests share: seeded randomness, access traces, plain models of published algorithms to
+//! compare the real implementations with, and media that enumerate what a crash may leave.
 //!
 //! Everything here is deterministic: the same seed gives the same trace on every machine, so a failure
 //! that prints its seed can be replayed. Nothing here is fast or saves memory; it is meant to be
 //! obviously right.
 #![forbid(unsafe_code)]
 
+pub mod crash;
 pub mod model;
 pub mod rng;
 pub mod stripes;

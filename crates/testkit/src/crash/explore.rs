@@ -1,0 +1,204 @@
+//! The driver: crash, recover, check; and crash the recovery too.
+//!
+//! ```text
+//!  recording ──► crash states ──► check: recover, compare with the marks ──► its recording, if it gives one
+//!                     ▲                                                             │
+//!                     └──────────────────── one level deeper ◄──────────────────────┘
+//! ```
+//!
+//! A recovery's recording starts from the crash state that it recovered and carries its marks on. A check that
+//! hands one out should say in it what its caller was shown, before it uses the pool any further: `acknowledge` for
+//! what it found, `withdraw` for what was in flight and is gone. Then a second crash may not change the answer.
+//!
+//! # The budget
+//! Without a second level all of it goes to the recording. With one, half does, and the other half is shared by the
+//! recoveries: it is saved up until the next one has enough for [`LEAST_NESTED`] states, so that few
+//! recoveries are crashed thoroughly instead of many at a single point. What two recoveries have in common
+//! is looked at once.
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::recording::Recording;
+use super::states::{CrashState, CrashStates, Origin};
+
+/// A recovery is crashed in this many ways, if there are so many and the budget has them, or it is passed over.
+const LEAST_NESTED: u64 = 64;
+
+/// How far an exploration goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// How often a recovery is crashed in turn: 0 for never.
+    pub depth: u32,
+    /// States that are checked at most, on all levels together.
+    pub budget: u64,
+    /// Names the selection of states.
+    pub seed: u64,
+}
+
+/// What a check says of a state: an error if recovery from it went wrong, else the recording of what recovery did
+/// to [`CrashState::media`], if that shall be crashed too.
+pub type Verdict = Result<Option<Recording>, Box<dyn Error>>;
+
+/// An exploration that found nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Explored {
+    /// States checked, on each level.
+    pub states_by_depth: Vec<u64>,
+    /// States skipped because the same had been checked.
+    pub duplicates: u64,
+    /// Recoveries that were crashed.
+    pub recoveries: u64,
+}
+
+impl Explored {
+    /// States checked.
+    pub fn states(&self) -> u64 {
+        self.states_by_depth.iter().sum()
+    }
+}
+
+/// A crash state from which recovery went wrong.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "state {number} (seed {seed}, budget {budget}): {reason}\n  {description}\n  acknowledged up to \
+     {last_acknowledged:?}, in flight {in_flight:?}\n{listing}"
+)]
+pub struct CrashFailure {
+    /// What the check said, or with what it panicked.
+    pub reason: String,
+    /// The state, in words.
+    pub description: String,
+    /// The how many-th state it was, counted from 1.
+    pub number: u64,
+    /// How many recoveries were crashed on the way to it.
+    pub depth: u32,
+    /// The image, to look into.
+    pub image: Vec<u8>,
+    last_acknowledged: Option<u64>,
+    in_flight: Vec<u64>,
+    seed: u64,
+    budget: u64,
+    listing: String,
+}
+
+/// Checks the crash states of a recording, and of the recordings that the checks return. Ends at the first that
+/// fails. A panic in `check` is a failure.
+///
+/// ```
+/// use aquifer_pool::media::{Media, PersistenceDomain};
+/// use aquifer_testkit::crash::{CrashMedia, Plan, explore};
+///
+/// // Two copies of a number, written one after the other: one of them is always whole.
+/// let media = CrashMedia::new(2048, PersistenceDomain::PageCache)?;
+/// for id in 1..=3u8 {
+///     media.begin(u64::from(id));
+///     media.write_durable(0, &[id; 1024]).unwrap();
+///     media.write_durable(1024, &[id; 1024]).unwrap();
+///     media.acknowledge(u64::from(id));
+/// }
+/// let plan = Plan { depth: 0, budget: 1000, seed: 1 };
+/// let explored = explore(&media.recording(), plan, |state| {
+///     let whole = state.image().chunks(1024).find(|copy| copy.iter().all(|byte| *byte == copy[0]));
+///     let id = u64::from(whole.ok_or("both copies are torn")?[0]);
+///     let old_or_new = Some(id).filter(|id| *id > 0) == state.marks().last_acknowledged()
+///         || state.marks().is_in_flight(id);
+///     if old_or_new { Ok(None) } else { Err(format!("found {id}").into()) }
+/// });
+/// assert!(explored.unwrap().states() > 10);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn explore(
+    recording: &Recording,
+    plan: Plan,
+    check: impl FnMut(&CrashState<'_>) -> Verdict,
+) -> Result<Explored, Box<CrashFailure>> {
+    let explored =
+        Explored { states_by_depth: vec![0; plan.depth as usize + 1], ..Explored::default() };
+    let mut exploration = Exploration { plan, explored, seen: HashSet::new(), check };
+    exploration.level(recording, Origin::default(), plan.budget, plan.seed)?;
+    Ok(exploration.explored)
+}
+
+struct Exploration<C> {
+    plan: Plan,
+    explored: Explored,
+    /// Hashes of all states so far, while no enumeration has them.
+    seen: HashSet<u128>,
+    check: C,
+}
+
+impl<C: FnMut(&CrashState<'_>) -> Verdict> Exploration<C> {
+    /// Explores one recording and what lies below it; how much of the budget that took.
+    fn level(
+        &mut self,
+        recording: &Recording,
+        origin: Origin,
+        budget: u64,
+        seed: u64,
+    ) -> Result<u64, Box<CrashFailure>> {
+        let depth = origin.depth;
+        let goes_deeper = depth < self.plan.depth;
+        let own_budget = if goes_deeper { budget.div_ceil(2) } else { budget };
+        let mut nested_left = budget - own_budget;
+        let mut saved_up = 0;
+        let seen = std::mem::take(&mut self.seen);
+        let mut states = CrashStates::starting_at(recording, origin, seed, own_budget, seen);
+        while let Some(state) = states.lend() {
+            self.explored.states_by_depth[depth as usize] += 1;
+            let recovery = self.check(&state)?;
+            let Some(recovery) = recovery.filter(|_| goes_deeper) else { continue };
+            if recovery.initial() != state.image() || recovery.domain() != recording.domain() {
+                let reason = "the check returned a recording that does not begin with its state";
+                return Err(self.failure(&state, reason.to_owned()));
+            }
+            let origin = state.as_origin();
+            let share = nested_left.saturating_sub(saved_up) / (states.expected_left() + 1);
+            saved_up += share;
+            if saved_up >= LEAST_NESTED.min(nested_left.div_ceil(2)) && saved_up > 0 {
+                self.seen = std::mem::take(states.seen());
+                self.explored.recoveries += 1;
+                let below = seed.rotate_left(7) ^ states.enumerated().states;
+                let used = self.level(&recovery, origin, saved_up, below)?;
+                nested_left = nested_left.saturating_sub(used);
+                saved_up = saved_up.saturating_sub(used);
+                *states.seen() = std::mem::take(&mut self.seen);
+            }
+        }
+        let enumerated = states.enumerated();
+        self.explored.duplicates += enumerated.duplicates;
+        self.seen = std::mem::take(states.seen());
+        Ok(enumerated.states + (budget - own_budget - nested_left))
+    }
+
+    fn check(&mut self, state: &CrashState<'_>) -> Result<Option<Recording>, Box<CrashFailure>> {
+        let reason = match catch_unwind(AssertUnwindSafe(|| (self.check)(state))) {
+            Ok(Ok(recovery)) => return Ok(recovery),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("panicked: {}", panic_message(&*panic)),
+        };
+        Err(self.failure(state, reason))
+    }
+
+    fn failure(&self, state: &CrashState<'_>, reason: String) -> Box<CrashFailure> {
+        Box::new(CrashFailure {
+            reason,
+            description: state.description(),
+            number: self.explored.states(),
+            depth: state.depth(),
+            image: state.image().to_vec(),
+            last_acknowledged: state.marks().last_acknowledged(),
+            in_flight: state.marks().in_flight().iter().copied().collect(),
+            seed: self.plan.seed,
+            budget: self.plan.budget,
+            listing: state.listing(),
+        })
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+}
