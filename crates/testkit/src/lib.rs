@@ -6,6 +6,8 @@
 //! obviously right.
 #![forbid(unsafe_code)]
 
+pub mod campaign;
+pub mod child;
 pub mod crash;
 pub mod model;
 pub mod rng;

@@ -9,21 +9,8 @@ use aquifer_cache::Mapping;
 use aquifer_device::{AlignedBuffer, Device, DeviceError, IoOperation, MemoryDevice};
 use aquifer_testkit::rng::Rng;
 
-pub mod child;
-
-/// The seed of a test: `AQUIFER_SEED`, or the one given. Printed, so that a failure can be replayed.
-pub fn seed(usual: u64) -> u64 {
-    let seed = std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or(usual);
-    println!("replay with AQUIFER_SEED={seed}");
-    seed
-}
-
-/// How many steps a test takes: `usual`, scaled by `AQUIFER_STEPS` in percent.
-pub fn steps(usual: usize) -> usize {
-    let percent = std::env::var("AQUIFER_STEPS").ok().and_then(|steps| steps.parse().ok());
-    (usual * percent.unwrap_or(100usize)).div_ceil(100)
-}
+pub use aquifer_testkit::campaign::{seed, steps};
+pub use aquifer_testkit::child;
 
 /// Waits until `condition` holds. The limit is for a condition that never will: it turns a hang into a
 /// failure.

@@ -1,5 +1,5 @@
 //! Tests whose subject ends, forks or changes its process run in a child: the test binary again, with one
-//! test named `child` that does nothing unless [`ROLE`] says what.
+//! test named `child` that does nothing unless an environment variable says what: its role.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -15,11 +15,14 @@ pub fn play(roles: &[(&str, fn())]) {
     let Ok(wanted) = std::env::var(ROLE) else {
         return;
     };
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a limit on this stack; no core dumps of children that die on purpose.
-    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
-    // SAFETY: no preconditions; a child that hangs ends, so that the parent can say so.
-    unsafe { libc::alarm(90) };
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    // No core dumps of children that die on purpose.
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    // A child that hangs ends, so that the parent can say so.
+    std::thread::spawn(|| {
+        std::thread::sleep(std::time::Duration::from_secs(90));
+        std::process::abort();
+    });
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this file");
     role();
     println!("{DONE}");
@@ -41,7 +44,9 @@ pub fn command(role: &str) -> Command {
 /// A role that was played: how it ended and what it said.
 #[derive(Debug)]
 pub struct Played {
+    /// Its exit status.
     pub status: ExitStatus,
+    /// What it wrote to standard output and standard error.
     pub output: String,
 }
 

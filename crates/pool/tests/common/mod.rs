@@ -1,0 +1,241 @@
+//! A small store of named objects over a pool, its plain model, and random work on both.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use aquifer_pool::format::inode::{Inode, InodeKind};
+use aquifer_pool::format::{PAGE_BYTES, checksum};
+use aquifer_pool::media::{ByteRange, Media};
+use aquifer_pool::{
+    CommitCopied, CommitPages, CreateOptions, LockMode, Mutant, OpenOptions, Pool, PoolError,
+    Result,
+};
+use aquifer_testkit::rng::Rng;
+
+/// Every page of an object, each by the stamp it is filled with: 0 is never written.
+pub type Content = Vec<u64>;
+/// All objects by name.
+pub type Model = BTreeMap<Vec<u8>, Content>;
+
+/// A small pool: 16 slots, a log of 64 KiB.
+pub fn small() -> CreateOptions {
+    CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..CreateOptions::default() }
+}
+
+/// Opens for this process alone, without background work: the order of operations is the program's.
+pub fn alone(mutant: Option<Mutant>) -> OpenOptions {
+    OpenOptions { exclusive: true, background: false, mutant, ..OpenOptions::default() }
+}
+
+/// A page filled with a stamp.
+pub fn page(stamp: u64) -> Vec<u8> {
+    stamp.to_le_bytes().repeat(PAGE_BYTES as usize / 8)
+}
+
+fn stamp_of(page: &[u8]) -> std::result::Result<u64, String> {
+    let words = page.as_chunks::<8>().0;
+    match words.iter().all(|word| *word == words[0]) {
+        true => Ok(u64::from_le_bytes(words[0])),
+        false => Err("a page holds two commits' bytes".to_owned()),
+    }
+}
+
+/// What a change does to the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Create {
+        name: Vec<u8>,
+        pages: u64,
+    },
+    Destroy {
+        name: Vec<u8>,
+    },
+    /// Pages with their new stamps, of several objects at once.
+    Commit {
+        pages: Vec<(Vec<u8>, u64, u64)>,
+        is_large: bool,
+    },
+    Checkpoint,
+    Reopen,
+}
+
+impl Change {
+    /// A random change that `model` allows. `id` becomes the stamp of what it writes.
+    pub fn random(rng: &mut Rng, model: &Model, id: u64) -> Change {
+        let names: Vec<&Vec<u8>> = model.keys().collect();
+        let kind = rng.below(100);
+        if names.is_empty() || (kind < 15 && names.len() < 6) {
+            let name = format!("object-{id}").into_bytes();
+            return Change::Create { name, pages: 1 + rng.below(4) };
+        }
+        let name = names[rng.below(names.len() as u64) as usize].clone();
+        match kind {
+            15..30 => Change::Destroy { name },
+            30..40 => Change::Checkpoint,
+            40..44 => Change::Reopen,
+            _ => {
+                let mut pages = Vec::new();
+                let objects = 1 + usize::from(kind > 85).min(names.len() - 1);
+                for name in names.iter().cycle().skip(rng.below(7) as usize).take(objects) {
+                    let len = model[*name].len() as u64;
+                    let first = rng.below(len);
+                    let count = 1 + rng.below((len - first).min(3));
+                    pages.extend((first..first + count).map(|page| ((*name).clone(), page, id)));
+                }
+                Change::Commit { pages, is_large: kind > 93 }
+            }
+        }
+    }
+
+    pub fn apply(&self, model: &mut Model) {
+        match self {
+            Change::Create { name, pages } => {
+                model.insert(name.clone(), vec![0; *pages as usize]);
+            }
+            Change::Destroy { name } => {
+                model.remove(name);
+            }
+            Change::Commit { pages, .. } => {
+                for (name, page, stamp) in pages {
+                    model.get_mut(name).expect("chosen from it")[*page as usize] = *stamp;
+                }
+            }
+            Change::Checkpoint | Change::Reopen => {}
+        }
+    }
+
+    /// Does it to the pool.
+    pub fn run(&self, pool: &Pool) -> Result<()> {
+        match self {
+            Change::Create { name, pages } => create(pool, name, *pages),
+            Change::Destroy { name } => destroy(pool, name),
+            Change::Commit { pages, is_large } => commit(pool, pages, *is_large),
+            Change::Checkpoint => pool.checkpoint(),
+            Change::Reopen => Ok(()),
+        }
+    }
+}
+
+pub fn find(pool: &Pool, name: &[u8]) -> Result<Option<Inode>> {
+    Ok(pool.inodes()?.into_iter().find(|inode| inode.name == name))
+}
+
+pub fn create(pool: &Pool, name: &[u8], pages: u64) -> Result<()> {
+    let reservation = pool.reserve_zeroed(pages, 1)?;
+    let runs = reservation.runs().to_vec();
+    pool.transact(vec![reservation], |transaction| {
+        let inode = Inode {
+            kind: InodeKind::Object,
+            size_bytes: pages * PAGE_BYTES,
+            runs: runs.clone(),
+            name: name.to_vec(),
+            ..transaction.free_inode()?
+        };
+        transaction.put(inode);
+        Ok(())
+    })
+}
+
+pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
+    let inode = find(pool, name)?.expect("it is in the model");
+    let _lock = pool.lock_inode(inode.number, LockMode::Exclusive)?;
+    pool.transact(vec![], |transaction| {
+        let inode = transaction.inode(inode.number)?;
+        transaction.put(Inode::free(inode.number, inode.incarnation));
+        Ok(())
+    })
+}
+
+/// The media range of one page of an object.
+pub fn place(inode: &Inode, page: u64) -> ByteRange {
+    let offset_bytes = (inode.runs[0].start_page + page) * PAGE_BYTES;
+    ByteRange { offset_bytes, len_bytes: PAGE_BYTES }
+}
+
+fn commit(pool: &Pool, pages: &[(Vec<u8>, u64, u64)], is_large: bool) -> Result<()> {
+    let mut targets = Vec::new();
+    for (name, page, stamp) in pages {
+        let inode = find(pool, name)?.expect("it is in the model");
+        targets.push((inode.number, place(&inode, *page), *stamp));
+    }
+    match is_large {
+        false => commit_through_log(pool, &targets),
+        true => commit_beside_log(pool, &targets),
+    }
+}
+
+fn commit_through_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<()> {
+    let pages: Vec<CommitPages> =
+        targets.iter().map(|&(inode, target, _)| CommitPages { inode, target }).collect();
+    pool.capture(&pages, &[], |payload| {
+        for (chunk, (_, _, stamp)) in payload.chunks_exact_mut(PAGE_BYTES as usize).zip(targets) {
+            chunk.copy_from_slice(&page(*stamp));
+        }
+    })?
+    .finish()
+}
+
+/// What is done for commits too large for the log: the pages go to a run of their own first.
+fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<()> {
+    let number = targets[0].0;
+    let reservation = pool.reserve(targets.len() as u64, 1)?;
+    let shadow = reservation.whole();
+    pool.transact(vec![reservation], |transaction| {
+        let inode = Inode { shadow, ..transaction.inode(number)? };
+        transaction.put(inode);
+        Ok(())
+    })?;
+    let mut copied = Vec::new();
+    for (index, (inode, target, stamp)) in targets.iter().enumerate() {
+        let source_offset_bytes = shadow.bytes().offset_bytes + index as u64 * PAGE_BYTES;
+        let bytes = page(*stamp);
+        pool.media().write_at(source_offset_bytes, &bytes)?;
+        copied.push(CommitCopied {
+            inode: *inode,
+            target: *target,
+            source_offset_bytes,
+            checksum: checksum(&[&bytes]),
+        });
+    }
+    pool.make_durable(&[shadow.bytes()])?;
+    pool.capture(&[], &copied, |_| {})?.finish()?;
+    pool.checkpoint()?;
+    pool.transact(vec![], |transaction| {
+        let inode =
+            Inode { shadow: aquifer_pool::format::run::Run::EMPTY, ..transaction.inode(number)? };
+        transaction.put(inode);
+        Ok(())
+    })
+}
+
+/// All objects as they are on media, at their place.
+pub fn contents(pool: &Pool) -> std::result::Result<Model, String> {
+    let mut model = Model::new();
+    for inode in pool.inodes().map_err(|error| error.to_string())? {
+        let runs: u64 = inode.content_pages();
+        let whole = ByteRange {
+            offset_bytes: inode.runs[0].start_page * PAGE_BYTES,
+            len_bytes: runs * PAGE_BYTES,
+        };
+        let patches = pool.bring_up_to_date(whole).map_err(|error| error.to_string())?;
+        let mut bytes = vec![0; whole.len_bytes as usize];
+        pool.media().read_at(whole.offset_bytes, &mut bytes).map_err(|error| error.to_string())?;
+        for (offset, page) in patches {
+            let start = (offset - whole.offset_bytes) as usize;
+            bytes[start..start + page.len()].copy_from_slice(&page);
+        }
+        let content: std::result::Result<Content, String> =
+            bytes.chunks_exact(PAGE_BYTES as usize).map(stamp_of).collect();
+        model.insert(inode.name, content?);
+    }
+    Ok(model)
+}
+
+/// Opens a pool over media, whatever `Arc` they are in.
+pub fn open(
+    media: &Arc<impl Media>,
+    options: &OpenOptions,
+) -> std::result::Result<Pool, PoolError> {
+    Pool::open_on(media.clone(), options)
+}

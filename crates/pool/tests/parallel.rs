@@ -1,0 +1,212 @@
+//! Commits of several threads and handles: appended in parallel, acknowledged in order, and what happens when one fails.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use aquifer_pool::media::{MediaOperation, PersistenceDomain};
+use aquifer_pool::{CommitPages, CreateOptions, Mutant, Pool, PoolError};
+use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
+use common::{alone, contents, create, find, open, page, place, small};
+
+const POOL_BYTES: u64 = 512 << 10;
+
+/// Commits `stamp` to the first page of an object.
+fn commit(pool: &Pool, name: &[u8], stamp: u64) -> Result<(), PoolError> {
+    let inode = find(pool, name)?.expect("made before");
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(stamp)))?.finish()
+}
+
+fn name(thread: u64) -> Vec<u8> {
+    format!("object-{thread}").into_bytes()
+}
+
+/// A pool with one object for each thread.
+fn prepared(threads: u64, domain: PersistenceDomain) -> Arc<CrashMedia> {
+    let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
+    let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    (0..threads).for_each(|thread| create(&pool, &name(thread), 1).unwrap());
+    drop(pool);
+    Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap())
+}
+
+/// Each thread commits 1, 2, 3, … to its own object; after a crash each object has the last acknowledged one or
+/// the one in flight. Marks: thread × 1000 + number.
+fn run(threads: u64, commits: u64, mutant: Option<Mutant>) -> Result<Explored, Box<CrashFailure>> {
+    let media = prepared(threads, PersistenceDomain::PageCache);
+    let pool = open(&media, &alone(mutant)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (pool, media) = (&pool, &media);
+            scope.spawn(move || {
+                for number in 1..=commits {
+                    let mark = thread * 1000 + number;
+                    media.begin(mark);
+                    commit(pool, &name(thread), number).unwrap();
+                    media.acknowledge(mark);
+                }
+            });
+        }
+    });
+    let recording = media.recording();
+    drop(pool);
+    explore(&recording, Plan { depth: 0, budget: 3000, seed: 1 }, |state| {
+        let media = Arc::new(state.media()?);
+        let pool = open(&media, &alone(mutant))?;
+        let found = contents(&pool)?;
+        for thread in 0..threads {
+            let numbers = |marks: &std::collections::BTreeSet<u64>| {
+                marks.iter().filter(|mark| **mark / 1000 == thread).map(|mark| mark % 1000).max()
+            };
+            let acknowledged = numbers(state.marks().acknowledged()).unwrap_or(0);
+            let in_flight = numbers(state.marks().in_flight());
+            let stamp = found[&name(thread)][0];
+            if stamp != acknowledged && Some(stamp) != in_flight {
+                let allowed = format!("{acknowledged} or {in_flight:?}");
+                return Err(format!("object {thread} has {stamp}, allowed {allowed}").into());
+            }
+        }
+        Ok(None)
+    })
+}
+
+#[test]
+fn parallel_commits_survive_every_crash() {
+    for threads in [2, 4] {
+        run(threads, 12, None).unwrap_or_else(|failure| panic!("{threads} threads: {failure}"));
+    }
+}
+
+#[test]
+fn an_acknowledgement_out_of_order_is_caught() {
+    let caught = (0..20).any(|_| run(4, 12, Some(Mutant::AcknowledgeOutOfOrder)).is_err());
+    assert!(caught, "no crash showed it");
+}
+
+#[test]
+fn a_log_write_that_fails_once_is_repeated() {
+    let media = prepared(1, PersistenceDomain::PageCache);
+    let pool = open(&media, &alone(None)).unwrap();
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteDurable)));
+    commit(&pool, &name(0), 7).unwrap();
+    assert_eq!(contents(&pool).unwrap()[&name(0)], [7]);
+}
+
+/// Rule 5: the second failure makes the pool read-only for everybody, the commit is old or new, and what was
+/// acknowledged before is there.
+#[test]
+fn a_log_write_that_fails_twice_makes_the_pool_read_only() {
+    let media = prepared(2, PersistenceDomain::PageCache);
+    let pool = open(&media, &alone(None)).unwrap();
+    commit(&pool, &name(0), 7).unwrap();
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteDurable).lasting()));
+    assert!(matches!(commit(&pool, &name(0), 8), Err(PoolError::Failed { .. })));
+    media.clear_faults();
+    assert!(matches!(commit(&pool, &name(1), 9), Err(PoolError::Failed { .. })));
+    assert!(matches!(create(&pool, b"more", 1), Err(PoolError::Failed { .. })));
+    assert!(matches!(pool.checkpoint(), Err(PoolError::Failed { .. })));
+    drop(pool);
+    let pool = open(&media, &alone(None)).unwrap();
+    let found = contents(&pool).unwrap();
+    assert!([7, 8].contains(&found[&name(0)][0]), "{found:?}");
+    assert_eq!(found[&name(1)], [0]);
+    commit(&pool, &name(0), 10).unwrap();
+}
+
+/// Nobody behind a commit that cannot become durable is told that theirs is.
+#[test]
+fn nothing_is_acknowledged_behind_a_failed_write() {
+    let media = prepared(2, PersistenceDomain::PageCache);
+    let pool = open(&media, &alone(None)).unwrap();
+    // The first append is held in its write; the second completes behind it.
+    let gate = media.hold(Trigger::on(MediaOperation::WriteDurable));
+    let acknowledged = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| commit(&pool, &name(0), 1));
+        gate.wait_until_reached();
+        let second = scope.spawn(|| {
+            let outcome = commit(&pool, &name(1), 2);
+            acknowledged.fetch_add(u64::from(outcome.is_ok()), Ordering::SeqCst);
+            outcome
+        });
+        // Its record is written once the media have it.
+        while media.recording().operations_of(MediaOperation::WriteDurable).count() < 2 {
+            std::thread::yield_now();
+        }
+        media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteDurable).lasting()));
+        assert_eq!(acknowledged.load(Ordering::SeqCst), 0);
+        gate.open();
+        // The held write succeeds or fails, and the second is told accordingly.
+        let outcomes = (first.join().unwrap(), second.join().unwrap());
+        if outcomes.0.is_err() {
+            assert!(outcomes.1.is_err(), "acknowledged behind a failed one");
+        }
+    });
+}
+
+#[test]
+fn failed_write_back_is_never_success_later() {
+    for operation in [MediaOperation::WriteBack, MediaOperation::Flush] {
+        let media = prepared(1, PersistenceDomain::PageCache);
+        let pool = open(&media, &alone(None)).unwrap();
+        commit(&pool, &name(0), 5).unwrap();
+        media.fail(Fault::io_error(Trigger::on(operation)).forgetting());
+        assert!(pool.checkpoint().is_err(), "{operation}");
+        assert!(matches!(pool.checkpoint(), Err(PoolError::Failed { .. })), "{operation}");
+        let recording = media.recording();
+        drop(pool);
+        // Whatever the failed write-back lost, the log has.
+        let last = recording.crash_states(1, 500).last().unwrap();
+        let media = Arc::new(CrashMedia::from_image(&last.image, recording.domain()).unwrap());
+        let pool = open(&media, &alone(None)).unwrap();
+        assert_eq!(contents(&pool).unwrap()[&name(0)], [5], "{operation}");
+    }
+}
+
+/// Threads make, change and destroy; a reader without locks never sees half of it.
+#[test]
+fn readers_see_whole_metadata_while_it_changes() {
+    let media = Arc::new(CrashMedia::new(2 << 20, PersistenceDomain::Volatile).unwrap());
+    let options = CreateOptions { inodes: Some(63), log_bytes: Some(256 << 10), ..small() };
+    let pool = Pool::create_on(media.clone(), &options, &alone(None)).unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..3)
+            .map(|thread| {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..60 {
+                        let name = format!("{thread}-{}", round % 5).into_bytes();
+                        match find(pool, &name).unwrap() {
+                            Some(_) => common::destroy(pool, &name).unwrap(),
+                            None => create(pool, &name, 1 + round % 3).unwrap(),
+                        }
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                assert_eq!(pool.info().unwrap().damaged_inodes, 0);
+                let mut runs: Vec<_> =
+                    pool.inodes().unwrap().iter().flat_map(|i| i.runs.clone()).collect();
+                runs.sort_unstable();
+                assert!(runs.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "{runs:?}");
+            }
+        });
+        let outcomes: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        is_done.store(true, Ordering::Relaxed);
+        assert!(outcomes.iter().all(Result::is_ok));
+    });
+    let before = contents(&pool).unwrap();
+    drop(pool);
+    let pool = open(&media, &alone(None)).unwrap();
+    assert_eq!(contents(&pool).unwrap(), before);
+    // Nothing leaked: what no object names is free.
+    let named: u64 = pool.inodes().unwrap().iter().map(|inode| inode.content_pages()).sum();
+    let layout = pool.layout();
+    let free = pool.info().unwrap().free_pages;
+    assert_eq!(free + named, layout.page_count - layout.data_start_page);
+}

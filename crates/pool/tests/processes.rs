@@ -1,0 +1,315 @@
+//! Several processes and one pool: killed at random moments, and what the others and the next ones see.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use aquifer_pool::{CommitPages, CreateOptions, LockMode, OpenOptions, Pool, PoolError};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child::{self, Reaped};
+use aquifer_testkit::rng::Rng;
+use common::{contents, create, find, page, place};
+
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[("writer", writer), ("holder", holder), ("churner", churner)]);
+}
+
+fn environment(name: &str) -> String {
+    std::env::var(name).expect("set by the parent")
+}
+
+fn said(text: &str) {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{text}").unwrap();
+    output.flush().unwrap();
+}
+
+fn pool_of_parent() -> Pool {
+    Pool::open(environment("POOL"), &OpenOptions::default()).unwrap()
+}
+
+/// Commits 1, 2, 3, … to both pages of its object, and says each number when it is acknowledged.
+fn writer() {
+    let pool = pool_of_parent();
+    let name = environment("OBJECT").into_bytes();
+    let inode = find(&pool, &name).unwrap().expect("made by the parent");
+    let _lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
+    let pages = [0, 1].map(|page| CommitPages {
+        inode: inode.number,
+        target: place(&inode, page),
+    });
+    for number in environment("FROM").parse::<u64>().unwrap().. {
+        pool.capture(&pages, &[], |payload| {
+            payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
+        })
+        .unwrap()
+        .finish()
+        .unwrap();
+        said(&format!("acknowledged {number}"));
+    }
+}
+
+/// Creates and destroys objects of its own, and says what it has after each.
+fn churner() {
+    let pool = pool_of_parent();
+    let own = environment("OBJECT");
+    let mut rng = Rng::new(environment("FROM").parse().unwrap());
+    for inode in pool.inodes().unwrap() {
+        if inode.name.starts_with(own.as_bytes()) {
+            common::destroy(&pool, &inode.name).unwrap();
+        }
+    }
+    said("acknowledged 0");
+    for number in 1u64.. {
+        let name = format!("{own}-{}", rng.below(4)).into_bytes();
+        match find(&pool, &name).unwrap() {
+            Some(_) => common::destroy(&pool, &name).unwrap(),
+            None => create(&pool, &name, 1 + rng.below(3)).unwrap(),
+        }
+        said(&format!("acknowledged {number}"));
+    }
+}
+
+/// Holds an object until it is killed.
+fn holder() {
+    let pool = pool_of_parent();
+    let inode = find(&pool, environment("OBJECT").as_bytes()).unwrap().unwrap();
+    let _lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
+    said("holding");
+    loop {
+        std::thread::park();
+    }
+}
+
+fn spawn(role: &str, pool: &Path, object: &str, from: u64) -> Reaped {
+    let mut command = child::command(role);
+    command.env("POOL", pool).env("OBJECT", object).env("FROM", from.to_string());
+    Reaped(command.spawn().unwrap())
+}
+
+/// Waits until a child has said a line with this start.
+fn hear(child: &mut Reaped, start: &str) -> String {
+    let mut output = BufReader::with_capacity(1, child.0.stdout.as_mut().unwrap());
+    let mut line = String::new();
+    while !line.starts_with(start) {
+        line.clear();
+        assert!(output.read_line(&mut line).unwrap() > 0, "the child ended early");
+    }
+    line
+}
+
+fn last_acknowledged(said: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(said);
+    // The last line may be cut off by the death.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok()).next_back()
+}
+
+struct Scene {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn scene() -> Scene {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool");
+    let options = CreateOptions { inodes: Some(31), log_bytes: Some(128 << 10), ..Default::default() };
+    let pool = Pool::create(&path, 1 << 20, &options, &OpenOptions::default()).unwrap();
+    for index in 0..3 {
+        create(&pool, format!("object-{index}").as_bytes(), 2).unwrap();
+    }
+    Scene { _directory: directory, path }
+}
+
+/// Writers and one that makes and destroys, all killed again and again; sometimes somebody stays, so that the pool
+/// lives on, sometimes all die, so that it is recovered.
+#[test]
+fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
+    let scene = scene();
+    let mut rng = Rng::new(seed(11));
+    let mut known: BTreeMap<String, u64> = BTreeMap::new();
+    let mut kills = 0;
+    for round in 0..steps(25) {
+        let staying = rng.chance(0.5).then(|| Pool::open(&scene.path, &OpenOptions::default()).unwrap());
+        let mut children: Vec<(String, Reaped)> = (0..2)
+            .map(|index| format!("object-{index}"))
+            .map(|object| {
+                let from = known.get(&object).copied().unwrap_or(0) + 1;
+                let child = spawn("writer", &scene.path, &object, from);
+                (object, child)
+            })
+            .collect();
+        children.push(("churn".to_owned(), spawn("churner", &scene.path, "churn", rng.next_u64())));
+        // All of them work before the first is killed, at a moment that nobody knows.
+        children.iter_mut().for_each(|(_, child)| drop(hear(child, "acknowledged")));
+        for _ in 0..rng.below(2000) {
+            std::thread::yield_now();
+        }
+        let mut acknowledged = BTreeMap::new();
+        for (object, child) in children {
+            let said = child.kill();
+            kills += 1;
+            if object != "churn" {
+                let heard = last_acknowledged(&said).or(known.get(&object).map(|n| n + 1)).unwrap_or(1);
+                acknowledged.insert(object, heard);
+            }
+        }
+        let pool = match staying {
+            Some(pool) => pool,
+            None => Pool::open(&scene.path, &OpenOptions::default()).unwrap(),
+        };
+        let found = contents(&pool).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        for (object, heard) in acknowledged {
+            let stamps = &found[object.as_bytes()];
+            assert!(stamps[0] == stamps[1], "round {round}: {object} is torn: {stamps:?}");
+            let allowed = heard..=heard + 1;
+            assert!(allowed.contains(&stamps[0]), "round {round}: {object} {stamps:?}, {allowed:?}");
+            known.insert(object, stamps[0]);
+        }
+        // Pages belong to one object, and none is lost.
+        let layout = pool.layout();
+        let named: u64 = pool.inodes().unwrap().iter().map(|inode| inode.content_pages()).sum();
+        pool.checkpoint().unwrap();
+        let free = pool.info().unwrap().free_pages;
+        assert_eq!(free + named, layout.page_count - layout.data_start_page, "round {round}");
+    }
+    println!("{kills} processes killed");
+}
+
+#[test]
+fn a_dead_owner_does_not_block() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let number = find(&pool, b"object-0").unwrap().unwrap().number;
+    let mut child = spawn("holder", &scene.path, "object-0", 0);
+    hear(&mut child, "holding");
+    let pid = child.0.id();
+    match pool.lock_inode(number, LockMode::Shared) {
+        Err(PoolError::Locked { holder, .. }) => assert_eq!(holder, Some(pid)),
+        other => panic!("{other:?}"),
+    }
+    child.kill();
+    pool.lock_inode(number, LockMode::Exclusive).unwrap();
+}
+
+#[test]
+fn an_exclusive_opener_keeps_others_out_and_the_other_way_round() {
+    let scene = scene();
+    let exclusive = OpenOptions {
+        exclusive: true,
+        stall_timeout: std::time::Duration::from_millis(50),
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&scene.path, &exclusive).unwrap();
+    assert!(matches!(Pool::open(&scene.path, &exclusive), Err(PoolError::Busy { .. })));
+    assert!(matches!(
+        Pool::open(&scene.path, &OpenOptions { stall_timeout: exclusive.stall_timeout, ..Default::default() }),
+        Err(PoolError::Busy { .. })
+    ));
+    drop(pool);
+    let _shared = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    assert!(matches!(Pool::open(&scene.path, &exclusive), Err(PoolError::Busy { .. })));
+}
+
+/// Shared memory that cannot be reached (another container's) is an error that says so, and leaves the pool alone.
+#[test]
+fn a_pool_whose_shared_memory_is_elsewhere_is_refused() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let before = std::fs::read(&scene.path).unwrap();
+    let segment = uuid_of_segment(&before);
+    let name = format!("aquifer-{segment}");
+    aquifer_sys_unlink(&name);
+    assert!(matches!(
+        Pool::open(&scene.path, &OpenOptions::default()),
+        Err(PoolError::BusyElsewhere { .. })
+    ));
+    // Who has it open works on.
+    create(&pool, b"more", 1).unwrap();
+}
+
+fn uuid_of_segment(pool: &[u8]) -> String {
+    pool[96..112].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn aquifer_sys_unlink(name: &str) {
+    std::fs::remove_file(Path::new("/dev/shm").join(name)).unwrap();
+}
+
+/// A reader of a pool that others write sees what is committed, though it cannot bring the media up to date.
+#[test]
+fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
+    let scene = scene();
+    let options = OpenOptions { background: false, ..OpenOptions::default() };
+    let pool = Pool::open(&scene.path, &options).unwrap();
+    let inode = find(&pool, b"object-0").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 1) }];
+    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(77))).unwrap().finish().unwrap();
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let reader = Pool::open(&scene.path, &reading).unwrap();
+    assert_eq!(contents(&reader).unwrap()[b"object-0".as_slice()], [0, 77]);
+    assert!(matches!(reader.checkpoint(), Err(PoolError::ReadOnly { .. })));
+    drop(reader);
+
+    // All writers die; the log is not replayed. A reader alone sees the same, and changes nothing.
+    let copy = scene.path.with_extension("copy");
+    std::fs::copy(&scene.path, &copy).unwrap();
+    let before = std::fs::read(&copy).unwrap();
+    let alone = Pool::open(&copy, &reading).unwrap();
+    assert_eq!(contents(&alone).unwrap()[b"object-0".as_slice()], [0, 77]);
+    drop(alone);
+    assert!(std::fs::read(&copy).unwrap() == before, "a reader wrote");
+    drop(pool);
+}
+
+/// A forked child cannot use the pool, and does not keep its parent's locks.
+#[test]
+fn a_fork_shares_nothing() {
+    let scene = scene();
+    let pool = Arc::new(Pool::open(&scene.path, &OpenOptions::default()).unwrap());
+    let inode = find(&pool, b"object-0").unwrap().unwrap();
+    let lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
+    let (mut reading, writing) = std::io::pipe().unwrap();
+    // SAFETY: the child only calls what is tested, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = matches!(pool.checkpoint(), Err(PoolError::Forked));
+        drop(lock);
+        drop(pool);
+        drop(reading);
+        let mut writing = writing;
+        let _ = writing.write_all(if refused { b"yes" } else { b"no " });
+        loop {
+            // SAFETY: waits for its end.
+            unsafe { libc::pause() };
+        }
+    }
+    drop(writing);
+    let mut answer = [0; 3];
+    std::io::Read::read_exact(&mut reading, &mut answer).unwrap();
+    // The parent's lock is still held ...
+    let other = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let still_held = other.lock_inode(inode.number, LockMode::Shared).is_err();
+    // ... and gone with the parent's handle, though the child lives.
+    drop(lock);
+    let free_again = other.lock_inode(inode.number, LockMode::Exclusive).is_ok();
+    drop(pool);
+    drop(other);
+    let exclusive = OpenOptions { exclusive: true, ..OpenOptions::default() };
+    let alone = Pool::open(&scene.path, &exclusive).map(drop);
+    // SAFETY: our child.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let mut status = 0;
+    // SAFETY: as above.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(&answer, b"yes");
+    assert!(still_held, "the child gave up its parent's lock");
+    assert!(free_again);
+    alone.unwrap();
+}
