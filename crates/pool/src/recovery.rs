@@ -201,7 +201,7 @@ fn new_core(
 
 fn take_slot(core: &Core) -> Result<()> {
     match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
-        true => Ok(()),
+        true => alloc::inherit_slot(&core.lock()?),
         false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
     }
 }
