@@ -48,18 +48,34 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
     }
     let mut page = vec![0; PAGE_BYTES as usize];
     let mut errors = Vec::new();
+    let mut unreadable = None;
     let mut valid: Option<(u64, Superblock)> = None;
     for copy in 0..COPIES {
-        media.read_at(copy * PAGE_BYTES, &mut page)?;
+        if let Err(error) = media.read_at(copy * PAGE_BYTES, &mut page) {
+            errors.push((copy, FormatError::Unreadable));
+            unreadable = Some(error);
+            continue;
+        }
         match Superblock::decode(&page, copy) {
-            Ok(found) if valid.as_ref().is_none_or(|(_, best)| found.sequence > best.sequence) => {
-                valid = Some((copy, found));
-            }
-            Ok(_) => {}
+            Ok(found) => match &valid {
+                // One of them is of another pool, and nothing says which.
+                Some((_, best)) if !found.is_of_same_pool(best) => {
+                    return Err(PoolError::Damaged {
+                        path: path(),
+                        structure: format!("superblock {copy}"),
+                        error: FormatError::Contradiction { other: "the other copy" },
+                    });
+                }
+                Some((_, best)) if found.sequence <= best.sequence => {}
+                _ => valid = Some((copy, found)),
+            },
             Err(error) => errors.push((copy, error)),
         }
     }
     let Some((copy, valid)) = valid else {
+        if let Some(error) = unreadable {
+            return Err(error.into());
+        }
         if let Some(found) = errors.iter().find_map(|(_, error)| match error {
             FormatError::Version { found } => Some(*found),
             _ => None,
