@@ -182,7 +182,7 @@ impl Pool {
         Self::open_on(media, options)
     }
 
-    /// Opens the pool on media.
+    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file.
     ///
     /// # Errors
     /// As for [`Pool::open`].

@@ -171,18 +171,29 @@ pub(crate) fn open(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Opene
             reason: "the file or its file system is read-only",
         });
     }
-    let failed = |source| lock_error(&*media, source);
+    let opened = open_locked(&media, options);
+    if opened.is_err()
+        && let Ok(members) = Membership::new(media.file())
+    {
+        // The locks belong to the media's open file, which the caller may keep.
+        members.leave();
+    }
+    opened
+}
+
+fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> {
+    let failed = |source| lock_error(&**media, source);
     let members = Membership::new(media.file()).map_err(failed)?;
     let recovery = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
     if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
-    let superblocks = read_superblocks(&*media)?;
-    let role = choose_role(&*media, &members, options)?;
+    let superblocks = read_superblocks(&**media)?;
+    let role = choose_role(&**media, &members, options)?;
     let opened = match role {
-        Role::Joined => join(&media, members, superblocks.valid, options),
+        Role::Joined => join(media, members, superblocks.valid, options),
         Role::First | Role::Alone | Role::Snapshot => {
-            build(&media, members, superblocks, options, &role)
+            build(media, members, superblocks, options, &role)
         }
     }?;
     opened.core.membership.unlock(Byte::Recovery);
