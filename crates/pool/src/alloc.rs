@@ -100,6 +100,31 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Gives back what processes had reserved that have died since. Says whether there was anything.
+fn take_from_the_dead(locked: &Locked<'_>) -> Result<bool> {
+    let core = locked.core();
+    // Looking for reservations is cheap, looking whether their owner lives is a system call.
+    let is_left = |(index, process): (usize, &ProcessSlot)| {
+        reservations(process).next().is_some() && !core.membership.is_alive(index)
+    };
+    let is_any_left = core.control().processes.iter().enumerate().any(is_left);
+    if is_any_left {
+        rebuild(locked)?;
+    }
+    Ok(is_any_left)
+}
+
+/// Gives back what the last owner of this process's slot had reserved when it died: with a new owner, the slot
+/// would count as alive, and those pages as its. They may belong to an inode by now, so the map is computed anew.
+pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
+    let process = &locked.control().processes[locked.core().membership.index()];
+    if reservations(process).next().is_none() {
+        return Ok(());
+    }
+    process.reservations.iter().for_each(|word| word.store(0, Relaxed));
+    rebuild(locked)
+}
+
 fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
@@ -155,10 +180,12 @@ pub(crate) fn release(locked: &Locked<'_>) {
             continue;
         }
         let run = from_word(freed.run.load(Relaxed));
-        // The last entry takes its place. Who dies in between leaves it twice, which does no harm.
+        // The last entry takes its place. Who dies in between leaves it twice, which does no harm. The position goes
+        // first: a run beside the position of the one that was here would be taken for free too early.
         let last = &control.freed[control.freed_count.load(Relaxed) as usize - 1];
-        freed.run.store(last.run.load(Relaxed), Relaxed);
         freed.lsn.store(last.lsn.load(Relaxed), Relaxed);
+        // Release: not before the position, and not after the count.
+        freed.run.store(last.run.load(Relaxed), Release);
         control.freed_count.store(control.freed_count.load(Relaxed) - 1, Release);
         mark(map, run, false);
     }
@@ -225,13 +252,24 @@ impl Drop for Reservation<'_> {
 impl Core {
     /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits.
     pub fn reserve_pages(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
+        if pages == 0 {
+            return Err(PoolError::Parameter {
+                what: "the number of pages",
+                value: "0".to_owned(),
+                reason: "nothing would be reserved",
+            });
+        }
         let locked = self.lock()?;
         release(&locked);
         let fits = |free: Run| {
-            let start_page = free.start_page.next_multiple_of(align_pages.max(1));
+            let start_page = free.start_page.checked_next_multiple_of(align_pages.max(1))?;
             (start_page.checked_add(pages)? <= free.end_page()).then_some(start_page)
         };
-        let start_page = free_runs(self).find_map(fits).ok_or_else(|| PoolError::Full {
+        let mut found = free_runs(self).find_map(fits);
+        if found.is_none() && take_from_the_dead(&locked)? {
+            found = free_runs(self).find_map(fits);
+        }
+        let start_page = found.ok_or_else(|| PoolError::Full {
             wanted_pages: pages,
             largest_free_pages: free_runs(self).map(|run| run.pages).max().unwrap_or(0),
         })?;

@@ -13,6 +13,7 @@ use crate::error::{PoolError, Result};
 use crate::format::record::RecordBuilder;
 use crate::log::Append;
 use crate::media::ByteRange;
+use crate::pool::Pool;
 
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
@@ -67,6 +68,8 @@ pub struct Commit {
     append: Append,
     filler: Option<Append>,
     buffer: Option<CommitBuffer>,
+    /// Keeps the pool open: the next one that opened it would use the place in the log for something else.
+    pub(crate) pool: Option<Pool>,
 }
 
 impl Core {
@@ -127,7 +130,7 @@ impl Core {
         let identity = self.identity();
         let acknowledged_lsn = append.acknowledged_lsn;
         builder.seal(buffer.bytes_mut(), body_checksum, append.lsn, acknowledged_lsn, identity);
-        Ok(Commit { core: self.share(), append, filler, buffer: Some(buffer) })
+        Ok(Commit { core: self.share(), append, filler, buffer: Some(buffer), pool: None })
     }
 }
 
@@ -154,8 +157,9 @@ impl Commit {
 }
 
 impl Core {
-    /// Makes ranges durable that were written with [`Media::write_at`].
+    /// Makes ranges durable that were written with [`Media::write_at`](crate::media::Media::write_at).
     pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
+        self.check_writable()?;
         self.media.write_back(ranges).and_then(|()| self.media.flush()).map_err(|error| {
             self.fail(crate::log::FailureKind::Data, &error.source);
             error.into()

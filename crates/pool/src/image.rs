@@ -97,9 +97,11 @@ impl Core {
             if started.elapsed() > self.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             }
-            if self.is_writable && version % 2 == 1 && started.elapsed().as_millis() > 10 {
-                // Its holder may be dead: taking the lock repairs that.
-                drop(self.lock()?);
+            if self.is_writable && started.elapsed().as_millis() > 10 {
+                // Its holder may be dead, which taking the lock repairs; or it changes all the time, and not
+                // while the lock is held.
+                let _locked = self.lock()?;
+                return Ok(read(&self.segment));
             }
         }
     }

@@ -78,7 +78,8 @@ pub(crate) struct Append {
 
 impl Drop for Append {
     fn drop(&mut self) {
-        if self.is_complete {
+        // In a fork it is the parent's, which goes on with it.
+        if self.is_complete || !self.core.process.is_current() {
             return;
         }
         let pending = self.core.pending(self.index);

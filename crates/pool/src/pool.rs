@@ -182,7 +182,7 @@ impl Pool {
         Self::open_on(media, options)
     }
 
-    /// Opens the pool on media.
+    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file.
     ///
     /// # Errors
     /// As for [`Pool::open`].
@@ -339,7 +339,7 @@ impl Pool {
     }
 
     /// Captures a commit: `fill` copies the pages, in order, into the memory it is given. All pages
-    /// become durable together when [`Commit::finish`] returns.
+    /// become durable together when [`Commit::finish`] returns. The pool stays open until then.
     ///
     /// # Errors
     /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.
@@ -349,7 +349,8 @@ impl Pool {
         copied: &[CommitCopied],
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
-        let commit = self.core().capture(pages, copied, fill)?;
+        let mut commit = self.core().capture(pages, copied, fill)?;
+        commit.pool = Some(self.clone());
         if let Some(checkpointer) = &self.shared.checkpointer
             && self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT
         {

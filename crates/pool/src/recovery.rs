@@ -48,18 +48,34 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
     }
     let mut page = vec![0; PAGE_BYTES as usize];
     let mut errors = Vec::new();
+    let mut unreadable = None;
     let mut valid: Option<(u64, Superblock)> = None;
     for copy in 0..COPIES {
-        media.read_at(copy * PAGE_BYTES, &mut page)?;
+        if let Err(error) = media.read_at(copy * PAGE_BYTES, &mut page) {
+            errors.push((copy, FormatError::Unreadable));
+            unreadable = Some(error);
+            continue;
+        }
         match Superblock::decode(&page, copy) {
-            Ok(found) if valid.as_ref().is_none_or(|(_, best)| found.sequence > best.sequence) => {
-                valid = Some((copy, found));
-            }
-            Ok(_) => {}
+            Ok(found) => match &valid {
+                // One of them is of another pool, and nothing says which.
+                Some((_, best)) if !found.is_of_same_pool(best) => {
+                    return Err(PoolError::Damaged {
+                        path: path(),
+                        structure: format!("superblock {copy}"),
+                        error: FormatError::Contradiction { other: "the other copy" },
+                    });
+                }
+                Some((_, best)) if found.sequence <= best.sequence => {}
+                _ => valid = Some((copy, found)),
+            },
             Err(error) => errors.push((copy, error)),
         }
     }
     let Some((copy, valid)) = valid else {
+        if let Some(error) = unreadable {
+            return Err(error.into());
+        }
         if let Some(found) = errors.iter().find_map(|(_, error)| match error {
             FormatError::Version { found } => Some(*found),
             _ => None,
@@ -155,18 +171,29 @@ pub(crate) fn open(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Opene
             reason: "the file or its file system is read-only",
         });
     }
-    let failed = |source| lock_error(&*media, source);
+    let opened = open_locked(&media, options);
+    if opened.is_err()
+        && let Ok(members) = Membership::new(media.file())
+    {
+        // The locks belong to the media's open file, which the caller may keep.
+        members.leave();
+    }
+    opened
+}
+
+fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> {
+    let failed = |source| lock_error(&**media, source);
     let members = Membership::new(media.file()).map_err(failed)?;
     let recovery = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
     if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
-    let superblocks = read_superblocks(&*media)?;
-    let role = choose_role(&*media, &members, options)?;
+    let superblocks = read_superblocks(&**media)?;
+    let role = choose_role(&**media, &members, options)?;
     let opened = match role {
-        Role::Joined => join(&media, members, superblocks.valid, options),
+        Role::Joined => join(media, members, superblocks.valid, options),
         Role::First | Role::Alone | Role::Snapshot => {
-            build(&media, members, superblocks, options, &role)
+            build(media, members, superblocks, options, &role)
         }
     }?;
     opened.core.membership.unlock(Byte::Recovery);
@@ -201,7 +228,7 @@ fn new_core(
 
 fn take_slot(core: &Core) -> Result<()> {
     match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
-        true => Ok(()),
+        true => alloc::inherit_slot(&core.lock()?),
         false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
     }
 }

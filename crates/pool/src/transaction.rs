@@ -15,6 +15,7 @@ use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
+use crate::segment::FREED;
 
 /// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
 pub struct Transaction<'a> {
@@ -145,6 +146,13 @@ impl Core {
             let Prepared { builder, mut bytes, body_checksum } =
                 self.prepare(&transaction, &reservations)?;
             let freed = 2 * transaction.changed.len() * INLINE_RUNS;
+            if freed > FREED {
+                return Err(PoolError::Parameter {
+                    what: "the number of inodes in a transaction",
+                    value: transaction.changed.len().to_string(),
+                    reason: "the list of freed pages could never hold theirs; use several transactions",
+                });
+            }
             let space = alloc::has_room_for_freed(&transaction.locked, freed)
                 .then(|| self.reserve(&transaction.locked, builder.len_bytes(), true))
                 .flatten();

@@ -59,7 +59,9 @@ impl Layout {
         if self.page_count > MAX_PAGES || self.page_count < MIN_POOL_BYTES / PAGE_BYTES {
             return field("page count", self.page_count);
         }
-        if self.metadata_pages == 0 || self.metadata_pages > self.page_count {
+        // Records name inodes in 32 bits.
+        let most = (u64::from(u32::MAX) / SLOTS_PER_PAGE).min(self.page_count);
+        if self.metadata_pages == 0 || self.metadata_pages > most {
             return field("metadata pages", self.metadata_pages);
         }
         if self.log_start_page != METADATA_START_PAGE + self.metadata_pages {

@@ -81,6 +81,15 @@ pub enum FormatError {
         /// Its value.
         value: u64,
     },
+    /// Its bytes cannot be read.
+    #[error("the media cannot read it")]
+    Unreadable,
+    /// Two structures that must agree do not.
+    #[error("it and {other} contradict each other")]
+    Contradiction {
+        /// The other one.
+        other: &'static str,
+    },
     /// There are fewer bytes than the structure has.
     #[error("it is cut short")]
     Short,

@@ -36,6 +36,21 @@ pub struct Superblock {
     pub created_ns: u64,
 }
 
+impl Superblock {
+    /// Whether both describe one pool: what never changes is the same in them.
+    pub fn is_of_same_pool(&self, other: &Superblock) -> bool {
+        let fixed = |superblock: &Superblock| Superblock {
+            layout: Layout { page_count: 0, ..superblock.layout },
+            sequence: 0,
+            generation: 0,
+            tail_lsn: 0,
+            segment: Uuid::nil(),
+            ..superblock.clone()
+        };
+        fixed(self) == fixed(other)
+    }
+}
+
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Raw {
@@ -142,8 +157,12 @@ impl Superblock {
         if raw.tail_lsn.get() > u64::MAX / 2 || raw.tail_lsn.get() % PAGE_BYTES != 0 {
             return Err(FormatError::Field { field: "tail", value: raw.tail_lsn.get() });
         }
-        if raw.generation.get() > u64::MAX / 2 {
-            return Err(FormatError::Field { field: "generation", value: raw.generation.get() });
+        for (field, value) in
+            [("generation", raw.generation.get()), ("sequence number", raw.sequence.get())]
+        {
+            if value > u64::MAX / 2 {
+                return Err(FormatError::Field { field, value });
+            }
         }
         Ok(Superblock {
             uuid: Uuid::from_bytes(raw.uuid),
