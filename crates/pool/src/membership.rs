@@ -125,7 +125,7 @@ impl Membership {
 
     /// Whether the owner of a process slot lives.
     pub fn is_alive(&self, index: usize) -> bool {
-        index == self.index() || self.is_locked_by_other(Byte::Process(index), LockKind::Exclusive)
+        index == self.index.load(Relaxed) || self.is_locked_by_other(Byte::Process(index), LockKind::Exclusive)
     }
 
     /// The process that owns a slot, as it knows itself.

@@ -95,40 +95,54 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// Adds the pages of one record, in log order, that `owns` says belong to the inode it names. Checks
-    /// copied content against its checksum.
+    /// Adds the pages of one record, in log order: the part of each range that `owned` says belongs to the inode it
+    /// is for (one that was made smaller since owns less). Checks copied content against its checksum.
     pub fn add(
         &mut self,
         reader: &LogReader<'_>,
         record: &Record,
-        owns: impl Fn(u64, ByteRange) -> bool,
+        owned: impl Fn(u64, ByteRange) -> ByteRange,
     ) -> Result<()> {
         let log = reader.layout.log();
         let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
         for entry in &record.entries {
             match *entry {
-                Entry::Pages { inode, target, payload_offset } if owns(inode, target) => {
-                    self.insert(reader, target, record_offset + payload_offset)?;
+                Entry::Pages { inode, target, payload_offset } => {
+                    let part = owned(inode, target);
+                    self.insert(reader, target, part, record_offset + payload_offset)?;
                 }
-                Entry::Copied { inode, target, source_offset_bytes, checksum: sum }
-                    if owns(inode, target) =>
-                {
+                Entry::Copied { inode, target, source_offset_bytes, checksum: sum } => {
+                    let part = owned(inode, target);
+                    if part.len_bytes == 0 {
+                        continue;
+                    }
                     let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                     check_in_data(reader, source)?;
                     check_content(reader, source, sum)?;
-                    self.insert(reader, target, source_offset_bytes)?;
+                    self.insert(reader, target, part, source_offset_bytes)?;
                 }
-                _ => {}
+                Entry::Slot { .. } | Entry::NewRun { .. } => {}
             }
         }
         Ok(())
     }
 
-    fn insert(&mut self, reader: &LogReader<'_>, target: ByteRange, source: u64) -> Result<()> {
-        check_in_data(reader, target)?;
-        for offset in (0..target.len_bytes).step_by(PAGE_BYTES as usize) {
-            self.pages
-                .insert(target.offset_bytes + offset, PageSource { offset_bytes: source + offset });
+    /// Adds the pages of `part`, which lies in `target`, whose content begins at `source`.
+    fn insert(
+        &mut self,
+        reader: &LogReader<'_>,
+        target: ByteRange,
+        part: ByteRange,
+        source: u64,
+    ) -> Result<()> {
+        if part.len_bytes == 0 {
+            return Ok(());
+        }
+        check_in_data(reader, part)?;
+        for offset in (0..part.len_bytes).step_by(PAGE_BYTES as usize) {
+            let page = part.offset_bytes + offset;
+            let offset_bytes = source + (page - target.offset_bytes);
+            self.pages.insert(page, PageSource { offset_bytes });
         }
         Ok(())
     }
