@@ -348,10 +348,7 @@ fn owned(segment: &Segment, number: u64, target: ByteRange) -> ByteRange {
     // The runs of an object are adjacent.
     let pages = inode.runs.iter().map(|run| run.pages).sum();
     let start_page = inode.runs.first().map_or(0, |run| run.start_page);
-    let own = Run { start_page, pages }.bytes();
-    let start = own.offset_bytes.max(target.offset_bytes);
-    let end = own.end_bytes().min(target.end_bytes());
-    ByteRange { offset_bytes: start, len_bytes: end.saturating_sub(start) }
+    target.intersection(Run { start_page, pages }.bytes())
 }
 
 /// Before anything is written: every inode is whole, inside the data, and no page has two owners.
