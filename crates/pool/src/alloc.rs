@@ -273,7 +273,24 @@ impl Core {
             wanted_pages: pages,
             largest_free_pages: free_runs(self).map(|run| run.pages).max().unwrap_or(0),
         })?;
-        let whole = Run { start_page, pages };
+        self.reserve_free(&locked, Run { start_page, pages })
+    }
+
+    /// Takes exactly these pages; `None` if not all of them are free.
+    pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
+        let locked = self.lock()?;
+        release(&locked);
+        let fits =
+            |free: Run| free.start_page <= run.start_page && run.end_page() <= free.end_page();
+        match free_runs(self).any(fits) {
+            true => self.reserve_free(&locked, run).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Takes pages that are free.
+    fn reserve_free(&self, _locked: &Locked<'_>, whole: Run) -> Result<Reservation<'_>> {
+        let Run { start_page, pages } = whole;
         let runs: Vec<Run> = (0..pages.div_ceil(MAX_RUN_PAGES))
             .map(|index| Run {
                 start_page: start_page + index * MAX_RUN_PAGES,

@@ -40,6 +40,6 @@ pub use commit::{Commit, CommitCopied, CommitPages};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use mutant::Mutant;
-pub use pool::{InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use pool::{Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
 pub use replay::PageSource;
 pub use transaction::Transaction;

@@ -1,6 +1,7 @@
 //! A pool, opened.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -121,11 +122,28 @@ pub enum LockMode {
     Exclusive,
 }
 
+/// Who has an inode locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// The process, as its own namespace numbers it.
+    pub pid: u32,
+    /// Whether it lets others in.
+    pub mode: LockMode,
+    /// Whether it is writing a commit of the inode.
+    pub is_committing: bool,
+}
+
+/// What a process notes of a lock in its slot: the number, shifted, and these.
+const NOTE_BITS: u32 = 2;
+const NOTE_EXCLUSIVE: u64 = 1;
+const NOTE_COMMITTING: u64 = 2;
+
 /// An inode, locked. Unlocked when dropped, or when the process dies.
 pub struct InodeLock {
     core: Arc<Core>,
     number: u64,
     mode: LockMode,
+    is_committing: AtomicBool,
 }
 
 impl std::fmt::Debug for InodeLock {
@@ -275,11 +293,18 @@ impl Pool {
         self.core().inodes().map(|(inodes, _)| inodes)
     }
 
-    /// Takes `pages` contiguous pages, the first a multiple of `align_pages`. They hold whatever they held.
+    /// Takes `pages` contiguous pages, the first a multiple of `align_pages`, to be written to. They hold whatever they
+    /// held.
     ///
     /// # Errors
     /// [`PoolError::Full`].
     pub fn reserve(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
+        let reservation = self.take_pages(pages, align_pages)?;
+        self.core().use_fresh_pages(reservation.whole().end_page())?;
+        Ok(reservation)
+    }
+
+    fn take_pages(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
         self.core().check_writable()?;
         match self.core().reserve_pages(pages, align_pages) {
             // Freed pages may only be waiting for the tail.
@@ -291,20 +316,43 @@ impl Pool {
         }
     }
 
-    /// Takes pages as [`Pool::reserve`] does, and makes sure that they are zero.
+    /// Takes pages as [`Pool::reserve`] does, and makes sure that they are zero. They are not to be written to before
+    /// a transaction has named them.
     ///
     /// # Errors
     /// [`PoolError::Full`], [`PoolError::Media`].
     pub fn reserve_zeroed(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
-        let reservation = self.reserve(pages, align_pages)?;
+        let reservation = self.take_pages(pages, align_pages)?;
+        self.zero_used(&reservation)?;
+        Ok(reservation)
+    }
+
+    /// Takes the `pages` pages from `start_page` on, zeroed as by [`Pool::reserve_zeroed`]; `None` if not all of
+    /// them are free.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`].
+    pub fn reserve_zeroed_at(
+        &self,
+        start_page: u64,
+        pages: u64,
+    ) -> Result<Option<Reservation<'_>>> {
+        self.core().check_writable()?;
+        let Some(reservation) = self.core().reserve_exactly(Run { start_page, pages })? else {
+            return Ok(None);
+        };
+        self.zero_used(&reservation)?;
+        Ok(Some(reservation))
+    }
+
+    fn zero_used(&self, reservation: &Reservation<'_>) -> Result<()> {
         let fresh_from_page = self.core().head()?.fresh_from_page;
         let whole = reservation.whole();
         let used = Run {
             start_page: whole.start_page,
             pages: whole.end_page().min(fresh_from_page).saturating_sub(whole.start_page),
         };
-        self.zero(used.bytes())?;
-        Ok(reservation)
+        self.zero(used.bytes())
     }
 
     /// Writes zeros over a range; not durable.
@@ -372,6 +420,11 @@ impl Pool {
         self.core().control().durable_lsn.load(Relaxed)
     }
 
+    /// Up to where the log may be written over: everything before it is durable at its place.
+    pub fn tail_lsn(&self) -> u64 {
+        self.core().control().tail_lsn.load(Relaxed)
+    }
+
     /// Up to where commits are copied to their place.
     pub fn applied_lsn(&self) -> u64 {
         self.core().control().applied_lsn.load(Relaxed)
@@ -389,29 +442,48 @@ impl Pool {
     /// Makes the media, at its place, what the log says it is by now: pages of `range` that a reader must see instead
     /// of those on media, because they cannot be copied there from here, with their offsets.
     ///
-    /// Nobody commits to `range` meanwhile: the caller holds the lock of its inode.
+    /// Nobody commits to `range` meanwhile: the caller holds the lock of its inode. What a process that died was
+    /// committing to it is decided here: from now on it is there or it is not, and a reader that cannot decide keeps
+    /// seeing what was there before.
     ///
     /// # Errors
-    /// [`PoolError::Media`], [`PoolError::Damaged`].
+    /// [`PoolError::Media`], [`PoolError::Damaged`], [`PoolError::Stalled`].
     pub fn bring_up_to_date(&self, range: ByteRange) -> Result<Vec<(u64, Vec<u8>)>> {
         let core = self.core();
-        if core.is_writable {
-            core.apply_through(self.durable_lsn())?;
+        if core.is_writable && core.check_not_failed().is_ok() {
+            let head_lsn = {
+                let _locked = core.lock()?;
+                core.head_lsn()
+            };
+            core.wait_durable(head_lsn)?;
+            core.apply_through(head_lsn)?;
             return Ok(Vec::new());
         }
-        let read = |committed: &Committed| -> Result<Vec<(u64, Vec<u8>)>> {
-            (committed.within(range))
+        core.committed_for_reader(range, self.overlay(), |seen| {
+            (seen.within(range))
                 .map(|(offset, source)| {
                     let mut page = vec![0; PAGE_BYTES as usize];
                     core.media.read_at(source.offset_bytes, &mut page)?;
                     Ok((offset, page))
                 })
                 .collect()
-        };
-        if !self.shared.overlay.is_empty() || core.segment_id.is_nil() {
-            return read(&self.shared.overlay);
-        }
-        core.committed_for_reader(read)
+        })
+    }
+
+    /// Ranges of the media for which the log has newer content, by now.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`], [`PoolError::Damaged`].
+    pub fn unapplied(&self) -> Result<Vec<ByteRange>> {
+        let core = self.core();
+        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
+        core.committed_for_reader(nothing, self.overlay(), |seen| Ok(seen.committed.ranges()))
+    }
+
+    /// What a reader that shares nothing with the writers found in the log when it opened the pool.
+    fn overlay(&self) -> Option<&Committed> {
+        let is_snapshot = !self.core().is_writable && self.core().segment_id.is_nil();
+        is_snapshot.then_some(&self.shared.overlay)
     }
 
     /// Brings the media up to date with the log: log space and freed pages can be used again.
@@ -431,8 +503,9 @@ impl Pool {
         self.core().lock_inode(number, mode)
     }
 
-    /// Who has an inode locked, as far as it is known: the process, and whether it lets others in.
-    pub fn holders(&self, number: u64) -> Vec<(u32, LockMode)> {
+    /// Who has an inode locked, as far as it is known: readers that opened the pool for reading are not, nor is a process
+    /// that holds very many. [`Pool::is_locked_elsewhere`] knows of all.
+    pub fn holders(&self, number: u64) -> Vec<Holder> {
         self.core().holders(number)
     }
 
@@ -483,12 +556,14 @@ impl Core {
                 }
             })?;
         if !is_free {
-            let holder = self.holders(number).first().map(|(pid, _)| *pid);
+            let holder = self.holders(number).first().map(|holder| holder.pid);
             return Err(PoolError::Locked { number, holder });
         }
         held.insert(number);
-        self.note_lock(0, number * 2 + u64::from(mode == LockMode::Exclusive));
-        Ok(InodeLock { core: self.share(), number, mode })
+        let lock =
+            InodeLock { core: self.share(), number, mode, is_committing: AtomicBool::new(false) };
+        self.note_lock(0, lock.note(false));
+        Ok(lock)
     }
 
     /// Replaces a note of this process's slot. A reader without a slot leaves none.
@@ -499,14 +574,20 @@ impl Core {
         }
     }
 
-    fn holders(&self, number: u64) -> Vec<(u32, LockMode)> {
+    fn holders(&self, number: u64) -> Vec<Holder> {
         let control = self.control();
         let mut holders = Vec::new();
         for (index, process) in control.processes.iter().enumerate() {
             for note in process.locked.iter().map(|note| note.load(Relaxed)) {
-                if note / 2 == number && note != 0 && self.membership.is_alive(index) {
-                    let mode = if note % 2 == 1 { LockMode::Exclusive } else { LockMode::Shared };
-                    holders.push((self.membership.pid_of(control, index), mode));
+                if note >> NOTE_BITS == number && note != 0 && self.membership.is_alive(index) {
+                    holders.push(Holder {
+                        pid: self.membership.pid_of(control, index),
+                        mode: match note & NOTE_EXCLUSIVE != 0 {
+                            true => LockMode::Exclusive,
+                            false => LockMode::Shared,
+                        },
+                        is_committing: note & NOTE_COMMITTING != 0,
+                    });
                 }
             }
         }
@@ -524,6 +605,20 @@ impl InodeLock {
     pub fn mode(&self) -> LockMode {
         self.mode
     }
+
+    /// Says to all who ask for [`Pool::holders`] whether a commit of the inode is being written. Calls do not overlap.
+    pub fn set_committing(&self, is_committing: bool) {
+        let before = self.is_committing.swap(is_committing, Relaxed);
+        if before != is_committing && self.core.process.is_current() {
+            self.core.note_lock(self.note(before), self.note(is_committing));
+        }
+    }
+
+    fn note(&self, is_committing: bool) -> u64 {
+        let exclusive = if self.mode == LockMode::Exclusive { NOTE_EXCLUSIVE } else { 0 };
+        let committing = if is_committing { NOTE_COMMITTING } else { 0 };
+        self.number << NOTE_BITS | exclusive | committing
+    }
 }
 
 impl Drop for InodeLock {
@@ -533,8 +628,7 @@ impl Drop for InodeLock {
             return;
         }
         let mut held = self.core.held.lock().unwrap_or_else(|broken| broken.into_inner());
-        let note = self.number * 2 + u64::from(self.mode == LockMode::Exclusive);
-        self.core.note_lock(note, 0);
+        self.core.note_lock(self.note(self.is_committing.load(Relaxed)), 0);
         self.core.membership.unlock(Byte::Inode(self.number));
         held.remove(&self.number);
     }

@@ -340,7 +340,7 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
     })?;
     let mut committed = Committed::default();
     reader.scan(tail_lsn, end.lsn, |record| {
-        committed.add(&reader, record, |inode, target| owns(&core.segment, inode, target))
+        committed.add(&reader, record, |inode, target| owned(&core.segment, inode, target))
     })?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
     control.freed_count.store(0, Relaxed);
@@ -362,22 +362,20 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
     Ok((end.lsn, committed, records))
 }
 
-/// Whether an inode names all pages of a range. Content of a record is for its inode's pages only, as the *last* record
+/// The part of a range whose pages an inode names. Content of a record is for its inode's pages only, as the *last* record
 /// leaves them: a checkpoint may have been under way, so the image on media can be newer than a record, or torn
 /// where a later record has it whole. What no longer belongs to the inode was freed by a later record and is not reused
 /// before the tail has passed that, so nobody misses it; and no damage shows an object's bytes in another.
-fn owns(segment: &Segment, number: u64, target: ByteRange) -> bool {
-    number > HEAD_SLOT
-        && number < segment.slots()
-        && Inode::decode(&load_slot(segment, number), number)
-            .is_ok_and(|inode| covers(&inode.runs, target))
-}
-
-/// Whether adjacent runs cover a range.
-fn covers(runs: &[Run], range: ByteRange) -> bool {
-    let pages = runs.iter().map(|run| run.pages).sum();
-    let start_page = runs.first().map_or(0, |run| run.start_page);
-    Run { start_page, pages }.contains(range)
+fn owned(segment: &Segment, number: u64, target: ByteRange) -> ByteRange {
+    let nothing = ByteRange { len_bytes: 0, ..target };
+    if number <= HEAD_SLOT || number >= segment.slots() {
+        return nothing;
+    }
+    let Ok(inode) = Inode::decode(&load_slot(segment, number), number) else { return nothing };
+    // The runs of an object are adjacent.
+    let pages = inode.runs.iter().map(|run| run.pages).sum();
+    let start_page = inode.runs.first().map_or(0, |run| run.start_page);
+    target.intersection(Run { start_page, pages }.bytes())
 }
 
 /// Before anything is written: every inode is whole, inside the data, and no page has two owners.

@@ -8,10 +8,11 @@ use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
 use crate::format::record::{Entry, Header, LogIdentity, Record};
-use crate::format::{FormatError, PAGE_BYTES, checksum};
+use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::log::{ReadError, read_record};
 use crate::media::{ByteRange, Media};
 use crate::mutant::Mutant;
+use crate::segment::PENDING;
 
 /// How far the log could be read, and why not further.
 #[derive(Debug)]
@@ -95,46 +96,74 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// Adds the pages of one record, in log order, that `owns` says belong to the inode it names. Checks
-    /// copied content against its checksum.
+    /// Adds the pages of one record, in log order: the part of each range that `owned` says belongs to the inode it
+    /// is for (one that was made smaller since owns less). Checks copied content against its checksum.
     pub fn add(
         &mut self,
         reader: &LogReader<'_>,
         record: &Record,
-        owns: impl Fn(u64, ByteRange) -> bool,
+        owned: impl Fn(u64, ByteRange) -> ByteRange,
     ) -> Result<()> {
         let log = reader.layout.log();
         let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
         for entry in &record.entries {
             match *entry {
-                Entry::Pages { inode, target, payload_offset } if owns(inode, target) => {
-                    self.insert(reader, target, record_offset + payload_offset)?;
+                Entry::Pages { inode, target, payload_offset } => {
+                    let part = owned(inode, target);
+                    self.insert(reader, target, part, record_offset + payload_offset)?;
                 }
-                Entry::Copied { inode, target, source_offset_bytes, checksum: sum }
-                    if owns(inode, target) =>
-                {
+                Entry::Copied { inode, target, source_offset_bytes, checksum: sum } => {
+                    let part = owned(inode, target);
+                    if part.len_bytes == 0 {
+                        continue;
+                    }
                     let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                     check_in_data(reader, source)?;
                     check_content(reader, source, sum)?;
-                    self.insert(reader, target, source_offset_bytes)?;
+                    self.insert(reader, target, part, source_offset_bytes)?;
                 }
-                _ => {}
+                Entry::Slot { .. } | Entry::NewRun { .. } => {}
             }
         }
         Ok(())
     }
 
-    fn insert(&mut self, reader: &LogReader<'_>, target: ByteRange, source: u64) -> Result<()> {
-        check_in_data(reader, target)?;
-        for offset in (0..target.len_bytes).step_by(PAGE_BYTES as usize) {
-            self.pages
-                .insert(target.offset_bytes + offset, PageSource { offset_bytes: source + offset });
+    /// Adds the places of the pages of `range` that a record is for. Says whether there are any.
+    fn add_targets(
+        &mut self,
+        reader: &LogReader<'_>,
+        record: &Record,
+        range: ByteRange,
+    ) -> Result<bool> {
+        let mut has_any = false;
+        for entry in &record.entries {
+            if let Entry::Pages { target, .. } | Entry::Copied { target, .. } = *entry {
+                let part = target.intersection(range);
+                self.insert(reader, target, part, target.offset_bytes)?;
+                has_any |= part.len_bytes > 0;
+            }
         }
-        Ok(())
+        Ok(has_any)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.pages.is_empty()
+    /// Adds the pages of `part`, which lies in `target`, whose content begins at `source`.
+    fn insert(
+        &mut self,
+        reader: &LogReader<'_>,
+        target: ByteRange,
+        part: ByteRange,
+        source: u64,
+    ) -> Result<()> {
+        if part.len_bytes == 0 {
+            return Ok(());
+        }
+        check_in_data(reader, part)?;
+        for offset in (0..part.len_bytes).step_by(PAGE_BYTES as usize) {
+            let page = part.offset_bytes + offset;
+            let offset_bytes = source + (page - target.offset_bytes);
+            self.pages.insert(page, PageSource { offset_bytes });
+        }
+        Ok(())
     }
 
     /// Pages inside `range` that have newer content in the log: their place, and where the content is.
@@ -200,9 +229,15 @@ fn check_in_data(reader: &LogReader<'_>, range: ByteRange) -> Result<()> {
 }
 
 fn check_content(reader: &LogReader<'_>, range: ByteRange, stored: u64) -> Result<()> {
-    let mut bytes = vec![0; range.len_bytes as usize];
-    reader.media.read_at(range.offset_bytes, &mut bytes)?;
-    let computed = checksum(&[&bytes]);
+    const PIECE_BYTES: u64 = 1 << 20;
+    let mut bytes = vec![0; PIECE_BYTES.min(range.len_bytes) as usize];
+    let mut sum = Checksum::new();
+    for done in (0..range.len_bytes).step_by(PIECE_BYTES as usize) {
+        let piece = &mut bytes[..PIECE_BYTES.min(range.len_bytes - done) as usize];
+        reader.media.read_at(range.offset_bytes + done, piece)?;
+        sum.update(piece);
+    }
+    let computed = sum.finish();
     if computed != stored {
         return Err(damaged(reader, FormatError::Checksum { stored, computed }));
     }
@@ -220,22 +255,87 @@ impl Core {
     }
 
     /// What a reader must see instead of what is on media, which it cannot change. `read` is run again if the log was
-    /// reused meanwhile.
+    /// reused meanwhile, or if something undecided in `range` was decided. `overlay` is all there is for a reader that
+    /// shares nothing with the writers.
     pub(crate) fn committed_for_reader<T>(
         &self,
-        read: impl Fn(&Committed) -> Result<T>,
+        range: ByteRange,
+        overlay: Option<&Committed>,
+        read: impl Fn(&Seen<'_>) -> Result<T>,
     ) -> Result<T> {
+        if let Some(committed) = overlay {
+            return read(&Seen { committed, undecided: &Committed::default() });
+        }
         let control = self.control();
         loop {
+            // Before the positions: what is decided after this is before the durable position, or found undecided.
+            let pending = self.pending_lsns();
             // Acquire: the media has what was applied before this position.
             let from_lsn = control.applied_lsn.load(Acquire);
             let to_lsn = control.durable_lsn.load(Acquire);
-            let value = self.committed_between(from_lsn, to_lsn).and_then(|found| read(&found));
+            let value = self.committed_between(from_lsn, to_lsn).and_then(|committed| {
+                let undecided = self.undecided(range, pending.iter().filter(|l| **l >= to_lsn));
+                read(&Seen { committed: &committed, undecided: &undecided.pages })
+                    .map(|value| (value, undecided.lsn))
+            });
             // Acquire: the reads above come before it.
             fence(Acquire);
-            if control.tail_lsn.load(Relaxed) <= from_lsn {
-                return value;
+            if control.tail_lsn.load(Relaxed) > from_lsn {
+                continue;
+            }
+            let (value, undecided_lsn) = value?;
+            // What was taken for undecided was not copied to its place meanwhile if it still is.
+            if undecided_lsn.is_none_or(|lsn| control.durable_lsn.load(Relaxed) <= lsn) {
+                return Ok(value);
             }
         }
+    }
+
+    /// Where appends begin that are not known to be durable.
+    fn pending_lsns(&self) -> Vec<u64> {
+        let control = self.control();
+        let pending = control.pending_first.load(Acquire)..control.pending_next.load(Acquire);
+        pending.take(PENDING).map(|index| self.pending(index).lsn.load(Acquire)).collect()
+    }
+
+    /// Pages of `range` that whole records at these positions are for: nobody knows whether they will count.
+    fn undecided<'a>(
+        &self,
+        range: ByteRange,
+        positions: impl Iterator<Item = &'a u64>,
+    ) -> Undecided {
+        let reader = self.log_reader();
+        let mut undecided = Undecided { pages: Committed::default(), lsn: None };
+        for &lsn in positions {
+            // One that is not whole yet is for an object whose writer lives: not for one that can be locked.
+            let Ok(record) = self.read_record(lsn) else { continue };
+            if let Ok(true) = undecided.pages.add_targets(&reader, &record, range) {
+                undecided.lsn = Some(undecided.lsn.map_or(lsn, |first: u64| first.min(lsn)));
+            }
+        }
+        undecided
+    }
+}
+
+struct Undecided {
+    pages: Committed,
+    /// The first record of them.
+    lsn: Option<u64>,
+}
+
+/// What the log has for a reader.
+pub(crate) struct Seen<'a> {
+    pub committed: &'a Committed,
+    /// Pages that may be written to while the reader looks; their content is the present one.
+    undecided: &'a Committed,
+}
+
+impl Seen<'_> {
+    /// Pages inside `range` that a reader must have copies of: their place, and where the content is.
+    pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, PageSource)> + '_ {
+        let undecided = (self.undecided.within(range))
+            .filter(|(offset, _)| !self.committed.pages.contains_key(offset))
+            .map(|(offset, _)| (offset, PageSource { offset_bytes: offset }));
+        self.committed.within(range).chain(undecided)
     }
 }

@@ -79,7 +79,7 @@ pub(crate) struct Freed {
 #[repr(C)]
 pub(crate) struct ProcessSlot {
     pub pid: AtomicU64,
-    /// Inodes it has locked, for messages: twice the number, plus one if it writes.
+    /// Inodes it has locked, for messages: see `InodeLock`.
     pub locked: [AtomicU64; NOTED_LOCKS],
     pub reservations: [AtomicU64; RESERVATIONS],
 }

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use crate::alloc::{self, Reservation};
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::inode::{HEAD_SLOT, INLINE_RUNS, Inode, InodeKind, PoolHead, SlotBytes};
+use crate::format::inode::{
+    HEAD_SLOT, INLINE_RUNS, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes,
+};
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
@@ -21,6 +23,8 @@ use crate::segment::FREED;
 pub struct Transaction<'a> {
     locked: Locked<'a>,
     changed: BTreeMap<u64, Inode>,
+    /// Pages before this one are not fresh from now on; 0 if that stays as it is.
+    used_to_page: u64,
 }
 
 impl Transaction<'_> {
@@ -89,13 +93,12 @@ impl Core {
             slots.push((inode.number, bytes));
         }
         let mut builder = RecordBuilder::new();
-        let used_to = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
-        if let Some(used_to) = used_to {
-            let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
-                .map_err(|error| self.damaged("the pool's head", error))?;
-            if used_to > head.fresh_from_page {
-                slots.push((HEAD_SLOT, PoolHead { fresh_from_page: used_to }.encode()));
-            }
+        let reserved_to = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
+        let used_to = transaction.used_to_page.max(reserved_to.unwrap_or(0));
+        let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
+            .map_err(|error| self.damaged("the pool's head", error))?;
+        if used_to > head.fresh_from_page {
+            slots.push((HEAD_SLOT, PoolHead { fresh_from_page: used_to }.encode()));
         }
         slots.iter().for_each(|(slot, _)| builder.slot(*slot));
         for run in reservations.iter().flat_map(|reserved| reserved.runs()) {
@@ -103,9 +106,7 @@ impl Core {
         }
         let mut bytes = vec![0; builder.len_bytes() as usize];
         let start = builder.payload_offset_bytes();
-        for ((_, slot), target) in
-            slots.iter().zip(bytes[start..].chunks_exact_mut(slots[0].1.len()))
-        {
+        for ((_, slot), target) in slots.iter().zip(bytes[start..].chunks_exact_mut(SLOT_BYTES)) {
             target.copy_from_slice(slot);
         }
         let body_checksum = builder.finish_body(&mut bytes);
@@ -125,6 +126,18 @@ impl Core {
         })
     }
 
+    /// Notes that pages before `end_page` are about to be written to. They are not taken for zeros from then on, also if
+    /// whoever writes to them dies before an inode names them. Durable on return.
+    pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
+        if end_page <= self.head()?.fresh_from_page {
+            return Ok(());
+        }
+        self.transact(Vec::new(), |transaction| {
+            transaction.used_to_page = end_page;
+            Ok(())
+        })
+    }
+
     /// Runs `change` as one transaction, whose inodes name the pages of `reservations`; when this returns, it is
     /// durable. `change` may be run several times.
     ///
@@ -138,9 +151,10 @@ impl Core {
         self.check_writable()?;
         self.flush_reserved(&reservations)?;
         loop {
-            let mut transaction = Transaction { locked: self.lock()?, changed: BTreeMap::new() };
+            let mut transaction =
+                Transaction { locked: self.lock()?, changed: BTreeMap::new(), used_to_page: 0 };
             let value = change(&mut transaction)?;
-            if transaction.changed.is_empty() {
+            if transaction.changed.is_empty() && transaction.used_to_page == 0 {
                 return Ok(value);
             }
             let Prepared { builder, mut bytes, body_checksum } =

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{Mutant, Pool};
+use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{
     CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, explore,
 };
-use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use common::{Change, Model, alone, contents, open, small};
 

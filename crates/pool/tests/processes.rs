@@ -13,7 +13,6 @@ use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
 use common::{contents, create, find, page, place};
 
-
 /// What a child does. Not a test by itself.
 #[test]
 fn child() {
@@ -40,10 +39,7 @@ fn writer() {
     let name = environment("OBJECT").into_bytes();
     let inode = find(&pool, &name).unwrap().expect("made by the parent");
     let _lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
-    let pages = [0, 1].map(|page| CommitPages {
-        inode: inode.number,
-        target: place(&inode, page),
-    });
+    let pages = [0, 1].map(|page| CommitPages { inode: inode.number, target: place(&inode, page) });
     for number in environment("FROM").parse::<u64>().unwrap().. {
         pool.capture(&pages, &[], |payload| {
             payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
@@ -119,7 +115,8 @@ struct Scene {
 fn scene() -> Scene {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool");
-    let options = CreateOptions { inodes: Some(31), log_bytes: Some(128 << 10), ..Default::default() };
+    let options =
+        CreateOptions { inodes: Some(31), log_bytes: Some(128 << 10), ..Default::default() };
     let pool = Pool::create(&path, 1 << 20, &options, &OpenOptions::default()).unwrap();
     for index in 0..3 {
         create(&pool, format!("object-{index}").as_bytes(), 2).unwrap();
@@ -136,7 +133,8 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
     let mut known: BTreeMap<String, u64> = BTreeMap::new();
     let mut kills = 0;
     for round in 0..steps(25) {
-        let staying = rng.chance(0.5).then(|| Pool::open(&scene.path, &OpenOptions::default()).unwrap());
+        let staying =
+            rng.chance(0.5).then(|| Pool::open(&scene.path, &OpenOptions::default()).unwrap());
         let mut children: Vec<(String, Reaped)> = (0..2)
             .map(|index| format!("object-{index}"))
             .map(|object| {
@@ -156,7 +154,8 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
             let said = child.kill();
             kills += 1;
             if object != "churn" {
-                let heard = last_acknowledged(&said).or(known.get(&object).map(|n| n + 1)).unwrap_or(1);
+                let heard =
+                    last_acknowledged(&said).or(known.get(&object).map(|n| n + 1)).unwrap_or(1);
                 acknowledged.insert(object, heard);
             }
         }
@@ -169,7 +168,10 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
             let stamps = &found[object.as_bytes()];
             assert!(stamps[0] == stamps[1], "round {round}: {object} is torn: {stamps:?}");
             let allowed = heard..=heard + 1;
-            assert!(allowed.contains(&stamps[0]), "round {round}: {object} {stamps:?}, {allowed:?}");
+            assert!(
+                allowed.contains(&stamps[0]),
+                "round {round}: {object} {stamps:?}, {allowed:?}"
+            );
             known.insert(object, stamps[0]);
         }
         // Pages belong to one object, and none is lost.
@@ -209,7 +211,10 @@ fn an_exclusive_opener_keeps_others_out_and_the_other_way_round() {
     let pool = Pool::open(&scene.path, &exclusive).unwrap();
     assert!(matches!(Pool::open(&scene.path, &exclusive), Err(PoolError::Busy { .. })));
     assert!(matches!(
-        Pool::open(&scene.path, &OpenOptions { stall_timeout: exclusive.stall_timeout, ..Default::default() }),
+        Pool::open(
+            &scene.path,
+            &OpenOptions { stall_timeout: exclusive.stall_timeout, ..Default::default() }
+        ),
         Err(PoolError::Busy { .. })
     ));
     drop(pool);
@@ -250,7 +255,10 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     let pool = Pool::open(&scene.path, &options).unwrap();
     let inode = find(&pool, b"object-0").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 1) }];
-    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(77))).unwrap().finish().unwrap();
+    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(77)))
+        .unwrap()
+        .finish()
+        .unwrap();
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let reader = Pool::open(&scene.path, &reading).unwrap();
     assert_eq!(contents(&reader).unwrap()[b"object-0".as_slice()], [0, 77]);

@@ -31,11 +31,30 @@ pub fn checksum(parts: &[&[u8]]) -> u64 {
     if let [single] = parts {
         return xxhash_rust::xxh3::xxh3_64(single);
     }
-    let mut hash = Xxh3::new();
-    for part in parts {
-        hash.update(part);
+    let mut hash = Checksum::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hash.finish()
+}
+
+/// [`checksum`] of bytes that come piece by piece.
+#[derive(Default)]
+pub struct Checksum(Xxh3);
+
+impl Checksum {
+    /// Of nothing so far.
+    pub fn new() -> Checksum {
+        Checksum::default()
     }
-    hash.digest()
+
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of all that was added.
+    pub fn finish(&self) -> u64 {
+        self.0.digest()
+    }
 }
 
 /// What is wrong with a structure read from media.

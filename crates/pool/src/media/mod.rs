@@ -69,6 +69,13 @@ impl ByteRange {
     pub fn end_bytes(self) -> u64 {
         self.offset_bytes.saturating_add(self.len_bytes)
     }
+
+    /// What lies in both; of length 0 if nothing does.
+    pub fn intersection(self, other: ByteRange) -> ByteRange {
+        let offset_bytes = self.offset_bytes.max(other.offset_bytes);
+        let end_bytes = self.end_bytes().min(other.end_bytes());
+        ByteRange { offset_bytes, len_bytes: end_bytes.saturating_sub(offset_bytes) }
+    }
 }
 
 /// What was being done to the media when it failed.
