@@ -101,7 +101,7 @@ fn run(
 fn survives(domain: PersistenceDomain) {
     let first = seed(0);
     let mut states = 0;
-    for seed in first..first + steps(3) as u64 {
+    for seed in first..first + steps(8) as u64 {
         match run(seed, 30, domain, 1500, None) {
             Ok(explored) => states += explored.states(),
             Err(failure) => panic!("seed {seed}: {failure}"),
