@@ -6,15 +6,18 @@
 //!   ones to whoever was there before.
 //! * [`fork`]: what a child process may still do, which is: nothing with its parent's mappings.
 //! * [`fixed`]: mappings at addresses that are part of what they hold.
+//! * [`dirty`]: which pages of a private mapping were stored to.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
+pub mod dirty;
 pub mod fixed;
 pub mod fork;
 pub mod router;
 mod stack;
 
 pub use arena::{Arena, Reservation};
+pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 pub use fixed::FixedRange;
 pub use fork::{NotInherited, ProcessMark};
 pub use router::{FaultOwner, Served};
@@ -115,4 +118,12 @@ pub enum VmError {
     /// The kernel gave no random numbers.
     #[error("cannot get random numbers: {0}")]
     Random(#[source] io::Error),
+    /// The page tables could not be asked for the pages stored to.
+    #[error("cannot find the pages that were stored to: {doing}: {source}")]
+    Tracking {
+        /// What was tried, and what it needs.
+        doing: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
 }
