@@ -2,11 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 
 use linux_raw_sys::general as raw;
 
 use crate::memory::{self, Advice, Range, SMALL_PAGE_BYTES};
+use crate::pagemap::Pagemap;
 use crate::uffd::{Delivery, Uffd};
 
 /// One thing that was tried.
@@ -82,12 +82,6 @@ fn cachestat() -> io::Result<String> {
     memory::cachestat(file.as_fd(), 0, 0).map(|_| String::new())
 }
 
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: u32 =
-    (3 << 30) | ((size_of::<raw::pm_scan_arg>() as u32) << 16) | (b'f' as u32) << 8 | 16;
-/// `PAGE_IS_PRESENT` of `linux/fs.h`.
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-
 /// One page of fresh memory for the time of `work`.
 fn with_page<T>(work: impl FnOnce(*mut u8) -> io::Result<T>) -> io::Result<T> {
     let page = memory::map_anonymous(SMALL_PAGE_BYTES)?;
@@ -97,29 +91,15 @@ fn with_page<T>(work: impl FnOnce(*mut u8) -> io::Result<T>) -> io::Result<T> {
     result
 }
 
-fn pagemap_scan() -> io::Result<String> {
-    let file = File::open("/proc/self/pagemap")?;
-    with_page(|page| {
-        let mut region = raw::page_region { start: 0, end: 0, categories: 0 };
-        let mut argument = raw::pm_scan_arg {
-            size: size_of::<raw::pm_scan_arg>() as u64,
-            flags: 0,
-            start: page as u64,
-            end: page as u64 + SMALL_PAGE_BYTES as u64,
-            walk_end: 0,
-            vec: std::ptr::from_mut(&mut region) as u64,
-            vec_len: 1,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: PAGE_IS_PRESENT,
-            category_anyof_mask: 0,
-            return_mask: PAGE_IS_PRESENT,
-        };
-        let request = libc::Ioctl::from(PAGEMAP_SCAN);
-        // SAFETY: argument and vector have the kernel's layout and outlive the call.
-        let result = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut argument) };
-        crate::check(result.into()).map(|_| String::new())
-    })
+/// Whether PAGEMAP_SCAN works (from Linux 6.7).
+pub fn pagemap_scan() -> io::Result<()> {
+    Pagemap::open()?.can_scan()
+}
+
+/// Whether stores can be tracked without a signal each: a userfaultfd with WP_ASYNC (Linux 6.7, and
+/// system calls that nobody filters).
+pub fn tracked_stores() -> io::Result<()> {
+    Uffd::open_tracking().map(drop)
 }
 
 fn advice(advice: Advice) -> io::Result<String> {
@@ -180,7 +160,16 @@ pub fn probe_all() -> Vec<Probe> {
             "tells what the page cache holds (Linux 6.5); otherwise mincore",
             cachestat(),
         ),
-        probe("PAGEMAP_SCAN", "finds touched pages in one call (Linux 6.7)", pagemap_scan()),
+        probe(
+            "PAGEMAP_SCAN",
+            "finds the pages of an object that were stored to (Linux 6.7); otherwise entry by entry",
+            pagemap_scan().map(|()| String::new()),
+        ),
+        probe(
+            "userfaultfd, WP_ASYNC",
+            "tells which of them were stored to again (Linux 6.7); otherwise they are compared",
+            tracked_stores().map(|()| String::new()),
+        ),
         probe(
             "MADV_POPULATE_READ",
             "maps ranges without faults (Linux 5.14)",

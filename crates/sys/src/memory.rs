@@ -119,6 +119,51 @@ pub fn map_file(
     )
 }
 
+/// Maps part of a file, private, anywhere: stores stay in this process. Nothing is charged before it is
+/// stored to.
+pub fn map_private(
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+    map_raw(std::ptr::null_mut(), len_bytes, protection, flags, Some((file, offset_bytes)))
+}
+
+/// Maps fresh zeroed memory, or privately part of a file, at exactly `address` if nothing is there;
+/// otherwise fails with `EEXIST`. Nothing is charged before it is stored to.
+pub fn map_private_at_free(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    file: Option<(BorrowedFd<'_>, u64)>,
+) -> io::Result<()> {
+    let kind = if file.is_some() { 0 } else { libc::MAP_ANONYMOUS };
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE | kind;
+    let mapped = map_raw(address, len_bytes, protection, flags, file)?;
+    if mapped == address {
+        return Ok(());
+    }
+    // Linux before 4.17 does not know the flag and takes the address for a wish.
+    // SAFETY: the mapping is fresh, and nobody knows it.
+    unsafe { unmap(mapped, len_bytes) }?;
+    Err(io::Error::from_raw_os_error(libc::EEXIST))
+}
+
+/// Changes what a mapping allows.
+///
+/// # Safety
+/// The caller owns the range, and nobody makes accesses that are no longer allowed.
+pub unsafe fn protect(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+) -> io::Result<()> {
+    // SAFETY: forwarded to the caller.
+    check(unsafe { libc::mprotect(address.cast(), len_bytes, protection.bits()) }.into()).map(drop)
+}
+
 /// Removes a mapping.
 ///
 /// # Safety

@@ -27,6 +27,12 @@ pub fn next_u64() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
+/// A random number below `bound`, which is not 0. The bias is below `bound` / 2^64.
+pub fn below(bound: u64) -> io::Result<u64> {
+    assert!(bound > 0, "no number is below 0");
+    next_u64().map(|bits| ((u128::from(bits) * u128::from(bound)) >> 64) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +48,11 @@ mod tests {
         }
         assert!(seen.iter().all(|byte| *byte != 0));
         assert_ne!(next_u64().unwrap(), next_u64().unwrap());
+    }
+
+    #[test]
+    fn numbers_are_spread_below_their_bound() {
+        let numbers: std::collections::BTreeSet<_> = (0..100).map(|_| below(3).unwrap()).collect();
+        assert_eq!(numbers.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
     }
 }

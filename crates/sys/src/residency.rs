@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::file_system;
 pub use crate::io::read_at;
-use crate::memory::SMALL_PAGE_BYTES;
+pub use crate::pagemap::Pagemap;
 
 /// The number of file pages in this process's page tables, shared memory included.
 pub struct MappedFilePages(File);
@@ -33,30 +33,6 @@ impl MappedFilePages {
             .ok()
             .and_then(|text| text.split_ascii_whitespace().nth(2)?.parse().ok())
             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
-    }
-}
-
-/// Which pages are in this process's page tables.
-pub struct Pagemap(File);
-
-/// Bit 63 of an entry: the page is present.
-const PRESENT: u64 = 1 << 63;
-
-impl Pagemap {
-    /// Opens the source.
-    pub fn open() -> io::Result<Pagemap> {
-        File::open("/proc/self/pagemap").map(Pagemap)
-    }
-
-    /// How many of `pages` pages from `address` are present; `entries` is scratch space for as many.
-    pub fn present(&self, address: *const u8, entries: &mut [u64]) -> io::Result<u64> {
-        let first = (address as usize / SMALL_PAGE_BYTES) as u64;
-        // SAFETY: any bytes are valid integers, and the slice has exactly this many.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast(), size_of_val(entries))
-        };
-        self.0.read_exact_at(bytes, first * 8)?;
-        Ok(entries.iter().filter(|&&entry| entry & PRESENT != 0).count() as u64)
     }
 }
 
@@ -113,23 +89,6 @@ mod tests {
     use super::*;
     use crate::memory::{self, Protection};
     use std::os::fd::AsFd;
-
-    #[test]
-    fn present_pages_are_those_touched() {
-        let pages = 16;
-        let base = memory::map_anonymous(pages * SMALL_PAGE_BYTES).unwrap();
-        // SAFETY: our own mapping; huge pages would make one touch bring all of it.
-        let _ =
-            unsafe { memory::advise(base, pages * SMALL_PAGE_BYTES, memory::Advice::NoHugePage) };
-        for page in [1, 2, 5] {
-            // SAFETY: inside the mapping.
-            unsafe { base.add(page * SMALL_PAGE_BYTES).write(1) };
-        }
-        let mut entries = vec![0; pages];
-        assert_eq!(Pagemap::open().unwrap().present(base, &mut entries).unwrap(), 3);
-        // SAFETY: nobody uses it any more.
-        unsafe { memory::unmap(base, pages * SMALL_PAGE_BYTES).unwrap() };
-    }
 
     #[test]
     fn mapped_file_pages_are_counted() {

@@ -73,14 +73,25 @@ impl Uffd {
         if delivery != (Delivery::Message { kernel_faults: true }) {
             flags |= raw::UFFD_USER_MODE_ONLY as i32;
         }
-        // SAFETY: one integer argument.
-        let fd = crate::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
-        // SAFETY: the descriptor is fresh and owned by nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let wanted = match delivery {
             Delivery::Sigbus => u64::from(raw::UFFD_FEATURE_SIGBUS),
             Delivery::Message { .. } => 0,
         } | u64::from(raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+        Uffd::open_with(flags, wanted)
+    }
+
+    /// Opens a userfaultfd that delivers nothing: stores to protected pages lift the protection
+    /// (WP_ASYNC, Linux 6.7). `EINVAL` means that the kernel does not know how.
+    pub fn open_tracking() -> io::Result<Uffd> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | raw::UFFD_USER_MODE_ONLY as i32;
+        Uffd::open_with(flags, u64::from(raw::UFFD_FEATURE_WP_ASYNC))
+    }
+
+    fn open_with(flags: i32, wanted: u64) -> io::Result<Uffd> {
+        // SAFETY: one integer argument.
+        let fd = crate::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
+        // SAFETY: the descriptor is fresh and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let mut api =
             raw::uffdio_api { api: u64::from(raw::UFFD_API), features: wanted, ioctls: 0 };
         let mut uffd = Uffd { fd, features: 0 };
@@ -129,6 +140,17 @@ impl Uffd {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         Ok(())
+    }
+
+    /// Makes the pages of a range able to be write-protected, and nothing else. Registering again what
+    /// is registered already is fine.
+    pub fn register_tracking(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
+        let mut argument = raw::uffdio_register {
+            range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
+            mode: u64::from(raw::UFFDIO_REGISTER_MODE_WP),
+            ioctls: 0,
+        };
+        self.ioctl(ioctl::UFFDIO_REGISTER, &mut argument)
     }
 
     /// Gives the faults of a range back to the kernel.

@@ -5,19 +5,27 @@
 //! * [`router`]: the one handler of SIGBUS and SIGSEGV. Faults in the arena go to their owner, foreign
 //!   ones to whoever was there before.
 //! * [`fork`]: what a child process may still do, which is: nothing with its parent's mappings.
+//! * [`fixed`]: mappings at addresses that are part of what they hold.
+//! * [`dirty`]: which pages of a private mapping were stored to.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
+pub mod dirty;
+pub mod fixed;
 pub mod fork;
 pub mod router;
 mod stack;
 
 pub use arena::{Arena, Reservation};
+pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
+pub use fixed::FixedRange;
 pub use fork::{NotInherited, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
 
 use std::io;
+
+use aquifer_sys::sanitizer::Sanitizer;
 
 /// What can go wrong with address space.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +66,64 @@ pub enum VmError {
     },
     /// The calling process is a fork of the one that owns the object.
     #[error(
-        "this process is a fork of the one that made the mapping; make a new cache in the child"
+        "this process is a fork of the one that made the mapping; make a new cache in the child, or \
+         attach the object again"
     )]
     Forked,
+    /// A range of fixed addresses that cannot be.
+    #[error("cannot map {len_bytes} bytes at the fixed address {address:#x}: {problem}")]
+    FixedRange {
+        /// First byte.
+        address: u64,
+        /// Bytes asked for.
+        len_bytes: u64,
+        /// What is wrong with it.
+        problem: fixed::RangeProblem,
+    },
+    /// Something else lies at a fixed address.
+    #[error(
+        "cannot map {len_bytes} bytes at the fixed address {address:#x}, where {by} lies; unmap that, \
+         or map from a process that does not have it"
+    )]
+    AddressTaken {
+        /// First byte.
+        address: u64,
+        /// Bytes asked for.
+        len_bytes: u64,
+        /// What lies there, as `/proc/self/maps` names it.
+        by: String,
+    },
+    /// A sanitizer owns the address space that fixed addresses come from.
+    #[error(
+        "cannot map {len_bytes} bytes at the fixed address {address:#x}: {sanitizer} owns the addresses \
+         around it; run without it (AddressSanitizer works)"
+    )]
+    SanitizerAddress {
+        /// Which one.
+        sanitizer: Sanitizer,
+        /// First byte.
+        address: u64,
+        /// Bytes asked for.
+        len_bytes: u64,
+    },
+    /// No gap between the ranges taken is large enough.
+    #[error(
+        "no {len_bytes} contiguous bytes are free among the fixed addresses; destroy objects that are \
+         no longer needed, or make this one smaller"
+    )]
+    WindowFull {
+        /// Bytes asked for.
+        len_bytes: u64,
+    },
+    /// The kernel gave no random numbers.
+    #[error("cannot get random numbers: {0}")]
+    Random(#[source] io::Error),
+    /// The page tables could not be asked for the pages stored to.
+    #[error("cannot find the pages that were stored to: {doing}: {source}")]
+    Tracking {
+        /// What was tried, and what it needs.
+        doing: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
 }

@@ -1,0 +1,445 @@
+//! Which pages of a private mapping were stored to, without a signal for each store.
+//!
+//! Persistent objects live in private mappings: a store copies its page, the copy is the object's shadow.
+//! A commit needs the pages stored to since the last one ([`DirtyTracker::take`]), and after it, the copies
+//! that hold nothing new can go ([`DirtyTracker::drop_clean`]).
+//!
+//! # Two forms
+//! * [`Scan`](TrackerForm::Scan) asks the kernel (Linux 6.7, userfaultfd not filtered). The first
+//!   set is free: a page that was copied is not the file's any more. Later sets need write protection
+//!   that the first store to a page lifts by itself (WP_ASYNC). A mapping so tracked brings in one page a
+//!   fault where an ordinary one brings in many, so only pieces of 2 MiB where stores happen are tracked,
+//!   from the first take after the first store on: see `pieces` for when, `scan` for how.
+//! * [`Compare`](TrackerForm::Compare) works everywhere: pages with a private copy are compared with what
+//!   was committed last, by the caller. It costs a comparison for each private page at each take.
+//!
+//! A tracker that scans goes over to comparing for good when the kernel refuses it something (a system
+//! call filter installed meanwhile, no mappings left): whatever was found or lost half-way, a comparison
+//! finds. [`form`](DirtyTracker::form) tells.
+//!
+//! # What is promised
+//! * A store that happened before a take began is reported by it or by an earlier one.
+//! * A store that races with a take is reported by this one or by the next.
+//! * `Scan` reports pages that were stored to, `Compare` pages whose content differs. Neither reports a
+//!   page that was only loaded.
+//! * Stores by system calls count like any other, once the call has returned. While one is still under
+//!   way (an asynchronous read into the object with O_DIRECT), the device stores past all page tables:
+//!   that page must not be counted on to be reported by a later take.
+//!
+//! # Who may do what
+//! The mapping belongs to the tracker as far as page tables go: nobody else drops pages of it, registers it
+//! with a userfaultfd, or replaces parts. Nobody needs to be stopped during a take; what is *captured* after
+//! it is another matter, and the caller's. A forked child must not use it: it is inert there.
+//!
+//! ```
+//! use aquifer_vm::dirty::{DirtyTracker, PageRun, TrackedKind};
+//! use aquifer_vm::fixed::{FixedRange, random_base};
+//!
+//! # fn main() -> Result<(), aquifer_vm::VmError> {
+//! let len_bytes = 16 * 4096;
+//! let range = FixedRange::map_anonymous(random_base(len_bytes, &[])?, len_bytes)?;
+//! // SAFETY: a private mapping that nobody else knows.
+//! let mut tracker =
+//!     unsafe { DirtyTracker::new(range.address(), len_bytes, None, TrackedKind::Anonymous)? };
+//! for page in [2, 3, 7] {
+//!     // SAFETY: inside the mapping.
+//!     unsafe { range.address().add(page * 4096).write(1) };
+//! }
+//! let mut stored = Vec::new();
+//! // Nothing was committed before, so every page with something in it has changed.
+//! let mut is_changed = |page| [2, 3, 7].map(aquifer_vm::PageIndex).contains(&page);
+//! tracker.take(&mut is_changed, &mut stored)?;
+//! assert_eq!(stored, [PageRun::new(2..4), PageRun::new(7..8)]);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use aquifer_sys::features;
+use aquifer_sys::memory::{self, Advice, Range, SMALL_PAGE_BYTES};
+use aquifer_sys::pagemap::{Pagemap, Protect};
+
+use crate::VmError;
+use crate::fork::ProcessMark;
+
+#[cfg(test)]
+mod model_tests;
+mod pieces;
+mod runs;
+mod scan;
+#[cfg(test)]
+mod test_support;
+#[cfg(test)]
+mod tests;
+
+pub use runs::{PageIndex, PageRun};
+
+use pieces::TrackedRange;
+use runs::PageBits;
+use scan::Scan;
+
+/// How stores are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TrackerForm {
+    /// By the kernel: PAGEMAP_SCAN and WP_ASYNC.
+    Scan,
+    /// By comparing pages that have a private copy.
+    Compare,
+}
+
+impl TrackerForm {
+    /// Whether this process can use it, or why not.
+    pub fn available(self) -> Result<(), VmError> {
+        match self {
+            TrackerForm::Scan => features::pagemap_scan()
+                .map_err(|source| tracking("PAGEMAP_SCAN (Linux 6.7)", source))
+                .and_then(|()| {
+                    features::tracked_stores().map_err(|source| {
+                        tracking("userfaultfd with WP_ASYNC (Linux 6.7, not filtered)", source)
+                    })
+                }),
+            TrackerForm::Compare => shared_pagemap().map(drop),
+        }
+    }
+
+    /// The better one of those available, found out once a process.
+    pub fn best() -> TrackerForm {
+        static SCANS: OnceLock<bool> = OnceLock::new();
+        match SCANS.get_or_init(|| TrackerForm::Scan.available().is_ok()) {
+            true => TrackerForm::Scan,
+            false => TrackerForm::Compare,
+        }
+    }
+
+    /// A word for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            TrackerForm::Scan => "scan",
+            TrackerForm::Compare => "compare",
+        }
+    }
+}
+
+/// What a tracked mapping is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TrackedKind {
+    /// A private mapping of a file. Pages without a copy show the file.
+    PrivateFile,
+    /// Anonymous memory, filled by the caller: for files that cannot be mapped privately.
+    Anonymous,
+}
+
+fn tracking(doing: &'static str, source: io::Error) -> VmError {
+    VmError::Tracking { doing, source }
+}
+
+/// One descriptor for all trackers of a process. A child's own ones are not shared: the first descriptor
+/// shows its parent.
+fn shared_pagemap() -> Result<Arc<Pagemap>, VmError> {
+    static SHARED: OnceLock<(ProcessMark, Arc<Pagemap>)> = OnceLock::new();
+    if let Some((mark, map)) = SHARED.get()
+        && mark.is_current()
+    {
+        return Ok(map.clone());
+    }
+    let map = Pagemap::open().map(Arc::new).map_err(|source| {
+        tracking("opening /proc/self/pagemap (mount /proc; keep the process dumpable)", source)
+    })?;
+    let _ = SHARED.set((ProcessMark::new(), map.clone()));
+    Ok(map)
+}
+
+/// Tracks the stores to one mapping.
+#[derive(Debug)]
+pub struct DirtyTracker {
+    range: TrackedRange,
+    kind: TrackedKind,
+    map: Arc<Pagemap>,
+    mark: ProcessMark,
+    /// What the form `Scan` knows; `None` when comparing.
+    scan: Option<Scan>,
+    /// Whether PAGEMAP_SCAN may be used to find private pages when comparing.
+    scans_private: bool,
+    /// Pages known to have a private copy, as of the last take or drop.
+    known: PageBits,
+    /// Stored to and not handed out, or given back.
+    pending: Vec<PageRun>,
+    /// Where the next drop begins to look.
+    drop_from: PageIndex,
+}
+
+/// Ranges of one vectored call (the kernel's `UIO_MAXIOV` is 1024).
+const RANGES_AT_A_TIME: usize = 512;
+
+impl DirtyTracker {
+    /// Tracks `len_bytes` from `start`, both multiples of the small page. What was stored to before counts
+    /// as stored to. `form` forces a form; otherwise the better one is taken that understands the mapping.
+    ///
+    /// # Safety
+    /// The range is one private mapping of the given kind, and stays it as long as the tracker is used;
+    /// nobody else drops its pages or registers it with a userfaultfd. The tracker may be dropped before
+    /// or after the mapping.
+    pub unsafe fn new(
+        start: *mut u8,
+        len_bytes: u64,
+        form: Option<TrackerForm>,
+        kind: TrackedKind,
+    ) -> Result<DirtyTracker, VmError> {
+        let page = SMALL_PAGE_BYTES as u64;
+        if len_bytes == 0
+            || !len_bytes.is_multiple_of(page)
+            || !start.addr().is_multiple_of(SMALL_PAGE_BYTES)
+        {
+            return Err(tracking(
+                "the range must be whole pages",
+                io::Error::from(io::ErrorKind::InvalidInput),
+            ));
+        }
+        let map = shared_pagemap()?;
+        let range = TrackedRange { start: start.addr(), pages: len_bytes / page };
+        if kind == TrackedKind::Anonymous {
+            // A huge page would be stored to as a whole. Kernels without them refuse: just as well.
+            // SAFETY: the caller's mapping; the advice keeps its contents.
+            let _ = unsafe { memory::advise(start, len_bytes as usize, Advice::NoHugePage) };
+        }
+        let form = match form {
+            Some(form) => form,
+            None if TrackerForm::best() == TrackerForm::Scan && tells_copies(&map, range, kind) => {
+                TrackerForm::Scan
+            }
+            None => TrackerForm::Compare,
+        };
+        Ok(DirtyTracker {
+            range,
+            kind,
+            scans_private: map.can_scan().is_ok(),
+            map,
+            mark: ProcessMark::new(),
+            scan: (form == TrackerForm::Scan).then(|| Scan::new(range)),
+            known: PageBits::new(range.pages),
+            pending: Vec::new(),
+            drop_from: PageIndex(0),
+        })
+    }
+
+    /// The form in use.
+    pub fn form(&self) -> TrackerForm {
+        if self.scan.is_some() { TrackerForm::Scan } else { TrackerForm::Compare }
+    }
+
+    /// Pages tracked.
+    pub fn pages(&self) -> u64 {
+        self.range.pages
+    }
+
+    fn check_process(&self) -> Result<(), VmError> {
+        if self.mark.is_current() { Ok(()) } else { Err(VmError::Forked) }
+    }
+
+    /// Puts the pages stored to since the last take into `out`, instead of what is in it: sorted runs with
+    /// gaps between them. From then on they are tracked anew. After an error nothing is forgotten: the next
+    /// take reports all.
+    ///
+    /// `is_changed` says whether a page differs from what was committed last; it is asked about pages with
+    /// a private copy when comparing, and rarely when scanning. Where it cannot know, it says yes.
+    pub fn take(
+        &mut self,
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+        out: &mut Vec<PageRun>,
+    ) -> Result<(), VmError> {
+        self.check_process()?;
+        self.collect(is_changed)?;
+        out.clear();
+        runs::normalise(&mut self.pending);
+        out.append(&mut self.pending);
+        Ok(())
+    }
+
+    /// Adds what was stored to since the last time to `pending`.
+    fn collect(&mut self, is_changed: &mut dyn FnMut(PageIndex) -> bool) -> Result<(), VmError> {
+        if let Some(scan) = &mut self.scan {
+            let result = scan.take(&self.map, &mut self.known, is_changed, &mut self.pending);
+            if result.is_ok() {
+                return Ok(());
+            }
+            // What the failed scan has protected is not told any more: compare from now on.
+            self.scan = None;
+        }
+        let candidates = self.find_private()?;
+        for page in candidates.iter().flat_map(|run| run.pages()) {
+            if is_changed(page) {
+                runs::push(&mut self.pending, PageRun { first: page, count: 1 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages with a private copy, from the page tables; remembers them. Where the kernel does not tell the
+    /// page of zeros apart, anonymous pages only loaded are among them.
+    fn find_private(&mut self) -> Result<Vec<PageRun>, VmError> {
+        let mut private = Vec::new();
+        let range = self.range;
+        let scanned = self.scans_private
+            && self
+                .map
+                .scan(range.addresses(), scan::PRIVATE, Protect::No, &mut |region| {
+                    runs::push(&mut private, range.run(region.start, region.end));
+                })
+                .is_ok();
+        if !scanned {
+            self.map
+                .private_pages(range.addresses(), &mut |run| {
+                    runs::push(&mut private, range.run(run.start as u64, run.end as u64));
+                })
+                .map_err(|source| tracking("reading /proc/self/pagemap", source))?;
+        }
+        runs::normalise(&mut private);
+        self.known.clear();
+        private.iter().for_each(|&run| self.known.insert_run(run));
+        Ok(private)
+    }
+
+    /// Has pages reported again by the next take, together with new ones: for those of a commit that
+    /// failed.
+    pub fn give_back(&mut self, runs: &[PageRun]) {
+        let pages = self.range.pages;
+        assert!(runs.iter().all(|run| run.end().0 <= pages), "pages outside the tracked range");
+        self.pending.extend_from_slice(runs);
+        runs::normalise(&mut self.pending);
+    }
+
+    /// Forgets all stores until now: for copies that the caller has just filled. Stores that race with it
+    /// may be forgotten too.
+    pub fn reset_baseline(&mut self) -> Result<(), VmError> {
+        self.check_process()?;
+        if self.scan.is_some() {
+            self.collect(&mut |_| false)?;
+        }
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Pages that have a private copy now. Looks at the whole mapping: 8 ns a page that is there.
+    pub fn private_pages(&mut self) -> Result<u64, VmError> {
+        self.check_process()?;
+        match &self.scan {
+            Some(scan) => scan
+                .private_not_in(&self.map, &self.known)
+                .map(|others| self.known.count() + others)
+                .map_err(|source| tracking("PAGEMAP_SCAN", source)),
+            None => self.find_private().map(|_| self.known.count()),
+        }
+    }
+
+    /// Pages that had a private copy at the last take, without those dropped since. Costs nothing.
+    pub fn known_private_pages(&self) -> u64 {
+        self.known.count()
+    }
+
+    /// Drops up to `wanted` private copies that were not stored to since the last take nor given back, so
+    /// that these pages show the file again, and says how many. `may_drop` has the last word: the file must
+    /// hold what the page holds. `is_changed` is the one of [`take`](DirtyTracker::take), asked when
+    /// comparing. Successive calls go round the mapping. Anonymous copies are never dropped.
+    ///
+    /// # Safety
+    /// Nobody stores to the mapping, or holds references into it, during the call. For every page that
+    /// `may_drop` consents to, the file holds the page's content.
+    pub unsafe fn drop_clean(
+        &mut self,
+        wanted: u64,
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+        may_drop: &mut dyn FnMut(PageIndex) -> bool,
+    ) -> Result<u64, VmError> {
+        self.check_process()?;
+        if self.kind == TrackedKind::Anonymous || wanted == 0 {
+            return Ok(0);
+        }
+        let stored = match &mut self.scan {
+            None => Vec::new(),
+            Some(scan) => match scan.stored(&self.map) {
+                Ok(Some(stored)) => stored,
+                Ok(None) => return Ok(0),
+                Err(source) => return Err(tracking("PAGEMAP_SCAN", source)),
+            },
+        };
+        let DirtyTracker { scan, known, pending, .. } = &*self;
+        let mut is_clean = |page| {
+            !runs::contains(pending, page)
+                && may_drop(page)
+                && match scan {
+                    Some(scan) => scan.is_tracked(page) && !runs::contains(&stored, page),
+                    None => !is_changed(page),
+                }
+        };
+        let mut victims = Vec::new();
+        let mut count = 0;
+        let mut drop_from = self.drop_from;
+        // Once round: from where the last call ended to the end, and from the start to there.
+        for part in [drop_from.0..self.range.pages, 0..drop_from.0] {
+            let mut from = PageIndex(part.start);
+            while count < wanted
+                && let Some(page) = known.next_from(from).filter(|page| page.0 < part.end)
+            {
+                if is_clean(page) {
+                    runs::push(&mut victims, PageRun { first: page, count: 1 });
+                    count += 1;
+                }
+                from = PageIndex(page.0 + 1);
+                drop_from = from;
+            }
+        }
+        self.drop_from = drop_from;
+        for chunk in victims.chunks(RANGES_AT_A_TIME) {
+            // SAFETY: the victims are clean private copies of a file's pages, and nobody stores to them.
+            unsafe { discard(self.range, chunk) }
+                .map_err(|source| tracking("dropping pages (is the memory locked?)", source))?;
+            chunk.iter().for_each(|&run| self.known.remove_run(run));
+        }
+        Ok(count)
+    }
+}
+
+/// Whether the kernel tells private copies of this mapping from pages of the file: not for files on DAX
+/// before Linux 6.15, whose pages look like copies.
+fn tells_copies(map: &Pagemap, range: TrackedRange, kind: TrackedKind) -> bool {
+    if kind == TrackedKind::Anonymous {
+        return true;
+    }
+    let first = range.start as *mut u8;
+    // SAFETY: loads the first page without a signal if it cannot be; contents stay.
+    let _ = unsafe { memory::advise(first, SMALL_PAGE_BYTES, Advice::PopulateRead) };
+    let mut looks_private = false;
+    let page = range.address_of(PageRun::new(0..1));
+    let read = map.private_pages(page, &mut |_| looks_private = true);
+    read.is_ok() && !looks_private
+}
+
+/// Drops pages of at most [`RANGES_AT_A_TIME`] runs, all or an error.
+///
+/// # Safety
+/// The pages may be lost, and nobody stores to them.
+unsafe fn discard(range: TrackedRange, victims: &[PageRun]) -> io::Result<()> {
+    let ranges: Vec<_> = victims
+        .iter()
+        .map(|&run| {
+            let addresses = range.address_of(run);
+            Range { address: addresses.start as *mut u8, len_bytes: addresses.len() }
+        })
+        .collect();
+    let len_bytes: usize = ranges.iter().map(|range| range.len_bytes).sum();
+    if ranges.len() > 1 {
+        // SAFETY: forwarded to the caller.
+        match unsafe { memory::advise_many(&ranges, Advice::DontNeed) } {
+            Ok(dropped) if dropped == len_bytes => return Ok(()),
+            // Not before Linux 6.13, or not all: dropping what is dropped already does no harm.
+            _ => {}
+        }
+    }
+    for range in ranges {
+        // SAFETY: forwarded to the caller.
+        unsafe { memory::advise(range.address, range.len_bytes, Advice::DontNeed) }?;
+    }
+    Ok(())
+}

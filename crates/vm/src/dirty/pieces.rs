@@ -1,0 +1,396 @@
+//! Where stores are tracked, in pieces of 2 MiB (one page-table page each).
+//!
+//! ```text
+//!   Cold ──────────────► Armed ──────────────► Full
+//!        register, scan        no entry empty
+//!    ▲                      ◄──────────────
+//!    └ at first                an entry was
+//! ```
+//!
+//! | state | its mapping | a scan looks at | ns a page |
+//! |---|---|---|---|
+//! | `Cold` | not tracked: loads keep fault-around | entry and page | 8 |
+//! | `Armed` | tracked; every page that is there was write-protected | entry | 3 |
+//! | `Full` | the same, and no entry is empty | entry, in the kernel's short cut | 1 |
+//!
+//! A piece is armed when a private page is seen in it: stores happen there. One that is only read costs
+//! each scan 8 ns a page, while arming it costs 6 µs once, and 0.4 µs for each page still missing, because
+//! a tracked mapping brings in one page a fault. Nobody knows how many scans will follow. So, as one who
+//! does not know for how long he will ski rents until the rent paid equals the price: the piece is armed
+//! when its scans have cost what arming can cost at most. Either choice is then at most twice too dear.
+
+use std::ops::Range;
+
+use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
+
+use super::runs::{PageIndex, PageRun};
+
+/// Arming a piece, in visits of a page by a scan of a cold one.
+const ARMING_VISITS: u64 = 800;
+/// A fault that fault-around would have saved, in the same unit.
+const LOST_FAULT_VISITS: u64 = 50;
+/// Takes before the first look whether an armed piece is full.
+const FIRST_LOOK_TAKES: u64 = 2;
+const LONGEST_BACKOFF: u8 = 16;
+
+/// The range of addresses that is tracked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TrackedRange {
+    pub start: usize,
+    pub pages: u64,
+}
+
+impl TrackedRange {
+    pub fn end(self) -> usize {
+        self.start + self.pages as usize * SMALL_PAGE_BYTES
+    }
+
+    pub fn addresses(self) -> Range<usize> {
+        self.start..self.end()
+    }
+
+    pub fn address_of(self, run: PageRun) -> Range<usize> {
+        let at = |page: PageIndex| self.start + page.0 as usize * SMALL_PAGE_BYTES;
+        at(run.first)..at(run.end())
+    }
+
+    /// The pages of a range of addresses that lies inside.
+    pub fn run(self, start: u64, end: u64) -> PageRun {
+        let page = |address: u64| (address - self.start as u64) / SMALL_PAGE_BYTES as u64;
+        PageRun::new(page(start)..page(end))
+    }
+
+    fn first_piece(self) -> usize {
+        self.start / REGION_BYTES
+    }
+
+    fn pieces(self) -> usize {
+        self.end().div_ceil(REGION_BYTES) - self.first_piece()
+    }
+
+    pub fn piece_of(self, page: PageIndex) -> usize {
+        (self.start + page.0 as usize * SMALL_PAGE_BYTES) / REGION_BYTES - self.first_piece()
+    }
+
+    /// The pieces of a run, and how many of its pages lie in each.
+    pub fn by_piece(self, run: PageRun, each: &mut dyn FnMut(usize, u64)) {
+        let mut addresses = self.address_of(run);
+        while !addresses.is_empty() {
+            let piece = addresses.start / REGION_BYTES;
+            let end = ((piece + 1) * REGION_BYTES).min(addresses.end);
+            let pages = (end - addresses.start) / SMALL_PAGE_BYTES;
+            each(piece - self.first_piece(), pages as u64);
+            addresses.start = end;
+        }
+    }
+
+    /// Addresses of pieces, without what lies outside the range.
+    pub fn addresses_of(self, pieces: Range<usize>) -> Range<usize> {
+        let at = |piece| (self.first_piece() + piece) * REGION_BYTES;
+        at(pieces.start).max(self.start)..at(pieces.end).min(self.end())
+    }
+
+    fn pages_of(self, piece: usize) -> u64 {
+        (self.addresses_of(piece..piece + 1).len() / SMALL_PAGE_BYTES) as u64
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Cold,
+    Armed,
+    Full,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    state: State,
+    /// Looks in vain whether it is full, as a power of two of takes until the next.
+    backoff: u8,
+    /// `Cold`: visits of its pages by scans. `Armed`: the take at which to look whether it is full.
+    count: u64,
+}
+
+/// The states of all pieces.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    range: TrackedRange,
+    pieces: Vec<Piece>,
+    /// Cold pieces that this take arms.
+    chosen: Vec<usize>,
+    takes: u64,
+    next_look: u64,
+    /// Runs of pieces that are scanned alike, kept until a state changes.
+    plan: Vec<Segment>,
+}
+
+/// Pieces that are scanned in one call: full ones, or a mixture of cold and armed ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub addresses: Range<usize>,
+    pub full: bool,
+    /// From the first to the last armed piece; empty without one.
+    pub armed: Range<usize>,
+}
+
+impl Pieces {
+    pub fn new(range: TrackedRange) -> Pieces {
+        let cold = Piece { state: State::Cold, backoff: 0, count: 0 };
+        Pieces {
+            range,
+            pieces: vec![cold; range.pieces()],
+            chosen: Vec::new(),
+            takes: 0,
+            next_look: u64::MAX,
+            plan: Vec::new(),
+        }
+    }
+
+    #[cfg(test)]
+    pub fn state(&self, piece: usize) -> State {
+        self.pieces[piece].state
+    }
+
+    pub fn plan(&mut self) -> Vec<Segment> {
+        if self.plan.is_empty() {
+            let is_full = |piece: &Piece| piece.state == State::Full;
+            let mut first = 0;
+            for chunk in self.pieces.chunk_by(|a, b| is_full(a) == is_full(b)) {
+                let armed = |piece: &Piece| piece.state == State::Armed;
+                let armed = match chunk.iter().position(armed) {
+                    Some(from) => {
+                        let to = chunk.iter().rposition(armed).unwrap_or(from);
+                        self.range.addresses_of(first + from..first + to + 1)
+                    }
+                    None => 0..0,
+                };
+                self.plan.push(Segment {
+                    addresses: self.range.addresses_of(first..first + chunk.len()),
+                    full: is_full(&chunk[0]),
+                    armed,
+                });
+                first += chunk.len();
+            }
+        }
+        self.plan.clone()
+    }
+
+    fn set(&mut self, piece: usize, state: State) {
+        self.pieces[piece].state = state;
+        self.plan.clear();
+    }
+
+    /// A scan of untracked memory found private pages.
+    pub fn saw_private(&mut self, run: PageRun) {
+        let last = PageIndex(run.end().0 - 1);
+        for piece in self.range.piece_of(run.first)..=self.range.piece_of(last) {
+            // An armed one whose tracking somebody ended is registered again.
+            self.choose(piece);
+        }
+    }
+
+    /// A scan of untracked memory found `pages` pages of a piece that are no private copies.
+    pub fn saw_others(&mut self, piece: usize, pages: u64) {
+        if pages == 0 {
+            return;
+        }
+        let missing = self.range.pages_of(piece).saturating_sub(pages);
+        let visits = self.pieces[piece].count.saturating_add(pages);
+        if self.pieces[piece].state == State::Cold {
+            self.pieces[piece].count = visits;
+        }
+        if visits >= ARMING_VISITS + missing * LOST_FAULT_VISITS {
+            self.choose(piece);
+        }
+    }
+
+    fn choose(&mut self, piece: usize) {
+        if self.chosen.last() != Some(&piece) {
+            self.chosen.push(piece);
+        }
+    }
+
+    /// The pieces to arm now, as runs.
+    pub fn chosen(&mut self) -> Vec<Range<usize>> {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        chosen.sort_unstable();
+        chosen.dedup();
+        chosen.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
+    }
+
+    /// How many runs would be tracked if these were too.
+    pub fn tracked_runs_with(&self, more: &[Range<usize>]) -> usize {
+        let mut tracked: Vec<bool> =
+            self.pieces.iter().map(|piece| piece.state != State::Cold).collect();
+        more.iter().for_each(|run| tracked[run.clone()].fill(true));
+        tracked.chunk_by(|a, b| a == b).filter(|chunk| chunk[0]).count()
+    }
+
+    pub fn all(&self) -> Range<usize> {
+        0..self.pieces.len()
+    }
+
+    /// They are registered now.
+    pub fn arm(&mut self, pieces: Range<usize>) {
+        for piece in pieces {
+            if self.pieces[piece].state == State::Cold {
+                self.await_full(piece, 0);
+            }
+        }
+    }
+
+    /// Makes a piece an armed one that is looked at again some takes later.
+    fn await_full(&mut self, piece: usize, backoff: u8) {
+        let due = self.takes + (FIRST_LOOK_TAKES << backoff);
+        self.next_look = self.next_look.min(due);
+        self.set(piece, State::Armed);
+        self.pieces[piece].count = due;
+        self.pieces[piece].backoff = backoff;
+    }
+
+    /// An entry of a full piece was empty: page cache was thrown away.
+    pub fn not_full(&mut self, page: PageIndex) {
+        let piece = self.range.piece_of(page);
+        if self.pieces[piece].state == State::Full {
+            self.await_full(piece, LONGEST_BACKOFF / 2);
+        }
+    }
+
+    /// Whether stores to a page are tracked.
+    pub fn is_tracked(&self, page: PageIndex) -> bool {
+        self.pieces[self.range.piece_of(page)].state != State::Cold
+    }
+
+    /// Counts a take, and says which armed pieces to look at.
+    pub fn due(&mut self) -> Vec<Range<usize>> {
+        self.takes += 1;
+        if self.takes < self.next_look {
+            return Vec::new();
+        }
+        let due: Vec<usize> = (0..self.pieces.len())
+            .filter(|&index| {
+                let piece = &self.pieces[index];
+                piece.state == State::Armed && piece.count <= self.takes
+            })
+            .collect();
+        due.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
+    }
+
+    /// Those of `pieces` that lie wholly in `entries` have no empty entry.
+    pub fn found_full(&mut self, pieces: &Range<usize>, entries: Range<usize>) {
+        let first = self.range.first_piece();
+        let from = if entries.start <= self.range.start {
+            0
+        } else {
+            entries.start.div_ceil(REGION_BYTES) - first
+        };
+        let to = if entries.end >= self.range.end() {
+            self.pieces.len()
+        } else {
+            entries.end / REGION_BYTES - first
+        };
+        for piece in from.max(pieces.start)..to.min(pieces.end) {
+            self.set(piece, State::Full);
+        }
+    }
+
+    /// After the looks: those that are not full wait twice as long for the next one.
+    pub fn looked(&mut self) {
+        if self.takes < self.next_look {
+            return;
+        }
+        self.next_look = u64::MAX;
+        for index in 0..self.pieces.len() {
+            let piece = self.pieces[index];
+            if piece.state != State::Armed {
+                continue;
+            }
+            if piece.count <= self.takes {
+                self.await_full(index, (piece.backoff + 1).min(LONGEST_BACKOFF));
+            } else {
+                self.next_look = self.next_look.min(piece.count);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: u64 = (REGION_BYTES / SMALL_PAGE_BYTES) as u64;
+
+    fn pieces(start_page: usize, pages: u64) -> Pieces {
+        let start = 64 * REGION_BYTES + start_page * SMALL_PAGE_BYTES;
+        Pieces::new(TrackedRange { start, pages })
+    }
+
+    #[test]
+    fn a_range_that_is_not_aligned_has_short_pieces_at_its_ends() {
+        let range = pieces(500, PAGES + 13).range;
+        assert_eq!(range.pieces(), 3);
+        assert_eq!((0..3).map(|piece| range.pages_of(piece)).collect::<Vec<_>>(), [12, PAGES, 1]);
+        assert_eq!(range.piece_of(PageIndex(11)), 0);
+        assert_eq!(range.piece_of(PageIndex(12)), 1);
+        assert_eq!(range.piece_of(PageIndex(12 + PAGES)), 2);
+        assert_eq!(range.addresses_of(0..3), range.addresses());
+        let mut parts = Vec::new();
+        range.by_piece(PageRun::new(3..PAGES + 13), &mut |piece, pages| parts.push((piece, pages)));
+        assert_eq!(parts, [(0, 9), (1, PAGES), (2, 1)]);
+    }
+
+    #[test]
+    fn pieces_that_are_only_read_are_armed_when_scanning_them_has_cost_as_much() {
+        let mut pieces = pieces(0, 4 * PAGES);
+        let mut takes_until_armed = [0; 3];
+        let present = [PAGES, PAGES - 16, PAGES / 2];
+        for take in 1..200 {
+            for piece in 0..3 {
+                if pieces.state(piece) == State::Cold {
+                    pieces.saw_others(piece, present[piece]);
+                    takes_until_armed[piece] = take;
+                }
+            }
+            for run in pieces.chosen() {
+                pieces.arm(run);
+            }
+        }
+        assert_eq!(takes_until_armed, [2, 4, 54]);
+        assert_eq!(pieces.state(3), State::Cold);
+    }
+
+    #[test]
+    fn plans_separate_full_pieces() {
+        let mut pieces = pieces(0, 6 * PAGES);
+        let range = pieces.range;
+        assert_eq!(pieces.plan().len(), 1);
+        assert!(pieces.plan()[0].armed.is_empty());
+        pieces.saw_private(PageRun::new(PAGES - 1..PAGES + 1));
+        pieces.saw_private(PageRun::new(3 * PAGES..3 * PAGES + 1));
+        let chosen = pieces.chosen();
+        assert_eq!(chosen, [0..2, 3..4]);
+        assert_eq!(pieces.tracked_runs_with(&chosen), 2);
+        chosen.into_iter().for_each(|run| pieces.arm(run));
+        assert_eq!(pieces.tracked_runs_with(&[4..5, 0..1]), 2);
+        assert_eq!(pieces.tracked_runs_with(&[5..6, 0..1]), 3);
+        assert_eq!(pieces.plan()[0].armed, range.addresses_of(0..4));
+
+        assert!(pieces.due().is_empty());
+        assert_eq!(pieces.due(), [0..2, 3..4]);
+        // All entries of the first piece, not all of the second.
+        let end = range.addresses_of(1..2).end - SMALL_PAGE_BYTES;
+        pieces.found_full(&(0..2), range.start..end);
+        pieces.looked();
+        assert_eq!((pieces.state(0), pieces.state(1)), (State::Full, State::Armed));
+        let plan = pieces.plan();
+        assert_eq!(plan.len(), 2);
+        assert!(plan[0].full && plan[0].addresses == range.addresses_of(0..1));
+        assert_eq!(plan[1].armed, range.addresses_of(1..4));
+
+        // The next look at the others comes after twice as many takes.
+        let takes_until_due = (1..).find(|_| !pieces.due().is_empty()).unwrap();
+        assert_eq!(takes_until_due, 2 * FIRST_LOOK_TAKES);
+        pieces.not_full(PageIndex(7));
+        assert_eq!(pieces.state(0), State::Armed);
+    }
+}

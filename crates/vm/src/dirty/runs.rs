@@ -1,0 +1,227 @@
+//! Sets of pages: as sorted runs, for what is reported, and as bits, for what is looked up.
+
+/// A page of a tracked range: 0 is the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageIndex(pub u64);
+
+/// Consecutive pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageRun {
+    /// The first one.
+    pub first: PageIndex,
+    /// How many.
+    pub count: u64,
+}
+
+impl PageRun {
+    /// The pages `pages`.
+    pub fn new(pages: std::ops::Range<u64>) -> PageRun {
+        PageRun { first: PageIndex(pages.start), count: pages.end.saturating_sub(pages.start) }
+    }
+
+    /// The page behind the last one.
+    pub fn end(self) -> PageIndex {
+        PageIndex(self.first.0 + self.count)
+    }
+
+    /// One after the other.
+    pub fn pages(self) -> impl Iterator<Item = PageIndex> {
+        (self.first.0..self.end().0).map(PageIndex)
+    }
+}
+
+/// Adds a run behind those there, or to the last one if it touches it.
+pub(super) fn push(runs: &mut Vec<PageRun>, run: PageRun) {
+    match runs.last_mut() {
+        Some(last) if last.first <= run.first && run.first <= last.end() => {
+            let end = last.end().max(run.end());
+            last.count = end.0 - last.first.0;
+        }
+        _ => runs.push(run),
+    }
+}
+
+/// Sorts and merges: afterwards runs ascend, and there is a gap between any two.
+pub(super) fn normalise(runs: &mut Vec<PageRun>) {
+    runs.retain(|run| run.count > 0);
+    runs.sort_unstable();
+    runs.dedup_by(|next, before| {
+        let touches = next.first <= before.end();
+        if touches {
+            let end = before.end().max(next.end());
+            before.count = end.0 - before.first.0;
+        }
+        touches
+    });
+}
+
+/// Whether a page is in a normalised set.
+pub(super) fn contains(runs: &[PageRun], page: PageIndex) -> bool {
+    let behind = runs.partition_point(|run| run.first <= page);
+    behind > 0 && page < runs[behind - 1].end()
+}
+
+/// What a run and a normalised set have in common.
+pub(super) fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) {
+    let from = runs.partition_point(|other| other.end() <= run.first);
+    for other in &runs[from..] {
+        if other.first >= run.end() {
+            break;
+        }
+        let common = other.first.max(run.first).0..other.end().min(run.end()).0;
+        each(PageRun::new(common));
+    }
+}
+
+/// Joins runs of a normalised set whose gaps are at most `gap` pages.
+pub(super) fn clusters(runs: &[PageRun], gap: u64) -> impl Iterator<Item = PageRun> {
+    runs.chunk_by(move |a, b| b.first.0 - a.end().0 <= gap).map(|chunk| {
+        let (first, last) = (chunk[0], chunk[chunk.len() - 1]);
+        PageRun::new(first.first.0..last.end().0)
+    })
+}
+
+/// One bit a page, and how many are set. Memory that is never set is never touched.
+pub(super) struct PageBits {
+    words: Vec<u64>,
+    count: u64,
+}
+
+impl std::fmt::Debug for PageBits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} pages", self.count)
+    }
+}
+
+impl PageBits {
+    pub fn new(pages: u64) -> PageBits {
+        PageBits { words: vec![0; pages.div_ceil(64) as usize], count: 0 }
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub fn contains(&self, page: PageIndex) -> bool {
+        self.words[(page.0 / 64) as usize] & (1 << (page.0 % 64)) != 0
+    }
+
+    pub fn insert_run(&mut self, run: PageRun) {
+        for (index, mask) in words_of(run) {
+            let word = &mut self.words[index];
+            self.count += u64::from((mask & !*word).count_ones());
+            *word |= mask;
+        }
+    }
+
+    pub fn remove_run(&mut self, run: PageRun) {
+        for (index, mask) in words_of(run) {
+            let word = &mut self.words[index];
+            self.count -= u64::from((mask & *word).count_ones());
+            *word &= !mask;
+        }
+    }
+
+    /// Cuts a run into parts that are wholly in the set or wholly not.
+    pub fn split(&self, run: PageRun, each: &mut dyn FnMut(PageRun, bool)) {
+        let mut from = run.first;
+        while from < run.end() {
+            let inside = self.contains(from);
+            let next = if inside { self.next_not_from(from) } else { self.next_from(from) };
+            let to = next.unwrap_or(run.end()).min(run.end());
+            each(PageRun::new(from.0..to.0), inside);
+            from = to;
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+        self.count = 0;
+    }
+
+    /// The first page of the set from `page` on.
+    pub fn next_from(&self, page: PageIndex) -> Option<PageIndex> {
+        self.next(page, 0)
+    }
+
+    fn next_not_from(&self, page: PageIndex) -> Option<PageIndex> {
+        self.next(page, u64::MAX)
+    }
+
+    /// The first page whose bit differs from those of `flip`.
+    fn next(&self, page: PageIndex, flip: u64) -> Option<PageIndex> {
+        let mut index = (page.0 / 64) as usize;
+        let mut word = (self.words.get(index)? ^ flip) & (u64::MAX << (page.0 % 64));
+        while word == 0 {
+            index += 1;
+            word = *self.words.get(index)? ^ flip;
+        }
+        Some(PageIndex(index as u64 * 64 + u64::from(word.trailing_zeros())))
+    }
+}
+
+/// The words of a run, and which of their bits are its pages.
+fn words_of(run: PageRun) -> impl Iterator<Item = (usize, u64)> {
+    let (from, to) = (run.first.0, run.end().0);
+    (from / 64..to.div_ceil(64)).map(move |word| {
+        let low = from.saturating_sub(word * 64);
+        let high = (to - word * 64).min(64);
+        (word as usize, (u64::MAX << low) & (u64::MAX >> (64 - high)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_testkit::rng::Rng;
+    use std::collections::BTreeSet;
+
+    fn pages(runs: &[PageRun]) -> Vec<u64> {
+        runs.iter().flat_map(|run| run.pages()).map(|page| page.0).collect()
+    }
+
+    /// Everything against a plain set.
+    #[test]
+    fn runs_and_bits_are_sets() {
+        let mut rng = Rng::new(7);
+        for _ in 0..500 {
+            let mut runs = Vec::new();
+            let mut bits = PageBits::new(200);
+            let mut model = BTreeSet::new();
+            for _ in 0..rng.below(12) {
+                let first = rng.below(180);
+                let run = PageRun::new(first..first + rng.below(20));
+                model.extend(run.pages().map(|page| page.0));
+                bits.insert_run(run);
+                if rng.chance(0.5) { runs.push(run) } else { push(&mut runs, run) }
+            }
+            normalise(&mut runs);
+            assert!(runs.windows(2).all(|two| two[0].end() < two[1].first), "{runs:?}");
+            assert_eq!(pages(&runs), model.iter().copied().collect::<Vec<_>>());
+            for page in 0..200 {
+                let expected = model.contains(&page);
+                assert_eq!(contains(&runs, PageIndex(page)), expected);
+                assert_eq!(bits.contains(PageIndex(page)), expected);
+                let next = model.range(page..).next().copied().map(PageIndex);
+                assert_eq!(bits.next_from(PageIndex(page)), next);
+            }
+            let window = PageRun::new(50..120);
+            let mut common = Vec::new();
+            intersect(&runs, window, &mut |run| common.push(run));
+            assert_eq!(pages(&common), model.range(50..120).copied().collect::<Vec<_>>());
+            let gap = rng.below(10);
+            let joined: Vec<_> = clusters(&runs, gap).collect();
+            assert!(joined.windows(2).all(|two| two[1].first.0 - two[0].end().0 > gap));
+            assert!(model.iter().all(|&page| contains(&joined, PageIndex(page))));
+            let mut parts = Vec::new();
+            bits.split(window, &mut |part, inside| {
+                assert!(part.pages().all(|page| model.contains(&page.0) == inside));
+                parts.push(part);
+            });
+            assert_eq!(pages(&parts), (50..120).collect::<Vec<_>>());
+            bits.remove_run(window);
+            model.retain(|page| !(50..120).contains(page));
+            assert_eq!(bits.count(), model.len() as u64);
+        }
+    }
+}

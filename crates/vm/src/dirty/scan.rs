@@ -1,0 +1,255 @@
+//! The form that asks the kernel which pages were stored to (PAGEMAP_SCAN and a tracking userfaultfd).
+//!
+//! A take has four steps:
+//! 1. *Look* at what is not tracked. A private page there is a first store: its piece is chosen.
+//! 2. *Arm* the chosen pieces: register them. Nothing is taken from step 1 but the choice, so a store that
+//!    comes after the look and before the registration makes no difference.
+//! 3. *Scan* what is tracked: each page without write protection is reported and protected in one atomic
+//!    step. A freshly armed piece reports all its pages. This is what counts.
+//! 4. *Verify* reported pages that were not known to be private. One of the file was only loaded. A page
+//!    stored to before step 3 is private in step 4, because only this tracker takes private copies away.
+//!
+//! So a store before the atomic step is reported by this take; one after it lifts the protection and is
+//! reported by the next; one to a piece not chosen leaves a private page that the next look finds.
+//!
+//! A page that is swapped out when it is verified is the one doubtful case: it looks like the marker of a
+//! page that was never there. The caller's comparison decides.
+
+use std::io;
+use std::ops::Range;
+
+use aquifer_sys::pagemap::{Categories, Pagemap, Protect, Query};
+use aquifer_sys::uffd::Uffd;
+
+use super::pieces::{Pieces, TrackedRange};
+use super::runs::{self, PageBits, PageIndex, PageRun};
+
+/// Tracked runs of pieces before the whole range is tracked: each takes two mappings of the 65,530 a
+/// process may have.
+const MOST_TRACKED_RUNS: usize = 256;
+/// Verifying a page costs 8 ns, another call 400.
+const VERIFIED_GAP_PAGES: u64 = 50;
+
+const PRESENT_OR_SWAPPED: Categories = Categories::PRESENT.or(Categories::SWAPPED);
+const NO_COPY: Categories = Categories::FILE.or(Categories::ZERO);
+
+/// What is there without being tracked.
+const UNTRACKED: Query = Query {
+    all: Categories::NONE,
+    none: Categories::TRACKED,
+    any: PRESENT_OR_SWAPPED,
+    report: NO_COPY.or(Categories::HUGE),
+};
+/// Stored to, or loaded for the first time, in an armed piece.
+const UNPROTECTED: Query = Query {
+    all: Categories::TRACKED.or(Categories::WRITTEN),
+    none: Categories::NONE,
+    any: PRESENT_OR_SWAPPED,
+    report: Categories::NONE,
+};
+/// Private copies. Among tracked pages, markers too: they are not present.
+pub(super) const PRIVATE: Query = Query {
+    all: Categories::NONE,
+    none: NO_COPY,
+    any: PRESENT_OR_SWAPPED,
+    report: Categories::PRESENT,
+};
+/// Private copies stored to since they were protected, if ever they were. No markers.
+const PRIVATE_UNPROTECTED: Query = Query { all: Categories::WRITTEN, ..PRIVATE };
+/// Anything but an empty entry.
+const NOT_EMPTY: Query = Query {
+    all: Categories::NONE,
+    none: Categories::NONE,
+    any: PRESENT_OR_SWAPPED,
+    report: Categories::HUGE,
+};
+
+#[derive(Debug)]
+pub(super) struct Scan {
+    range: TrackedRange,
+    pieces: Pieces,
+    tracking: Option<Uffd>,
+    /// Reported and protected, but not yet known to be private: kept here until verified, also when
+    /// verifying fails.
+    unverified: Vec<PageRun>,
+}
+
+impl Scan {
+    pub fn new(range: TrackedRange) -> Scan {
+        Scan { range, pieces: Pieces::new(range), tracking: None, unverified: Vec::new() }
+    }
+
+    #[cfg(test)]
+    pub fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    #[cfg(test)]
+    pub fn tracking(&self) -> Option<&Uffd> {
+        self.tracking.as_ref()
+    }
+
+    /// Adds the pages stored to since the last take to `found`, and to `known`, the private pages. After
+    /// an error some may be missing: then the tracker compares from there on.
+    pub fn take(
+        &mut self,
+        map: &Pagemap,
+        known: &mut PageBits,
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+        found: &mut Vec<PageRun>,
+    ) -> io::Result<()> {
+        for segment in self.pieces.plan().iter().filter(|segment| !segment.full) {
+            self.look(map, segment.addresses.clone())?;
+        }
+        self.arm()?;
+        let Scan { range, pieces, unverified, .. } = self;
+        scan_tracked(*range, pieces, map, true, &mut |run| {
+            known.split(run, &mut |part, is_known| {
+                runs::push(if is_known { found } else { unverified }, part);
+            });
+        })?;
+        self.verify(map, known, is_changed, found)?;
+        self.look_for_full_pieces(map)
+    }
+
+    fn look(&mut self, map: &Pagemap, addresses: Range<usize>) -> io::Result<()> {
+        let Scan { range, pieces, .. } = self;
+        // Regions ascend: pages are summed up until the next piece begins.
+        let (mut piece, mut pages) = (0, 0);
+        map.scan(addresses, UNTRACKED, Protect::No, &mut |region| {
+            let run = range.run(region.start, region.end);
+            if !region.categories.intersects(NO_COPY) {
+                pieces.saw_private(run);
+            } else if !region.categories.intersects(Categories::HUGE) {
+                range.by_piece(run, &mut |now, count| {
+                    if now != piece {
+                        pieces.saw_others(piece, pages);
+                        (piece, pages) = (now, 0);
+                    }
+                    pages += count;
+                });
+            }
+        })?;
+        pieces.saw_others(piece, pages);
+        Ok(())
+    }
+
+    fn arm(&mut self) -> io::Result<()> {
+        let mut chosen = self.pieces.chosen();
+        if chosen.is_empty() {
+            return Ok(());
+        }
+        if self.pieces.tracked_runs_with(&chosen) > MOST_TRACKED_RUNS {
+            chosen = vec![self.pieces.all()];
+        }
+        let tracking = match &self.tracking {
+            Some(tracking) => tracking,
+            None => self.tracking.insert(Uffd::open_tracking()?),
+        };
+        for pieces in chosen {
+            let addresses = self.range.addresses_of(pieces.clone());
+            tracking.register_tracking(addresses.start as *mut u8, addresses.len())?;
+            self.pieces.arm(pieces);
+        }
+        Ok(())
+    }
+
+    fn verify(
+        &mut self,
+        map: &Pagemap,
+        known: &mut PageBits,
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+        found: &mut Vec<PageRun>,
+    ) -> io::Result<()> {
+        if self.unverified.is_empty() {
+            return Ok(());
+        }
+        runs::normalise(&mut self.unverified);
+        let mut private = Vec::new();
+        let mut doubtful = Vec::new();
+        for cluster in runs::clusters(&self.unverified, VERIFIED_GAP_PAGES) {
+            map.scan(self.range.address_of(cluster), PRIVATE, Protect::No, &mut |region| {
+                let present = region.categories.intersects(Categories::PRESENT);
+                let kind = if present { &mut private } else { &mut doubtful };
+                let run = self.range.run(region.start, region.end);
+                runs::intersect(&self.unverified, run, &mut |common| runs::push(kind, common));
+            })?;
+        }
+        runs::normalise(&mut doubtful);
+        for page in doubtful.iter().flat_map(|run| run.pages()) {
+            self.pieces.not_full(page);
+            if is_changed(page) {
+                runs::push(&mut private, PageRun { first: page, count: 1 });
+            }
+        }
+        for &run in &private {
+            known.insert_run(run);
+            runs::push(found, run);
+        }
+        self.unverified.clear();
+        Ok(())
+    }
+
+    fn look_for_full_pieces(&mut self, map: &Pagemap) -> io::Result<()> {
+        for due in self.pieces.due() {
+            let addresses = self.range.addresses_of(due.clone());
+            map.scan(addresses, NOT_EMPTY, Protect::No, &mut |region| {
+                // A huge entry becomes empty ones when it is split.
+                if !region.categories.intersects(Categories::HUGE) {
+                    self.pieces.found_full(&due, region.start as usize..region.end as usize);
+                }
+            })?;
+        }
+        self.pieces.looked();
+        Ok(())
+    }
+
+    /// What the next take would report of tracked pages, normalised. `None` if the last take failed
+    /// half-way: then nothing can be said.
+    pub fn stored(&mut self, map: &Pagemap) -> io::Result<Option<Vec<PageRun>>> {
+        let mut stored = Vec::new();
+        scan_tracked(self.range, &mut self.pieces, map, false, &mut |run| {
+            runs::push(&mut stored, run);
+        })?;
+        runs::normalise(&mut stored);
+        Ok(self.unverified.is_empty().then_some(stored))
+    }
+
+    /// Whether stores to a page are noticed by [`stored`](Scan::stored).
+    pub fn is_tracked(&self, page: PageIndex) -> bool {
+        self.pieces.is_tracked(page)
+    }
+
+    /// Private copies that no take has reported yet.
+    pub fn private_not_in(&self, map: &Pagemap, known: &PageBits) -> io::Result<u64> {
+        let mut private = Vec::new();
+        map.scan(self.range.addresses(), PRIVATE_UNPROTECTED, Protect::No, &mut |region| {
+            runs::push(&mut private, self.range.run(region.start, region.end));
+        })?;
+        runs::normalise(&mut private);
+        let pages = private.iter().flat_map(|run| run.pages());
+        Ok(pages.filter(|&page| !known.contains(page)).count() as u64)
+    }
+}
+
+/// Reports pages of tracked pieces without write protection, and protects them if asked to.
+fn scan_tracked(
+    range: TrackedRange,
+    pieces: &mut Pieces,
+    map: &Pagemap,
+    protect: bool,
+    each: &mut dyn FnMut(PageRun),
+) -> io::Result<()> {
+    for segment in pieces.plan() {
+        let (addresses, query, protection) = if segment.full {
+            (segment.addresses, Query::UNPROTECTED, Protect::All)
+        } else {
+            (segment.armed, UNPROTECTED, Protect::Tracked)
+        };
+        let protection = if protect { protection } else { Protect::No };
+        map.scan(addresses, query, protection, &mut |region| {
+            each(range.run(region.start, region.end));
+        })?;
+    }
+    Ok(())
+}
