@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
-use aquifer_testkit::crash::{CrashMedia, Fault, Left, Mark, Recording, Trigger};
+use aquifer_testkit::crash::{CrashMedia, Fault, Left, Mark, Plan, Recording, Trigger, explore};
 use aquifer_testkit::rng::Rng;
 
 use support::{DOMAINS, range, seed, steps};
@@ -202,6 +202,24 @@ fn a_failed_flush_may_show_the_old_bytes_again() {
     let states = recording.crash_states(1, 100).filter(|state| state.marks.notes() == [1]);
     let images: Vec<String> = states.map(|s| letters(&s.image, unit as usize)).collect();
     assert_eq!(images, ["...", ".B.", ".C."]);
+}
+
+/// A durable write under way covers its unit, whatever happens to a hand-over of the same.
+#[test]
+fn what_is_being_written_durably_is_not_dropped_with_a_failed_hand_over() {
+    let (media, unit) = media_of_units(2, PersistenceDomain::PageCache);
+    let gate = media.hold(Trigger::on(MediaOperation::WriteDurable));
+    std::thread::scope(|scope| {
+        scope.spawn(|| media.write_durable(0, &vec![b'A'; unit as usize]).unwrap());
+        gate.wait_until_reached();
+        written(&media, 1, "B");
+        media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteBack)).forgetting());
+        media.write_back(&[range(0, 2 * unit)]).unwrap_err();
+        gate.open();
+    });
+    assert_eq!(letters(&media.image(), unit as usize), "A.");
+    media.mark(Mark::Note(1));
+    assert_eq!(all_states(&media.recording()).last().unwrap(), "7 A.");
 }
 
 #[test]
@@ -626,4 +644,80 @@ fn a_description_names_every_unit() {
     images.sort();
     images.dedup_by(|one, other| one.0 == other.0);
     assert_eq!(images.len(), 1 << 10, "descriptions tell states apart");
+}
+
+#[test]
+fn what_was_overwritten_has_arrived() {
+    let (media, _) = media_of_units(1, PersistenceDomain::PageCache);
+    written(&media, 0, "A");
+    written(&media, 0, "B");
+    let recording = media.recording();
+    let described: Vec<String> = recording.crash_states(1, 100).map(|s| s.description).collect();
+    let expected = [
+        "crash before the first operation",
+        "crash after op 0 write_at(0, 512): arrived: op 0",
+        "crash after op 1 write_at(0, 512): arrived: op 0-1",
+    ];
+    assert_eq!(described, expected);
+}
+
+/// The mixture that an overwritten record is in: its beginning new, its end the old record.
+#[test]
+fn a_selection_tears_the_newest_write_over_the_one_before() {
+    let (media, unit) = media_of_units(40, PersistenceDomain::PageCache);
+    written(&media, 0, &"A".repeat(40));
+    written(&media, 0, &"B".repeat(40));
+    let recording = media.recording();
+    let torn = recording.crash_states(1, 400).filter(|state| {
+        let letters = letters(&state.image, unit as usize);
+        let old = letters.trim_start_matches('B');
+        (1..39).contains(&old.len()) && old.trim_start_matches('A').is_empty()
+    });
+    assert!(torn.count() > 3);
+}
+
+/// Two levels in full: the images that recovery is tried on, against a list.
+///
+/// The run writes "A" to unit 0 and acknowledges. Recovery copies unit 0 to unit 1, then says what it has seen and
+/// writes "R" to unit 2.
+#[test]
+fn a_recovery_is_crashed_in_every_state() {
+    let (media, unit) = media_of_units(3, PersistenceDomain::PageCache);
+    media.begin(1);
+    media.write_durable(0, &vec![b'A'; unit as usize]).unwrap();
+    media.acknowledge(1);
+    let mut tried = vec![];
+    let plan = Plan { depth: 1, budget: 10_000, seed: 1 };
+    let explored = explore(&media.recording(), plan, |state| {
+        let demand = match () {
+            () if state.marks().is_acknowledged(1) => "must",
+            () if state.marks().withdrawn().contains(&1) => "must not",
+            () => "may",
+        };
+        let letters = letters(state.image(), unit as usize);
+        tried.push(format!("{} {letters} {demand}", state.depth()));
+        let media = state.media()?;
+        media.write_durable(unit, &state.image()[..unit as usize])?;
+        match state.image()[0] {
+            b'A' => media.acknowledge(1),
+            _ => media.withdraw(1),
+        }
+        media.write_durable(2 * unit, &vec![b'R'; unit as usize])?;
+        Ok(Some(media.recording()))
+    });
+    tried.sort();
+    let expected = [
+        "0 ... may",
+        "0 A.. may",
+        "0 A.. must",
+        // From "...": recovery copies a zero, which changes nothing, withdraws and writes.
+        "1 ... must not",
+        "1 ..R must not",
+        // From "A..", in flight. What it comes to when it was acknowledged has been seen then.
+        "1 AA. may",
+        "1 AA. must",
+        "1 AAR must",
+    ];
+    assert_eq!(tried, expected);
+    assert_eq!(explored.unwrap().states_by_depth, [3, 5]);
 }

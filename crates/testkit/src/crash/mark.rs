@@ -78,21 +78,22 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Takes one more mark in.
-    pub fn add(&mut self, mark: Mark) {
+    /// Takes one more mark in; whether that says anything new.
+    pub fn add(&mut self, mark: Mark) -> bool {
         match mark {
-            Mark::Begun(id) => {
-                self.in_flight.insert(id);
-            }
+            Mark::Begun(id) => self.in_flight.insert(id),
             Mark::Acknowledged(id) => {
                 self.in_flight.remove(&id);
-                self.acknowledged.insert(id);
+                self.acknowledged.insert(id)
             }
             Mark::Withdrawn(id) => {
                 self.in_flight.remove(&id);
-                self.withdrawn.insert(id);
+                self.withdrawn.insert(id)
             }
-            Mark::Note(id) => self.notes.push(id),
+            Mark::Note(id) => {
+                self.notes.push(id);
+                true
+            }
         }
     }
 

@@ -423,7 +423,7 @@ fn write_sparsely(file: &File, image: &[u8]) -> io::Result<()> {
             end = page_end(end);
         }
         file.write_all_at(&image[start..end], start as u64)?;
-        start = if end == start { page_end(start) } else { end };
+        start = page_end(end); // behind the run there is a page of zeros, or the end
     }
     Ok(())
 }

@@ -241,9 +241,11 @@ impl<'r> CrashStates<'r> {
     }
 
     fn pass(&mut self, mark: Mark) {
-        self.marks.add(mark);
-        let only_allows_more = matches!(mark, Mark::Begun(_));
-        if !(only_allows_more && self.origin.depth == 0) {
+        let says_something = self.marks.add(mark);
+        // In a recovery a `Begun` counts like any other: several recoveries share what was seen, and in another one
+        // the same state may come before it.
+        let only_allows_more = matches!(mark, Mark::Begun(_)) && self.origin.depth == 0;
+        if says_something && !only_allows_more {
             let mut bytes = self.demands_hash.to_le_bytes().to_vec();
             bytes.extend_from_slice(&mark.to_bytes());
             self.demands_hash = xxh3_128(&bytes);
