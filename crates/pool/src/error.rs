@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::format::FormatError;
-use crate::media::{MediaError, PersistenceDomain};
+use crate::media::{MediaError, OpenError, PersistenceDomain};
 
 /// What can go wrong with a pool. None of these changes the pool, except where it is said.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,10 @@ pub enum PoolError {
     /// The media failed.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The file could not be opened as the media of a pool.
+    /// What lies at the path cannot be the media of a pool, or could not be made.
+    #[error(transparent)]
+    NotOpened(#[from] OpenError),
+    /// The pool could not be opened.
     #[error("cannot open {}: {reason}", path.display())]
     Open {
         /// The file.

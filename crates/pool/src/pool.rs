@@ -166,7 +166,7 @@ impl Pool {
     /// Makes a pool in a new file of `len_bytes`, all of it allocated, and opens it.
     ///
     /// # Errors
-    /// [`PoolError::Open`] if the file exists, [`PoolError::Media`], [`PoolError::Parameter`].
+    /// [`PoolError::NotOpened`] if the file exists or there is no room, [`PoolError::Media`], [`PoolError::Parameter`].
     pub fn create(
         path: impl AsRef<Path>,
         len_bytes: u64,

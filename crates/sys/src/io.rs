@@ -9,7 +9,7 @@
 //! | [`write_all_at_durably`] | these bytes are durable, the rest of the file is not touched |
 //! | [`start_write_back`] | the I/O of some pages has begun |
 //! | [`finish_write_back`] | what was dirty is on the device or in its cache; metadata is not |
-//! | [`sync_mapped`] | the pages and what leads to them are durable |
+//! | [`SyncableRange::sync`] | the pages and what leads to them are durable |
 //! | [`sync_data`] | as above, for all pages of the file |
 //!
 //! # Errors of write-back
@@ -22,6 +22,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::check;
+use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
 
 /// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
 const BLKGETSIZE64: libc::Ioctl = if cfg!(any(
@@ -103,7 +104,7 @@ pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io
 ///
 /// # Errors
 /// [`io::ErrorKind::Unsupported`], with nothing written, where the system refuses the flag. Then write, and
-/// sync the range as [`sync_mapped`] or [`sync_data`] does.
+/// sync the range with [`SyncableRange`] or [`sync_data`].
 pub fn write_all_at_durably(
     file: BorrowedFd<'_>,
     bytes: &[u8],
@@ -178,16 +179,58 @@ fn sync_range(
     .map(drop)
 }
 
-/// Makes the pages of a shared, writable-file mapping durable: `msync(MS_SYNC)`, which is the `fsync` of
-/// a range. The pages need be neither dirty nor present, nor accessible through the mapping.
+/// A range of a file that can be synced by itself.
 ///
-/// `address` is aligned to a page; an address that is not mapped is an error.
-pub fn sync_mapped(address: *const u8, len_bytes: usize) -> io::Result<()> {
-    uninterrupted(|| {
-        // SAFETY: writes pages to their file and changes no memory; unmapped ranges are refused.
-        unsafe { libc::msync(address.cast_mut().cast(), len_bytes, libc::MS_SYNC) }.into()
-    })
-    .map(drop)
+/// The kernel offers the `fsync` of a range only as `msync(MS_SYNC)` of a mapping, so this is one: without
+/// access, page tables or memory. What is synced are the file's pages, however they were stored to,
+/// with the metadata that leads to them, and the device is flushed even where no page is dirty.
+#[derive(Debug)]
+pub struct SyncableRange {
+    start: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: owns its mapping, through which nothing can be accessed.
+unsafe impl Send for SyncableRange {}
+// SAFETY: as above.
+unsafe impl Sync for SyncableRange {}
+
+impl SyncableRange {
+    /// The pages that a range touches. `file` is open for writing.
+    ///
+    /// # Errors
+    /// Also where the file cannot be mapped shared, for instance on a FUSE file system without a page cache:
+    /// [`sync_data`] is what is left then.
+    pub fn new(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> io::Result<SyncableRange> {
+        let lead_bytes = offset_bytes % SMALL_PAGE_BYTES as u64;
+        let len_bytes = lead_bytes
+            .checked_add(len_bytes)
+            .and_then(|len_bytes| usize::try_from(len_bytes).ok())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let first = offset_bytes - lead_bytes;
+        let start = memory::map_file(len_bytes, Protection::None, file, first)?;
+        Ok(SyncableRange { start, len_bytes })
+    }
+
+    /// Makes the range durable.
+    pub fn sync(&self) -> io::Result<()> {
+        uninterrupted(|| {
+            // SAFETY: this object's own mapping; no memory is changed.
+            unsafe { libc::msync(self.start.cast(), self.len_bytes, libc::MS_SYNC) }.into()
+        })
+        .map(drop)
+    }
+}
+
+impl Drop for SyncableRange {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, unmapped only here.
+        let _ = unsafe { memory::unmap(self.start, self.len_bytes) };
+    }
 }
 
 /// Makes the whole file's data durable.
@@ -260,7 +303,6 @@ pub fn direct_alignment(file: BorrowedFd<'_>) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{self, Protection};
     use std::os::fd::AsFd;
 
     fn unnamed(len_bytes: u64) -> File {
@@ -326,14 +368,10 @@ mod tests {
             assert!(in_memory(&file) || stat.dirty == 0, "{stat:?}");
         }
         write_all_at(file.as_fd(), &[8; 4096], 0).unwrap();
-        let base = memory::map_file(4096, Protection::Read, file.as_fd(), 0).unwrap();
-        sync_mapped(base, 4096).unwrap();
+        SyncableRange::new(file.as_fd(), 10, 100).unwrap().sync().unwrap();
         if let Ok(stat) = memory::cachestat(file.as_fd(), 0, 4096) {
             assert!(in_memory(&file) || stat.dirty == 0, "{stat:?}");
         }
-        // SAFETY: nobody uses it any more.
-        unsafe { memory::unmap(base, 4096) }.unwrap();
-        assert_eq!(sync_mapped(base, 4096).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
         sync_data(file.as_fd()).unwrap();
     }
 

@@ -18,11 +18,28 @@
 //! A failed `write_back` or `flush` is final for what it covered: the kernel may have marked the pages clean, so
 //! asking again must never be taken for success. A failed `write_durable` may be repeated with the same bytes at
 //! the same place: it writes them again.
+//!
+//! # Forms
+//! | form | domains | what it is |
+//! |---|---|---|
+//! | [`FileMedia`] | `PageCache` | a file on a disk, or a block device, through the page cache |
+//! | [`MappedMedia`] | `Dax`, `Volatile` | a file or device whose bytes are memory |
+//!
+//! [`open`] and [`create`] choose the form and detect the domain.
+
+mod descriptors;
+mod file;
+mod mapped;
+mod open;
+
+pub use file::FileMedia;
+pub use mapped::MappedMedia;
+pub use open::{CreateOptions, OpenError, OpenOptions, create, open};
 
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What makes bytes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -132,13 +149,46 @@ pub struct MediaError {
     pub source: io::Error,
 }
 
+impl MediaError {
+    /// Who makes errors of one medium at one place.
+    fn at(
+        path: &Path,
+        operation: MediaOperation,
+        range: ByteRange,
+    ) -> impl Fn(io::Error) -> MediaError {
+        move |source| MediaError {
+            operation,
+            path: path.to_path_buf(),
+            offset_bytes: range.offset_bytes,
+            len_bytes: range.len_bytes,
+            source,
+        }
+    }
+}
+
+/// Refuses a range that is not wholly inside of `len_bytes`.
+fn check_inside(range: ByteRange, len_bytes: u64) -> io::Result<()> {
+    match range.offset_bytes.checked_add(range.len_bytes) {
+        Some(end_bytes) if end_bytes <= len_bytes => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("it ends at {len_bytes}; was it cut short?"),
+        )),
+    }
+}
+
+/// What writing to media opened for reading gives.
+fn opened_for_reading() -> io::Error {
+    io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "it was opened for reading only")
+}
+
 /// The file or device under a pool. See the module's documentation for what each operation promises.
 ///
 /// Ranges lie inside [`Media::len_bytes`]; one that does not is an error with
 /// [`io::ErrorKind::UnexpectedEof`]. No operation is ever short. All are safe to call from any thread.
 pub trait Media: Send + Sync + 'static {
     /// The path, for messages.
-    fn path(&self) -> &std::path::Path;
+    fn path(&self) -> &Path;
 
     /// Present length.
     fn len_bytes(&self) -> u64;
@@ -165,8 +215,19 @@ pub trait Media: Send + Sync + 'static {
     /// Makes everything durable that was handed over before.
     fn flush(&self) -> Result<(), MediaError>;
 
-    /// Changes the length; new bytes are zero, allocated and durable on return.
+    /// Makes it longer; new bytes are zero, allocated and durable on return. Does nothing if it is that long
+    /// already. After an error it is as long as before, unless that fails, too.
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError>;
+
+    /// As [`Media::grow`], telling now and then how many of how many new bytes are there.
+    fn grow_with_progress(
+        &self,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), MediaError> {
+        let _ = progress;
+        self.grow(len_bytes)
+    }
 
     /// The descriptor: to map parts of it privately, and to lock.
     fn file(&self) -> BorrowedFd<'_>;
@@ -174,21 +235,4 @@ pub trait Media: Send + Sync + 'static {
     /// Whether `mmap(MAP_PRIVATE)` of [`Media::file`] copies single small pages. Not so on hugetlbfs (2 MiB
     /// at a time) and on device DAX (refused).
     fn maps_privately(&self) -> bool;
-}
-
-/// tmp
-pub fn create(
-    _p: &std::path::Path,
-    _l: u64,
-    _d: Option<PersistenceDomain>,
-) -> crate::Result<std::sync::Arc<dyn Media>> {
-    todo!()
-}
-/// tmp
-pub fn open(
-    _p: &std::path::Path,
-    _w: bool,
-    _d: Option<PersistenceDomain>,
-) -> crate::Result<std::sync::Arc<dyn Media>> {
-    todo!()
 }

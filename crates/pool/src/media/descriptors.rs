@@ -1,0 +1,173 @@
+//! Open file descriptions to sync through, one for each sync while it runs.
+//!
+//! # Why
+//! When a page could not be written back, the kernel says so once to each open file description, at its next
+//! sync, whichever pages that sync is about. If two threads synced through one description at the same
+//! time, the one whose page was lost could be told that all is well, because the other one had been told
+//! already. With a description of its own, a sync that succeeds says that nothing at all was lost since
+//! the description was used last, and so nothing of this sync.
+//!
+//! The reverse follows, too: a failure is told again to every other description. [`Descriptor::is_repeat`]
+//! tells whether that may be so, and the sync can be tried again.
+//!
+//! # Invariants
+//! * A descriptor is in the list or lent to one sync.
+//! * There is at least one, so that a process that runs out of descriptors waits and does not fail.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+
+use aquifer_sys::io::{SyncableRange, reopen};
+
+/// Descriptors kept when nobody needs them.
+const IDLE_MAX: usize = 16;
+
+/// The descriptions of one file.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    idle: Mutex<Vec<Descriptor>>,
+    returned: Condvar,
+    /// Failures of write-back that some description was told of.
+    failures: AtomicU64,
+}
+
+/// One description, lent to one sync.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    file: OwnedFd,
+    /// The file's first page, to flush the device by.
+    first_page: OnceLock<SyncableRange>,
+    /// How many failures there had been when this description was last told of one, or made.
+    failures_known: u64,
+}
+
+impl Descriptors {
+    /// For a file that is open for writing.
+    pub(super) fn new(file: BorrowedFd<'_>) -> io::Result<Descriptors> {
+        // Without /proc the one that is there must do: it is then lent to one sync after the other.
+        let first = reopen(file, libc::O_RDWR).or_else(|_| file.try_clone_to_owned())?;
+        Ok(Descriptors {
+            idle: Mutex::new(vec![Descriptor::new(first, 0)]),
+            returned: Condvar::new(),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    /// Does `work` with a description that nobody else uses meanwhile.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Descriptor) -> T) -> T {
+        let mut descriptor = self.take();
+        let result = work(&mut descriptor);
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_MAX {
+            idle.push(descriptor);
+        }
+        drop(idle);
+        self.returned.notify_one();
+        result
+    }
+
+    fn take(&self) -> Descriptor {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(descriptor) = idle.pop() {
+                // The last one is copied before it is lent, if that can be done.
+                if idle.is_empty()
+                    && let Ok(another) = reopen(descriptor.file.as_fd(), libc::O_RDWR)
+                {
+                    // Relaxed: a count, compared for being the same.
+                    idle.push(Descriptor::new(another, self.failures.load(Ordering::Relaxed)));
+                }
+                return descriptor;
+            }
+            idle = self.returned.wait(idle).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that a description was told of a failure that was not told before.
+    pub(super) fn note_failure(&self, descriptor: &mut Descriptor) {
+        // Relaxed: a count, compared for being the same.
+        descriptor.failures_known = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+    }
+}
+
+impl Descriptor {
+    fn new(file: OwnedFd, failures_known: u64) -> Descriptor {
+        Descriptor { file, first_page: OnceLock::new(), failures_known }
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Whether what this description was just told may be a failure that another one has been told of.
+    /// From now on it counts as known.
+    pub(super) fn is_repeat(&mut self, of: &Descriptors) -> bool {
+        // Relaxed: a count, compared for being the same.
+        let failures = of.failures.load(Ordering::Relaxed);
+        std::mem::replace(&mut self.failures_known, failures) != failures
+    }
+
+    /// The file's first page; an error where it cannot be mapped.
+    pub(super) fn first_page(&self) -> io::Result<&SyncableRange> {
+        if let Some(page) = self.first_page.get() {
+            return Ok(page);
+        }
+        let page = SyncableRange::new(self.file(), 0, 1)?;
+        Ok(self.first_page.get_or_init(|| page))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    fn descriptors() -> Descriptors {
+        Descriptors::new(tempfile::tempfile().unwrap().as_fd()).unwrap()
+    }
+
+    #[test]
+    fn syncs_at_one_time_have_descriptions_of_their_own() {
+        let descriptors = descriptors();
+        descriptors.with(|one| {
+            descriptors.with(|other| {
+                assert_ne!(one.file().as_raw_fd(), other.file().as_raw_fd());
+                for each in [one, other] {
+                    each.first_page().unwrap().sync().unwrap();
+                }
+            });
+        });
+        let kept = descriptors.idle.lock().unwrap().len();
+        assert!((2..=3).contains(&kept), "{kept}");
+    }
+
+    #[test]
+    fn without_another_one_syncs_wait_for_each_other() {
+        let descriptors = descriptors();
+        let only = descriptors.take();
+        descriptors.idle.lock().unwrap().clear();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| descriptors.with(|one| one.file().as_raw_fd()));
+            let expected = only.file().as_raw_fd();
+            descriptors.idle.lock().unwrap().push(only);
+            descriptors.returned.notify_one();
+            assert_eq!(waiting.join().unwrap(), expected);
+        });
+    }
+
+    #[test]
+    fn a_failure_is_a_repeat_for_descriptions_that_have_not_heard_of_it() {
+        let descriptors = descriptors();
+        descriptors.with(|one| {
+            descriptors.with(|other| {
+                assert!(!one.is_repeat(&descriptors));
+                descriptors.note_failure(one);
+                assert!(!one.is_repeat(&descriptors), "it is the one that was told first");
+                assert!(other.is_repeat(&descriptors));
+                assert!(!other.is_repeat(&descriptors), "told once");
+            });
+        });
+    }
+}

@@ -1,0 +1,437 @@
+//! Media in a regular file on a disk, or on a block device: the domain `PageCache`.
+//!
+//! Everything goes through the page cache, so that bytes written are visible to all at once, outlive the
+//! process, and can be mapped.
+//!
+//! # Durability by range
+//! A sync of the whole file would write what others have dirtied in it, too, and takes as long as they have
+//! been busy. So nothing here syncs more than it was asked for:
+//!
+//! | | ext2–4, XFS, block devices | other file systems |
+//! |---|---|---|
+//! | `write_durable` | `pwritev2(RWF_DSYNC)` | `pwrite`, and `msync` of the range |
+//! | `write_back` | `sync_file_range` | `msync` of each range |
+//! | `flush` | `msync` of one page, which commits the inode and flushes the device | nothing: `write_back` has done it |
+//!
+//! Why the file systems differ is told at [`commits_whole_inodes`]. `msync` is the `fsync` of a range; where a
+//! file cannot be mapped shared, `fdatasync` takes its place.
+//!
+//! `write_back` starts the I/O of all ranges before it waits for the first one. The second pass writes once
+//! more and does not only wait: the first one leaves out pages that are under write-back with older
+//! contents.
+//!
+//! # Failures
+//! The kernel does not say which page it lost, only that it lost one (see `descriptors`). So after any such
+//! failure, whoever was told of it, every later `write_back` and `flush` of this object fails with it:
+//! bytes written earlier, by anybody, may be the ones that are gone. `write_durable` goes on
+//! working, since it writes what it vouches for. Opening the file anew starts afresh, and recovery writes
+//! again what is not known to be durable.
+//!
+//! # Growing
+//! New blocks are allocated and then written once: a block that is only allocated needs a change of metadata,
+//! and so a commit of the file system's journal, at its first write. [`Media::grow`] writes zeros.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_sys::file_system::{self, commits_whole_inodes};
+use aquifer_sys::io::{self as file_io, SyncableRange};
+
+use super::descriptors::{Descriptor, Descriptors};
+use super::{
+    ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,
+    opened_for_reading,
+};
+
+/// Zeros written at a time; requests of this size get large folios.
+const ZEROS_BYTES: usize = 4 << 20;
+/// How much may be dirty while zeros are written.
+const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
+/// More ranges than this are synced as one, where each sync commits.
+const SINGLE_SYNCS_MAX: usize = 8;
+const PAGE_BYTES: u64 = 4096;
+
+/// A file or block device as media. See the module's documentation.
+///
+/// Safe to use from any thread; transfers to the same bytes at the same time mix.
+#[derive(Debug)]
+pub struct FileMedia {
+    path: PathBuf,
+    file: File,
+    /// Length of a block device; `None` for a file, which is asked.
+    device_bytes: Option<u64>,
+    /// None if opened for reading.
+    descriptors: Option<Descriptors>,
+    /// Whether ranges written back are durable after a sync of any page. Only ever goes from true to false.
+    commits_whole_inodes: AtomicBool,
+    /// Whether `RWF_DSYNC` works. Only ever goes from true to false.
+    has_durable_writes: AtomicBool,
+    /// Errno of the first failure of write-back; 0 if there was none.
+    lost: AtomicI32,
+    growing: Mutex<()>,
+}
+
+impl FileMedia {
+    /// Takes an open regular file or block device; `path` is for messages. `writable` says how it was opened.
+    ///
+    /// # Errors
+    /// What the system says to questions about the file.
+    pub fn new(file: File, path: PathBuf, writable: bool) -> io::Result<FileMedia> {
+        let is_device = file.metadata()?.file_type().is_block_device();
+        let magic = file_system::magic(file.as_fd())?;
+        let device_bytes =
+            is_device.then(|| file_io::block_device_len_bytes(file.as_fd())).transpose()?;
+        let descriptors = writable.then(|| Descriptors::new(file.as_fd())).transpose()?;
+        // Of a device node the number tells about the file system with the node. Files in memory have nothing
+        // to commit.
+        let commits =
+            is_device || commits_whole_inodes(magic) || file_system::in_memory(magic).is_some();
+        Ok(FileMedia {
+            path,
+            file,
+            device_bytes,
+            descriptors,
+            commits_whole_inodes: AtomicBool::new(commits),
+            has_durable_writes: AtomicBool::new(commits),
+            lost: AtomicI32::new(0),
+            growing: Mutex::new(()),
+        })
+    }
+
+    /// How bytes become durable here, for people.
+    pub fn describe(&self) -> &'static str {
+        match self.commits_whole_inodes() {
+            true => "page cache, written back by range, one flush",
+            false => "page cache, each range synced",
+        }
+    }
+
+    fn commits_whole_inodes(&self) -> bool {
+        // Relaxed: a thread that still sees true is refused as the one before was.
+        self.commits_whole_inodes.load(Ordering::Relaxed)
+    }
+
+    fn present_len_bytes(&self) -> io::Result<u64> {
+        match self.device_bytes {
+            Some(device_bytes) => Ok(device_bytes),
+            None => aquifer_sys::residency::file_len_bytes(self.file.as_fd()),
+        }
+    }
+
+    fn writing(&self) -> io::Result<&Descriptors> {
+        self.descriptors.as_ref().ok_or_else(opened_for_reading)
+    }
+
+    /// Range checks and errors of one operation in one place.
+    fn run<T>(
+        &self,
+        operation: MediaOperation,
+        range: ByteRange,
+        work: impl FnOnce() -> io::Result<T>,
+    ) -> Result<T, MediaError> {
+        self.present_len_bytes()
+            .and_then(|len_bytes| check_inside(range, len_bytes))
+            .and_then(|()| work())
+            .map_err(MediaError::at(&self.path, operation, range))
+    }
+
+    /// A failure of write-back, kept for all later syncs.
+    fn lose(&self, error: io::Error) -> io::Error {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        // Relaxed: the flag stands for itself. Who finds 0 was not told of this failure either, or will be by
+        // its own description.
+        let _ = self.lost.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
+        error
+    }
+
+    fn check_nothing_lost(&self) -> io::Result<()> {
+        // Relaxed: as above.
+        match self.lost.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Runs a sync through a description of its own. Its failure is final.
+    fn sync_with(&self, sync: impl FnOnce(&mut Descriptor) -> io::Result<()>) -> io::Result<()> {
+        let descriptors = self.writing()?;
+        self.check_nothing_lost()?;
+        let synced = descriptors.with(|descriptor| {
+            sync(descriptor).map_err(|error| {
+                descriptors.note_failure(descriptor);
+                self.lose(error)
+            })
+        });
+        // Another thread may have been told meanwhile of the loss of what this one has written.
+        synced.and_then(|()| self.check_nothing_lost())
+    }
+
+    fn write_durably(
+        &self,
+        descriptors: &Descriptors,
+        descriptor: &mut Descriptor,
+        offset_bytes: u64,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        let attempt =
+            |descriptor: &Descriptor| self.write_and_sync(descriptor, offset_bytes, bytes);
+        let Err(error) = attempt(descriptor) else {
+            return Ok(());
+        };
+        // Where the write itself is refused (no space, a limit), nothing was lost.
+        file_io::write_all_at(descriptor.file(), bytes, offset_bytes)?;
+        if descriptor.is_repeat(descriptors) && attempt(descriptor).is_ok() {
+            return Ok(());
+        }
+        descriptors.note_failure(descriptor);
+        Err(self.lose(error))
+    }
+
+    fn write_and_sync(
+        &self,
+        descriptor: &Descriptor,
+        offset_bytes: u64,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        // Relaxed: a thread that still sees true is refused as the one before was.
+        if self.has_durable_writes.load(Ordering::Relaxed) {
+            match file_io::write_all_at_durably(descriptor.file(), bytes, offset_bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    self.has_durable_writes.store(false, Ordering::Relaxed);
+                }
+                written => return written,
+            }
+        }
+        file_io::write_all_at(descriptor.file(), bytes, offset_bytes)?;
+        sync_range(descriptor, ByteRange { offset_bytes, len_bytes: bytes.len() as u64 })
+    }
+
+    /// Starts the I/O of all ranges, then finishes each.
+    fn write_back_merged(&self, descriptor: &Descriptor, ranges: &[ByteRange]) -> io::Result<()> {
+        let file = descriptor.file();
+        if ranges.len() > 1 {
+            for range in ranges {
+                // What fails to start fails to finish as well, and is told there.
+                let _ = file_io::start_write_back(file, range.offset_bytes, range.len_bytes);
+            }
+        }
+        if self.commits_whole_inodes() {
+            let finish = |range: &ByteRange| {
+                file_io::finish_write_back(file, range.offset_bytes, range.len_bytes)
+            };
+            match ranges.iter().try_for_each(finish) {
+                // Not a file system's answer but a sandbox's, which has no such call.
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                    self.commits_whole_inodes.store(false, Ordering::Relaxed);
+                }
+                finished => return finished,
+            }
+        }
+        match (ranges.first(), ranges.last()) {
+            (Some(first), Some(last)) if ranges.len() > SINGLE_SYNCS_MAX => {
+                let offset_bytes = first.offset_bytes;
+                let len_bytes = last.end_bytes() - offset_bytes;
+                sync_range(descriptor, ByteRange { offset_bytes, len_bytes })
+            }
+            _ => ranges.iter().try_for_each(|range| sync_range(descriptor, *range)),
+        }
+    }
+
+    /// Allocates and zeroes what lies between the lengths.
+    fn lengthen(
+        &self,
+        from_bytes: u64,
+        to_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> io::Result<()> {
+        let file = self.file.as_fd();
+        match file_io::allocate(file, from_bytes, to_bytes - from_bytes) {
+            // Writing allocates as well.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            allocated => allocated?,
+        }
+        write_zeros(file, from_bytes, to_bytes, progress)?;
+        // With the length, which is metadata that a sync of data may leave out.
+        self.file.sync_all()
+    }
+}
+
+/// Makes one range durable with the metadata that leads to it.
+fn sync_range(descriptor: &Descriptor, range: ByteRange) -> io::Result<()> {
+    match SyncableRange::new(descriptor.file(), range.offset_bytes, range.len_bytes) {
+        Ok(pages) => pages.sync(),
+        Err(_) => file_io::sync_data(descriptor.file()),
+    }
+}
+
+/// Writes zeros with a bounded number of dirty pages, and forgets them as it goes.
+pub(super) fn write_zeros(
+    file: BorrowedFd<'_>,
+    from_bytes: u64,
+    to_bytes: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> io::Result<()> {
+    let total_bytes = to_bytes - from_bytes;
+    let zeros = vec![0; ZEROS_BYTES.min(usize::try_from(total_bytes).unwrap_or(ZEROS_BYTES))];
+    let mut at_bytes = from_bytes;
+    let mut window_bytes = from_bytes;
+    while at_bytes < to_bytes {
+        let len = zeros.len().min(usize::try_from(to_bytes - at_bytes).unwrap_or(usize::MAX));
+        file_io::write_all_at(file, &zeros[..len], at_bytes)?;
+        at_bytes += len as u64;
+        if at_bytes - window_bytes >= ZEROS_WINDOW_BYTES {
+            // Both are for the sake of memory; the sync at the end answers for the bytes.
+            let _ = file_io::start_write_back(file, window_bytes, at_bytes - window_bytes);
+            let before = window_bytes.saturating_sub(ZEROS_WINDOW_BYTES).max(from_bytes);
+            if before < window_bytes {
+                let _ = file_io::finish_write_back(file, before, window_bytes - before);
+                let _ = aquifer_sys::memory::drop_cached(file, before, window_bytes - before);
+            }
+            window_bytes = at_bytes;
+        }
+        progress(at_bytes - from_bytes, total_bytes);
+    }
+    Ok(())
+}
+
+/// The ranges in order, without empty ones, neighbours and overlapping ones joined; pages touched by two are
+/// written once.
+fn merge(ranges: &[ByteRange]) -> Vec<ByteRange> {
+    let mut sorted: Vec<ByteRange> =
+        ranges.iter().copied().filter(|range| range.len_bytes > 0).collect();
+    sorted.sort_unstable();
+    let mut merged: Vec<ByteRange> = Vec::with_capacity(sorted.len());
+    for range in sorted {
+        match merged.last_mut() {
+            Some(last) if range.offset_bytes <= last.end_bytes().next_multiple_of(PAGE_BYTES) => {
+                let end_bytes = last.end_bytes().max(range.end_bytes());
+                last.len_bytes = end_bytes - last.offset_bytes;
+            }
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+impl Media for FileMedia {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.present_len_bytes().unwrap_or(0)
+    }
+
+    fn domain(&self) -> PersistenceDomain {
+        PersistenceDomain::PageCache
+    }
+
+    fn is_writable(&self) -> bool {
+        self.descriptors.is_some()
+    }
+
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        // No check before: a read tells by itself that there is less.
+        let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
+        let file = self.file.as_fd();
+        let error = match file_io::read_exact_at(file, bytes, offset_bytes) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let outside = check_inside(range, self.len_bytes()).err();
+        Err(MediaError::at(&self.path, MediaOperation::Read, range)(outside.unwrap_or(error)))
+    }
+
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
+        self.run(MediaOperation::Write, range, || {
+            self.writing()?;
+            file_io::write_all_at(self.file.as_fd(), bytes, offset_bytes)
+        })
+    }
+
+    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
+        self.run(MediaOperation::WriteDurable, range, || {
+            let descriptors = self.writing()?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            descriptors
+                .with(|descriptor| self.write_durably(descriptors, descriptor, offset_bytes, bytes))
+        })
+    }
+
+    fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
+        let merged = merge(ranges);
+        let whole = match (merged.first(), merged.last()) {
+            (Some(first), Some(last)) => ByteRange {
+                offset_bytes: first.offset_bytes,
+                len_bytes: last.end_bytes() - first.offset_bytes,
+            },
+            _ => ByteRange { offset_bytes: 0, len_bytes: 0 },
+        };
+        self.run(MediaOperation::WriteBack, whole, || {
+            self.sync_with(|descriptor| self.write_back_merged(descriptor, &merged))
+        })
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
+        self.run(MediaOperation::Flush, nothing, || {
+            self.sync_with(|descriptor| {
+                if !self.commits_whole_inodes() {
+                    return Ok(());
+                }
+                match descriptor.first_page() {
+                    Ok(page) => page.sync(),
+                    Err(_) => file_io::sync_data(descriptor.file()),
+                }
+            })
+        })
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
+        self.grow_with_progress(len_bytes, &mut |_, _| {})
+    }
+
+    fn grow_with_progress(
+        &self,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), MediaError> {
+        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
+        self.run(MediaOperation::Resize, nothing, || {
+            let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.writing()?;
+            let present_bytes = self.present_len_bytes()?;
+            if len_bytes <= present_bytes {
+                return Ok(());
+            }
+            if self.device_bytes.is_some() {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "a device cannot be made longer; use a larger one",
+                ));
+            }
+            self.lengthen(present_bytes, len_bytes, progress).inspect_err(|_| {
+                // What was allocated is given back. If not even that works, the file stays too long, which
+                // does no harm.
+                let _ = self.file.set_len(present_bytes);
+            })
+        })
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn maps_privately(&self) -> bool {
+        true
+    }
+}

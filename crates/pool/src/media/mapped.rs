@@ -1,0 +1,354 @@
+//! Media whose bytes are memory: the domains `Dax` and `Volatile`.
+//!
+//! The file or device is mapped shared and whole, and everything is a copy to or from the mapping:
+//!
+//! | | `Dax` | `Volatile` |
+//! |---|---|---|
+//! | `write_at` | non-temporal stores | stores |
+//! | `write_back` | the cache lines of the ranges are written back | nothing |
+//! | `flush` | a store fence | nothing |
+//! | `write_durable` | non-temporal stores; lines covered in part are written back; a fence | stores |
+//!
+//! `write_back` flushes what *others* have stored through mappings of their own as well, as long as they have done
+//! it before: a cache line belongs to no process.
+//!
+//! # Forcing
+//! Any file that can be mapped can be taken as `Dax`, to test and to measure: the same instructions run, but
+//! where the mapping is page cache, a power cut loses what the kernel has not written back by itself.
+//!
+//! # Length
+//! It is looked at before each transfer, so that a file cut short gives an error, and a file that another process
+//! made longer is mapped as far as it goes. A file that is cut short *during* a transfer, broken memory and a
+//! page that cannot be had are errors, too (`sys::fallible`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_sys::copy::{self, FlushForm};
+use aquifer_sys::file_mapping::{FileMapping, Inaccessible, MappingOptions};
+use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
+use aquifer_sys::{devdax, file_system, io as file_io, residency};
+
+use super::{
+    ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,
+    opened_for_reading,
+};
+
+/// What large mappings are aligned to: hugetlbfs shares page tables of whole such ranges.
+const LARGE_BYTES: u64 = 1 << 30;
+/// Zeros written at a time.
+const ZEROS_BYTES: u64 = 4 << 20;
+
+/// A file or device whose bytes are memory. See the module's documentation.
+///
+/// Safe to use from any thread; transfers to the same bytes at the same time mix, but never within an
+/// aligned word of eight bytes.
+#[derive(Debug)]
+pub struct MappedMedia {
+    path: PathBuf,
+    file: File,
+    mapping: FileMapping,
+    is_writable: bool,
+    /// How lines are flushed; `None` in the domain `Volatile`.
+    flush: Option<FlushForm>,
+    /// Length of a device; `None` for a file, which is asked.
+    device_bytes: Option<u64>,
+    maps_privately: bool,
+    growing: Mutex<()>,
+}
+
+/// How a file that is to be mapped is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Persistence {
+    /// Persistent memory, or refused.
+    Checked,
+    /// As if it were persistent memory.
+    Forced,
+    /// Not persistent.
+    Volatile,
+}
+
+impl MappedMedia {
+    /// Maps an open file or device; `path` is for messages. `writable` says how it was opened.
+    ///
+    /// # Errors
+    /// What the system says; `EOPNOTSUPP` or `EINVAL` where persistent memory was wanted and it is none;
+    /// [`io::ErrorKind::Unsupported`] where the CPU cannot flush a cache line.
+    pub(super) fn new(
+        file: File,
+        path: PathBuf,
+        writable: bool,
+        persistence: Persistence,
+    ) -> io::Result<MappedMedia> {
+        // A load from a page that is gone then ends in an error.
+        aquifer_vm::router::install().map_err(io::Error::other)?;
+        let flush = match persistence {
+            Persistence::Volatile => None,
+            _ => Some(FlushForm::best().ok_or_else(|| {
+                let reason = "this CPU has no instruction to flush a cache line";
+                io::Error::new(io::ErrorKind::Unsupported, reason)
+            })?),
+        };
+        let metadata = file.metadata()?;
+        let kind = metadata.file_type();
+        let is_devdax = devdax::is_devdax(&metadata);
+        let device_bytes = if is_devdax {
+            Some(devdax::len_bytes(&metadata))
+        } else if kind.is_block_device() {
+            Some(file_io::block_device_len_bytes(file.as_fd())?)
+        } else {
+            None
+        };
+        let is_hugetlbfs =
+            device_bytes.is_none() && file_system::magic(file.as_fd())? == file_system::HUGETLBFS;
+        let unit_bytes = if is_devdax {
+            devdax::alignment_bytes(&metadata)
+        } else if is_hugetlbfs {
+            file_system::block_bytes(file.as_fd())?
+        } else {
+            SMALL_PAGE_BYTES as u64
+        };
+        let unit_bytes = unit_bytes.max(SMALL_PAGE_BYTES as u64).next_power_of_two();
+        let len_bytes = device_bytes.unwrap_or(metadata.len());
+        let alignment_bytes = match len_bytes {
+            large if large >= LARGE_BYTES => LARGE_BYTES,
+            _ => REGION_BYTES as u64,
+        };
+        let options = MappingOptions {
+            writable,
+            synchronous: persistence == Persistence::Checked,
+            unit_bytes: in_memory(unit_bytes)?,
+            alignment_bytes: in_memory(alignment_bytes.max(unit_bytes))?,
+        };
+        let mapping = FileMapping::new(file.as_fd(), in_memory(len_bytes)?, options)?;
+        Ok(MappedMedia {
+            path,
+            file,
+            mapping,
+            is_writable: writable,
+            flush,
+            device_bytes,
+            maps_privately: !is_hugetlbfs && !is_devdax,
+            growing: Mutex::new(()),
+        })
+    }
+
+    fn present_len_bytes(&self) -> io::Result<u64> {
+        match self.device_bytes {
+            Some(device_bytes) => Ok(device_bytes),
+            None => residency::file_len_bytes(self.file.as_fd()),
+        }
+    }
+
+    /// Range checks and errors of one operation in one place.
+    fn run(
+        &self,
+        operation: MediaOperation,
+        range: ByteRange,
+        access: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), MediaError> {
+        self.reach(range)
+            .and_then(|()| access())
+            .map_err(MediaError::at(&self.path, operation, range))
+    }
+
+    /// Makes sure that a range is there and mapped.
+    fn reach(&self, range: ByteRange) -> io::Result<()> {
+        let len_bytes = self.present_len_bytes()?;
+        check_inside(range, len_bytes)?;
+        if range.end_bytes() > self.mapping.len_bytes() as u64 {
+            self.mapping.extend(self.file.as_fd(), in_memory(len_bytes)?)?;
+        }
+        Ok(())
+    }
+
+    /// What a failed copy means.
+    fn explain(&self, range: ByteRange) -> impl FnOnce(Inaccessible) -> io::Error {
+        move |_| {
+            let outside = self.present_len_bytes().and_then(|len| check_inside(range, len));
+            match outside {
+                Err(error) => error,
+                Ok(()) => io::Error::from_raw_os_error(libc::EIO),
+            }
+        }
+    }
+
+    fn store(
+        &self,
+        operation: MediaOperation,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), MediaError> {
+        let range = ByteRange { offset_bytes: offset, len_bytes: bytes.len() as u64 };
+        self.run(operation, range, || {
+            if !self.is_writable {
+                return Err(opened_for_reading());
+            }
+            match self.flush {
+                Some(flush) => self.mapping.persist(offset, bytes, flush),
+                None => self.mapping.write(offset, bytes),
+            }
+            .map_err(self.explain(range))
+        })
+    }
+
+    /// Gives the file its length and memory to every page of it, and zeros where there may be none yet.
+    fn lengthen(
+        &self,
+        from_bytes: u64,
+        to_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> io::Result<()> {
+        let total_bytes = to_bytes - from_bytes;
+        match file_io::allocate(self.file.as_fd(), from_bytes, total_bytes) {
+            // ramfs: no limit to run into either.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.file.set_len(to_bytes)?;
+            }
+            allocated => allocated?,
+        }
+        self.mapping.extend(self.file.as_fd(), in_memory(to_bytes)?)?;
+        if self.flush.is_some() {
+            // A page that is only allocated needs a change of metadata at its first store.
+            self.write_zeros(from_bytes, to_bytes, progress)?;
+            self.file.sync_all()?;
+        } else {
+            progress(total_bytes, total_bytes);
+        }
+        Ok(())
+    }
+
+    /// Zeroes a range, durably in the domain `Dax`.
+    pub(super) fn write_zeros(
+        &self,
+        from_bytes: u64,
+        to_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> io::Result<()> {
+        let total_bytes = to_bytes - from_bytes;
+        let zeros = vec![0; ZEROS_BYTES.min(total_bytes) as usize];
+        let mut at_bytes = from_bytes;
+        while at_bytes < to_bytes {
+            let len_bytes = (to_bytes - at_bytes).min(zeros.len() as u64);
+            self.store(MediaOperation::Resize, at_bytes, &zeros[..len_bytes as usize])
+                .map_err(|error| error.source)?;
+            at_bytes += len_bytes;
+            progress(at_bytes - from_bytes, total_bytes);
+        }
+        Ok(())
+    }
+}
+
+/// A length as addresses have it.
+fn in_memory(len_bytes: u64) -> io::Result<usize> {
+    usize::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+impl Media for MappedMedia {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.present_len_bytes().unwrap_or(0)
+    }
+
+    fn domain(&self) -> PersistenceDomain {
+        match self.flush {
+            Some(_) => PersistenceDomain::Dax,
+            None => PersistenceDomain::Volatile,
+        }
+    }
+
+    fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
+        self.run(MediaOperation::Read, range, || {
+            self.mapping.read(offset_bytes, bytes).map_err(self.explain(range))
+        })
+    }
+
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.store(MediaOperation::Write, offset_bytes, bytes)
+    }
+
+    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.store(MediaOperation::WriteDurable, offset_bytes, bytes)
+    }
+
+    fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
+        for &range in ranges {
+            self.run(MediaOperation::WriteBack, range, || match self.flush {
+                _ if !self.is_writable => Err(opened_for_reading()),
+                Some(flush) => {
+                    let len_bytes = in_memory(range.len_bytes)?;
+                    let flushed = self.mapping.flush(range.offset_bytes, len_bytes, flush);
+                    flushed.map_err(self.explain(range))
+                }
+                None => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
+        self.run(MediaOperation::Flush, nothing, || {
+            if !self.is_writable {
+                return Err(opened_for_reading());
+            }
+            if self.flush.is_some() {
+                copy::store_fence();
+            }
+            Ok(())
+        })
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
+        self.grow_with_progress(len_bytes, &mut |_, _| {})
+    }
+
+    fn grow_with_progress(
+        &self,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), MediaError> {
+        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
+        self.run(MediaOperation::Resize, nothing, || {
+            let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.is_writable {
+                return Err(opened_for_reading());
+            }
+            let present_bytes = self.present_len_bytes()?;
+            if len_bytes <= present_bytes {
+                return Ok(());
+            }
+            if self.device_bytes.is_some() {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "a device cannot be made longer; use a larger one",
+                ));
+            }
+            self.lengthen(present_bytes, len_bytes, progress).inspect_err(|_| {
+                // What was allocated is given back. If not even that works, the file stays too long, which
+                // does no harm.
+                let _ = self.file.set_len(present_bytes);
+            })
+        })
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn maps_privately(&self) -> bool {
+        self.maps_privately
+    }
+}
