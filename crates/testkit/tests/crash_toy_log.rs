@@ -14,13 +14,14 @@ mod support;
 use std::sync::Barrier;
 
 use aquifer_pool::media::{Media, MediaError, MediaOperation, PersistenceDomain};
+use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{
     CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Trigger, Verdict,
     explore,
 };
 use aquifer_testkit::rng::Rng;
 
-use support::{DOMAINS, range, seed, steps};
+use support::{DOMAINS, range};
 
 const SLOTS: u64 = 4;
 /// More than a sector: a record can be torn in both domains.
@@ -269,7 +270,7 @@ fn explore_toy(
 fn the_right_log_survives_every_crash() {
     let seed = seed(1);
     for domain in DOMAINS {
-        let explored = explore_toy(domain, Bug::None, 2, steps(6_000), seed);
+        let explored = explore_toy(domain, Bug::None, 2, steps(6_000) as u64, seed);
         let explored = explored.unwrap_or_else(|failure| panic!("{domain}: {failure}"));
         println!("{domain}: {explored:?}");
         assert!(explored.states_by_depth.iter().all(|&states| states > 50), "{explored:?}");

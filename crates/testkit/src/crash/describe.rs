@@ -1,8 +1,8 @@
 //! Crash states in words: where the crash came, and which of the writes before it arrived.
 //!
-//! "crash in op 17 write_durable(8192, 4096): arrived: op 15; absent: op 12; torn: op 17 write_durable(8192, 4096): sectors
-//! 0,3 of 8 present". Writes that were durable before are not named. A write has arrived in a unit if the unit has
-//! its version or a newer one.
+//! "crash in op 17 write_durable(8192, 4096): arrived: op 15; absent: op 12; torn: op 17 write_durable(8192,
+//! 4096): sectors 0,3 of 8 present". Writes that were durable before are not named. A write has arrived in a
+//! unit if the unit has its version or a newer one.
 
 use super::choice::{Base, Open};
 use super::recording::Recording;

@@ -32,14 +32,21 @@ const PAGE_BYTES: usize = 4096;
 /// Media that record what is done to them, to enumerate what a crash would have left.
 ///
 /// See the [module](super) for the model and an example. Everything goes through the methods of [`Media`]: stores to
-/// a shared mapping of [`Media::file`] are not seen. Dropping it frees the memory.
-#[derive(Debug)]
+/// a shared mapping of [`Media::file`] are not seen. A clone is another handle of the same media, so that
+/// a test keeps one while the code under test owns the other. Dropping the last frees the memory.
+#[derive(Debug, Clone)]
 pub struct CrashMedia {
+    shared: Arc<Shared>,
+    unit_bytes: usize,
+    writable: bool,
+}
+
+/// What the handles share.
+#[derive(Debug)]
+struct Shared {
     path: PathBuf,
     file: File,
     domain: PersistenceDomain,
-    unit_bytes: usize,
-    writable: bool,
     initial: Arc<[u8]>,
     growing: Mutex<()>,
     log: Mutex<Log>,
@@ -88,16 +95,16 @@ impl CrashMedia {
         let file = File::from(rustix::fs::memfd_create("crash-media", MemfdFlags::CLOEXEC)?);
         file.set_len(image.len() as u64)?;
         write_sparsely(&file, image)?;
-        Ok(CrashMedia {
+        let shared = Shared {
             path: PathBuf::from("crash-media"),
             file,
             domain,
-            unit_bytes: domain.atomic_bytes(),
-            writable: true,
             initial: image.into(),
             growing: Mutex::new(()),
             log: Mutex::new(Log { len_bytes: image.len() as u64, ..Log::default() }),
-        })
+        };
+        let unit_bytes = domain.atomic_bytes();
+        Ok(CrashMedia { shared: Arc::new(shared), unit_bytes, writable: true })
     }
 
     /// With another unit that a crash does not tear, a power of two of at least 8 bytes. A smaller one makes the
@@ -108,7 +115,7 @@ impl CrashMedia {
         self
     }
 
-    /// Every write fails with EROFS.
+    /// A handle through which every write fails with EROFS.
     pub fn read_only(mut self) -> CrashMedia {
         self.writable = false;
         self
@@ -151,33 +158,36 @@ impl CrashMedia {
 
     /// What has happened up to now.
     pub fn recording(&self) -> Recording {
-        let log = self.log();
-        Recording {
-            domain: self.domain,
-            unit_bytes: self.unit_bytes,
-            initial: Arc::clone(&self.initial),
-            operations: log.operations.clone(),
-            events: log.events.clone(),
-        }
+        self.recording_of(&self.log())
     }
 
     /// The bytes as readers see them.
     pub fn image(&self) -> Vec<u8> {
         let mut image = vec![0; self.log().len_bytes as usize];
-        match self.file.read_exact_at(&mut image, 0) {
+        match self.shared.file.read_exact_at(&mut image, 0) {
             Ok(()) => image,
             Err(error) => panic!("a memory file must be readable: {error}"),
         }
     }
 
+    fn recording_of(&self, log: &Log) -> Recording {
+        Recording {
+            domain: self.shared.domain,
+            unit_bytes: self.unit_bytes,
+            initial: Arc::clone(&self.shared.initial),
+            operations: log.operations.clone(),
+            events: log.events.clone(),
+        }
+    }
+
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn error(&self, operation: MediaOperation, range: ByteRange, source: io::Error) -> MediaError {
         MediaError {
             operation,
-            path: self.path.clone(),
+            path: self.shared.path.clone(),
             offset_bytes: range.offset_bytes,
             len_bytes: range.len_bytes,
             source,
@@ -229,7 +239,8 @@ impl CrashMedia {
         let fate = fate(&mut log, kind, &[range]);
         let left = fate.fault.as_ref().map_or(bytes.len(), |fault| fault.left_of(bytes.len()));
         let left = &bytes[..left];
-        self.file
+        self.shared
+            .file
             .write_all_at(left, offset_bytes)
             .map_err(|error| self.error(kind, range, error))?;
         let op = log.begin(kind, &[range]);
@@ -257,7 +268,7 @@ impl CrashMedia {
 
     /// Whether a plain write can be lost.
     fn needs_flushing(&self) -> bool {
-        self.domain != PersistenceDomain::Volatile
+        self.shared.domain != PersistenceDomain::Volatile
     }
 
     /// A `write_back` or `flush` ends with an error.
@@ -268,18 +279,12 @@ impl CrashMedia {
             log.fail(op, fault.errno);
             return self.scripted(kind, range, fault.errno);
         }
-        let recording = Recording {
-            domain: self.domain,
-            unit_bytes: self.unit_bytes,
-            initial: Arc::clone(&self.initial),
-            operations: log.operations.clone(),
-            events: log.events.clone(),
-        };
+        let recording = self.recording_of(log);
         let settled = Settling::at_the_end(&recording);
         let ranges = settled.forgettable(op);
         for range in &ranges {
             let bytes = &settled.durable[range.offset_bytes as usize..range.end_bytes() as usize];
-            if let Err(error) = self.file.write_all_at(bytes, range.offset_bytes) {
+            if let Err(error) = self.shared.file.write_all_at(bytes, range.offset_bytes) {
                 return self.error(kind, *range, error);
             }
         }
@@ -291,7 +296,7 @@ impl CrashMedia {
 
 impl Media for CrashMedia {
     fn path(&self) -> &Path {
-        &self.path
+        &self.shared.path
     }
 
     fn len_bytes(&self) -> u64 {
@@ -299,7 +304,7 @@ impl Media for CrashMedia {
     }
 
     fn domain(&self) -> PersistenceDomain {
-        self.domain
+        self.shared.domain
     }
 
     fn is_writable(&self) -> bool {
@@ -314,7 +319,7 @@ impl Media for CrashMedia {
             return Err(self.scripted(MediaOperation::Read, range, fault.errno));
         }
         drop(log);
-        let read = self.file.read_exact_at(bytes, offset_bytes);
+        let read = self.shared.file.read_exact_at(bytes, offset_bytes);
         read.map_err(|error| self.error(MediaOperation::Read, range, error))
     }
 
@@ -359,7 +364,7 @@ impl Media for CrashMedia {
     }
 
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
-        let _one_at_a_time = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.shared.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let kind = MediaOperation::Resize;
         let mut log = self.log();
         let offset_bytes = log.len_bytes;
@@ -382,7 +387,7 @@ impl Media for CrashMedia {
             log.fail(op, fault.errno);
             return Err(self.scripted(kind, range, fault.errno));
         }
-        if let Err(error) = self.file.set_len(len_bytes) {
+        if let Err(error) = self.shared.file.set_len(len_bytes) {
             log.fail(op, error.raw_os_error().unwrap_or_default());
             return Err(self.error(kind, range, error));
         }
@@ -392,7 +397,7 @@ impl Media for CrashMedia {
     }
 
     fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.shared.file.as_fd()
     }
 
     fn maps_privately(&self) -> bool {
