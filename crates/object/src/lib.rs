@@ -1,1 +1,3 @@
 //! Persistent objects: data structures that survive, with one call.
+
+pub mod pointer;
