@@ -1,0 +1,383 @@
+//! A hash map in an object.
+//!
+//! One table of slots with open addressing and linear probing: hash, key and value side by side, so that an insertion
+//! or a removal dirties the page of the entry and, where it has neighbours, mostly no other. A removal moves later
+//! entries of a chain up instead of leaving a tombstone. The stored hash is also what makes growing cheap: no key is
+//! looked at.
+//!
+//! An empty map has no table: there is no static one to point at. A new table is zeroed, but only pages that are not
+//! zero already are stored to; in a fresh object a large table dirties pages as it fills.
+//!
+//! # Invariants
+//! * A slot whose hash is 0 is empty; in others [`OCCUPIED`] is set.
+//! * Between the slot that an entry's hash points to and the slot it is in, no slot is empty.
+//! * At least an eighth of the slots is empty. Their number is a power of two.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use super::place::{Place, array_layout, free};
+use super::stable_hash::StableHash;
+use crate::heap::{HeapError, HeapRef};
+use crate::persist::{Persist, Shape};
+
+const OCCUPIED: u64 = 1 << 63;
+const LEAST_SLOTS: u64 = 8;
+
+#[repr(C)]
+struct Slot<K, V> {
+    hash: u64,
+    key: MaybeUninit<K>,
+    value: MaybeUninit<V>,
+}
+
+/// A hash map in the heap with the lifetime `'h`, like `HashMap`, over [`StableHash`].
+#[repr(C)]
+pub struct PHashMap<'h, K: Persist<'h>, V: Persist<'h>> {
+    place: Place<'h>,
+    len: u64,
+    /// Zero while there is no table.
+    slots: u64,
+    entries: PhantomData<(K, V)>,
+}
+
+// SAFETY: `repr(C)`: two numbers and the address of a table in the heap `'h`, itself of `repr(C)` slots.
+unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PHashMap<'h, K, V> {
+    fn shape(shape: &mut Shape) {
+        shape.parts::<Self>("hash map", |shape| {
+            K::shape(shape);
+            V::shape(shape);
+        });
+    }
+}
+
+impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
+    /// An empty map, without memory.
+    pub fn new_in(heap: HeapRef<'h>) -> PHashMap<'h, K, V> {
+        PHashMap { place: Place::none(heap), len: 0, slots: 0, entries: PhantomData }
+    }
+
+    /// An empty map with room for `capacity` entries.
+    ///
+    /// # Errors
+    /// Those of [`ObjectHeap::alloc`](crate::heap::ObjectHeap::alloc).
+    pub fn with_capacity_in(
+        capacity: usize,
+        heap: HeapRef<'h>,
+    ) -> Result<PHashMap<'h, K, V>, HeapError> {
+        let mut map = PHashMap::new_in(heap);
+        map.reserve(capacity)?;
+        Ok(map)
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Entries that fit without allocating.
+    pub fn capacity(&self) -> usize {
+        (self.slots - self.slots / 8) as usize
+    }
+
+    /// Makes room for `additional` entries more.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`].
+    pub fn reserve(&mut self, additional: usize) -> Result<(), HeapError> {
+        let needed = self.len.saturating_add(additional as u64);
+        if needed <= self.capacity() as u64 {
+            return Ok(());
+        }
+        let heap = self.place.heap();
+        // An eighth stays empty.
+        let slots = needed.checked_add(needed.div_ceil(7)).and_then(u64::checked_next_power_of_two);
+        let slots = slots.ok_or_else(|| heap.full(u64::MAX))?.max(LEAST_SLOTS);
+        let layout = array_layout::<Slot<K, V>>(&heap, slots as usize)?;
+        let table = heap.allocate_zeroed(layout)?.cast::<Slot<K, V>>();
+        for index in 0..self.slots {
+            let old = self.slot(index);
+            if self.hash_at(index) == 0 {
+                continue;
+            }
+            let mut target = self.hash_at(index) & (slots - 1);
+            // SAFETY: a slot of the new table, in which more than so many are empty.
+            while unsafe { table.add(target as usize).as_ref() }.hash != 0 {
+                target = (target + 1) & (slots - 1);
+            }
+            // SAFETY: as above; the entry is this one's from now on.
+            unsafe { old.copy_to_nonoverlapping(table.add(target as usize), 1) };
+        }
+        let old = (self.slots > 0).then(|| self.place.pointer::<u8>());
+        self.place.set(table.cast());
+        self.slots = slots;
+        if let Some(old) = old {
+            // SAFETY: the entries have moved on.
+            unsafe { free(&heap, old) };
+        }
+        Ok(())
+    }
+
+    fn slot(&self, index: u64) -> NonNull<Slot<K, V>> {
+        debug_assert!(index < self.slots);
+        // SAFETY: the table has so many slots.
+        unsafe { self.place.pointer::<Slot<K, V>>().add(index as usize) }
+    }
+
+    fn hash_at(&self, index: u64) -> u64 {
+        // SAFETY: a slot, whose hash is always there.
+        unsafe { (&raw const (*self.slot(index).as_ptr()).hash).read() }
+    }
+
+    fn key_at(&self, index: u64) -> NonNull<K> {
+        // SAFETY: a slot; only its address is taken.
+        let key = unsafe { &raw mut (*self.slot(index).as_ptr()).key };
+        NonNull::new(key.cast()).expect("a table is not at zero")
+    }
+
+    fn value_at(&self, index: u64) -> NonNull<V> {
+        // SAFETY: a slot; only its address is taken.
+        let value = unsafe { &raw mut (*self.slot(index).as_ptr()).value };
+        NonNull::new(value.cast()).expect("a table is not at zero")
+    }
+
+    fn next(&self, index: u64) -> u64 {
+        (index + 1) & (self.slots - 1)
+    }
+
+    fn find<Q: StableHash + Eq + ?Sized>(&self, key: &Q) -> Option<u64>
+    where
+        K: Borrow<Q>,
+    {
+        if self.len == 0 {
+            return None;
+        }
+        let hash = key.stable_hash() | OCCUPIED;
+        let mut index = hash & (self.slots - 1);
+        loop {
+            let found = self.hash_at(index);
+            if found == 0 {
+                return None;
+            }
+            // SAFETY: an occupied slot has a key.
+            if found == hash && unsafe { self.key_at(index).as_ref() }.borrow() == key {
+                return Some(index);
+            }
+            index = self.next(index);
+        }
+    }
+
+    /// The value of a key.
+    pub fn get<Q: StableHash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        // SAFETY: an occupied slot has a value.
+        self.find(key).map(|index| unsafe { self.value_at(index).as_ref() })
+    }
+
+    /// The value of a key, to change.
+    pub fn get_mut<Q: StableHash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        // SAFETY: an occupied slot has a value, and the map is borrowed uniquely.
+        self.find(key).map(|index| unsafe { self.value_at(index).as_mut() })
+    }
+
+    /// Whether the key has a value.
+    pub fn contains_key<Q: StableHash + Eq + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).is_some()
+    }
+
+    /// Gives a key a value; returns the one before. If there was one, the key stays as it was.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`]; key and value are dropped then.
+    pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>, HeapError>
+    where
+        K: StableHash + Eq,
+    {
+        if let Some(old) = self.get_mut(&key) {
+            return Ok(Some(std::mem::replace(old, value)));
+        }
+        if self.len() == self.capacity() {
+            self.reserve(1)?;
+        }
+        let hash = key.stable_hash() | OCCUPIED;
+        let mut index = hash & (self.slots - 1);
+        while self.hash_at(index) != 0 {
+            index = self.next(index);
+        }
+        let slot = Slot { hash, key: MaybeUninit::new(key), value: MaybeUninit::new(value) };
+        // SAFETY: an empty slot.
+        unsafe { self.slot(index).write(slot) };
+        self.len += 1;
+        Ok(None)
+    }
+
+    /// Removes a key; its value, if it had one.
+    pub fn remove<Q: StableHash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        self.remove_entry(key).map(|(_, value)| value)
+    }
+
+    /// Removes a key; it and its value, if it had one.
+    pub fn remove_entry<Q: StableHash + Eq + ?Sized>(&mut self, key: &Q) -> Option<(K, V)>
+    where
+        K: Borrow<Q>,
+    {
+        let index = self.find(key)?;
+        Some(self.take(index))
+    }
+
+    /// Takes the entry out of a slot, and moves those up that are behind it for its sake.
+    fn take(&mut self, index: u64) -> (K, V) {
+        // SAFETY: an occupied slot has a key, which is overwritten or forgotten below.
+        let key = unsafe { self.key_at(index).read() };
+        // SAFETY: as above.
+        let value = unsafe { self.value_at(index).read() };
+        let (mut hole, mut at) = (index, self.next(index));
+        while self.hash_at(at) != 0 {
+            // Slots from its first choice on; it may move to the hole if that is not before its first choice.
+            let distance = |from: u64| at.wrapping_sub(from) & (self.slots - 1);
+            if distance(self.hash_at(at)) >= distance(hole) {
+                // SAFETY: two different slots; what was in the hole is gone.
+                unsafe { self.slot(at).copy_to_nonoverlapping(self.slot(hole), 1) };
+                hole = at;
+            }
+            at = self.next(at);
+        }
+        self.set_empty(hole);
+        self.len -= 1;
+        (key, value)
+    }
+
+    fn set_empty(&mut self, index: u64) {
+        // SAFETY: a slot, whose entry is gone.
+        unsafe { (&raw mut (*self.slot(index).as_ptr()).hash).write(0) };
+    }
+
+    /// Drops all entries; keeps the table.
+    pub fn clear(&mut self) {
+        for index in 0..self.slots {
+            if self.hash_at(index) != 0 {
+                // First, so that an entry whose drop panics is not dropped again.
+                self.set_empty(index);
+                self.len -= 1;
+                // SAFETY: the slot was occupied, and is not any more.
+                unsafe { self.key_at(index).drop_in_place() };
+                // SAFETY: as above.
+                unsafe { self.value_at(index).drop_in_place() };
+            }
+        }
+    }
+
+    /// The entries, in no particular order.
+    pub fn iter(&self) -> Iter<'_, 'h, K, V> {
+        Iter { map: self, index: 0 }
+    }
+
+    /// The entries with values to change, in no particular order.
+    pub fn iter_mut(&mut self) -> IterMut<'_, 'h, K, V> {
+        IterMut { index: 0, map: NonNull::from(self), borrow: PhantomData }
+    }
+
+    /// The first occupied slot from `index` on.
+    fn occupied(&self, index: u64) -> Option<u64> {
+        (index..self.slots).find(|&index| self.hash_at(index) != 0)
+    }
+}
+
+impl<'h, K: Persist<'h>, V: Persist<'h>> Drop for PHashMap<'h, K, V> {
+    fn drop(&mut self) {
+        self.clear();
+        if self.slots > 0 {
+            // SAFETY: there is a table, and nothing is in it any more.
+            unsafe { self.place.free() };
+        }
+    }
+}
+
+/// The entries of a [`PHashMap`].
+pub struct Iter<'a, 'h, K: Persist<'h>, V: Persist<'h>> {
+    map: &'a PHashMap<'h, K, V>,
+    index: u64,
+}
+
+impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for Iter<'a, 'h, K, V> {
+    type Item = (&'a K, &'a V);
+    fn next(&mut self) -> Option<Self::Item> {
+        let map = self.map;
+        let Some(index) = map.occupied(self.index) else {
+            self.index = map.slots;
+            return None;
+        };
+        self.index = index + 1;
+        // SAFETY: an occupied slot has a key.
+        let key = unsafe { map.key_at(index).as_ref() };
+        // SAFETY: and a value.
+        Some((key, unsafe { map.value_at(index).as_ref() }))
+    }
+}
+
+/// The entries of a [`PHashMap`], with values to change.
+pub struct IterMut<'a, 'h, K: Persist<'h>, V: Persist<'h>> {
+    map: NonNull<PHashMap<'h, K, V>>,
+    index: u64,
+    borrow: PhantomData<&'a mut PHashMap<'h, K, V>>,
+}
+
+impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for IterMut<'a, 'h, K, V> {
+    type Item = (&'a K, &'a mut V);
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: borrowed uniquely by this iterator; values lent before lie in the table, not in the map itself.
+        let map = unsafe { self.map.as_ref() };
+        let Some(index) = map.occupied(self.index) else {
+            self.index = map.slots;
+            return None;
+        };
+        self.index = index + 1;
+        // SAFETY: an occupied slot has a key.
+        let key = unsafe { map.key_at(index).as_ref() };
+        // SAFETY: and a value, which is lent once.
+        Some((key, unsafe { map.value_at(index).as_mut() }))
+    }
+}
+
+impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> IntoIterator for &'a PHashMap<'h, K, V> {
+    type Item = (&'a K, &'a V);
+    type IntoIter = Iter<'a, 'h, K, V>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> IntoIterator for &'a mut PHashMap<'h, K, V> {
+    type Item = (&'a K, &'a mut V);
+    type IntoIter = IterMut<'a, 'h, K, V>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
+impl<'h, K: Persist<'h> + fmt::Debug, V: Persist<'h> + fmt::Debug> fmt::Debug
+    for PHashMap<'h, K, V>
+{
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_map().entries(self).finish()
+    }
+}

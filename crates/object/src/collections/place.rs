@@ -1,0 +1,81 @@
+//! The address that a collection keeps: of its memory, or of its heap while it has none.
+//!
+//! Either way it says which heap to allocate from, and it is never null. It is kept as a number: what lies in an
+//! object came from a file, and becomes a pointer only when it is used.
+
+use std::alloc::Layout;
+use std::num::NonZeroU64;
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+use crate::heap::shared::Shared;
+use crate::heap::{HeapError, HeapRef, Invariant, registry};
+
+/// See the module documentation.
+#[repr(transparent)]
+pub(crate) struct Place<'h> {
+    address: NonZeroU64,
+    heap: Invariant<'h>,
+}
+
+fn number(pointer: NonNull<u8>) -> NonZeroU64 {
+    NonZeroU64::new(pointer.as_ptr().expose_provenance() as u64).expect("it is not null")
+}
+
+impl<'h> Place<'h> {
+    /// No memory yet.
+    pub fn none(heap: HeapRef<'h>) -> Place<'h> {
+        Place::of(heap.shared().base())
+    }
+
+    /// Memory of the heap with this lifetime.
+    pub fn of(memory: NonNull<u8>) -> Place<'h> {
+        Place { address: number(memory), heap: std::marker::PhantomData }
+    }
+
+    pub fn pointer<T>(&self) -> NonNull<T> {
+        NonNull::new(with_exposed_provenance_mut(self.address.get() as usize))
+            .expect("it is not zero")
+    }
+
+    /// The heap it lies in.
+    ///
+    /// # Panics
+    /// If it lies in none, which the object's content being damaged would explain.
+    pub fn heap(&self) -> Arc<Shared> {
+        registry::heap_at(self.address.get())
+            .expect("a collection's memory lies in the heap that is entered; the object is damaged")
+    }
+
+    /// Changes to other memory of the heap.
+    pub fn set(&mut self, memory: NonNull<u8>) {
+        self.address = number(memory);
+    }
+
+    /// Gives the memory back; there is none then.
+    ///
+    /// # Safety
+    /// It is memory, and nobody uses it any more.
+    pub unsafe fn free(&mut self) {
+        let heap = self.heap();
+        // SAFETY: the caller's promise.
+        unsafe { free(&heap, self.pointer()) };
+        self.set(heap.base());
+    }
+}
+
+/// Gives memory back to its heap.
+///
+/// # Safety
+/// Nobody uses it any more.
+pub(crate) unsafe fn free(heap: &Shared, memory: NonNull<u8>) {
+    // SAFETY: the caller's promise.
+    if let Err(error) = unsafe { heap.free(memory) } {
+        panic!("cannot free: {error}");
+    }
+}
+
+/// The layout of `count` values, or the error that there is no room for so many.
+pub(crate) fn array_layout<T>(heap: &Shared, count: usize) -> Result<Layout, HeapError> {
+    Layout::array::<T>(count).map_err(|_| heap.full(u64::MAX))
+}

@@ -1,0 +1,307 @@
+//! A growable array in an object.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use super::place::{Place, array_layout};
+use crate::heap::{HeapError, HeapRef};
+use crate::persist::{Persist, Shape};
+
+/// A growable array in the heap with the lifetime `'h`, like `Vec`; derefs to a slice.
+///
+/// Elements have a size: `PVec<()>` does not compile.
+#[repr(C)]
+pub struct PVec<'h, T: Persist<'h>> {
+    place: Place<'h>,
+    len: u64,
+    /// Zero while there is no memory.
+    capacity: u64,
+    elements: PhantomData<T>,
+}
+
+// SAFETY: `repr(C)`: two numbers and the address of the elements in the heap `'h`.
+unsafe impl<'h, T: Persist<'h>> Persist<'h> for PVec<'h, T> {
+    fn shape(shape: &mut Shape) {
+        shape.parts::<Self>("vec", T::shape);
+    }
+}
+
+impl<'h, T: Persist<'h>> PVec<'h, T> {
+    /// An empty vector, without memory.
+    pub fn new_in(heap: HeapRef<'h>) -> PVec<'h, T> {
+        const { assert!(size_of::<T>() > 0, "elements without a size need no vector") };
+        PVec { place: Place::none(heap), len: 0, capacity: 0, elements: PhantomData }
+    }
+
+    /// An empty vector with room for `capacity` elements.
+    ///
+    /// # Errors
+    /// Those of [`ObjectHeap::alloc`](crate::heap::ObjectHeap::alloc).
+    pub fn with_capacity_in(capacity: usize, heap: HeapRef<'h>) -> Result<PVec<'h, T>, HeapError> {
+        let mut vec = PVec::new_in(heap);
+        vec.set_capacity(capacity)?;
+        Ok(vec)
+    }
+
+    /// Takes over the elements of a vector over the same heap, without moving them.
+    pub fn from_vec(vec: allocator_api2::vec::Vec<T, HeapRef<'h>>) -> PVec<'h, T> {
+        let mut vec = ManuallyDrop::new(vec);
+        let mut taken = PVec::new_in(*vec.allocator());
+        if vec.capacity() > 0 {
+            let elements = NonNull::new(vec.as_mut_ptr()).expect("a vector's memory is not null");
+            taken.place.set(elements.cast());
+            taken.len = vec.len() as u64;
+            taken.capacity = vec.capacity() as u64;
+        }
+        taken
+    }
+
+    /// Becomes a vector of `allocator-api2`, without moving the elements.
+    pub fn into_vec(self, heap: HeapRef<'h>) -> allocator_api2::vec::Vec<T, HeapRef<'h>> {
+        let this = ManuallyDrop::new(self);
+        let (len, capacity) = (this.len as usize, this.capacity as usize);
+        if capacity == 0 {
+            return allocator_api2::vec::Vec::new_in(heap);
+        }
+        // SAFETY: memory of this heap, aligned for so many elements, of which the first `len` are there.
+        unsafe {
+            allocator_api2::vec::Vec::from_raw_parts_in(
+                this.place.pointer().as_ptr(),
+                len,
+                capacity,
+                heap,
+            )
+        }
+    }
+
+    /// Elements that fit without allocating.
+    pub fn capacity(&self) -> usize {
+        self.capacity as usize
+    }
+
+    fn start(&self) -> NonNull<T> {
+        if self.capacity == 0 { NonNull::dangling() } else { self.place.pointer() }
+    }
+
+    /// Makes room for exactly so many elements, or a few more; not fewer than there are.
+    fn set_capacity(&mut self, capacity: usize) -> Result<(), HeapError> {
+        if capacity == 0 {
+            return Ok(());
+        }
+        let heap = self.place.heap();
+        let layout = array_layout::<T>(&heap, capacity)?;
+        let memory = if self.capacity == 0 {
+            heap.allocate(layout)?
+        } else {
+            // SAFETY: the vector's own memory; it leaves off nothing that is in use.
+            unsafe { heap.reallocate(self.place.pointer(), layout) }?
+        };
+        self.place.set(memory.cast());
+        self.capacity = (memory.len() / size_of::<T>()) as u64;
+        Ok(())
+    }
+
+    /// Makes room for `additional` elements more.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`].
+    pub fn reserve(&mut self, additional: usize) -> Result<(), HeapError> {
+        let needed = self.len().saturating_add(additional);
+        if needed <= self.capacity() {
+            return Ok(());
+        }
+        // Doubling keeps pushes amortised; where that much is not free, what is needed will do.
+        match self.set_capacity(needed.max(self.capacity().saturating_mul(2))) {
+            Err(HeapError::Full { .. }) => self.set_capacity(needed),
+            done => done,
+        }
+    }
+
+    /// Gives back memory that is not needed.
+    ///
+    /// # Errors
+    /// [`HeapError::Damaged`].
+    pub fn shrink_to_fit(&mut self) -> Result<(), HeapError> {
+        if self.len == 0 && self.capacity > 0 {
+            self.capacity = 0;
+            // SAFETY: there was memory, and no element is in it.
+            unsafe { self.place.free() };
+            return Ok(());
+        }
+        self.set_capacity(self.len())
+    }
+
+    /// Appends an element.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`]; the element is dropped then.
+    pub fn push(&mut self, element: T) -> Result<(), HeapError> {
+        self.reserve(1)?;
+        // SAFETY: there is room for it.
+        unsafe { self.start().add(self.len()).write(element) };
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Removes the last element.
+    pub fn pop(&mut self) -> Option<T> {
+        self.len = self.len.checked_sub(1)?;
+        // SAFETY: it was the last one, and is not the vector's any more.
+        Some(unsafe { self.start().add(self.len()).read() })
+    }
+
+    /// Puts an element in front of the one at `index`.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`]; the element is dropped then.
+    ///
+    /// # Panics
+    /// If `index` is greater than the length.
+    pub fn insert(&mut self, index: usize, element: T) -> Result<(), HeapError> {
+        let len = self.len();
+        assert!(index <= len, "insertion at {index} in {len} elements");
+        self.reserve(1)?;
+        // SAFETY: at most behind the last element.
+        let place = unsafe { self.start().add(index) };
+        // SAFETY: there is room for one more.
+        unsafe { place.copy_to(place.add(1), len - index) };
+        // SAFETY: what was there has moved on.
+        unsafe { place.write(element) };
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Removes the element at `index`; those behind move up.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn remove(&mut self, index: usize) -> T {
+        let len = self.len();
+        assert!(index < len, "removal at {index} of {len} elements");
+        // SAFETY: an element.
+        let place = unsafe { self.start().add(index) };
+        // SAFETY: it is overwritten below, or is behind the last one then.
+        let removed = unsafe { place.read() };
+        // SAFETY: the elements behind it.
+        unsafe { place.copy_from(place.add(1), len - index - 1) };
+        self.len -= 1;
+        removed
+    }
+
+    /// Removes the element at `index`; the last one takes its place.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn swap_remove(&mut self, index: usize) -> T {
+        let last = self.len().checked_sub(1).expect("removal of no elements");
+        self.swap(index, last);
+        self.pop().expect("it has a last element")
+    }
+
+    /// Drops the elements from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        let Some(surplus) = self.len().checked_sub(len) else { return };
+        // First, so that an element whose drop panics is not dropped again.
+        self.len = len as u64;
+        // SAFETY: the elements behind the new length.
+        let behind = NonNull::slice_from_raw_parts(unsafe { self.start().add(len) }, surplus);
+        // SAFETY: they are not the vector's any more.
+        unsafe { behind.drop_in_place() };
+    }
+
+    /// Drops all elements; keeps the memory.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Appends copies of `elements`.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`].
+    pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<(), HeapError>
+    where
+        T: Copy,
+    {
+        self.reserve(elements.len())?;
+        // SAFETY: there is room.
+        let end = unsafe { self.start().add(self.len()) };
+        // SAFETY: a slice cannot lie in memory that is borrowed uniquely.
+        unsafe { end.copy_from_nonoverlapping(NonNull::from(elements).cast(), elements.len()) };
+        self.len += elements.len() as u64;
+        Ok(())
+    }
+
+    /// Makes it `len` elements long, with copies of `element` where it grows.
+    ///
+    /// # Errors
+    /// [`HeapError::Full`].
+    pub fn resize(&mut self, len: usize, element: T) -> Result<(), HeapError>
+    where
+        T: Copy,
+    {
+        self.reserve(len.saturating_sub(self.len()))?;
+        while self.len() < len {
+            self.push(element)?;
+        }
+        self.truncate(len);
+        Ok(())
+    }
+}
+
+impl<'h, T: Persist<'h>> Deref for PVec<'h, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many elements are there.
+        unsafe { NonNull::slice_from_raw_parts(self.start(), self.len as usize).as_ref() }
+    }
+}
+
+impl<'h, T: Persist<'h>> DerefMut for PVec<'h, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the vector is borrowed uniquely.
+        unsafe { NonNull::slice_from_raw_parts(self.start(), self.len as usize).as_mut() }
+    }
+}
+
+impl<'h, T: Persist<'h>> Drop for PVec<'h, T> {
+    fn drop(&mut self) {
+        self.clear();
+        if self.capacity > 0 {
+            // SAFETY: there is memory, and no element is in it any more.
+            unsafe { self.place.free() };
+        }
+    }
+}
+
+impl<'a, 'h, T: Persist<'h>> IntoIterator for &'a PVec<'h, T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a, 'h, T: Persist<'h>> IntoIterator for &'a mut PVec<'h, T> {
+    type Item = &'a mut T;
+    type IntoIter = std::slice::IterMut<'a, T>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
+impl<'h, T: Persist<'h> + fmt::Debug> fmt::Debug for PVec<'h, T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(formatter)
+    }
+}
+
+impl<'h, T: Persist<'h> + PartialEq> PartialEq for PVec<'h, T> {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl<'h, T: Persist<'h> + Eq> Eq for PVec<'h, T> {}

@@ -1,0 +1,145 @@
+//! Collections of `allocator-api2` in a heap, and what may be kept in it.
+//!
+//! `&ObjectHeap` and [`HeapRef`] are allocators, so `allocator_api2::vec::Vec` and `allocator_api2::boxed::Box` work
+//! over an object's memory, and so does any other collection that takes an `Allocator`:
+//!
+//! ```
+//! # use aquifer_object::heap::{ObjectHeap, Placement};
+//! # let layout = std::alloc::Layout::from_size_align(1 << 20, 4096)?;
+//! # // SAFETY: the layout has a size.
+//! # let start = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+//! # // SAFETY: the memory is ours, and lives longer than the heap.
+//! # let heap = unsafe { ObjectHeap::format(start, 1 << 20, Placement::Fixed) }?;
+//! let mut vec = allocator_api2::vec::Vec::new_in(&heap);
+//! vec.extend([1u64, 2, 3]);
+//! assert!(heap.contains(vec.as_ptr().cast()));
+//! # drop(vec);
+//! # drop(heap);
+//! # // SAFETY: allocated above with this layout.
+//! # unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What such a collection is not
+//! It uses the object's memory, but it is not a persistent collection: it must not itself be *stored* in the object.
+//!
+//! * **The allocator handle** in it is a pointer into DRAM, which means nothing after a restart.
+//! * **Its layout** is the compiler's choice (`repr(Rust)`) and may differ in the next build of the program. That is
+//!   true of `Vec`, `String`, `Box<T, A>`, `Option<T>`, tuples and every struct without `repr(C)`.
+//! * **hashbrown's tables** (`HashMap`, `HashSet`) point, while empty, at static data of the executable, and are
+//!   at another address in every run. Their hasher is seeded anew in every process, too.
+//! * **`Rc`, `Arc`** count owners that do not exist any more after a crash.
+//! * **References, function pointers, `dyn` objects** point into the executable or the stack.
+//!
+//! What is stored must be [`Persist`](crate::persist::Persist), and none of these is. What may be stored are the
+//! [collections](crate::collections) of this crate: [`PBox`], [`PVec`], [`PString`], [`PBTreeMap`] and [`PHashMap`].
+//! A `Vec` over a [`HeapRef`] becomes a [`PVec`] and back without copying: [`PVec::from_vec`] and [`PVec::into_vec`].
+//!
+//! A collection that is alive when the program ends, and whose memory was in the last `psync`, leaves that memory
+//! allocated without an owner.
+//!
+//! [`PBox`]: crate::collections::PBox
+//! [`PVec`]: crate::collections::PVec
+//! [`PVec::from_vec`]: crate::collections::PVec::from_vec
+//! [`PVec::into_vec`]: crate::collections::PVec::into_vec
+//! [`PString`]: crate::collections::PString
+//! [`PBTreeMap`]: crate::collections::PBTreeMap
+//! [`PHashMap`]: crate::collections::PHashMap
+
+use std::alloc::Layout;
+use std::ptr::{NonNull, without_provenance_mut};
+
+use allocator_api2::alloc::{AllocError, Allocator};
+
+use super::shared::Shared;
+use super::{HeapRef, ObjectHeap};
+
+fn empty(layout: Layout) -> NonNull<[u8]> {
+    let aligned = NonNull::new(without_provenance_mut(layout.align()));
+    NonNull::slice_from_raw_parts(aligned.expect("an alignment is not zero"), 0)
+}
+
+impl Shared {
+    fn allocate_any(&self, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>, AllocError> {
+        let allocated = match (layout.size(), zeroed) {
+            (0, _) => return Ok(empty(layout)),
+            (_, false) => self.allocate(layout),
+            (_, true) => self.allocate_zeroed(layout),
+        };
+        allocated.map_err(|_| AllocError)
+    }
+
+    /// # Safety
+    /// As for [`Allocator::deallocate`].
+    unsafe fn deallocate_any(&self, pointer: NonNull<u8>, layout: Layout) {
+        if layout.size() > 0 {
+            // SAFETY: forwarded to the caller.
+            if let Err(error) = unsafe { self.free(pointer) } {
+                panic!("cannot free: {error}");
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Allocator::grow`] and [`Allocator::shrink`].
+    unsafe fn reallocate_any(
+        &self,
+        pointer: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        match (old.size(), new.size()) {
+            (0, _) => self.allocate_any(new, false),
+            (_, 0) => {
+                // SAFETY: forwarded to the caller.
+                unsafe { self.deallocate_any(pointer, old) };
+                Ok(empty(new))
+            }
+            // SAFETY: forwarded to the caller.
+            _ => unsafe { self.reallocate(pointer, new) }.map_err(|_| AllocError),
+        }
+    }
+}
+
+macro_rules! allocator {
+    ($handle:ty) => {
+        // SAFETY: an allocation stays where it is until it is freed; copies of the handle lead to the same heap,
+        // which lives as long as they can. Freeing what is not allocated panics.
+        unsafe impl Allocator for $handle {
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                self.shared().allocate_any(layout, false)
+            }
+
+            fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                self.shared().allocate_any(layout, true)
+            }
+
+            unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+                // SAFETY: forwarded to the caller.
+                unsafe { self.shared().deallocate_any(pointer, layout) }
+            }
+
+            unsafe fn grow(
+                &self,
+                pointer: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: forwarded to the caller.
+                unsafe { self.shared().reallocate_any(pointer, old, new) }
+            }
+
+            unsafe fn shrink(
+                &self,
+                pointer: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: forwarded to the caller.
+                unsafe { self.shared().reallocate_any(pointer, old, new) }
+            }
+        }
+    };
+}
+allocator!(&ObjectHeap);
+allocator!(HeapRef<'_>);

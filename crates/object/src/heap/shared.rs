@@ -1,0 +1,157 @@
+//! A heap as the threads of a process share it: the memory, and the state behind its lock.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::ptr::NonNull;
+
+use aquifer_sys::futex::{Mutex, MutexGuard};
+use aquifer_vm::fork::ProcessMark;
+
+use super::error::{HeapError, NotAllocated};
+use super::state::State;
+
+/// What every handle of a heap leads to.
+pub(crate) struct Shared {
+    base: NonNull<u8>,
+    writable: bool,
+    mark: ProcessMark,
+    state: Mutex<State>,
+}
+
+// SAFETY: the base is an address; the memory behind it is used under the lock, or by the owners of allocations.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the state: whoever prints this may hold its lock.
+        formatter.debug_struct("Shared").field("base", &self.base).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub fn new(base: NonNull<u8>, writable: bool, state: State) -> Shared {
+        // What is read from the object later are addresses: they become pointers into this memory again.
+        base.as_ptr().expose_provenance();
+        Shared { base, writable, mark: ProcessMark::new(), state: Mutex::new(state) }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Whether the heap was opened by this process, not by the one it was forked from.
+    pub fn is_ours(&self) -> bool {
+        self.mark.is_current()
+    }
+
+    /// The state, to look at.
+    pub fn read(&self) -> Result<MutexGuard<'_, State>, HeapError> {
+        if self.is_ours() { Ok(self.state.lock()) } else { Err(HeapError::Forked) }
+    }
+
+    /// The state, to change.
+    pub fn write(&self) -> Result<MutexGuard<'_, State>, HeapError> {
+        if self.writable { self.read() } else { Err(HeapError::ReadOnly) }
+    }
+
+    fn offset_of(&self, state: &State, pointer: NonNull<u8>) -> Result<u64, HeapError> {
+        let address = pointer.as_ptr() as u64;
+        let foreign = HeapError::NotAllocated { address, reason: NotAllocated::Foreign };
+        state.pages.memory.offset(address).ok_or(foreign)
+    }
+
+    /// Allocates at least so many bytes; what they hold is arbitrary.
+    pub fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, HeapError> {
+        self.allocate_with(layout, false)
+    }
+
+    /// Allocates zeroed bytes, storing only where they are not zero already.
+    pub fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, HeapError> {
+        self.allocate_with(layout, true)
+    }
+
+    fn allocate_with(&self, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>, HeapError> {
+        let mut state = self.write()?;
+        let (offset, usable_bytes) = state.allocate(layout.size() as u64, layout.align() as u64)?;
+        let memory = state.pages.memory;
+        let start = memory.at(offset, usable_bytes)?;
+        drop(state);
+        if zeroed {
+            memory.zero(offset, usable_bytes)?;
+        }
+        Ok(NonNull::slice_from_raw_parts(start, usable_bytes as usize))
+    }
+
+    /// # Safety
+    /// Nobody uses the allocation any more.
+    pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), HeapError> {
+        let mut state = self.write()?;
+        let offset = self.offset_of(&state, pointer)?;
+        state.free(offset)
+    }
+
+    /// Bytes that the owner of an allocation may use.
+    pub fn usable_bytes(&self, pointer: NonNull<u8>) -> Result<u64, HeapError> {
+        let state = self.read()?;
+        let offset = self.offset_of(&state, pointer)?;
+        Ok(state.pages.find(offset)?.usable_bytes())
+    }
+
+    /// Makes an allocation hold so many bytes where it is; what it then holds, or `None` if it cannot.
+    ///
+    /// # Safety
+    /// Nobody uses bytes of the allocation behind `size` any more.
+    pub unsafe fn resize_in_place(
+        &self,
+        pointer: NonNull<u8>,
+        size: usize,
+    ) -> Result<Option<u64>, HeapError> {
+        let mut state = self.write()?;
+        let offset = self.offset_of(&state, pointer)?;
+        state.resize_in_place(offset, size as u64)
+    }
+
+    /// Makes an allocation hold `layout`, moving it with its content if need be.
+    ///
+    /// # Safety
+    /// The caller owns the allocation and uses only what comes back, if anything does.
+    pub unsafe fn reallocate(
+        &self,
+        pointer: NonNull<u8>,
+        layout: Layout,
+    ) -> Result<NonNull<[u8]>, HeapError> {
+        let old_bytes = self.usable_bytes(pointer)?;
+        if (pointer.as_ptr() as usize).is_multiple_of(layout.align()) {
+            // SAFETY: the caller owns the allocation, and wants no more of it than `layout`.
+            if let Some(bytes) = unsafe { self.resize_in_place(pointer, layout.size()) }? {
+                return Ok(NonNull::slice_from_raw_parts(pointer, bytes as usize));
+            }
+        }
+        let moved = self.allocate(layout)?;
+        let common = moved.len().min(old_bytes as usize);
+        // SAFETY: two allocations, each of at least so many bytes, both the caller's.
+        unsafe { pointer.copy_to_nonoverlapping(moved.cast(), common) };
+        // SAFETY: the caller uses the new one from now on.
+        if let Err(error) = unsafe { self.free(pointer) } {
+            // SAFETY: nobody has seen it.
+            let _ = unsafe { self.free(moved.cast()) };
+            return Err(error);
+        }
+        Ok(moved)
+    }
+
+    /// What to say when so many bytes cannot be had, or not even be counted.
+    pub fn full(&self, requested_bytes: u64) -> HeapError {
+        self.read().map_or_else(|error| error, |mut state| state.full(requested_bytes))
+    }
+}

@@ -1,0 +1,136 @@
+//! Slabs: pages of blocks of one size, with one bit a block in a header in front of them.
+//!
+//! The header lies in the slab's own first page, so that taking a block dirties the page that the block itself
+//! is about to dirty. Nothing links slabs to each other: that would dirty pages that nobody asked for.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::error::{Damage, HeapError, NotAllocated};
+use super::layout::PAGE_BYTES;
+use super::memory::Memory;
+use super::size_class::{SLAB_HEADER_BYTES, SizeClass};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"Slab");
+const WORDS: usize = 4;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSlab {
+    magic: U32,
+    class: u8,
+    reserved: [u8; 3],
+    page: U64,
+    /// Bit `i` of word `i / 64` is set while block `i` is allocated.
+    allocated: [U64; WORDS],
+    reserved_end: [u8; 16],
+}
+
+const ALLOCATED_OFFSET: u64 = 16;
+const _: () = {
+    assert!(size_of::<RawSlab>() == SLAB_HEADER_BYTES as usize);
+    assert!(std::mem::offset_of!(RawSlab, allocated) == ALLOCATED_OFFSET as usize);
+};
+
+/// A slab's header, decoded and validated. Changes go to the object at once.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    page: u64,
+    class: SizeClass,
+    allocated: [u64; WORDS],
+}
+
+impl Slab {
+    /// Makes a slab without blocks in use out of free pages.
+    pub fn format(memory: &Memory, page: u64, class: SizeClass) -> Result<(), HeapError> {
+        let raw = RawSlab {
+            magic: U32::new(MAGIC),
+            class: class.number(),
+            reserved: [0; 3],
+            page: U64::new(page),
+            allocated: [U64::ZERO; WORDS],
+            reserved_end: [0; 16],
+        };
+        memory.store(page * PAGE_BYTES, raw)
+    }
+
+    /// The slab of a class that starts at a page.
+    pub fn read(memory: &Memory, page: u64, class: SizeClass) -> Result<Slab, HeapError> {
+        let offset_bytes = page * PAGE_BYTES;
+        // All of it is there, so that every block is.
+        memory.at(offset_bytes, class.slab_pages() * PAGE_BYTES)?;
+        let raw: RawSlab = memory.load(offset_bytes)?;
+        let slab = Slab { page, class, allocated: raw.allocated.map(|word| word.get()) };
+        let is_it = raw.magic.get() == MAGIC
+            && raw.class == class.number()
+            && raw.page.get() == page
+            && raw.reserved == [0; 3]
+            && raw.reserved_end == [0; 16]
+            && (class.blocks()..64 * WORDS as u64).all(|block| !slab.is_allocated(block));
+        if is_it {
+            Ok(slab)
+        } else {
+            Err(HeapError::Damaged { offset_bytes, damage: Damage::Slab })
+        }
+    }
+
+    pub fn live(&self) -> u64 {
+        self.allocated.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    pub fn free(&self) -> u64 {
+        self.class.blocks() - self.live()
+    }
+
+    pub fn is_allocated(&self, block: u64) -> bool {
+        self.allocated[(block / 64) as usize] >> (block % 64) & 1 != 0
+    }
+
+    /// Allocates the first free block; its offset, or `None` if the slab is full.
+    pub fn take(&mut self, memory: &Memory) -> Result<Option<u64>, HeapError> {
+        let Some(block) = (0..self.class.blocks()).find(|&block| !self.is_allocated(block)) else {
+            return Ok(None);
+        };
+        self.flip(memory, block)?;
+        Ok(Some(self.block_offset(block)))
+    }
+
+    /// Frees a block that is allocated.
+    pub fn give_back(&mut self, memory: &Memory, block: u64) -> Result<(), HeapError> {
+        debug_assert!(self.is_allocated(block));
+        self.flip(memory, block)
+    }
+
+    fn flip(&mut self, memory: &Memory, block: u64) -> Result<(), HeapError> {
+        let index = (block / 64) as usize;
+        let word = self.allocated[index] ^ (1 << (block % 64));
+        let place = self.page * PAGE_BYTES + ALLOCATED_OFFSET + 8 * index as u64;
+        memory.store(place, U64::new(word))?;
+        self.allocated[index] = word;
+        Ok(())
+    }
+
+    /// The allocated block that starts at an offset inside the slab.
+    pub fn block_at(&self, offset: u64) -> Result<u64, NotAllocated> {
+        let within = offset - self.page * PAGE_BYTES;
+        let Some(within) = within.checked_sub(SLAB_HEADER_BYTES) else {
+            return Err(NotAllocated::Metadata);
+        };
+        let block = within / self.class.block_bytes();
+        if block >= self.class.blocks() {
+            return Err(NotAllocated::Metadata);
+        }
+        if !self.is_allocated(block) {
+            return Err(NotAllocated::Free);
+        }
+        if within.is_multiple_of(self.class.block_bytes()) {
+            Ok(block)
+        } else {
+            Err(NotAllocated::Interior)
+        }
+    }
+
+    fn block_offset(&self, block: u64) -> u64 {
+        self.page * PAGE_BYTES + SLAB_HEADER_BYTES + block * self.class.block_bytes()
+    }
+}

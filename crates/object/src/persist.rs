@@ -1,0 +1,319 @@
+//! What may be kept in a persistent object.
+//!
+//! A [`Persist`] type means the same in another process and after a restart. It is plain data, or it owns memory of
+//! the heap it lives in, or it is made of such fields:
+//!
+//! | kind | types |
+//! |---|---|
+//! | plain data | integers, floats, `bool`, `char`, `()`, `NonZero…`, `Option<NonZero…>` |
+//! | arrays | `[T; N]` |
+//! | addresses | `*mut T`, `*const T`, [`RelPtr<T>`](crate::pointer::RelPtr): following them is `unsafe` |
+//! | owners | [`PBox`], `Option<PBox>`, [`PVec`], [`PString`], [`PBTreeMap`], [`PHashMap`] |
+//! | your own | structs and plain enums declared with [`persist!`](crate::persist!) |
+//!
+//! Not: references, `fn` and `dyn` (they point out of the object); `Vec`, `String`, `Box` and other owners of
+//! process memory; tuples and other `Option`s (their layout is the compiler's choice and may differ in the next
+//! build: name a struct, or an enum with `#[repr(u8)]`, instead); `Cell`, atomics and locks (a reader's
+//! memory cannot be written, and the threads that hold a lock are gone after a crash).
+//!
+//! ```
+//! use aquifer_object::collections::{PBox, PString};
+//!
+//! aquifer_object::persist! {
+//!     /// Without a lifetime: plain data.
+//!     #[derive(Debug, Clone, Copy, PartialEq)]
+//!     pub struct Point { pub x: f64, pub y: f64 }
+//! }
+//! aquifer_object::persist! {
+//!     /// One byte.
+//!     #[derive(Debug, Clone, Copy, PartialEq)]
+//!     pub enum Colour: u8 { Red = 0, Green = 1, Blue = 2 }
+//! }
+//! aquifer_object::persist! {
+//!     /// With the lifetime of the heap: owns memory of it.
+//!     pub struct Shape<'h> {
+//!         pub name: PString<'h>,
+//!         pub colour: Colour,
+//!         pub corners: [Point; 3],
+//!         pub inside: Option<PBox<'h, Shape<'h>>>,
+//!     }
+//! }
+//! ```
+//!
+//! A field that is not `Persist` is an error:
+//!
+//! ```compile_fail
+//! aquifer_object::persist! { struct Bad { name: String } }
+//! ```
+//!
+//! # Shapes
+//! The root remembers the [`Shape`] of its type: a hash over the layout of all that it can reach. A program whose types
+//! have changed gets an error when it asks for the root, and never reads one thing as another. Names do not
+//! count, so that types and fields can be renamed; what fields *mean* is told by the root's type id.
+//!
+//! [`PBox`]: crate::collections::PBox
+//! [`PVec`]: crate::collections::PVec
+//! [`PString`]: crate::collections::PString
+//! [`PBTreeMap`]: crate::collections::PBTreeMap
+//! [`PHashMap`]: crate::collections::PHashMap
+
+use std::num::{
+    NonZeroI8, NonZeroI16, NonZeroI32, NonZeroI64, NonZeroI128, NonZeroIsize, NonZeroU8,
+    NonZeroU16, NonZeroU32, NonZeroU64, NonZeroU128, NonZeroUsize,
+};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::pointer::RelPtr;
+
+/// A type whose values may be kept in the heap whose scope has the lifetime `'h`. See the module's documentation.
+///
+/// Implemented by [`persist!`](crate::persist!); by hand only where that cannot.
+///
+/// # Safety
+/// * A value's bytes mean the same in every process that has the object, and after every restart: it holds no
+///   address outside the object that it follows, and its layout is defined (`repr(C)`, `repr(u8)`, `repr(transparent)`).
+/// * What it owns of a heap, it owns of the one with the lifetime `'h`.
+/// * Shared references to it change nothing in the object.
+/// * [`Persist::shape`] tells types apart whose bytes must not be taken for each other: two types with the same
+///   [`std::any::type_name`], size and alignment have the same shape.
+pub unsafe trait Persist<'h>: Sized {
+    /// Tells `shape` how the type is laid out.
+    fn shape(shape: &mut Shape);
+}
+
+/// A hash over the layout of a type and of all that can be reached from it.
+#[derive(Debug)]
+pub struct Shape {
+    hash: u64,
+    /// Types told already. Types may contain each other through owners; each is told once.
+    told: Vec<(&'static str, usize, usize)>,
+}
+
+impl Shape {
+    /// The shape of `T`: never 0.
+    pub fn of<'h, T: Persist<'h>>() -> u64 {
+        let mut shape = Shape { hash: 0, told: Vec::new() };
+        T::shape(&mut shape);
+        shape.hash.max(1)
+    }
+
+    fn add(&mut self, kind: &str, numbers: [u64; 2]) {
+        let mut bytes = kind.as_bytes().to_vec();
+        for number in numbers {
+            bytes.extend(number.to_le_bytes());
+        }
+        self.hash = xxh3_64_with_seed(&bytes, self.hash);
+    }
+
+    /// A type without parts. Its name is part of the format: it must never change.
+    pub fn leaf<T>(&mut self, name: &str) {
+        self.add(name, [size_of::<T>() as u64, align_of::<T>() as u64]);
+    }
+
+    /// A type with parts, which `tell` tells of. The kind's name is part of the format.
+    pub fn parts<T>(&mut self, kind: &str, tell: impl FnOnce(&mut Shape)) {
+        let key = (std::any::type_name::<T>(), size_of::<T>(), align_of::<T>());
+        if let Some(index) = self.told.iter().position(|&told| told == key) {
+            self.add("told", [index as u64, 0]);
+            return;
+        }
+        self.told.push(key);
+        self.leaf::<T>(kind);
+        tell(self);
+        self.add("end", [0, 0]);
+    }
+
+    /// What follows lies at this offset, or has this value.
+    pub fn at(&mut self, offset: usize) {
+        self.add("at", [offset as u64, 0]);
+    }
+}
+
+macro_rules! leaves {
+    ($($type:ty: $name:literal),* $(,)?) => { $(
+        // SAFETY: plain data whose layout the language defines.
+        unsafe impl<'h> Persist<'h> for $type {
+            fn shape(shape: &mut Shape) {
+                shape.leaf::<$type>($name);
+            }
+        }
+    )* };
+}
+leaves!(
+    u8: "unsigned", u16: "unsigned", u32: "unsigned", u64: "unsigned", u128: "unsigned", usize: "unsigned",
+    i8: "signed", i16: "signed", i32: "signed", i64: "signed", i128: "signed", isize: "signed",
+    f32: "float", f64: "float", bool: "bool", char: "char", (): "unit",
+);
+
+macro_rules! non_zero {
+    ($($type:ty),*) => { $(
+        // SAFETY: plain data whose layout the language defines.
+        unsafe impl<'h> Persist<'h> for $type {
+            fn shape(shape: &mut Shape) {
+                shape.leaf::<$type>("non-zero");
+            }
+        }
+        // SAFETY: the language defines it as the number with 0 for `None`.
+        unsafe impl<'h> Persist<'h> for Option<$type> {
+            fn shape(shape: &mut Shape) {
+                shape.leaf::<$type>("optional non-zero");
+            }
+        }
+    )* };
+}
+non_zero!(
+    NonZeroU8,
+    NonZeroU16,
+    NonZeroU32,
+    NonZeroU64,
+    NonZeroU128,
+    NonZeroUsize,
+    NonZeroI8,
+    NonZeroI16,
+    NonZeroI32,
+    NonZeroI64,
+    NonZeroI128,
+    NonZeroIsize
+);
+
+// SAFETY: elements one after the other, each of which may be kept.
+unsafe impl<'h, T: Persist<'h>, const N: usize> Persist<'h> for [T; N] {
+    fn shape(shape: &mut Shape) {
+        shape.leaf::<Self>("array");
+        T::shape(shape);
+    }
+}
+
+macro_rules! addresses {
+    ($($type:ty: $name:literal),*) => { $(
+        // SAFETY: an address or an offset; following it is `unsafe`, and whoever does so answers for it.
+        unsafe impl<'h, T: Persist<'h>> Persist<'h> for $type {
+            fn shape(shape: &mut Shape) {
+                shape.parts::<$type>($name, T::shape);
+            }
+        }
+    )* };
+}
+addresses!(*mut T: "address", *const T: "address", RelPtr<T>: "relative address");
+
+/// Declares a type that may be kept in an object: a `repr(C)` struct, or an enum without data.
+///
+/// A struct that owns memory of the heap has the heap's lifetime as its only parameter; one of plain data has none.
+/// Attributes, `derive`s and visibilities are written as usual. See [`persist`](mod@crate::persist).
+#[macro_export]
+macro_rules! persist {
+    (
+        $(#[$meta:meta])*
+        $visibility:vis struct $name:ident<$heap:lifetime> {
+            $($(#[$field_meta:meta])* $field_visibility:vis $field:ident: $type:ty),* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[repr(C)]
+        $visibility struct $name<$heap> {
+            $($(#[$field_meta])* $field_visibility $field: $type,)*
+        }
+        $crate::persist!(@implement $name<$heap>, $heap, $($field: $type,)*);
+    };
+    (
+        $(#[$meta:meta])*
+        $visibility:vis struct $name:ident {
+            $($(#[$field_meta:meta])* $field_visibility:vis $field:ident: $type:ty),* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[repr(C)]
+        $visibility struct $name {
+            $($(#[$field_meta])* $field_visibility $field: $type,)*
+        }
+        $crate::persist!(@implement $name, 'heap, $($field: $type,)*);
+    };
+    (
+        $(#[$meta:meta])*
+        $visibility:vis enum $name:ident: $repr:ident {
+            $($(#[$variant_meta:meta])* $variant:ident = $value:literal),+ $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[repr($repr)]
+        $visibility enum $name {
+            $($(#[$variant_meta])* $variant = $value,)*
+        }
+        // SAFETY: a number, of which the variants' values are valid; the shape tells which those are.
+        unsafe impl<'heap> $crate::persist::Persist<'heap> for $name {
+            fn shape(shape: &mut $crate::persist::Shape) {
+                shape.parts::<Self>("enum", |shape| {
+                    $(shape.at($name::$variant as usize);)*
+                });
+            }
+        }
+    };
+    (@implement $type:ty, $heap:lifetime, $($field:ident: $field_type:ty,)*) => {
+        // SAFETY: `repr(C)`, and every field may be kept, which the calls of their `shape` make sure of.
+        unsafe impl<$heap> $crate::persist::Persist<$heap> for $type {
+            fn shape(shape: &mut $crate::persist::Shape) {
+                shape.parts::<Self>("struct", |shape| {
+                    let _ = &shape;
+                    $(
+                        shape.at(::core::mem::offset_of!(Self, $field));
+                        <$field_type as $crate::persist::Persist<$heap>>::shape(shape);
+                    )*
+                });
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collections::{PBox, PVec};
+
+    persist! { struct Two { first: u32, second: u64 } }
+    persist! { struct Renamed { one: u32, other: u64 } }
+    persist! { struct Swapped { second: u64, first: u32 } }
+    persist! { struct Signed { first: i32, second: u64 } }
+    persist! { struct Tree<'h> { here: u64, below: PVec<'h, Tree<'h>> } }
+    persist! { struct OtherTree<'h> { here: i64, below: PVec<'h, OtherTree<'h>> } }
+    persist! { struct Deep<'h> { inner: PBox<'h, PVec<'h, Two>> } }
+    persist! { struct OtherDeep<'h> { inner: PBox<'h, PVec<'h, Signed>> } }
+    persist! { enum Small: u8 { One = 1, Two = 2 } }
+    persist! { enum More: u8 { One = 1, Two = 2, Three = 3 } }
+
+    #[test]
+    fn shapes_tell_layouts_apart_and_not_names() {
+        assert_eq!(Shape::of::<Two>(), Shape::of::<Renamed>());
+        assert_eq!(Shape::of::<Tree<'_>>(), Shape::of::<Tree<'_>>());
+        let shapes = [
+            Shape::of::<Two>(),
+            Shape::of::<Swapped>(),
+            Shape::of::<Signed>(),
+            Shape::of::<[Two; 2]>(),
+            Shape::of::<[Two; 3]>(),
+            Shape::of::<Tree<'_>>(),
+            Shape::of::<OtherTree<'_>>(),
+            Shape::of::<Deep<'_>>(),
+            Shape::of::<OtherDeep<'_>>(),
+            Shape::of::<Small>(),
+            Shape::of::<More>(),
+            Shape::of::<*mut Two>(),
+            Shape::of::<*mut Signed>(),
+            Shape::of::<Option<PBox<'_, u8>>>(),
+            Shape::of::<PBox<'_, u8>>(),
+            Shape::of::<u64>(),
+            Shape::of::<f64>(),
+            Shape::of::<NonZeroU64>(),
+            Shape::of::<Option<NonZeroU64>>(),
+        ];
+        let distinct: std::collections::HashSet<_> = shapes.iter().collect();
+        assert_eq!(distinct.len(), shapes.len(), "{shapes:x?}");
+    }
+
+    /// A shape is part of the format: objects made yesterday have it.
+    #[test]
+    fn shapes_stay() {
+        assert_eq!(Shape::of::<Two>(), 16_771_180_879_657_578_053);
+        assert_eq!(Shape::of::<Tree<'_>>(), 6_981_046_541_269_274_920);
+    }
+}

@@ -1,0 +1,132 @@
+//! The structures of the examples, against those of `std` and through restarts.
+
+#[path = "../examples/common/mod.rs"]
+mod common;
+mod heap_support;
+
+use aquifer_object::collections::PString;
+use aquifer_object::heap::Placement;
+use aquifer_testkit::model::{Lru, Model};
+use aquifer_testkit::rng::Rng;
+use common::lru_cache::LruCache;
+use common::plain_list::PlainList;
+use common::sorted_list::SortedList;
+use common::word_index::WordIndex;
+use heap_support::{Object, PAGE, seed, steps};
+
+const ROOT: u64 = 3;
+
+#[test]
+fn plain_pointers_hold_after_a_restart() {
+    let mut rng = Rng::new(seed(11));
+    let object = Object::new(500 * PAGE);
+    drop(object.format(Placement::Fixed));
+    let mut model = Vec::new();
+    for _ in 0..5 {
+        object.restart();
+        let mut heap = object.open().unwrap();
+        let mut list = PlainList::open(&mut heap).unwrap();
+        for _ in 0..steps(100) {
+            let number = rng.below(500);
+            list.insert(number).unwrap();
+            model.push(number);
+        }
+        model.sort_unstable();
+        assert!(list.iter().eq(model.iter().copied()));
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn a_sorted_list_agrees_with_a_sorted_vector() {
+    let mut rng = Rng::new(seed(12));
+    let object = Object::new(5000 * PAGE);
+    drop(object.format(Placement::Fixed));
+    let mut model = Vec::new();
+    for _ in 0..5 {
+        object.restart();
+        let mut heap = object.open().unwrap();
+        heap.enter(|scope| {
+            let heap = scope.heap();
+            let list = scope.root_or_insert_with(ROOT, |_| Ok(SortedList::new())).unwrap();
+            for _ in 0..steps(300) {
+                let number = rng.below(200);
+                if rng.chance(0.4) {
+                    let there = model.binary_search(&number);
+                    assert_eq!(list.remove(number), there.is_ok());
+                    there.map(|index| model.remove(index)).ok();
+                } else {
+                    list.insert(number, heap).unwrap();
+                    let (Ok(at) | Err(at)) = model.binary_search(&number);
+                    model.insert(at, number);
+                }
+            }
+            assert!(list.iter().eq(model.iter().copied()));
+        });
+    }
+    // A list that is too long to be dropped recursively.
+    let mut heap = object.open().unwrap();
+    heap.enter(|scope| {
+        let heap = scope.heap();
+        let list = scope.root_mut::<SortedList>(ROOT).unwrap();
+        (0..200_000).rev().for_each(|_| list.insert(0, heap).unwrap());
+        drop(scope.remove_root::<SortedList>(ROOT).unwrap());
+    });
+    assert_eq!(heap.check().unwrap().allocations, 0);
+}
+
+#[test]
+fn a_cache_hits_when_lru_hits() {
+    let mut rng = Rng::new(seed(13));
+    let object = Object::new(500 * PAGE);
+    drop(object.format(Placement::Fixed));
+    let mut model = Lru::new(20);
+    for _ in 0..5 {
+        object.restart();
+        let mut heap = object.open().unwrap();
+        heap.enter(|scope| {
+            let heap = scope.heap();
+            let cache =
+                scope.root_or_insert_with(ROOT, |heap| Ok(LruCache::new_in(20, heap))).unwrap();
+            for _ in 0..steps(500) {
+                let key = rng.below(40);
+                let hit = model.access(key);
+                assert_eq!(cache.get(key).is_some(), hit, "{key}");
+                if hit {
+                    assert_eq!(cache.get(key), Some(key.to_string().as_str()));
+                } else {
+                    let text = PString::from_str_in(&key.to_string(), heap).unwrap();
+                    let was_full = cache.len() == 20;
+                    assert_eq!(cache.insert(key, text).unwrap().is_some(), was_full);
+                }
+            }
+        });
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn a_word_index_finds_lines() {
+    let object = Object::new(500 * PAGE);
+    drop(object.format(Placement::Fixed));
+    let text = "The sea, the sea!\nA heap of sand by the sea.\n\nSandals";
+    for line in text.lines() {
+        object.restart();
+        let mut heap = object.open().unwrap();
+        heap.enter(|scope| {
+            let heap = scope.heap();
+            let index =
+                scope.root_or_insert_with(ROOT, |heap| Ok(WordIndex::new_in(heap))).unwrap();
+            index.add_line(line, heap).unwrap();
+        });
+    }
+    let mut heap = object.open().unwrap();
+    heap.enter(|scope| {
+        let index = scope.root::<WordIndex>(ROOT).unwrap();
+        assert_eq!((index.lines(), index.words()), (4, 8));
+        assert_eq!(index.lines_with("sea"), [0, 1]);
+        assert_eq!(index.lines_with("sandals"), [3]);
+        assert!(index.lines_with("nothing").is_empty());
+        assert!(index.words_from("sand").eq(["sand", "sandals"]));
+    });
+}

@@ -1,0 +1,139 @@
+//! What the tests of heaps share: memory between guard pages, seeds, dirty pages.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::ptr::NonNull;
+
+use aquifer_object::heap::{HeapError, ObjectHeap, PAGE_BYTES, Placement};
+use aquifer_sys::memory::{self, Protection};
+
+pub const PAGE: usize = PAGE_BYTES as usize;
+/// Length of the guards on both sides: more than a slab or a map.
+const GUARD_BYTES: usize = 1 << 20;
+
+/// The seed of a test: `AQUIFER_SEED`, or the one given. Printed, so that a failure can be replayed.
+pub fn seed(usual: u64) -> u64 {
+    let seed = std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or(usual);
+    println!("replay with AQUIFER_SEED={seed}");
+    seed
+}
+
+/// How many steps a test takes: `usual`, scaled by `AQUIFER_STEPS` in percent.
+pub fn steps(usual: usize) -> usize {
+    let percent = std::env::var("AQUIFER_STEPS").ok().and_then(|steps| steps.parse().ok());
+    (usual * percent.unwrap_or(100usize)).div_ceil(100)
+}
+
+/// Memory as an object's: zero at first, at one address as long as this lives. Outside of it nothing can be
+/// read or written: who tries is killed.
+pub struct Object {
+    reserved: *mut u8,
+    room_bytes: usize,
+    len_bytes: usize,
+}
+
+impl Object {
+    /// An object of `len_bytes`.
+    pub fn new(len_bytes: usize) -> Object {
+        Object::with_room(len_bytes, len_bytes)
+    }
+
+    /// An object that can be made as long as `room_bytes`.
+    pub fn with_room(len_bytes: usize, room_bytes: usize) -> Object {
+        let room_bytes = room_bytes.next_multiple_of(PAGE);
+        let reserved = memory::reserve(room_bytes + 2 * GUARD_BYTES).unwrap();
+        let mut object = Object { reserved, room_bytes, len_bytes: 0 };
+        object.grow(len_bytes);
+        object
+    }
+
+    /// Makes it longer; what is new is zero.
+    pub fn grow(&mut self, len_bytes: usize) {
+        assert!(len_bytes <= self.room_bytes && self.len_bytes.is_multiple_of(PAGE));
+        let from = self.start().as_ptr().wrapping_add(self.len_bytes);
+        let added = (len_bytes - self.len_bytes).next_multiple_of(PAGE);
+        // SAFETY: inside the reservation, and not mapped yet.
+        unsafe { memory::map_anonymous_at(from, added, Protection::ReadWrite) }.unwrap();
+        self.len_bytes = len_bytes;
+    }
+
+    pub fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.reserved.wrapping_add(GUARD_BYTES)).unwrap()
+    }
+
+    pub fn len(&self) -> u64 {
+        self.len_bytes as u64
+    }
+
+    /// Makes a heap of it.
+    pub fn format(&self, placement: Placement) -> ObjectHeap {
+        // SAFETY: the memory lives as long as the tests use the heap.
+        unsafe { ObjectHeap::format(self.start(), self.len(), placement) }.unwrap()
+    }
+
+    /// Opens the heap in it.
+    pub fn open(&self) -> Result<ObjectHeap, HeapError> {
+        // SAFETY: as above.
+        unsafe { ObjectHeap::open(self.start(), self.len()) }
+    }
+
+    /// Opens the heap in it for reading.
+    pub fn open_read_only(&self) -> Result<ObjectHeap, HeapError> {
+        // SAFETY: as above.
+        unsafe { ObjectHeap::open_read_only(self.start(), self.len()) }
+    }
+
+    /// Its bytes, while no heap is being used.
+    pub fn content(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len_bytes];
+        // SAFETY: mapped, and nobody else uses it now.
+        unsafe { self.start().as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        bytes
+    }
+
+    /// Puts other bytes there, while no heap is open.
+    pub fn set_content(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len_bytes);
+        // SAFETY: mapped, and nobody else uses it now.
+        unsafe { self.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Changes one byte.
+    pub fn damage(&self, offset: usize, change: impl FnOnce(u8) -> u8) {
+        assert!(offset < self.len_bytes);
+        let place = self.start().as_ptr().wrapping_add(offset);
+        // SAFETY: mapped; the tests do it while no operation is under way.
+        unsafe { place.write(change(place.read())) };
+    }
+
+    /// What a crash and a restart after a `psync` leave: the same bytes at the same address.
+    pub fn restart(&self) {
+        let saved = self.content();
+        let start = self.start().as_ptr();
+        // SAFETY: the tests have dropped the heap.
+        unsafe {
+            memory::map_anonymous_at(
+                start,
+                self.len_bytes.next_multiple_of(PAGE),
+                Protection::ReadWrite,
+            )
+        }
+        .unwrap();
+        self.set_content(&saved);
+    }
+
+    /// The pages that differ from `before`.
+    pub fn pages_changed(&self, before: &[u8]) -> Vec<usize> {
+        let now = self.content();
+        let pages = now.chunks(PAGE).zip(before.chunks(PAGE));
+        pages.enumerate().filter(|(_, (now, before))| now != before).map(|(page, _)| page).collect()
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: the tests drop their heaps first.
+        let _ = unsafe { memory::unmap(self.reserved, self.room_bytes + 2 * GUARD_BYTES) };
+    }
+}
