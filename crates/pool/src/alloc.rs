@@ -101,7 +101,7 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
 }
 
 /// Gives back what processes had reserved that have died since. Says whether there was anything.
-fn take_from_the_dead(locked: &Locked<'_>) -> Result<bool> {
+pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<bool> {
     let core = locked.core();
     // Looking for reservations is cheap, looking whether their owner lives is a system call.
     let is_left = |(index, process): (usize, &ProcessSlot)| {

@@ -29,6 +29,9 @@ use crate::media::{ByteRange, Media, MediaError};
 use crate::mutant::{self, Mutant};
 use crate::replay::Committed;
 
+/// The number of an image page, and its bytes.
+type ImagePage = (u64, Vec<u8>);
+
 impl Core {
     /// Copies what committed records before `lsn` have for objects to its place. `lsn` is at most the
     /// durable position.
@@ -93,7 +96,7 @@ impl Core {
         maintaining: &Maintaining<'_>,
         tail_lsn: u64,
         head_lsn: u64,
-        pages: &[(u64, Vec<u8>)],
+        pages: &[ImagePage],
     ) -> Result<()> {
         if tail_lsn == head_lsn && pages.is_empty() {
             return Ok(());
@@ -122,6 +125,7 @@ impl Core {
         let locked = self.lock()?;
         control.tail_lsn.store(head_lsn, Relaxed);
         alloc::release(&locked);
+        alloc::take_from_the_dead(&locked)?;
         drop(locked);
         self.signal();
         Ok(())
@@ -142,7 +146,7 @@ impl Core {
     }
 
     /// Copies the changed pages of the image, and where the log was at that moment.
-    fn take_changed_pages(&self) -> Result<(u64, Vec<(u64, Vec<u8>)>)> {
+    fn take_changed_pages(&self) -> Result<(u64, Vec<ImagePage>)> {
         let locked = self.lock()?;
         let mut pages = Vec::new();
         for (index, word) in self.segment.dirty_image_pages().iter().enumerate() {
@@ -160,7 +164,7 @@ impl Core {
         Ok((head_lsn, pages))
     }
 
-    fn mark_changed(&self, pages: &[(u64, Vec<u8>)]) -> Result<()> {
+    fn mark_changed(&self, pages: &[ImagePage]) -> Result<()> {
         let _locked = self.lock()?;
         pages.iter().for_each(|(page, _)| set_bit(self.segment.dirty_image_pages(), *page));
         Ok(())

@@ -71,7 +71,7 @@ impl CreateOptions {
     /// # Errors
     /// [`PoolError::Parameter`] if the options do not fit it, before anything is changed; [`PoolError::Media`].
     pub fn format(&self, media: &Arc<dyn Media>) -> Result<()> {
-        debug_assert!(MIN_LOG_PAGES * PAGE_BYTES <= 64 << 10);
+        const { assert!(MIN_LOG_PAGES * PAGE_BYTES <= 64 << 10) };
         let layout = self.layout(media.len_bytes())?;
         let zeros = vec![0; 1 << 20];
         let head = PoolHead {

@@ -85,7 +85,7 @@ impl Core {
         loop {
             // Acquire: pairs with the Release at the end of `apply`.
             let version = control.image_version.load(Acquire);
-            if version % 2 == 0 {
+            if version.is_multiple_of(2) {
                 let value = read(&self.segment);
                 // Acquire: the loads above come before the one below. Pairs with the fence in `apply`.
                 fence(Acquire);

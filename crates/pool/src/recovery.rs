@@ -368,7 +368,7 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
 /// before the tail has passed that, so nobody misses it; and no damage shows an object's bytes in another.
 fn owned(segment: &Segment, number: u64, target: ByteRange) -> ByteRange {
     let nothing = ByteRange { len_bytes: 0, ..target };
-    if number <= HEAD_SLOT || number >= segment.slots() {
+    if number == HEAD_SLOT || number >= segment.slots() {
         return nothing;
     }
     let Ok(inode) = Inode::decode(&load_slot(segment, number), number) else { return nothing };

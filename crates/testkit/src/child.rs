@@ -24,6 +24,8 @@ pub fn play(roles: &[(&str, fn())]) {
         std::process::abort();
     });
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this file");
+    // Behind what the test harness has begun to say of this test.
+    println!();
     role();
     println!("{DONE}");
     std::process::exit(0);

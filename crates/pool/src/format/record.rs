@@ -163,7 +163,7 @@ impl Header {
         let field = |field, value| Err(FormatError::Field { field, value });
         let len_bytes = raw.len_bytes.get();
         let room_bytes = log_bytes - lsn % log_bytes;
-        if len_bytes == 0 || len_bytes % PAGE_BYTES != 0 || len_bytes > room_bytes {
+        if len_bytes == 0 || !len_bytes.is_multiple_of(PAGE_BYTES) || len_bytes > room_bytes {
             return field("length", len_bytes);
         }
         let entry_count = raw.entry_count.get();
@@ -269,8 +269,8 @@ fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatEr
     let len_bytes = raw.len_bytes.get();
     let range = ByteRange { offset_bytes: raw.target.get(), len_bytes };
     let is_page_range = len_bytes != 0
-        && len_bytes % PAGE_BYTES == 0
-        && range.offset_bytes % PAGE_BYTES == 0
+        && len_bytes.is_multiple_of(PAGE_BYTES)
+        && range.offset_bytes.is_multiple_of(PAGE_BYTES)
         && range.offset_bytes.checked_add(len_bytes).is_some();
     let payload_offset = raw.source.get();
     let payload_fits =
@@ -282,12 +282,14 @@ fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatEr
         ENTRY_PAGES if is_page_range && payload_fits => {
             Ok(Entry::Pages { inode: raw.inode.get().into(), target: range, payload_offset })
         }
-        ENTRY_COPIED if is_page_range && payload_offset % PAGE_BYTES == 0 => Ok(Entry::Copied {
-            inode: raw.inode.get().into(),
-            target: range,
-            source_offset_bytes: payload_offset,
-            checksum: raw.checksum.get(),
-        }),
+        ENTRY_COPIED if is_page_range && payload_offset.is_multiple_of(PAGE_BYTES) => {
+            Ok(Entry::Copied {
+                inode: raw.inode.get().into(),
+                target: range,
+                source_offset_bytes: payload_offset,
+                checksum: raw.checksum.get(),
+            })
+        }
         ENTRY_NEW_RUN if is_page_range => Ok(Entry::NewRun { range }),
         ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN => field("entry", len_bytes),
         other => field("entry kind", other.into()),
