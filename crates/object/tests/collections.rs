@@ -8,8 +8,9 @@ use std::ops::Bound;
 use aquifer_object::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
 use aquifer_object::heap::{HeapError, HeapRef, ObjectHeap, Placement};
 use aquifer_object::persist;
+use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE, seed, steps};
+use heap_support::{Object, PAGE};
 
 const ROOT: u64 = 0x7e57;
 

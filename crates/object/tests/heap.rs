@@ -5,10 +5,12 @@ mod heap_support;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_object::heap::{Damage, HeapError, NotAllocated, ObjectHeap, Placement};
+use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE, seed, steps};
+use heap_support::{Object, PAGE};
 
 /// What is allocated: offset → (size asked for, byte it is filled with).
 type Model = BTreeMap<u64, (usize, u8)>;
@@ -444,6 +446,30 @@ fn threads_share_a_heap() {
         }
     });
     assert_eq!(heap.check().unwrap().allocations, 0);
+}
+
+#[test]
+fn who_keeps_the_allocator_still_makes_others_wait() {
+    let object = Object::new(20 * PAGE);
+    let heap = object.format(Placement::Fixed);
+    let (about_to, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let quiet = heap.quiesce().unwrap();
+        scope.spawn(|| {
+            about_to.store(true, Ordering::SeqCst);
+            heap.alloc(Layout::new::<u64>()).unwrap();
+            done.store(true, Ordering::SeqCst);
+        });
+        while !about_to.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        for _ in 0..10_000 {
+            std::thread::yield_now();
+        }
+        assert!(!done.load(Ordering::SeqCst));
+        drop(quiet);
+    });
+    assert!(done.load(Ordering::SeqCst));
 }
 
 #[test]

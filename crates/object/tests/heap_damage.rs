@@ -7,8 +7,9 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 
 use aquifer_object::heap::{Damage, HeapError, ObjectHeap, Placement};
+use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE, seed, steps};
+use heap_support::{Object, PAGE};
 
 const PAGES: usize = 64;
 

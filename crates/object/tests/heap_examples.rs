@@ -6,13 +6,14 @@ mod heap_support;
 
 use aquifer_object::collections::PString;
 use aquifer_object::heap::Placement;
+use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::model::{Lru, Model};
 use aquifer_testkit::rng::Rng;
 use common::lru_cache::LruCache;
 use common::plain_list::PlainList;
 use common::sorted_list::SortedList;
 use common::word_index::WordIndex;
-use heap_support::{Object, PAGE, seed, steps};
+use heap_support::{Object, PAGE};
 
 const ROOT: u64 = 3;
 

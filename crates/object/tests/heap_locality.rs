@@ -7,8 +7,9 @@ use std::ptr::NonNull;
 
 use aquifer_object::collections::{PBTreeMap, PHashMap};
 use aquifer_object::heap::{ObjectHeap, Placement};
+use aquifer_testkit::campaign::seed;
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE, seed};
+use heap_support::{Object, PAGE};
 
 fn alloc(heap: &ObjectHeap, size: usize) -> NonNull<u8> {
     let memory = heap.alloc(Layout::from_size_align(size, 8).unwrap()).unwrap();

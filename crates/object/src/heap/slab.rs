@@ -32,6 +32,14 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlab, allocated) == ALLOCATED_OFFSET as usize);
 };
 
+/// The bits of a word of the bitmap that stand for blocks.
+fn blocks_in_word(class: SizeClass, index: usize) -> u64 {
+    match class.blocks().saturating_sub(64 * index as u64) {
+        64.. => u64::MAX,
+        some => (1 << some) - 1,
+    }
+}
+
 /// A slab's header, decoded and validated. Changes go to the object at once.
 #[derive(Debug)]
 pub(crate) struct Slab {
@@ -66,7 +74,7 @@ impl Slab {
             && raw.page.get() == page
             && raw.reserved == [0; 3]
             && raw.reserved_end == [0; 16]
-            && (class.blocks()..64 * WORDS as u64).all(|block| !slab.is_allocated(block));
+            && (0..WORDS).all(|index| slab.allocated[index] & !blocks_in_word(class, index) == 0);
         if is_it {
             Ok(slab)
         } else {
@@ -88,9 +96,11 @@ impl Slab {
 
     /// Allocates the first free block; its offset, or `None` if the slab is full.
     pub fn take(&mut self, memory: &Memory) -> Result<Option<u64>, HeapError> {
-        let Some(block) = (0..self.class.blocks()).find(|&block| !self.is_allocated(block)) else {
-            return Ok(None);
+        let first_free = |index: usize| {
+            let free = !self.allocated[index] & blocks_in_word(self.class, index);
+            (free != 0).then(|| 64 * index as u64 + u64::from(free.trailing_zeros()))
         };
+        let Some(block) = (0..WORDS).find_map(first_free) else { return Ok(None) };
         self.flip(memory, block)?;
         Ok(Some(self.block_offset(block)))
     }

@@ -1,4 +1,4 @@
-//! What the tests of heaps share: memory between guard pages, seeds, dirty pages.
+//! What the tests of heaps share: memory between guard pages, and which of its pages were stored to.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -10,20 +10,6 @@ use aquifer_sys::memory::{self, Protection};
 pub const PAGE: usize = PAGE_BYTES as usize;
 /// Length of the guards on both sides: more than a slab or a map.
 const GUARD_BYTES: usize = 1 << 20;
-
-/// The seed of a test: `AQUIFER_SEED`, or the one given. Printed, so that a failure can be replayed.
-pub fn seed(usual: u64) -> u64 {
-    let seed = std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or(usual);
-    println!("replay with AQUIFER_SEED={seed}");
-    seed
-}
-
-/// How many steps a test takes: `usual`, scaled by `AQUIFER_STEPS` in percent.
-pub fn steps(usual: usize) -> usize {
-    let percent = std::env::var("AQUIFER_STEPS").ok().and_then(|steps| steps.parse().ok());
-    (usual * percent.unwrap_or(100usize)).div_ceil(100)
-}
 
 /// Memory as an object's: zero at first, at one address as long as this lives. Outside of it nothing can be
 /// read or written: who tries is killed.

@@ -402,3 +402,91 @@ impl<'h, K: Persist<'h> + fmt::Debug, V: Persist<'h> + fmt::Debug> fmt::Debug
         formatter.debug_map().entries(self).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::{ObjectHeap, Placement};
+    use aquifer_testkit::campaign::{seed, steps};
+    use aquifer_testkit::rng::Rng;
+    use std::alloc::Layout;
+    use std::ptr::NonNull;
+
+    /// The invariants of a subtree; its entries.
+    fn check<K: Copy + Ord, V>(node: Node<K, V>, level: u64, is_root: bool, keys: &mut Vec<K>) {
+        assert_eq!(node.is_leaf(), level == 0);
+        assert!(node.len() <= Node::<K, V>::CAPACITY);
+        assert!(node.len() >= if is_root { 1 } else { Node::<K, V>::LEAST });
+        for index in 0..=node.len() {
+            if level > 0 {
+                check(node.edge(index), level - 1, false, keys);
+            }
+            if index < node.len() {
+                // SAFETY: an entry of a tree that is borrowed.
+                keys.push(unsafe { node.key(index).read() });
+            }
+        }
+    }
+
+    fn check_map<'h, K: Persist<'h> + Copy + Ord, V: Persist<'h>>(map: &PBTreeMap<'h, K, V>) {
+        let mut keys = Vec::new();
+        if let Some(root) = map.root() {
+            check(root, map.levels - 1, true, &mut keys);
+        }
+        assert_eq!(keys.len(), map.len());
+        assert!(keys.is_sorted_by(|one, next| one < next));
+    }
+
+    fn churn<'h, V: Persist<'h> + Copy>(heap: HeapRef<'h>, rng: &mut Rng, value: V) {
+        let mut map = PBTreeMap::<u64, V>::new_in(heap);
+        let mut most_levels = 0;
+        // In waves: growing, then shrinking to nothing.
+        for wave in 0..4 {
+            for (share, count) in [(0.9, steps(3000)), (0.1, steps(4000))] {
+                for turn in 0..count {
+                    let key = rng.below(2000) << wave;
+                    if rng.chance(share) {
+                        map.insert(key, value).unwrap();
+                    } else if rng.chance(0.1) {
+                        map.pop_first();
+                    } else {
+                        map.remove(&key);
+                    }
+                    if turn % 16 == 0 {
+                        check_map(&map);
+                    }
+                }
+                most_levels = most_levels.max(map.levels);
+            }
+        }
+        assert!(most_levels >= 2);
+        while map.pop_first().is_some() {
+            check_map(&map);
+        }
+        assert_eq!(map.levels, 0);
+    }
+
+    #[test]
+    fn the_invariants_hold() {
+        let mut rng = Rng::new(seed(15));
+        let layout = Layout::from_size_align(16 << 20, 4096).unwrap();
+        // SAFETY: the layout has a size.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+        // SAFETY: fresh memory, which is used through the heap only.
+        let heap = unsafe { ObjectHeap::format(start, 16 << 20, Placement::Fixed) };
+        let mut heap = heap.unwrap();
+        heap.enter(|scope| {
+            // An even capacity, an odd one, and the smallest.
+            assert_eq!(Node::<u64, u64>::CAPACITY, 62);
+            churn(scope.heap(), &mut rng, 0u64);
+            assert_eq!(Node::<u64, [u64; 12]>::CAPACITY, 9);
+            churn(scope.heap(), &mut rng, [0u64; 12]);
+            assert_eq!(Node::<u64, [u64; 100]>::CAPACITY, 5);
+            churn(scope.heap(), &mut rng, [0u64; 100]);
+        });
+        assert_eq!(heap.check().unwrap().allocations, 0);
+        drop(heap);
+        // SAFETY: allocated above with this layout.
+        unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
+    }
+}
