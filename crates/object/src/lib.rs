@@ -1,6 +1,31 @@
 //! Persistent objects: data structures that survive, with one call.
 
+mod access;
+mod attach;
+mod attachment;
 pub mod collections;
+mod committer;
+mod create;
+mod error;
+mod flight;
 pub mod heap;
+mod keys;
+mod memory;
+mod objects;
 pub mod persist;
 pub mod pointer;
+mod psync;
+mod raw;
+mod shadow;
+mod states;
+mod writing;
+
+pub use access::Access;
+pub use attach::AttachOptions;
+pub use attachment::{Attachment, PsyncStatistics};
+pub use committer::PendingPsync;
+pub use create::CreateObject;
+pub use error::{ObjectError, Result};
+pub use keys::Keys;
+pub use objects::{ObjectInfo, Objects};
+pub use states::ObjectState;

@@ -1,0 +1,250 @@
+//! Attaching: from a name and a key to memory at the object's address.
+//!
+//! ```text
+//!   look the name up ─▶ check the key ─▶ lock the inode ─▶ still the same object? ─▶ decide and apply what is
+//!          ▲                                                        │ no             in the log ─▶ map ─▶ track
+//!          └────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! The lock is an open-file-description lock on the object's byte: one writer or many readers, between processes
+//! and PID namespaces, and it ends with its process. Everything an attachment has is undone in the reverse order, by
+//! [`Attached::detach`] or when it is dropped. In a forked child all of it is inert: the memory is not there, the lock is
+//! the parent's.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::{Inode, InodeKind};
+use aquifer_pool::format::run::Run;
+use aquifer_pool::media::ByteRange;
+use aquifer_pool::{InodeLock, LockMode, PoolError};
+use aquifer_vm::dirty::{PageIndex, PageRun, TrackerForm};
+use aquifer_vm::{DirtyTracker, FixedRange, ProcessMark};
+
+use crate::access::Access;
+use crate::error::{ObjectError, Result, text};
+use crate::flight::Flights;
+use crate::keys;
+use crate::memory::Source;
+use crate::objects::Shared;
+use crate::shadow::Shadow;
+use crate::writing::Writing;
+
+/// How to attach.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct AttachOptions {
+    /// How many bytes of private copies an attachment for writing keeps; those that hold nothing new are
+    /// dropped beyond that. What is stored to between two psyncs is not bounded by it. By default a quarter of the
+    /// machine's memory, or of the memory cgroup's limit.
+    pub shadow_budget_bytes: Option<u64>,
+    /// How stores are found; by default the better one of those available.
+    pub tracker: Option<TrackerForm>,
+}
+
+/// An object attached to this process.
+pub(crate) struct Attached {
+    pub shared: Arc<Shared>,
+    pub name: Vec<u8>,
+    pub number: u64,
+    pub access: Access,
+    pub address: u64,
+    /// Its pages on media.
+    pub media: ByteRange,
+    pub process: ProcessMark,
+    pub flights: Arc<Flights>,
+    pub psyncs: AtomicU64,
+    pub psync_pages: AtomicU64,
+    /// `None` once it is detached.
+    held: Mutex<Option<Held>>,
+}
+
+/// What is given up by detaching, in this order.
+pub(crate) struct Held {
+    pub writing: Option<Writing>,
+    pub memory: FixedRange,
+    pub lock: Arc<InodeLock>,
+}
+
+/// How often an object is looked for that is replaced by another one of the same name all the time.
+const ATTEMPTS: usize = 16;
+
+impl Shared {
+    /// Finds an object, checks the key, and locks it: as it is while the lock is held.
+    pub fn claim(
+        &self,
+        name: &[u8],
+        access: Access,
+        key: Option<&[u8]>,
+    ) -> Result<(Inode, InodeLock)> {
+        let mode = match access {
+            Access::Read => LockMode::Shared,
+            Access::Write => LockMode::Exclusive,
+        };
+        if access == Access::Write && !self.pool.is_writable() {
+            return Err(ObjectError::Pool(PoolError::ReadOnly {
+                path: self.pool.media().path().to_path_buf(),
+                reason: "it was opened for reading",
+            }));
+        }
+        for attempt in 0..ATTEMPTS {
+            let found = match self.find(name) {
+                Err(ObjectError::NotFound { name }) if attempt > 0 => {
+                    return Err(ObjectError::Destroyed { name });
+                }
+                other => other?,
+            };
+            keys::check(name, &found.keys, access, key)?;
+            let lock = self.lock(&found, mode)?;
+            // While it was not locked it may have been changed, or destroyed and its number used again.
+            let inode = self.pool.inode(found.number)?;
+            let is_same = inode.kind == InodeKind::Object
+                && inode.incarnation == found.incarnation
+                && inode.name == name;
+            if is_same {
+                keys::check(name, &inode.keys, access, key)?;
+                return Ok((inode, lock));
+            }
+        }
+        Err(ObjectError::Destroyed { name: text(name) })
+    }
+
+    fn lock(&self, inode: &Inode, mode: LockMode) -> Result<InodeLock> {
+        let name = || text(&inode.name);
+        self.pool.lock_inode(inode.number, mode).map_err(|error| match error {
+            PoolError::Locked { holder, .. } => ObjectError::Attached {
+                name: name(),
+                holder,
+                access: match mode {
+                    LockMode::Shared => Access::Read,
+                    LockMode::Exclusive => Access::Write,
+                },
+            },
+            PoolError::AlreadyLocked { .. } => ObjectError::AttachedHere { name: name() },
+            PoolError::Forked => ObjectError::Forked,
+            other => other.into(),
+        })
+    }
+}
+
+/// The pages of an object's content as one range of the media.
+pub(crate) fn content(inode: &Inode) -> ByteRange {
+    // The runs of an object are adjacent: the format allows nothing else.
+    let start_page = inode.runs.first().map_or(0, |run| run.start_page);
+    Run { start_page, pages: inode.content_pages() }.bytes()
+}
+
+impl Attached {
+    /// Attaches an object.
+    pub fn attach(
+        shared: &Arc<Shared>,
+        name: &[u8],
+        access: Access,
+        key: Option<&[u8]>,
+        options: &AttachOptions,
+    ) -> Result<Attached> {
+        let (inode, lock) = shared.claim(name, access, key)?;
+        let media = content(&inode);
+        let patches = shared.pool.bring_up_to_date(media)?;
+        let source =
+            Source { name, media: &**shared.pool.media(), range: media, address: inode.address };
+        let memory = source.map(access, &patches)?;
+        let writing = match access {
+            Access::Read => None,
+            Access::Write => {
+                // SAFETY: the mapping is private and of this kind; it and the tracker live and end together in `Held`,
+                // and nobody else drops pages of it or registers it anywhere.
+                let tracker = unsafe {
+                    DirtyTracker::new(
+                        memory.address(),
+                        memory.len_bytes(),
+                        options.tracker,
+                        source.kind(),
+                    )
+                };
+                let failed = |source| ObjectError::Memory { name: text(name), source };
+                let mut tracker = tracker.map_err(failed)?;
+                if !shared.pool.media().maps_privately() {
+                    // All of the copy was just stored to, and is no news.
+                    tracker.reset_baseline().map_err(failed)?;
+                }
+                let budget_bytes = options
+                    .shadow_budget_bytes
+                    .unwrap_or_else(|| aquifer_sys::cpu::memory_bytes() / 4);
+                Some(Writing {
+                    tracker,
+                    captured: Vec::new(),
+                    last_lsn: 0,
+                    shadow: Shadow::found(inode.shadow),
+                    budget_pages: budget_bytes / PAGE_BYTES,
+                })
+            }
+        };
+        Ok(Attached {
+            shared: shared.clone(),
+            name: name.to_vec(),
+            number: inode.number,
+            access,
+            address: inode.address,
+            media,
+            process: ProcessMark::new(),
+            flights: Arc::default(),
+            psyncs: AtomicU64::new(0),
+            psync_pages: AtomicU64::new(0),
+            held: Mutex::new(Some(Held { writing, memory, lock: Arc::new(lock) })),
+        })
+    }
+
+    /// What it holds; `None` once it is detached.
+    pub fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An error in a forked child.
+    pub fn check_process(&self) -> Result<()> {
+        if self.process.is_current() { Ok(()) } else { Err(ObjectError::Forked) }
+    }
+
+    /// Where a page lies in memory.
+    pub fn page(&self, page: PageIndex) -> *const u8 {
+        (self.address + page.0 * PAGE_BYTES) as *const u8
+    }
+
+    /// Where pages lie on media.
+    pub fn on_media(&self, run: PageRun) -> ByteRange {
+        ByteRange {
+            offset_bytes: self.media.offset_bytes + run.first.0 * PAGE_BYTES,
+            len_bytes: run.count * PAGE_BYTES,
+        }
+    }
+
+    /// Whether an address lies in it.
+    pub fn contains(&self, address: u64) -> bool {
+        (self.address..self.address + self.media.len_bytes).contains(&address)
+    }
+
+    /// Gives everything up. What was stored since the last psync is lost. Does nothing the second time.
+    pub fn detach(&self) -> Result<()> {
+        self.check_process()?;
+        self.flights.wait_landed(u64::MAX);
+        let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
+        let Some(writing) = writing else { return Ok(()) };
+        let Writing { tracker, mut shadow, .. } = writing;
+        drop(tracker);
+        drop(memory);
+        let freed = shadow.free(&self.shared.pool, self.number);
+        drop(lock);
+        match self.flights.has_returned() {
+            true => Err(ObjectError::Unsynced { name: text(&self.name) }),
+            false => freed,
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // Who wants to know calls `detach`. In a child it does nothing.
+        let _ = self.detach();
+    }
+}

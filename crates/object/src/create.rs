@@ -1,0 +1,189 @@
+//! Creating, renaming and destroying objects.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::{INLINE_RUNS, Inode, InodeKind, MAX_NAME_BYTES};
+use aquifer_pool::format::run::MAX_RUN_PAGES;
+use aquifer_vm::fixed::{self, WINDOW};
+
+use crate::access::Access;
+use crate::attach::content;
+use crate::error::{ObjectError, Result, text};
+use crate::keys::{self, Keys};
+use crate::objects::{ObjectInfo, Objects, overlapping};
+
+/// How to create an object.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CreateObject<'a> {
+    /// Who may attach it.
+    pub keys: Keys<'a>,
+    /// Whether it may be moved to another address later: nothing in it, nor anywhere else, then points
+    /// into it by plain pointers that outlive an attachment.
+    pub relocatable: bool,
+    /// Where it is attached, a multiple of the page inside [`WINDOW`]; by default a random multiple of 2 MiB that no
+    /// other object has.
+    pub address: Option<u64>,
+}
+
+/// Pages of 2 MiB: objects of at least this size begin at such a boundary of the pool.
+const HUGE_PAGES: u64 = (2 << 20) / PAGE_BYTES;
+
+/// What the first page of a content of this size is a multiple of.
+pub(crate) fn alignment_pages(pages: u64) -> u64 {
+    if pages >= HUGE_PAGES { HUGE_PAGES } else { 1 }
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+fn parameter(what: &'static str, value: impl ToString, reason: &'static str) -> ObjectError {
+    ObjectError::Parameter { what, value: value.to_string(), reason }
+}
+
+/// Pages of a content of this size.
+pub(crate) fn pages_for(size_bytes: u64) -> Result<u64> {
+    let pages = size_bytes.div_ceil(PAGE_BYTES);
+    if pages == 0 {
+        return Err(parameter("the size", "0 bytes", "an object has at least one page"));
+    }
+    if pages > MAX_RUN_PAGES * INLINE_RUNS as u64 {
+        let reason = "an object has less than 512 GiB; use several";
+        return Err(parameter("the size", format!("{size_bytes} bytes"), reason));
+    }
+    Ok(pages)
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(&0) {
+        let reason = "it has between 1 and 255 bytes, and no NUL";
+        return Err(parameter("the name", format!("{:?}", text(name)), reason));
+    }
+    Ok(())
+}
+
+/// An address asked for must be one that can be mapped.
+pub(crate) fn check_address(address: u64, len_bytes: u64) -> Result<()> {
+    let fits = address.is_multiple_of(PAGE_BYTES)
+        && address >= WINDOW.start
+        && address.checked_add(len_bytes).is_some_and(|end| end <= WINDOW.end);
+    match fits {
+        true => Ok(()),
+        false => Err(parameter(
+            "the address",
+            format!("{address:#x}"),
+            "it is a multiple of 4096 between 0x200000000000 and 0x500000000000, with the whole object inside",
+        )),
+    }
+}
+
+/// A random address for so many bytes that no object has.
+pub(crate) fn random_address(inodes: impl Iterator<Item = Inode>, len_bytes: u64) -> Result<u64> {
+    let taken: Vec<(u64, u64)> =
+        inodes.map(|inode| (inode.address, content(&inode).len_bytes)).collect();
+    fixed::random_base(len_bytes, &taken)
+        .map_err(|source| ObjectError::Memory { name: "a new one".to_owned(), source })
+}
+
+impl Objects {
+    /// Creates an object of `size_bytes`, rounded up to whole pages, all zero. Durable on return.
+    ///
+    /// # Errors
+    /// [`ObjectError::Exists`], [`ObjectError::Parameter`], [`ObjectError::AddressOfAnother`];
+    /// [`ObjectError::Pool`], also when it is full.
+    pub fn create(
+        &self,
+        name: impl AsRef<[u8]>,
+        size_bytes: u64,
+        options: &CreateObject<'_>,
+    ) -> Result<ObjectInfo> {
+        let (name, shared) = (name.as_ref(), &self.shared);
+        check_name(name)?;
+        let pages = pages_for(size_bytes)?;
+        let len_bytes = pages * PAGE_BYTES;
+        if let Some(address) = options.address {
+            check_address(address, len_bytes)?;
+        }
+        let exists = || ObjectError::Exists { name: text(name) };
+        if shared.find(name).is_ok() {
+            return Err(exists());
+        }
+        let keys = keys::hashes(options.keys)?;
+        let reservation = shared.pool.reserve_zeroed(pages, alignment_pages(pages))?;
+        let runs = reservation.runs().to_vec();
+        shared.change(vec![reservation], |transaction| {
+            if transaction.inodes().any(|inode| inode.name == name) {
+                return Err(exists());
+            }
+            let address = match options.address {
+                None => random_address(transaction.inodes(), len_bytes)?,
+                Some(address) => {
+                    if let Some(other) = overlapping(transaction.inodes(), address, len_bytes, 0) {
+                        let by = text(&other.name);
+                        return Err(ObjectError::AddressOfAnother { address, len_bytes, by });
+                    }
+                    address
+                }
+            };
+            let now_ns = now_ns();
+            let inode = Inode {
+                kind: InodeKind::Object,
+                size_bytes: len_bytes,
+                address,
+                is_relocatable: options.relocatable,
+                created_ns: now_ns,
+                changed_ns: now_ns,
+                runs: runs.clone(),
+                keys,
+                name: name.to_vec(),
+                ..transaction.free_inode()?
+            };
+            transaction.put(inode);
+            Ok(())
+        })?;
+        self.info(name)
+    }
+
+    /// Destroys an object. Needs the key for writing, and that nobody has it attached. Durable on return.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`]: nothing is destroyed.
+    pub fn destroy(&self, name: impl AsRef<[u8]>, key: Option<&[u8]>) -> Result<()> {
+        let (inode, _lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
+        self.shared.change(Vec::new(), |transaction| {
+            transaction.put(Inode::free(inode.number, inode.incarnation));
+            Ok(())
+        })
+    }
+
+    /// Gives an object another name. Needs the key for writing, and that nobody has it attached. Durable on return.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`]; [`ObjectError::Exists`] if there is an object of the new name.
+    pub fn rename(
+        &self,
+        name: impl AsRef<[u8]>,
+        new_name: impl AsRef<[u8]>,
+        key: Option<&[u8]>,
+    ) -> Result<()> {
+        let new_name = new_name.as_ref();
+        check_name(new_name)?;
+        let (inode, _lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
+        if inode.name == new_name {
+            return Ok(());
+        }
+        self.shared.change(Vec::new(), |transaction| {
+            if transaction.inodes().any(|other| other.name == new_name) {
+                return Err(ObjectError::Exists { name: text(new_name) });
+            }
+            transaction.put(Inode {
+                name: new_name.to_vec(),
+                changed_ns: now_ns(),
+                ..inode.clone()
+            });
+            Ok(())
+        })
+    }
+}

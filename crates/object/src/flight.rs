@@ -1,0 +1,135 @@
+//! Commits under way: captured, and not yet known to be durable.
+//!
+//! A [`Flight`] carries one commit of one or several objects from its capture to its end, on the caller's
+//! thread or on the one for background commits. However it ends, also by a panic, it *lands* at each of its objects,
+//! with the pages it carried if it failed: the next capture takes those along, so that a failed psync forgets nothing.
+//!
+//! # Locks
+//! [`Flights`] has a lock of its own, below the one of the attachment: a capture may wait for landings while it
+//! holds the attachment, and landing takes nothing else.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use aquifer_pool::{Commit, InodeLock};
+use aquifer_vm::dirty::PageRun;
+
+use crate::error::Result;
+
+/// The commits of one attachment that are under way, and what failed ones have left.
+#[derive(Default)]
+pub(crate) struct Flights {
+    state: Mutex<State>,
+    landed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many were ever begun.
+    begun: u64,
+    /// Numbers of those under way.
+    under_way: Vec<u64>,
+    /// Pages of failed ones.
+    returned: Vec<PageRun>,
+}
+
+impl Flights {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, lock: &InodeLock) -> u64 {
+        let mut state = self.state();
+        state.begun += 1;
+        let number = state.begun;
+        if state.under_way.is_empty() {
+            lock.set_committing(true);
+        }
+        state.under_way.push(number);
+        number
+    }
+
+    /// Ends one. The lock is given up before anybody hears of the end: who detaches then is the last to have it.
+    fn land(&self, number: u64, lock: Arc<InodeLock>, returned: Vec<PageRun>) {
+        let mut state = self.state();
+        state.returned.extend(returned);
+        state.under_way.retain(|other| *other != number);
+        if state.under_way.is_empty() {
+            lock.set_committing(false);
+        }
+        drop(lock);
+        self.landed.notify_all();
+    }
+
+    /// The number of the last one begun, for [`Flights::wait_landed`].
+    pub fn last_begun(&self) -> u64 {
+        self.state().begun
+    }
+
+    /// Waits until none up to `number` is under way.
+    pub fn wait_landed(&self, number: u64) {
+        let mut state = self.state();
+        while state.under_way.iter().any(|other| *other <= number) {
+            state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether failed ones left pages that no capture has taken along yet.
+    pub fn has_returned(&self) -> bool {
+        !self.state().returned.is_empty()
+    }
+
+    /// Takes what failed ones left.
+    pub fn take_returned(&self) -> Vec<PageRun> {
+        std::mem::take(&mut self.state().returned)
+    }
+}
+
+/// What a flight carries of one object.
+struct Part {
+    flights: Arc<Flights>,
+    number: u64,
+    lock: Arc<InodeLock>,
+    runs: Vec<PageRun>,
+}
+
+/// A commit under way.
+pub(crate) struct Flight {
+    commit: Option<Commit>,
+    parts: Vec<Part>,
+}
+
+impl Flight {
+    /// Begins with a commit that was captured.
+    pub fn new(commit: Commit) -> Flight {
+        Flight { commit: Some(commit), parts: Vec::new() }
+    }
+
+    /// Adds an object and the pages that were captured of it.
+    pub fn add(&mut self, flights: &Arc<Flights>, lock: &Arc<InodeLock>, runs: Vec<PageRun>) {
+        let number = flights.begin(lock);
+        self.parts.push(Part { flights: flights.clone(), number, lock: lock.clone(), runs });
+    }
+
+    /// Makes the commit durable.
+    pub fn finish(mut self) -> Result<()> {
+        let commit = self.commit.take().expect("a flight ends once");
+        // What fails, or panics, lands when this is dropped.
+        commit.finish()?;
+        self.land(|_| Vec::new());
+        Ok(())
+    }
+
+    fn land(&mut self, mut returned: impl FnMut(Vec<PageRun>) -> Vec<PageRun>) {
+        for Part { flights, number, lock, runs } in self.parts.drain(..) {
+            flights.land(number, lock, returned(runs));
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // The commit first: it holds the pool's media.
+        self.commit = None;
+        self.land(|runs| runs);
+    }
+}

@@ -1,0 +1,248 @@
+//! The objects of a pool.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::{Inode, InodeKind};
+use aquifer_pool::{Holder, OpenOptions, Pool, Reservation, Transaction};
+
+use aquifer_vm::ProcessMark;
+
+use crate::access::Access;
+use crate::attach::{AttachOptions, Attached, content};
+use crate::attachment::Attachment;
+use crate::committer::{Committer, PendingPsync};
+use crate::error::{ObjectError, Result, text};
+use crate::psync;
+use crate::states::{ObjectState, Unapplied};
+
+/// The objects of an open pool. Cheap to clone; can be shared between threads.
+#[derive(Clone)]
+pub struct Objects {
+    pub(crate) shared: Arc<Shared>,
+    /// Attachments that are known by their address only.
+    pub(crate) raw: Arc<Mutex<BTreeMap<u64, Arc<Attachment>>>>,
+}
+
+/// What attachments keep. The order counts: what is under way is finished before the pool is closed.
+pub(crate) struct Shared {
+    pub committer: Committer,
+    pub pool: Pool,
+    pub process: ProcessMark,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Objects").field("pool", &self.shared.pool).finish_non_exhaustive()
+    }
+}
+
+/// What an object is, as of one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObjectInfo {
+    /// Its name; bytes that are no UTF-8 are replaced.
+    pub name: String,
+    /// The number of its inode.
+    pub number: u64,
+    /// Its length in bytes, a multiple of the page.
+    pub size_bytes: u64,
+    /// Where it is attached.
+    pub address: u64,
+    /// Whether it may be moved to another address.
+    pub is_relocatable: bool,
+    /// Whether a key is asked for to attach it for reading.
+    pub needs_read_key: bool,
+    /// Whether a key is asked for to attach it for writing.
+    pub needs_write_key: bool,
+    /// When it was created, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// When what it is was last changed, in nanoseconds since 1970. Its content does not count.
+    pub changed_ns: u64,
+    /// Where its content begins in the pool, in bytes.
+    pub media_offset_bytes: u64,
+    /// Bytes of the pool that hold a large commit.
+    pub shadow_bytes: u64,
+    /// What is being done with it.
+    pub state: ObjectState,
+    /// Who has it attached, as far as it is known: readers that opened the pool for reading are not.
+    pub holders: Vec<Holder>,
+}
+
+impl Objects {
+    /// The objects of a pool.
+    pub fn new(pool: Pool) -> Objects {
+        let shared = Shared { committer: Committer::new(), pool, process: ProcessMark::new() };
+        Objects { shared: Arc::new(shared), raw: Arc::default() }
+    }
+
+    /// Opens a pool for its objects.
+    ///
+    /// # Errors
+    /// As for [`Pool::open`].
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Objects> {
+        Ok(Objects::new(Pool::open(path, options)?))
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.shared.pool
+    }
+
+    /// Attaches an object: for writing, nobody else has it attached; for reading, others may have it for
+    /// reading. With a write key, both; with a read key, for reading.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotFound`], [`ObjectError::Destroyed`], [`ObjectError::WrongKey`],
+    /// [`ObjectError::ReadKeyForWriting`], [`ObjectError::Attached`], [`ObjectError::AttachedHere`],
+    /// [`ObjectError::AddressTaken`]; [`ObjectError::Memory`], also where a sanitizer owns the addresses;
+    /// [`ObjectError::Pool`].
+    pub fn attach(
+        &self,
+        name: impl AsRef<[u8]>,
+        access: Access,
+        key: Option<&[u8]>,
+    ) -> Result<Attachment> {
+        self.attach_with(name, access, key, &AttachOptions::default())
+    }
+
+    /// [`Objects::attach`] with options.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`].
+    pub fn attach_with(
+        &self,
+        name: impl AsRef<[u8]>,
+        access: Access,
+        key: Option<&[u8]>,
+        options: &AttachOptions,
+    ) -> Result<Attachment> {
+        let attached = Attached::attach(&self.shared, name.as_ref(), access, key, options)?;
+        Ok(Attachment { attached })
+    }
+
+    /// [`Attachment::psync`] of several objects, atomic over all of them. One write and one sync, too.
+    ///
+    /// # Errors
+    /// As for [`Attachment::psync`]; [`ObjectError::SeveralPools`] if not all were attached through one handle.
+    pub fn psync_many(&self, attachments: &mut [&mut Attachment]) -> Result<()> {
+        let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
+        psync::psync(&attached)
+    }
+
+    /// [`Objects::psync_many`] for programs whose threads share the attachments.
+    ///
+    /// # Errors
+    /// As for [`Objects::psync_many`].
+    ///
+    /// # Safety
+    /// As for [`Attachment::psync_shared`], for each of them.
+    pub unsafe fn psync_many_shared(&self, attachments: &[&Attachment]) -> Result<()> {
+        let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
+        psync::psync(&attached)
+    }
+
+    /// [`Attachment::psync_begin`] of several objects, atomic over all of them.
+    ///
+    /// # Errors
+    /// As for [`Objects::psync_many`].
+    pub fn psync_many_begin(&self, attachments: &mut [&mut Attachment]) -> Result<PendingPsync> {
+        let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
+        psync::psync_begin(&self.shared, &attached)
+    }
+
+    /// All objects, by name.
+    ///
+    /// # Errors
+    /// [`ObjectError::Pool`].
+    pub fn list(&self) -> Result<Vec<ObjectInfo>> {
+        let mut inodes = self.shared.objects()?;
+        inodes.sort_by(|one, other| one.name.cmp(&other.name));
+        let unapplied = Unapplied::of(&self.shared.pool)?;
+        Ok(inodes.into_iter().map(|inode| self.describe(inode, &unapplied)).collect())
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotFound`], [`ObjectError::Pool`].
+    pub fn info(&self, name: impl AsRef<[u8]>) -> Result<ObjectInfo> {
+        let inode = self.shared.find(name.as_ref())?;
+        let unapplied = Unapplied::of(&self.shared.pool)?;
+        Ok(self.describe(inode, &unapplied))
+    }
+
+    /// The state an object is in, now.
+    ///
+    /// # Errors
+    /// As for [`Objects::info`].
+    pub fn state_of(&self, name: impl AsRef<[u8]>) -> Result<ObjectState> {
+        self.info(name).map(|info| info.state)
+    }
+
+    fn describe(&self, inode: Inode, unapplied: &Unapplied) -> ObjectInfo {
+        let pool = &self.shared.pool;
+        let holders = pool.holders(inode.number);
+        let media = content(&inode);
+        ObjectInfo {
+            name: text(&inode.name),
+            number: inode.number,
+            size_bytes: media.len_bytes,
+            address: inode.address,
+            is_relocatable: inode.is_relocatable,
+            needs_read_key: inode.keys.read.is_some(),
+            needs_write_key: inode.keys.read.is_some() || inode.keys.write.is_some(),
+            created_ns: inode.created_ns,
+            changed_ns: inode.changed_ns,
+            media_offset_bytes: media.offset_bytes,
+            shadow_bytes: inode.shadow.pages * PAGE_BYTES,
+            state: ObjectState::of(pool, &inode, &holders, unapplied),
+            holders,
+        }
+    }
+}
+
+impl Shared {
+    /// All objects.
+    pub fn objects(&self) -> Result<Vec<Inode>> {
+        let mut inodes = self.pool.inodes()?;
+        inodes.retain(|inode| inode.kind == InodeKind::Object);
+        Ok(inodes)
+    }
+
+    /// The object of this name.
+    pub fn find(&self, name: &[u8]) -> Result<Inode> {
+        self.objects()?
+            .into_iter()
+            .find(|inode| inode.name == name)
+            .ok_or_else(|| ObjectError::NotFound { name: text(name) })
+    }
+
+    /// Changes metadata. `change` puts inodes last: when it fails, nothing has happened.
+    pub fn change<'a, T>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
+    ) -> Result<T> {
+        self.pool.transact(reservations, |transaction| match change(transaction) {
+            Err(ObjectError::Pool(error)) => Err(error),
+            outcome => Ok(outcome),
+        })?
+    }
+}
+
+/// The object whose addresses have something in common with these, other than `except`.
+pub(crate) fn overlapping(
+    inodes: impl Iterator<Item = Inode>,
+    address: u64,
+    len_bytes: u64,
+    except: u64,
+) -> Option<Inode> {
+    let end = address.saturating_add(len_bytes);
+    inodes.into_iter().filter(|inode| inode.number != except).find(|inode| {
+        inode.address < end && address < inode.address.saturating_add(content(inode).len_bytes)
+    })
+}

@@ -1,0 +1,204 @@
+//! `psync`: everything stored to an object until now becomes durable, wholly or not at all.
+//!
+//! ```text
+//!  stores …   capture                                  stores …
+//!  ───────▶ ┌─────────────────────────────────────┐ ───────────────────────────────────────────▶
+//!           │ take the set of pages stored to     │
+//!           │ copy them into a record             │ ── write the record, durably ── acknowledge ──▶ later: apply
+//!           │ take its place in the log           │        (one device sync)         in order
+//!           └─────────────────────────────────────┘
+//!                  W                              P                               C              W
+//! ```
+//!
+//! During *capture* nobody may store to the object; it takes as long as copying the pages does. A commit larger
+//! than a quarter of the log is put aside first ([`shadow`]), which is part of capture.
+//!
+//! Whatever fails, the pages that were taken are reported again by the next capture.
+//!
+//! Lock order: attachments by inode number, then their flights, then the pool's.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::Relaxed;
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::{Commit, CommitCopied, CommitPages};
+use aquifer_sys::memory::copy_racy;
+
+use crate::access::Access;
+use crate::attach::{Attached, Held};
+use crate::committer::{Earlier, PendingPsync};
+use crate::error::{ObjectError, Result};
+use crate::flight::Flight;
+use crate::objects::Shared;
+use crate::shadow;
+use crate::writing::Writing;
+
+/// How often a blocking psync takes along what an earlier one has left.
+const ATTEMPTS: usize = 3;
+
+/// An attachment for writing, locked for a capture.
+struct Part<'a> {
+    attached: &'a Attached,
+    held: MutexGuard<'a, Option<Held>>,
+}
+
+impl Part<'_> {
+    fn held(&mut self) -> &mut Held {
+        self.held.as_mut().expect("looked at when it was locked")
+    }
+
+    fn writing(&mut self) -> &mut Writing {
+        self.held().writing.as_mut().expect("attached for writing")
+    }
+}
+
+/// What a capture gives: a commit to be finished, if there was anything to commit, and what must have landed for
+/// everything stored before to be durable.
+pub(crate) struct Captured {
+    pub flight: Option<Flight>,
+    pub earlier: Vec<Earlier>,
+}
+
+/// Captures what was stored to these objects as one commit. Those attached for reading are ignored.
+///
+/// Nobody stores to the objects meanwhile: the callers of this see to it.
+pub(crate) fn capture(attached: &[&Attached]) -> Result<Captured> {
+    let mut attached: Vec<&Attached> = attached.to_vec();
+    if let Some(first) = attached.first()
+        && !attached.iter().all(|other| std::ptr::eq(&*first.shared, &*other.shared))
+    {
+        return Err(ObjectError::SeveralPools);
+    }
+    attached.retain(|one| one.access == Access::Write);
+    attached.sort_unstable_by_key(|one| one.number);
+    attached.dedup_by_key(|one| one.number);
+    let mut parts = Vec::with_capacity(attached.len());
+    for attached in attached {
+        attached.check_process()?;
+        let held = attached.held();
+        if held.is_none() {
+            return Err(ObjectError::NotAttached { address: attached.address });
+        }
+        parts.push(Part { attached, held });
+    }
+    let earlier = (parts.iter())
+        .map(|part| Earlier {
+            flights: part.attached.flights.clone(),
+            number: part.attached.flights.last_begun(),
+            name: part.attached.name.clone(),
+        })
+        .collect();
+    match begin(&mut parts) {
+        Ok(commit) => {
+            Ok(Captured { flight: commit.map(|commit| launch(commit, &mut parts)), earlier })
+        }
+        Err(error) => {
+            parts.iter_mut().for_each(|part| part.writing().give_back());
+            Err(error)
+        }
+    }
+}
+
+fn begin(parts: &mut [Part<'_>]) -> Result<Option<Commit>> {
+    for part in parts.iter_mut() {
+        let attached = part.attached;
+        part.writing().collect(attached)?;
+    }
+    let sizes: Vec<u64> =
+        parts.iter_mut().map(|part| part.writing().captured_pages() * PAGE_BYTES).collect();
+    let Some(pool) = parts.first().map(|part| &part.attached.shared.pool) else { return Ok(None) };
+    if sizes.iter().all(|size| *size == 0) {
+        return Ok(None);
+    }
+    let is_aside = shadow::too_large(&sizes, pool.max_commit_bytes());
+    let most_entries =
+        shadow::most_entries(pool, is_aside.iter().filter(|is_aside| **is_aside).count());
+    let (mut pages, mut copied): (Vec<CommitPages>, Vec<CommitCopied>) = (Vec::new(), Vec::new());
+    for (part, &is_aside) in parts.iter_mut().zip(&is_aside) {
+        let attached = part.attached;
+        let Writing { captured, shadow, .. } = part.writing();
+        if is_aside {
+            shadow.put_aside(attached, captured, most_entries, &mut copied)?;
+        } else {
+            pages.extend(captured.iter().map(|run| CommitPages {
+                inode: attached.number,
+                target: attached.on_media(*run),
+            }));
+        }
+    }
+    let fill = |mut target: &mut [u8]| {
+        for part in parts.iter_mut().zip(&is_aside).filter(|(_, is_aside)| !**is_aside) {
+            let (part, _) = part;
+            let attached = part.attached;
+            for run in &part.writing().captured {
+                let (here, rest) =
+                    std::mem::take(&mut target).split_at_mut((run.count * PAGE_BYTES) as usize);
+                // SAFETY: pages of the mapping; the target is as long.
+                unsafe { copy_racy(attached.page(run.first), here.as_mut_ptr(), here.len()) };
+                target = rest;
+            }
+        }
+    };
+    let commit = pool.capture(&pages, &copied, fill)?;
+    for (part, is_aside) in parts.iter_mut().zip(is_aside) {
+        let writing = part.writing();
+        if !writing.captured.is_empty() {
+            writing.last_lsn = commit.end_lsn();
+        }
+        if is_aside {
+            writing.shadow.named_by(commit.end_lsn());
+        }
+    }
+    Ok(Some(commit))
+}
+
+/// Hands the captured pages over to a flight.
+fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
+    let mut flight = Flight::new(commit);
+    for part in parts {
+        let attached = part.attached;
+        let Held { lock, writing, .. } = part.held();
+        let writing = writing.as_mut().expect("attached for writing");
+        let captured = std::mem::take(&mut writing.captured);
+        if captured.is_empty() {
+            continue;
+        }
+        // Relaxed: statistics.
+        attached.psyncs.fetch_add(1, Relaxed);
+        attached.psync_pages.fetch_add(captured.iter().map(|run| run.count).sum(), Relaxed);
+        flight.add(&attached.flights, lock, captured);
+    }
+    flight
+}
+
+/// Makes everything stored to these objects durable, atomically.
+///
+/// Nobody stores to them meanwhile: the callers of this see to it.
+pub(crate) fn psync(attached: &[&Attached]) -> Result<()> {
+    let mut outcome = Ok(());
+    for _ in 0..ATTEMPTS {
+        let Captured { flight, earlier } = capture(attached)?;
+        if let Some(flight) = flight {
+            flight.finish()?;
+        }
+        // What was begun before is part of everything; what it left, if it failed, is taken along.
+        outcome = earlier.iter().try_for_each(Earlier::wait);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    for attached in attached {
+        if let Some(writing) = attached.held().as_mut().and_then(|held| held.writing.as_mut()) {
+            writing.trim(attached);
+        }
+    }
+    outcome
+}
+
+/// Captures now and makes durable in the background.
+///
+/// Nobody stores to the objects during the call: the callers of this see to it.
+pub(crate) fn psync_begin(shared: &Shared, attached: &[&Attached]) -> Result<PendingPsync> {
+    let Captured { flight, earlier } = capture(attached)?;
+    Ok(shared.committer.submit(flight, earlier))
+}

@@ -1,0 +1,79 @@
+//! Objects known by their address only.
+//!
+//! For programs in the style of C, where `attach` gives a pointer, and `psync` and `detach` take one. Any
+//! address inside the object names it.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use std::collections::BTreeMap;
+
+use crate::access::Access;
+use crate::attach::AttachOptions;
+use crate::attachment::Attachment;
+use crate::error::{ObjectError, Result};
+use crate::objects::Objects;
+
+impl Objects {
+    fn raw(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Attachment>>> {
+        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attached_at(&self, address: *const u8) -> Result<Arc<Attachment>> {
+        // The lock may have been held by a thread that a forked child does not have.
+        if !self.shared.process.is_current() {
+            return Err(ObjectError::Forked);
+        }
+        let address = address as u64;
+        (self.raw().range(..=address).next_back())
+            .filter(|(_, attachment)| attachment.attached.contains(address))
+            .map(|(_, attachment)| attachment.clone())
+            .ok_or(ObjectError::NotAttached { address })
+    }
+
+    /// Attaches an object, as [`Objects::attach_with`] does, until [`Objects::detach`] of its address or until the last
+    /// clone of these objects is dropped. Returns its first byte.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`].
+    pub fn attach_raw(
+        &self,
+        name: impl AsRef<[u8]>,
+        access: Access,
+        key: Option<&[u8]>,
+        options: &AttachOptions,
+    ) -> Result<NonNull<u8>> {
+        let attachment = self.attach_with(name, access, key, options)?;
+        let start = attachment.start();
+        self.raw().insert(attachment.address(), Arc::new(attachment));
+        Ok(start)
+    }
+
+    /// [`Attachment::psync`] of the object at an address.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotAttached`] if none was attached by [`Objects::attach_raw`] there; as for
+    /// [`Attachment::psync`].
+    ///
+    /// # Safety
+    /// Nobody stores to the object during the call.
+    pub unsafe fn psync_at(&self, address: *const u8) -> Result<()> {
+        let attachment = self.attached_at(address)?;
+        // SAFETY: forwarded to the caller.
+        unsafe { attachment.psync_shared() }
+    }
+
+    /// Detaches the object at an address. Nobody uses its memory any more.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotAttached`] if none was attached by [`Objects::attach_raw`] there, or was detached already:
+    /// nothing happens then. As for [`Attachment::detach`].
+    pub fn detach(&self, address: *const u8) -> Result<()> {
+        let attachment = self.attached_at(address)?;
+        // Who is faster detaches it, and the other one hears that nothing is attached there.
+        match self.raw().remove(&attachment.address()) {
+            Some(_) => attachment.attached.detach(),
+            None => Err(ObjectError::NotAttached { address: address as u64 }),
+        }
+    }
+}

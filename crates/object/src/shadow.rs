@@ -1,0 +1,218 @@
+//! Commits that are too large for the log.
+//!
+//! Their pages are written to a run of the pool that belongs to the object, its *shadow run*, and made durable
+//! there; the record only names them, with checksums. So the log needs no more room than a few entries, and
+//! the commit is as atomic as any other.
+//!
+//! ```text
+//!   reserve and name the shadow run ── write pages there ── durable ── record ── applied ── tail passes the record
+//!          (one transaction)                                                                 │
+//!                                            the next large commit may write there from here ┘
+//! ```
+//!
+//! Replay reads the run as long as the record is behind the durable tail. So it is written again only when the tail has
+//! passed the last record that names it: a checkpoint sees to that. It is freed when the object is
+//! detached, and whoever attaches after a crash uses or frees what it finds.
+//!
+//! # Entries
+//! A record has room for so many ranges. A set of pages that is more scattered is joined over its smallest gaps: the
+//! clean pages in them are written as well, with the content they have anyway.
+
+use aquifer_pool::format::record::ENTRY_BYTES;
+use aquifer_pool::format::run::{MAX_RUN_PAGES, Run};
+use aquifer_pool::format::{Checksum, PAGE_BYTES};
+use aquifer_pool::media::ByteRange;
+use aquifer_pool::{CommitCopied, Pool, PoolError};
+use aquifer_sys::memory::copy_racy;
+use aquifer_vm::dirty::PageRun;
+
+use crate::attach::Attached;
+use crate::error::{ObjectError, Result};
+
+/// The shadow run of an attached object.
+pub(crate) struct Shadow {
+    run: Run,
+    /// The end of the last record that may name it; `u64::MAX` if that is not known.
+    last_lsn: u64,
+}
+
+impl Shadow {
+    /// The one found at attach.
+    pub fn found(run: Run) -> Shadow {
+        Shadow { run, last_lsn: if run.is_empty() { 0 } else { u64::MAX } }
+    }
+
+    /// Notes that a record names it.
+    pub fn named_by(&mut self, end_lsn: u64) {
+        self.last_lsn = end_lsn;
+    }
+
+    /// Makes sure that there are `pages` pages that may be written to.
+    fn make_room(&mut self, attached: &Attached, pages: u64) -> Result<()> {
+        let pool = &attached.shared.pool;
+        if self.run.pages < pages {
+            self.last_lsn = 0;
+            return self.replace(attached, pages);
+        }
+        if self.last_lsn > pool.tail_lsn() {
+            pool.checkpoint()?;
+            self.last_lsn = 0;
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, attached: &Attached, pages: u64) -> Result<()> {
+        let no_room =
+            |source| ObjectError::NoRoomForShadow { len_bytes: pages * PAGE_BYTES, source };
+        if pages > MAX_RUN_PAGES {
+            return Err(no_room(PoolError::Parameter {
+                what: "a single commit",
+                value: format!("{pages} pages"),
+                reason: "it has at most 2^24 - 1 pages",
+            }));
+        }
+        let pool = &attached.shared.pool;
+        let reservation = pool.reserve(pages, 1).map_err(|error| match error {
+            full @ PoolError::Full { .. } => no_room(full),
+            other => other.into(),
+        })?;
+        let run = reservation.whole();
+        pool.transact(vec![reservation], |transaction| {
+            let mut inode = transaction.inode(attached.number)?;
+            inode.shadow = run;
+            transaction.put(inode);
+            Ok(())
+        })?;
+        self.run = run;
+        Ok(())
+    }
+
+    /// Frees it; durable on return.
+    pub fn free(&mut self, pool: &Pool, number: u64) -> Result<()> {
+        if self.run.is_empty() {
+            return Ok(());
+        }
+        pool.transact(Vec::new(), |transaction| {
+            let mut inode = transaction.inode(number)?;
+            inode.shadow = Run::EMPTY;
+            transaction.put(inode);
+            Ok(())
+        })?;
+        *self = Shadow::found(Run::EMPTY);
+        Ok(())
+    }
+
+    /// Writes pages of an object to its shadow run and makes them durable there: at most `most_entries` entries for the
+    /// record, added to `copied`.
+    pub fn put_aside(
+        &mut self,
+        attached: &Attached,
+        captured: &[PageRun],
+        most_entries: usize,
+        copied: &mut Vec<CommitCopied>,
+    ) -> Result<()> {
+        const PIECE_BYTES: u64 = 1 << 20;
+        let runs = join(captured, most_entries);
+        let pages = runs.iter().map(|run| run.count).sum();
+        self.make_room(attached, pages)?;
+        let media = attached.shared.pool.media();
+        let mut buffer = vec![0; PIECE_BYTES.min(pages * PAGE_BYTES) as usize];
+        let start = self.run.bytes().offset_bytes;
+        let mut offset = start;
+        for run in runs {
+            let source_offset_bytes = offset;
+            let len_bytes = run.count * PAGE_BYTES;
+            let mut sum = Checksum::new();
+            for done in (0..len_bytes).step_by(PIECE_BYTES as usize) {
+                let piece = &mut buffer[..PIECE_BYTES.min(len_bytes - done) as usize];
+                let source = attached.page(run.first).wrapping_add(done as usize);
+                // SAFETY: inside the mapping; the piece is as long.
+                unsafe { copy_racy(source, piece.as_mut_ptr(), piece.len()) };
+                sum.update(piece);
+                media.write_at(offset, piece).map_err(PoolError::from)?;
+                offset += piece.len() as u64;
+            }
+            copied.push(CommitCopied {
+                inode: attached.number,
+                target: attached.on_media(run),
+                source_offset_bytes,
+                checksum: sum.finish(),
+            });
+        }
+        let written = ByteRange { offset_bytes: start, len_bytes: offset - start };
+        Ok(attached.shared.pool.make_durable(&[written])?)
+    }
+}
+
+/// Which of several captured sets go to their shadow runs, so that the others fit into `most_bytes`: the largest first.
+pub(crate) fn too_large(sizes_bytes: &[u64], most_bytes: u64) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..sizes_bytes.len()).collect();
+    order.sort_unstable_by_key(|index| std::cmp::Reverse(sizes_bytes[*index]));
+    let mut rest: u64 = sizes_bytes.iter().sum();
+    let mut is_aside = vec![false; sizes_bytes.len()];
+    for index in order {
+        if rest <= most_bytes {
+            break;
+        }
+        is_aside[index] = true;
+        rest -= sizes_bytes[index];
+    }
+    is_aside
+}
+
+/// Entries of shadow runs that a record may have for each of `objects`: together an eighth of the log.
+pub(crate) fn most_entries(pool: &Pool, objects: usize) -> usize {
+    let room = pool.layout().log().len_bytes as usize / 8 / ENTRY_BYTES;
+    (room / objects.max(1)).max(1)
+}
+
+/// Joins sorted runs over their smallest gaps until there are at most `most`.
+fn join(runs: &[PageRun], most: usize) -> Vec<PageRun> {
+    if runs.len() <= most {
+        return runs.to_vec();
+    }
+    let mut gaps: Vec<(u64, usize)> =
+        (1..runs.len()).map(|i| (runs[i].first.0 - runs[i - 1].end().0, i)).collect();
+    // The largest gaps stay.
+    gaps.sort_unstable_by_key(|gap| std::cmp::Reverse(*gap));
+    let mut starts: Vec<usize> = gaps[..most - 1].iter().map(|(_, index)| *index).collect();
+    starts.push(0);
+    starts.sort_unstable();
+    let ends = starts[1..].iter().copied().chain([runs.len()]);
+    (starts.iter().zip(ends))
+        .map(|(&start, end)| PageRun::new(runs[start].first.0..runs[end - 1].end().0))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_sets_go_aside() {
+        assert_eq!(too_large(&[3, 9, 4], 16), [false; 3]);
+        assert_eq!(too_large(&[3, 9, 4], 15), [false, true, false]);
+        assert_eq!(too_large(&[3, 9, 4], 6), [false, true, true]);
+        assert_eq!(too_large(&[3, 9, 4], 0), [true; 3]);
+        assert_eq!(too_large(&[], 0), []);
+    }
+
+    #[test]
+    fn runs_are_joined_over_the_smallest_gaps() {
+        let runs: Vec<PageRun> = [0..1, 3..4, 5..6, 20..22, 23..24].map(PageRun::new).to_vec();
+        let joined = |most| -> Vec<_> {
+            join(&runs, most).iter().map(|run| (run.first.0, run.end().0)).collect()
+        };
+        assert_eq!(joined(5), [(0, 1), (3, 4), (5, 6), (20, 22), (23, 24)]);
+        assert_eq!(joined(3).len(), 3);
+        assert_eq!(joined(2), [(0, 6), (20, 24)]);
+        assert_eq!(joined(1), [(0, 24)]);
+        for most in 1..6 {
+            let all = joined(most);
+            assert!(all.windows(2).all(|w| w[0].1 < w[1].0));
+            assert!(runs.iter().all(|run| {
+                all.iter().any(|(start, end)| *start <= run.first.0 && run.end().0 <= *end)
+            }));
+        }
+    }
+}
