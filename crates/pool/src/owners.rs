@@ -93,8 +93,7 @@ impl Owners {
     ) -> Owners {
         let mut owners = Owners::default();
         // Without a head, everything may have been used.
-        let mut head =
-            PoolHead { fresh_from_page: layout.page_count, used_slots: layout.slots() };
+        let mut head = PoolHead { fresh_from_page: layout.page_count, used_slots: layout.slots() };
         for (number, bytes) in slots {
             if number == HEAD_SLOT {
                 match PoolHead::decode(&bytes).and_then(|found| found.validate(layout)) {

@@ -2,6 +2,7 @@
 //! everything in it.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod forge;
 pub mod sample;
 
 use std::fs::{File, OpenOptions as FileOptions};
@@ -128,9 +129,7 @@ impl FileMedia {
     ) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes: offset, len_bytes: bytes.len() as u64 };
         self.check(operation, range)?;
-        self.file
-            .write_all_at(bytes, offset)
-            .map_err(|source| self.error(operation, range, source))
+        self.file.write_all_at(bytes, offset).map_err(|source| self.error(operation, range, source))
     }
 }
 
