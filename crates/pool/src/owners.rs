@@ -79,6 +79,8 @@ impl Flaw {
 pub(crate) struct Owners {
     /// All runs in order of their first page, with their inode.
     runs: Vec<(Run, u64)>,
+    /// The shadow of each inode that has one.
+    shadows: BTreeMap<u64, Run>,
     /// The content of each object that can be believed.
     content: BTreeMap<u64, ByteRange>,
     flaws: Vec<Flaw>,
@@ -141,6 +143,9 @@ impl Owners {
             }
             self.runs.push((run, number));
         }
+        if !inode.shadow.is_empty() {
+            self.shadows.insert(number, inode.shadow);
+        }
         // Adjacent runs: decoding saw to that.
         let pages = inode.content_pages();
         let start_page = inode.runs.first().map_or(0, |run| run.start_page);
@@ -195,8 +200,9 @@ impl Owners {
         }
     }
 
-    /// Whether some page of `range` is another inode's.
-    pub fn is_anothers(&self, number: u64, range: ByteRange) -> bool {
+    /// Whether content for `inodes` may lie in `range`: in the shadow of one of them, or where nobody's pages are
+    /// (any more).
+    pub fn may_hold_content_for(&self, inodes: &[u64], range: ByteRange) -> bool {
         let start_page = range.offset_bytes / PAGE_BYTES;
         let range = Run { start_page, pages: range.end_bytes().div_ceil(PAGE_BYTES) - start_page };
         // Where runs overlap, their ends are not in order.
@@ -207,7 +213,8 @@ impl Owners {
         self.runs[first..]
             .iter()
             .take_while(|(run, _)| run.start_page < range.end_page())
-            .any(|(run, owner)| *owner != number && run.overlaps(range))
+            .filter(|(run, _)| run.overlaps(range))
+            .all(|(run, owner)| inodes.contains(owner) && self.shadows.get(owner) == Some(run))
     }
 }
 
@@ -254,11 +261,20 @@ mod tests {
         assert_eq!(owners.owned(1, pages(25, 10)), pages(25, 5));
         assert_eq!(owners.owned(2, pages(25, 10)), pages(30, 5));
         assert_eq!(owners.owned(3, pages(25, 10)), pages(25, 0));
-        assert!(!owners.is_anothers(1, pages(20, 10)));
-        assert!(owners.is_anothers(1, pages(20, 11)));
-        assert!(owners.is_anothers(2, pages(29, 2)));
-        assert!(!owners.is_anothers(2, pages(35, 100)));
         assert_eq!(owners.used_runs(), [Run { start_page: 20, pages: 15 }]);
+    }
+
+    #[test]
+    fn content_comes_from_the_shadow_of_who_commits_or_from_nobodys_pages() {
+        let with_shadow = Inode { shadow: Run { start_page: 40, pages: 4 }, ..object(1, 20, 10) };
+        let owners = owners(&[with_shadow, object(2, 30, 5)], 50, 3);
+        assert!(owners.may_hold_content_for(&[1], pages(41, 2)));
+        assert!(owners.may_hold_content_for(&[2, 1], pages(41, 2)));
+        assert!(!owners.may_hold_content_for(&[2], pages(41, 2)), "another's shadow");
+        assert!(!owners.may_hold_content_for(&[1], pages(20, 1)), "content is not a shadow");
+        assert!(!owners.may_hold_content_for(&[1, 2], pages(34, 2)));
+        assert!(owners.may_hold_content_for(&[2], pages(35, 5)), "nobody's");
+        assert!(!owners.may_hold_content_for(&[2], pages(36, 5)));
     }
 
     #[test]

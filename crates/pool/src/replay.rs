@@ -115,6 +115,7 @@ impl Committed {
             Some(owners) => owners.owned(inode, range),
             None => range,
         };
+        let inodes: Vec<u64> = record.content_inodes().collect();
         let log = reader.layout.log();
         let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
         for entry in &record.entries {
@@ -130,7 +131,7 @@ impl Committed {
                     }
                     let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                     check_in_data(reader, source)?;
-                    if owners.is_some_and(|owners| owners.is_anothers(inode, source)) {
+                    if owners.is_some_and(|owners| !owners.may_hold_content_for(&inodes, source)) {
                         let error =
                             FormatError::Field { field: "source", value: source_offset_bytes };
                         return Err(damaged(reader, error));

@@ -254,6 +254,14 @@ impl Record {
         &self.bytes
     }
 
+    /// The inodes for which it has content.
+    pub fn content_inodes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.entries.iter().filter_map(|entry| match *entry {
+            Entry::Pages { inode, .. } | Entry::Copied { inode, .. } => Some(inode),
+            Entry::Slot { .. } | Entry::NewRun { .. } => None,
+        })
+    }
+
     /// The after-images of slots.
     pub fn slots(&self) -> impl Iterator<Item = (u64, &[u8])> + '_ {
         self.entries.iter().filter_map(|entry| match *entry {

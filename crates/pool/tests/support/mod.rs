@@ -16,20 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions};
 
-/// The seed of a random test: `AQUIFER_SEED`, or the one given. Printed, so that a failure can be replayed.
-pub fn seed(usual: u64) -> u64 {
-    let seed = std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or(usual);
-    println!("replay with AQUIFER_SEED={seed}");
-    seed
-}
-
-/// How many steps a test takes: `usual`, scaled by `AQUIFER_STEPS` in percent.
-pub fn steps(usual: u64) -> u64 {
-    let percent = std::env::var("AQUIFER_STEPS").ok().and_then(|steps| steps.parse().ok());
-    (usual * percent.unwrap_or(100u64)).div_ceil(100)
-}
-
 /// A directory in memory, where there is one: these tests need no disk.
 pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
