@@ -65,7 +65,7 @@ impl Core {
         let mut committed = Committed::default();
         let end = reader.scan(from_lsn, to_lsn, |record| {
             // Pages that were freed since are not reused yet: writing to them harms nobody.
-            committed.add(&reader, record, |_, target| target)
+            committed.add(&reader, record, None)
         })?;
         match end.lsn == to_lsn {
             true => Ok(committed),

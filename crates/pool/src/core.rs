@@ -5,9 +5,9 @@
 //! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
 //! repairs what may have been left half done ([`Core::repair`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
@@ -23,6 +23,7 @@ use crate::log::FailureKind;
 use crate::media::Media;
 use crate::membership::Membership;
 use crate::mutant::Mutant;
+use crate::owners::Flaw;
 use crate::segment::{Control, Segment};
 
 /// An open pool. Everything here is safe to use from any thread.
@@ -47,6 +48,8 @@ pub(crate) struct Core {
     pub buffers: Mutex<Vec<CommitBuffer>>,
     /// Inodes locked through this handle.
     pub held: Mutex<BTreeSet<u64>>,
+    /// Inodes that a reader of a damaged pool goes without, and why.
+    pub distrusted: OnceLock<BTreeMap<u64, Flaw>>,
 }
 
 /// The metadata mutex, held.

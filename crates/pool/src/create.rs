@@ -79,6 +79,7 @@ impl CreateOptions {
                 true => layout.page_count,
                 false => layout.data_start_page,
             },
+            used_slots: HEAD_SLOT + 1,
         };
         // The superblocks go first, so that a crash from here on leaves no pool instead of a wrong one.
         let superblocks = ByteRange { offset_bytes: 0, len_bytes: COPIES * PAGE_BYTES };

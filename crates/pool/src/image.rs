@@ -14,6 +14,7 @@ use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
+use crate::owners::Flaw;
 use crate::segment::Segment;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -118,8 +119,24 @@ impl Core {
         }
     }
 
+    /// Notes what a reader goes without because it cannot be believed.
+    pub(crate) fn distrust(&self, flaws: &[Flaw]) {
+        let by_inode =
+            flaws.iter().flat_map(|flaw| flaw.inodes().map(|number| (number, flaw.clone())));
+        // The pool is being opened, so this is the only time.
+        let _ = self.distrusted.set(by_inode.collect());
+    }
+
+    fn distrusts(&self, number: u64) -> Option<&Flaw> {
+        self.distrusted.get()?.get(&number)
+    }
+
     pub(crate) fn decode_inode(&self, bytes: &[u8], number: u64) -> Result<Inode> {
-        Inode::decode(bytes, number).map_err(|error| self.damaged(format!("inode {number}"), error))
+        match self.distrusts(number) {
+            Some(flaw) => Err(self.damaged(flaw.structure(), flaw.error())),
+            None => Inode::decode(bytes, number)
+                .map_err(|error| self.damaged(format!("inode {number}"), error)),
+        }
     }
 
     /// The inode in a slot.
@@ -141,13 +158,17 @@ impl Core {
     pub fn inodes(&self) -> Result<(Vec<Inode>, usize)> {
         let slots = self.consistent(|segment| {
             (HEAD_SLOT + 1..segment.slots())
-                .filter(|&slot| segment.slot(slot)[0].load(Relaxed) != 0)
+                .filter(|&slot| {
+                    segment.slot(slot)[0].load(Relaxed) != 0 || self.distrusts(slot).is_some()
+                })
                 .map(|slot| (slot, load_slot(segment, slot)))
                 .collect::<Vec<_>>()
         })?;
         let mut damaged = 0;
         let inodes = (slots.into_iter())
-            .filter_map(|(slot, bytes)| Inode::decode(&bytes, slot).map_err(|_| damaged += 1).ok())
+            .filter_map(|(slot, bytes)| {
+                self.decode_inode(&bytes, slot).map_err(|_| damaged += 1).ok()
+            })
             .filter(|inode| inode.kind != InodeKind::Free)
             .collect();
         Ok((inodes, damaged))

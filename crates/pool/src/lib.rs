@@ -29,6 +29,7 @@ mod log;
 pub mod media;
 mod membership;
 mod mutant;
+mod owners;
 mod pool;
 mod recovery;
 mod replay;

@@ -297,7 +297,7 @@ impl Pool {
     /// held.
     ///
     /// # Errors
-    /// [`PoolError::Full`].
+    /// [`PoolError::Full`]; those of [`Pool::transact`].
     pub fn reserve(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
         let reservation = self.take_pages(pages, align_pages)?;
         self.core().use_fresh_pages(reservation.whole().end_page())?;

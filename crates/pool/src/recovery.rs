@@ -19,8 +19,7 @@ use crate::checkpoint::write_superblocks;
 use crate::core::Core;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
-use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES};
-use crate::format::run::Run;
+use crate::format::inode::{HEAD_SLOT, SLOT_BYTES};
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::image::{self, load_slot, store_slot};
@@ -28,6 +27,7 @@ use crate::log::FailureKind;
 use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
+use crate::owners::Owners;
 use crate::pool::OpenOptions;
 use crate::replay::Committed;
 use crate::segment::Segment;
@@ -223,6 +223,7 @@ fn new_core(
         process: aquifer_vm::ProcessMark::new(),
         buffers: std::sync::Mutex::default(),
         held: std::sync::Mutex::default(),
+        distrusted: std::sync::OnceLock::new(),
     })
 }
 
@@ -338,75 +339,32 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
         records += 1;
         Ok(())
     })?;
+    let slots = (HEAD_SLOT..core.segment.slots()).map(|n| (n, load_slot(&core.segment, n)));
+    let owners = Owners::new(&core.layout, slots, |_| {});
+    if core.is_writable
+        && let Some(flaw) = owners.flaws().first()
+    {
+        return Err(core.damaged(flaw.structure(), flaw.error()));
+    }
+    core.distrust(owners.flaws());
     let mut committed = Committed::default();
-    reader.scan(tail_lsn, end.lsn, |record| {
-        committed.add(&reader, record, |inode, target| owned(&core.segment, inode, target))
-    })?;
+    reader.scan(tail_lsn, end.lsn, |record| committed.add(&reader, record, Some(&owners)))?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
     control.freed_count.store(0, Relaxed);
     drop(locked);
     for position in [&control.applied_lsn, &control.durable_lsn, &control.metadata_lsn] {
         position.store(end.lsn, Relaxed);
     }
-    let acknowledged_lsn = reader.acknowledged_behind(tail_lsn, end.lsn)?;
-    if acknowledged_lsn > end.lsn && core.is_writable {
+    if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end.lsn)?
+        && core.is_writable
+    {
         return Err(PoolError::DamagedLog {
             path: core.media.path().to_path_buf(),
             end_lsn: end.lsn,
             acknowledged_lsn,
         });
     }
-    if core.is_writable {
-        check_image(core)?;
-    }
     Ok((end.lsn, committed, records))
-}
-
-/// The part of a range whose pages an inode names. Content of a record is for its inode's pages only, as the *last* record
-/// leaves them: a checkpoint may have been under way, so the image on media can be newer than a record, or torn
-/// where a later record has it whole. What no longer belongs to the inode was freed by a later record and is not reused
-/// before the tail has passed that, so nobody misses it; and no damage shows an object's bytes in another.
-fn owned(segment: &Segment, number: u64, target: ByteRange) -> ByteRange {
-    let nothing = ByteRange { len_bytes: 0, ..target };
-    if number == HEAD_SLOT || number >= segment.slots() {
-        return nothing;
-    }
-    let Ok(inode) = Inode::decode(&load_slot(segment, number), number) else { return nothing };
-    // The runs of an object are adjacent.
-    let pages = inode.runs.iter().map(|run| run.pages).sum();
-    let start_page = inode.runs.first().map_or(0, |run| run.start_page);
-    target.intersection(Run { start_page, pages }.bytes())
-}
-
-/// Before anything is written: every inode is whole, inside the data, and no page has two owners.
-fn check_image(core: &Core) -> Result<()> {
-    let damaged =
-        |what: String, field, value| Err(core.damaged(what, FormatError::Field { field, value }));
-    let head = PoolHead::decode(&load_slot(&core.segment, HEAD_SLOT))
-        .map_err(|error| core.damaged("the pool's head", error))?;
-    if head.fresh_from_page < core.layout.data_start_page
-        || head.fresh_from_page > core.layout.page_count
-    {
-        return damaged("the pool's head".to_owned(), "first fresh page", head.fresh_from_page);
-    }
-    let mut runs: Vec<(Run, u64)> = Vec::new();
-    for number in HEAD_SLOT + 1..core.segment.slots() {
-        let inode = core.decode_inode(&load_slot(&core.segment, number), number)?;
-        runs.extend(inode.all_runs().map(|run| (run, number)));
-    }
-    runs.sort_unstable();
-    for (run, number) in &runs {
-        if run.start_page < core.layout.data_start_page || run.end_page() > head.fresh_from_page {
-            return damaged(format!("inode {number}"), "run", run.start_page);
-        }
-    }
-    for pair in runs.windows(2) {
-        if pair[0].0.overlaps(pair[1].0) {
-            let what = format!("inode {} (it shares pages with inode {})", pair[0].1, pair[1].1);
-            return damaged(what, "run", pair[1].0.start_page);
-        }
-    }
-    Ok(())
 }
 
 /// Makes what was replayed durable at its place, and then the new generation and tail.

@@ -12,6 +12,7 @@ use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::log::{ReadError, read_record};
 use crate::media::{ByteRange, Media};
 use crate::mutant::Mutant;
+use crate::owners::Owners;
 use crate::segment::PENDING;
 
 /// How far the log could be read, and why not further.
@@ -60,20 +61,25 @@ impl LogReader<'_> {
         Ok(LogEnd { lsn, reason: FormatError::Magic })
     }
 
-    /// The highest position that any record behind `end_lsn` says was acknowledged. Above `end_lsn`, it proves
-    /// that the log was longer once.
-    pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<u64> {
+    /// The highest position above `end_lsn` that any record behind it says was acknowledged: proof that the log was
+    /// longer once. None if nothing says so.
+    pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<Option<u64>> {
         let log = self.layout.log();
         let mut page = vec![0; PAGE_BYTES as usize];
-        let mut acknowledged_lsn = 0;
+        let mut acknowledged_lsn = None;
+        // Headers that are made up may have records overlap, and each would be read whole.
+        let mut to_read_bytes = 4 * log.len_bytes;
         let mut lsn = end_lsn;
         while lsn < tail_lsn + log.len_bytes {
             self.media.read_at(log.offset_bytes + lsn % log.len_bytes, &mut page)?;
             if let Ok(header) = Header::decode(&page, lsn, log.len_bytes, self.identity)
-                && header.acknowledged_lsn > acknowledged_lsn
-                && read_record(self.media, &self.layout, lsn, self.identity, None).is_ok()
+                && header.acknowledged_lsn > acknowledged_lsn.unwrap_or(end_lsn)
+                && header.len_bytes <= to_read_bytes
             {
-                acknowledged_lsn = header.acknowledged_lsn;
+                to_read_bytes -= header.len_bytes;
+                if read_record(self.media, &self.layout, lsn, self.identity, None).is_ok() {
+                    acknowledged_lsn = Some(header.acknowledged_lsn);
+                }
             }
             lsn += PAGE_BYTES;
         }
@@ -96,14 +102,20 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// Adds the pages of one record, in log order: the part of each range that `owned` says belongs to the inode it
-    /// is for (one that was made smaller since owns less). Checks copied content against its checksum.
+    /// Adds the pages of one record, in log order; of all of them only those that `owners` gives to the inode the
+    /// record names. Checks copied content against its checksum.
     pub fn add(
         &mut self,
         reader: &LogReader<'_>,
         record: &Record,
-        owned: impl Fn(u64, ByteRange) -> ByteRange,
+        owners: Option<&Owners>,
     ) -> Result<()> {
+        // What is left of a range: an object may have shrunk in place since.
+        let owned = |inode, range| match owners {
+            Some(owners) => owners.owned(inode, range),
+            None => range,
+        };
+        let inodes: Vec<u64> = record.content_inodes().collect();
         let log = reader.layout.log();
         let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
         for entry in &record.entries {
@@ -119,6 +131,11 @@ impl Committed {
                     }
                     let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                     check_in_data(reader, source)?;
+                    if owners.is_some_and(|owners| !owners.may_hold_content_for(&inodes, source)) {
+                        let error =
+                            FormatError::Field { field: "source", value: source_offset_bytes };
+                        return Err(damaged(reader, error));
+                    }
                     check_content(reader, source, sum)?;
                     self.insert(reader, target, part, source_offset_bytes)?;
                 }

@@ -37,6 +37,9 @@ impl Transaction<'_> {
     /// # Errors
     /// [`PoolError::Damaged`].
     pub fn inode(&self, number: u64) -> Result<Inode> {
+        if number == HEAD_SLOT || number >= self.core().segment.slots() {
+            return Ok(Inode::free(number, 0));
+        }
         match self.changed.get(&number) {
             Some(inode) => Ok(inode.clone()),
             None => {
@@ -87,6 +90,13 @@ impl Core {
     ) -> Result<Prepared> {
         let mut slots: Vec<(u64, SlotBytes)> = Vec::new();
         for inode in transaction.changed.values() {
+            if inode.number == HEAD_SLOT || inode.number >= self.segment.slots() {
+                return Err(PoolError::Parameter {
+                    what: "the number of an inode",
+                    value: inode.number.to_string(),
+                    reason: "the pool has no such slot",
+                });
+            }
             let bytes = inode
                 .encode()
                 .map_err(|error| self.damaged(format!("new inode {}", inode.number), error))?;
@@ -94,11 +104,18 @@ impl Core {
         }
         let mut builder = RecordBuilder::new();
         let reserved_to = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
-        let used_to = transaction.used_to_page.max(reserved_to.unwrap_or(0));
         let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
             .map_err(|error| self.damaged("the pool's head", error))?;
-        if used_to > head.fresh_from_page {
-            slots.push((HEAD_SLOT, PoolHead { fresh_from_page: used_to }.encode()));
+        let last_slot = transaction.changed.keys().next_back();
+        let raised = PoolHead {
+            fresh_from_page: head
+                .fresh_from_page
+                .max(transaction.used_to_page)
+                .max(reserved_to.unwrap_or(0)),
+            used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
+        };
+        if raised != head {
+            slots.push((HEAD_SLOT, raised.encode()));
         }
         slots.iter().for_each(|(slot, _)| builder.slot(*slot));
         for run in reservations.iter().flat_map(|reserved| reserved.runs()) {

@@ -7,6 +7,7 @@
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::layout::Layout;
 use super::run::{RawRun, Run};
 use super::{FormatError, checksum};
 
@@ -237,8 +238,13 @@ impl Inode {
         if name.contains(&0) || (kind == InodeKind::Object && name.is_empty()) {
             return Err(field("name", name.len() as u64));
         }
+        let named = raw.runs.iter().filter(|run| !run.unpack().is_empty()).count();
         let runs: Vec<Run> =
             (raw.runs.iter().map(|run| run.unpack())).take_while(|run| !run.is_empty()).collect();
+        let names_nothing = runs.is_empty() && raw.shadow.unpack().is_empty();
+        if runs.len() != named || (kind == InodeKind::Free && !names_nothing) {
+            return Err(field("runs", named as u64));
+        }
         let covered: u64 = runs.iter().map(|run| run.pages * super::PAGE_BYTES).sum();
         if raw.size_bytes.get() > covered {
             return Err(field("size", raw.size_bytes.get()));
@@ -276,6 +282,9 @@ impl Inode {
 pub struct PoolHead {
     /// From this page on nothing was ever used: those pages are zero as they were when the pool was made.
     pub fresh_from_page: u64,
+    /// From this slot on nothing was ever used: those slots are zero, and no other is. So a slot whose sector was lost
+    /// is told from one that was never used.
+    pub used_slots: u64,
 }
 
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -284,7 +293,8 @@ struct RawHead {
     magic: [u8; 4],
     reserved0: [u8; 4],
     fresh_from_page: U64,
-    reserved: [u8; 488],
+    used_slots: U64,
+    reserved: [u8; 480],
     checksum: U64,
 }
 
@@ -297,7 +307,8 @@ impl PoolHead {
             magic: HEAD_MAGIC,
             reserved0: [0; 4],
             fresh_from_page: U64::new(self.fresh_from_page),
-            reserved: [0; 488],
+            used_slots: U64::new(self.used_slots),
+            reserved: [0; 480],
             checksum: U64::ZERO,
         };
         raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
@@ -319,7 +330,25 @@ impl PoolHead {
         if raw.checksum.get() != computed {
             return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
         }
-        Ok(PoolHead { fresh_from_page: raw.fresh_from_page.get() })
+        Ok(PoolHead {
+            fresh_from_page: raw.fresh_from_page.get(),
+            used_slots: raw.used_slots.get(),
+        })
+    }
+
+    /// Itself, if its fields can be those of a pool with this layout.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] names the first that cannot.
+    pub fn validate(self, layout: &Layout) -> Result<PoolHead, FormatError> {
+        let field = |field, value| Err(FormatError::Field { field, value });
+        if !(layout.data_start_page..=layout.page_count).contains(&self.fresh_from_page) {
+            return field("first fresh page", self.fresh_from_page);
+        }
+        if !(HEAD_SLOT + 1..=layout.slots()).contains(&self.used_slots) {
+            return field("used slots", self.used_slots);
+        }
+        Ok(self)
     }
 }
 

@@ -100,6 +100,9 @@ pub enum FormatError {
         /// Its value.
         value: u64,
     },
+    /// It is zero where something was.
+    #[error("all its bytes are zero, though something was there")]
+    Erased,
     /// Its bytes cannot be read.
     #[error("the media cannot read it")]
     Unreadable,

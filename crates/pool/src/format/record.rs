@@ -237,9 +237,10 @@ impl Record {
         let (raw_entries, _) =
             <[RawEntry]>::ref_from_prefix_with_elems(rest, header.entry_count as usize)
                 .map_err(|_| FormatError::Short)?;
-        let entries = (raw_entries.iter())
+        let entries: Vec<Entry> = (raw_entries.iter())
             .map(|raw| decode_entry(raw, header.len_bytes))
             .collect::<Result<_, _>>()?;
+        check_payload_order(&entries)?;
         Ok(Record { header, entries, bytes })
     }
 
@@ -253,6 +254,14 @@ impl Record {
         &self.bytes
     }
 
+    /// The inodes for which it has content.
+    pub fn content_inodes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.entries.iter().filter_map(|entry| match *entry {
+            Entry::Pages { inode, .. } | Entry::Copied { inode, .. } => Some(inode),
+            Entry::Slot { .. } | Entry::NewRun { .. } => None,
+        })
+    }
+
     /// The after-images of slots.
     pub fn slots(&self) -> impl Iterator<Item = (u64, &[u8])> + '_ {
         self.entries.iter().filter_map(|entry| match *entry {
@@ -262,6 +271,35 @@ impl Record {
             _ => None,
         })
     }
+}
+
+/// Each entry has its own part of the payload, and they follow one another: none can show what is another's.
+fn check_payload_order(entries: &[Entry]) -> Result<(), FormatError> {
+    let mut next = payload_offset_bytes(
+        entries.len(),
+        entries.iter().any(|entry| matches!(entry, Entry::Pages { .. })),
+    ) as u64;
+    for entry in entries {
+        let (payload_offset, len_bytes) = match *entry {
+            Entry::Slot { payload_offset, .. } => (payload_offset, SLOT_BYTES as u64),
+            Entry::Pages { payload_offset, target, .. } => (payload_offset, target.len_bytes),
+            Entry::Copied { .. } | Entry::NewRun { .. } => continue,
+        };
+        if payload_offset != next {
+            return Err(FormatError::Field { field: "payload offset", value: payload_offset });
+        }
+        next += len_bytes;
+    }
+    Ok(())
+}
+
+/// Where the payload of a record with so many entries starts.
+fn payload_offset_bytes(entry_count: usize, has_pages: bool) -> usize {
+    (HEADER_BYTES + entry_count * ENTRY_BYTES).next_multiple_of(if has_pages {
+        PAGE_BYTES as usize
+    } else {
+        HEADER_BYTES
+    })
 }
 
 fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatError> {
@@ -358,11 +396,7 @@ impl RecordBuilder {
 
     /// Where in the record the payload starts.
     pub fn payload_offset_bytes(&self) -> usize {
-        (HEADER_BYTES + self.entries.len() * ENTRY_BYTES).next_multiple_of(if self.has_pages() {
-            PAGE_BYTES as usize
-        } else {
-            HEADER_BYTES
-        })
+        payload_offset_bytes(self.entries.len(), self.has_pages())
     }
 
     fn has_pages(&self) -> bool {

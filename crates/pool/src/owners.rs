@@ -1,0 +1,303 @@
+//! Who owns which pages, and what in the metadata cannot be believed.
+//!
+//! No damage may ever show one object's bytes in another. A checksum tells whether a slot is as it was written; it does
+//! not tell whether two slots fit together, and whoever damages a pool on purpose makes it right. So all inodes
+//! are looked at together before any of them is used:
+//!
+//! * each decodes, and lies in a slot that the head says has been used;
+//! * one that the head says has been used is not zero: a sector that was lost would otherwise be an object that never was;
+//! * its pages are data, and lie below the head's first fresh page: from there on everything is zero, so what is made
+//!   there is not zeroed again;
+//! * no page is named twice.
+//!
+//! Recovery, readers and the check all ask here. Who wants to write is refused when anything is wrong; a reader
+//! goes without the inodes concerned; the check reports every one.
+//!
+//! Content in the log is for the pages that its inode owns *after* the last record. A checkpoint may have been under way
+//! at the crash, so the metadata on media may be newer than a record, or torn where a later record has it whole.
+//! What no longer belongs to the inode was freed by a later record and is not reused before the tail has passed that, so
+//! nobody misses it.
+
+use std::collections::BTreeMap;
+
+use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SlotBytes};
+use crate::format::layout::Layout;
+use crate::format::run::Run;
+use crate::format::{FormatError, PAGE_BYTES};
+use crate::media::ByteRange;
+
+/// Something that cannot be believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// The head is damaged.
+    Head(FormatError),
+    /// The inode is damaged.
+    Inode { number: u64, error: FormatError },
+    /// A run lies where no content can be.
+    Misplaced { number: u64, run: Run },
+    /// Two runs have pages in common; perhaps of one inode.
+    Shared { number: u64, other: u64, run: Run },
+}
+
+impl Flaw {
+    /// The inodes that are not to be used because of it.
+    pub fn inodes(&self) -> impl Iterator<Item = u64> {
+        let (one, other) = match *self {
+            Flaw::Head(_) => (None, None),
+            Flaw::Inode { number, .. } | Flaw::Misplaced { number, .. } => (Some(number), None),
+            Flaw::Shared { number, other, .. } => (Some(number), Some(other)),
+        };
+        one.into_iter().chain(other)
+    }
+
+    /// The structure, in words.
+    pub fn structure(&self) -> String {
+        match self {
+            Flaw::Head(_) => "the pool's head".to_owned(),
+            Flaw::Inode { number, .. } | Flaw::Misplaced { number, .. } => {
+                format!("inode {number}")
+            }
+            Flaw::Shared { number, other, .. } => {
+                format!("inode {number} (it shares pages with inode {other})")
+            }
+        }
+    }
+
+    /// What is wrong with it.
+    pub fn error(&self) -> FormatError {
+        match self {
+            Flaw::Head(error) | Flaw::Inode { error, .. } => error.clone(),
+            Flaw::Misplaced { run, .. } | Flaw::Shared { run, .. } => {
+                FormatError::Field { field: "run", value: run.start_page }
+            }
+        }
+    }
+}
+
+/// The owners of pages, as of one state of the metadata.
+#[derive(Debug, Default)]
+pub(crate) struct Owners {
+    /// All runs in order of their first page, with their inode.
+    runs: Vec<(Run, u64)>,
+    /// The shadow of each inode that has one.
+    shadows: BTreeMap<u64, Run>,
+    /// The content of each object that can be believed.
+    content: BTreeMap<u64, ByteRange>,
+    flaws: Vec<Flaw>,
+}
+
+impl Owners {
+    /// Looks at all slots, the head's included; `visit` sees every inode in use.
+    pub fn new(
+        layout: &Layout,
+        slots: impl Iterator<Item = (u64, SlotBytes)>,
+        mut visit: impl FnMut(Inode),
+    ) -> Owners {
+        let mut owners = Owners::default();
+        // Without a head, everything may have been used.
+        let mut head = PoolHead { fresh_from_page: layout.page_count, used_slots: layout.slots() };
+        for (number, bytes) in slots {
+            if number == HEAD_SLOT {
+                match PoolHead::decode(&bytes).and_then(|found| found.validate(layout)) {
+                    Ok(found) => head = found,
+                    Err(error) => owners.flaws.push(Flaw::Head(error)),
+                }
+                continue;
+            }
+            if let Some(inode) = owners.add_slot(number, &bytes, &head, layout) {
+                visit(inode);
+            }
+        }
+        owners.find_shared();
+        for number in owners.flaws.iter().flat_map(Flaw::inodes) {
+            owners.content.remove(&number);
+        }
+        owners
+    }
+
+    fn add_slot(
+        &mut self,
+        number: u64,
+        bytes: &SlotBytes,
+        head: &PoolHead,
+        layout: &Layout,
+    ) -> Option<Inode> {
+        let is_zero = bytes.iter().all(|&byte| byte == 0);
+        let decoded = match (is_zero, number < head.used_slots) {
+            (true, true) if !self.has_no_head() => Err(FormatError::Erased),
+            (true, _) => return None,
+            (false, false) => Err(FormatError::Field { field: "slot", value: number }),
+            (false, true) => Inode::decode(bytes, number),
+        };
+        let inode = match decoded {
+            Ok(inode) if inode.kind == InodeKind::Free => return None,
+            Ok(inode) => inode,
+            Err(error) => {
+                self.flaws.push(Flaw::Inode { number, error });
+                return None;
+            }
+        };
+        for run in inode.all_runs() {
+            if run.start_page < layout.data_start_page || run.end_page() > head.fresh_from_page {
+                self.flaws.push(Flaw::Misplaced { number, run });
+            }
+            self.runs.push((run, number));
+        }
+        if !inode.shadow.is_empty() {
+            self.shadows.insert(number, inode.shadow);
+        }
+        // Adjacent runs: decoding saw to that.
+        let pages = inode.content_pages();
+        let start_page = inode.runs.first().map_or(0, |run| run.start_page);
+        self.content.insert(number, Run { start_page, pages }.bytes());
+        Some(inode)
+    }
+
+    fn has_no_head(&self) -> bool {
+        self.flaws.iter().any(|flaw| matches!(flaw, Flaw::Head(_)))
+    }
+
+    fn find_shared(&mut self) {
+        self.runs.sort_unstable();
+        // The run that reaches furthest so far: a long one may overlap with many that follow.
+        let mut furthest: Option<(Run, u64)> = None;
+        for &(run, number) in &self.runs {
+            if let Some((before, other)) = furthest
+                && before.overlaps(run)
+            {
+                self.flaws.push(Flaw::Shared { number, other, run });
+            }
+            if furthest.is_none_or(|(before, _)| run.end_page() > before.end_page()) {
+                furthest = Some((run, number));
+            }
+        }
+    }
+
+    /// What is wrong.
+    pub fn flaws(&self) -> &[Flaw] {
+        &self.flaws
+    }
+
+    /// Pages that are named, adjacent and overlapping runs merged.
+    pub fn used_runs(&self) -> Vec<Run> {
+        let mut merged: Vec<Run> = Vec::new();
+        for &(run, _) in &self.runs {
+            match merged.last_mut() {
+                Some(last) if run.start_page <= last.end_page() => {
+                    last.pages = last.pages.max(run.end_page() - last.start_page);
+                }
+                _ => merged.push(run),
+            }
+        }
+        merged
+    }
+
+    /// The part of `range` that is content of an inode.
+    pub fn owned(&self, number: u64, range: ByteRange) -> ByteRange {
+        match self.content.get(&number) {
+            Some(content) => range.intersection(*content),
+            None => ByteRange { len_bytes: 0, ..range },
+        }
+    }
+
+    /// Whether content for `inodes` may lie in `range`: in the shadow of one of them, or where nobody's pages are
+    /// (any more).
+    pub fn may_hold_content_for(&self, inodes: &[u64], range: ByteRange) -> bool {
+        let start_page = range.offset_bytes / PAGE_BYTES;
+        let range = Run { start_page, pages: range.end_bytes().div_ceil(PAGE_BYTES) - start_page };
+        // Where runs overlap, their ends are not in order.
+        let first = match self.flaws.is_empty() {
+            true => self.runs.partition_point(|(run, _)| run.end_page() <= range.start_page),
+            false => 0,
+        };
+        self.runs[first..]
+            .iter()
+            .take_while(|(run, _)| run.start_page < range.end_page())
+            .filter(|(run, _)| run.overlaps(range))
+            .all(|(run, owner)| inodes.contains(owner) && self.shadows.get(owner) == Some(run))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::inode::SLOT_BYTES;
+
+    const LAYOUT: Layout = Layout {
+        page_count: 200,
+        metadata_pages: 1,
+        log_start_page: 3,
+        log_pages: 16,
+        data_start_page: 19,
+    };
+
+    fn object(number: u64, start_page: u64, pages: u64) -> Inode {
+        Inode {
+            kind: InodeKind::Object,
+            size_bytes: 1,
+            runs: vec![Run { start_page, pages }],
+            name: format!("object {number}").into_bytes(),
+            ..Inode::free(number, 1)
+        }
+    }
+
+    fn owners(inodes: &[Inode], fresh_from_page: u64, used_slots: u64) -> Owners {
+        let mut slots = vec![[0; SLOT_BYTES]; 8];
+        slots[0] = PoolHead { fresh_from_page, used_slots }.encode();
+        for inode in inodes {
+            slots[inode.number as usize] = inode.encode().unwrap();
+        }
+        Owners::new(&LAYOUT, (0..).zip(slots), |_| {})
+    }
+
+    fn pages(start_page: u64, pages: u64) -> ByteRange {
+        Run { start_page, pages }.bytes()
+    }
+
+    #[test]
+    fn an_inode_owns_what_it_names() {
+        let owners = owners(&[object(1, 20, 10), object(2, 30, 5)], 50, 3);
+        assert_eq!(owners.flaws(), []);
+        assert_eq!(owners.owned(1, pages(25, 10)), pages(25, 5));
+        assert_eq!(owners.owned(2, pages(25, 10)), pages(30, 5));
+        assert_eq!(owners.owned(3, pages(25, 10)), pages(25, 0));
+        assert_eq!(owners.used_runs(), [Run { start_page: 20, pages: 15 }]);
+    }
+
+    #[test]
+    fn content_comes_from_the_shadow_of_who_commits_or_from_nobodys_pages() {
+        let with_shadow = Inode { shadow: Run { start_page: 40, pages: 4 }, ..object(1, 20, 10) };
+        let owners = owners(&[with_shadow, object(2, 30, 5)], 50, 3);
+        assert!(owners.may_hold_content_for(&[1], pages(41, 2)));
+        assert!(owners.may_hold_content_for(&[2, 1], pages(41, 2)));
+        assert!(!owners.may_hold_content_for(&[2], pages(41, 2)), "another's shadow");
+        assert!(!owners.may_hold_content_for(&[1], pages(20, 1)), "content is not a shadow");
+        assert!(!owners.may_hold_content_for(&[1, 2], pages(34, 2)));
+        assert!(owners.may_hold_content_for(&[2], pages(35, 5)), "nobody's");
+        assert!(!owners.may_hold_content_for(&[2], pages(36, 5)));
+    }
+
+    #[test]
+    fn pages_with_two_owners_are_nobodys() {
+        // The second lies inside the first, the third behind the second and still inside the first.
+        let owners = owners(&[object(1, 20, 10), object(2, 21, 1), object(3, 25, 2)], 50, 4);
+        let shared: Vec<_> = owners.flaws().iter().flat_map(Flaw::inodes).collect();
+        assert_eq!(shared, [2, 1, 3, 1]);
+        assert!((1..4).all(|number| owners.owned(number, pages(20, 10)).len_bytes == 0));
+    }
+
+    #[test]
+    fn runs_outside_the_data_or_in_fresh_pages_are_misplaced() {
+        let owners = owners(&[object(1, 18, 4), object(2, 48, 4), object(3, 30, 4)], 50, 4);
+        let flaws: Vec<_> = owners.flaws().iter().map(Flaw::structure).collect();
+        assert_eq!(flaws, ["inode 1", "inode 2"]);
+        assert_eq!(owners.owned(3, pages(30, 4)), pages(30, 4));
+    }
+
+    #[test]
+    fn a_slot_that_was_used_is_never_zero_and_an_unused_one_always() {
+        assert_eq!(owners(&[object(2, 20, 1)], 50, 3).flaws().len(), 1, "slot 1 was erased");
+        assert_eq!(owners(&[object(1, 20, 1), object(2, 21, 1)], 50, 2).flaws().len(), 1);
+        assert_eq!(owners(&[object(1, 20, 1), object(2, 21, 1)], 50, 3).flaws(), []);
+    }
+}
