@@ -72,7 +72,13 @@ pub fn demo(args: &DemoArgs) -> Result<()> {
     if harness::run_if_child()? {
         return Ok(());
     }
-    let text = benches::demo(args)?;
-    write!(std::io::stdout().lock(), "{text}")?;
+    let shown = benches::demo(args)?;
+    let mut output = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut output, &shown.report)?;
+        writeln!(output)?;
+    } else {
+        write!(output, "{}", shown.text)?;
+    }
     Ok(())
 }

@@ -98,9 +98,15 @@ pub enum Device {
 /// Arguments of `aquifer demo`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Example:
-  aquifer demo --dir /mnt/nvme --size 1G          a larger graph on another disk")]
+Examples:
+  aquifer demo                                    a graph in this directory
+  aquifer demo --dir /mnt/nvme --size 1G          a larger graph on another disk
+  aquifer demo --json                             as one JSON object, in the form of the benches")]
 pub struct DemoArgs {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+
     /// Directory for the graph file; it is removed afterwards
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,

@@ -113,14 +113,35 @@ fn bfs() {
     }
 }
 
-#[test]
-fn demo() {
+fn demo_output(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
         .args(["demo", "--size", "64M", "--dir", env!("CARGO_TARGET_TMPDIR")])
+        .args(arguments)
         .output()
         .expect("the program was built for this test");
-    let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn demo_as_json() {
+    let report: Value = serde_json::from_str(&demo_output(&["--json"])).expect("one JSON object");
+    assert_eq!(report["bench"], "demo");
+    assert!(report["config"]["vertices"].as_u64().unwrap() > 0);
+    assert_contains(&systems_of(&report, "search"), &["mapping"], &report);
+    assert_contains(&systems_of(&report, "lookup"), &["mapping"], &report);
+    if report["config"]["memory_limit"] == "none" {
+        assert_eq!(report["ratios"], serde_json::json!({}), "ratios without a memory limit");
+        return eprintln!("skipped: ratios, memory cannot be limited here");
+    }
+    for ratio in ["mapping_vs_mmap_search", "mapping_vs_mmap_lookup"] {
+        assert!(report["ratios"][ratio].as_f64().is_some_and(|value| value > 0.0), "{ratio}");
+    }
+}
+
+#[test]
+fn demo() {
+    let text = demo_output(&[]);
     let ours = text.lines().find(|line| line.starts_with("Aquifer")).expect("a line about us");
     assert!(ours.contains(" s ") && ours.ends_with("µs"), "{text}");
 }

@@ -6,12 +6,14 @@
 //! | `doctor` | what this machine offers and what its primitives cost |
 //! | `stat` | what the caches of running processes do |
 //! | `bench` | Aquifer beside mmap, direct reads and user-space caches |
+//! | `completions` | what a shell needs to complete these commands |
 //! | `version` | which build this is |
 //!
 //! Results go to standard output, errors and progress to standard error. Exit status: 0 when it worked, 1 when it
 //! did not, 2 when the command line is wrong. A reader that closes the pipe early is no failure.
 #![deny(unsafe_code)]
 
+mod completions;
 mod doctor;
 mod output;
 mod stat;
@@ -20,7 +22,7 @@ mod version;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Files larger than memory, used as memory.
 ///
@@ -53,6 +55,8 @@ enum Command {
     Stat(stat::Args),
     /// Compare Aquifer with what a program would use otherwise
     Bench(aquifer_bench::BenchArgs),
+    /// Print a script that lets a shell complete the commands and options of `aquifer`
+    Completions(completions::Args),
     /// Show which build this is
     Version(version::Args),
 }
@@ -63,6 +67,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Bench(args) => aquifer_bench::main(args),
+        Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),
     }
 }
@@ -83,7 +88,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 }

@@ -47,7 +47,7 @@ fn fails(arguments: &[&str], status: i32) -> String {
 #[test]
 fn every_command_has_help_with_an_example() {
     let all = works(&["--help"]);
-    for command in ["demo", "doctor", "stat", "bench", "version"] {
+    for command in ["demo", "doctor", "stat", "bench", "completions", "version"] {
         assert!(all.contains(command), "{command} is not in the help");
         let help = works(&[command, "--help"]);
         assert!(help.contains("Example"), "{command} shows no example");
@@ -77,6 +77,23 @@ fn what_does_not_work_is_status_1_and_says_what_to_do() {
     assert!(fails(&["demo", "--size", "1M"], 1).contains("twice the budget"));
     assert!(fails(&["stat", "no-such-cache"], 1).contains("aquifer stat"));
     assert!(fails(&["stat", "4294967295"], 1).contains("4294967295"));
+}
+
+#[test]
+fn shells_accept_their_completions() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = works(&["completions", shell]);
+        assert!(script.contains("doctor") && script.contains("no-costs"), "{shell}: {script}");
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("aquifer");
+        fs::write(&path, &script).unwrap();
+        match Command::new(shell).arg("-n").arg(&path).output() {
+            Ok(read) => assert!(read.status.success(), "{shell}: {}", text(&read.stderr)),
+            Err(error) => eprintln!("skipped: reading it with {shell}: {error}"),
+        }
+    }
+    assert!(fails(&["completions", "cmd.exe"], 2).contains("fish"));
+    fails(&["completions"], 2);
 }
 
 #[test]

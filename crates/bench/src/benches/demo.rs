@@ -7,13 +7,14 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::graph_run::GraphRun;
 use super::setting::Defaults;
 use crate::contender::System;
 use crate::harness::Work;
 use crate::options::{DemoArgs, Device, Options};
-use crate::report::{Row, aligned, number};
+use crate::report::{Ratio, Report, Row, aligned, number};
 use crate::units::Bytes;
 
 /// The contenders, and what a person calls them.
@@ -24,13 +25,21 @@ const SYSTEMS: &[(System, &str)] = &[
     (System::Mapping, "Aquifer"),
 ];
 
-const SEARCH: &str = "breadth-first search";
-const LOOKUP: &str = "random lookups";
+const SEARCH: &str = "search";
+const LOOKUP: &str = "lookup";
 /// After this a contender is stopped.
 const PATIENCE_MS: u64 = 12_000;
 
-/// Runs the demonstration and returns its table.
-pub fn demo(args: &DemoArgs) -> Result<String> {
+/// What the demonstration shows, in both forms.
+pub struct Demonstration {
+    /// For people.
+    pub text: String,
+    /// For programs: the form of the benches.
+    pub report: Report,
+}
+
+/// Runs the demonstration.
+pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
     let options = Options {
         json: false,
         dir: args.dir.clone(),
@@ -63,7 +72,20 @@ pub fn demo(args: &DemoArgs) -> Result<String> {
             let _ = writeln!(text, "\nnote: {note}");
         }
     }
-    Ok(text)
+    let mut report = run.setting.report("demo", rows, &definitions());
+    report.config.insert("vertices", json!(run.graph().vertices));
+    report.config.insert("entries", json!(run.graph().entries));
+    report.config.insert("threads", json!([threads]));
+    Ok(Demonstration { text, report })
+}
+
+/// One round each: they show, and do not prove.
+fn definitions() -> Vec<Ratio> {
+    let others: &[&str] = &["mmap", "mmap_random", "mmap_willneed"];
+    vec![
+        Ratio::new("mapping_vs_mmap_search", others, "mapping", SEARCH),
+        Ratio::new("mapping_vs_mmap_lookup", others, "mapping", LOOKUP),
+    ]
 }
 
 fn introduction(run: &GraphRun, limited: bool) -> String {
@@ -96,7 +118,7 @@ fn table(rows: &[Row], limited: bool, notes: &[String]) -> String {
         };
         format!("{} {}", number(row.median), row.unit)
     };
-    let mut lines = vec![["", SEARCH, "a lookup"].map(str::to_owned)];
+    let mut lines = vec![["", "breadth-first search", "a lookup"].map(str::to_owned)];
     let shown = SYSTEMS.iter().filter(|(system, _)| limited || *system == System::Mapping);
     for &(system, name) in shown {
         lines.push([name.to_owned(), cell(system, SEARCH), cell(system, LOOKUP)]);

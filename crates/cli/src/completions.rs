@@ -1,0 +1,27 @@
+//! `aquifer completions`: a script for a shell, made from the definitions that the help comes from.
+
+use anyhow::Result;
+use clap_complete::Shell;
+
+use crate::output;
+
+/// Arguments of `aquifer completions`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer completions bash > ~/.local/share/bash-completion/completions/aquifer
+  aquifer completions fish > ~/.config/fish/completions/aquifer.fish
+  aquifer completions zsh > ~/.zfunc/_aquifer        with fpath+=~/.zfunc before compinit")]
+pub struct Args {
+    /// Which shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Prints the script that completes `command`.
+pub fn run(args: &Args, command: &mut clap::Command) -> Result<()> {
+    let name = command.get_name().to_owned();
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, command, name, &mut script);
+    output::print(&String::from_utf8(script)?)
+}
