@@ -64,24 +64,32 @@ impl LogReader<'_> {
     /// The highest position above `end_lsn` that any record behind it says was acknowledged: proof that the log was
     /// longer once. None if nothing says so.
     pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<Option<u64>> {
+        const CHUNK_BYTES: u64 = 1 << 20;
         let log = self.layout.log();
-        let mut page = vec![0; PAGE_BYTES as usize];
+        let limit_lsn = tail_lsn + log.len_bytes;
+        let mut chunk = vec![0; CHUNK_BYTES.min(log.len_bytes) as usize];
         let mut acknowledged_lsn = None;
         // Headers that are made up may have records overlap, and each would be read whole.
         let mut to_read_bytes = 4 * log.len_bytes;
-        let mut lsn = end_lsn;
-        while lsn < tail_lsn + log.len_bytes {
-            self.media.read_at(log.offset_bytes + lsn % log.len_bytes, &mut page)?;
-            if let Ok(header) = Header::decode(&page, lsn, log.len_bytes, self.identity)
-                && header.acknowledged_lsn > acknowledged_lsn.unwrap_or(end_lsn)
-                && header.len_bytes <= to_read_bytes
-            {
-                to_read_bytes -= header.len_bytes;
-                if read_record(self.media, &self.layout, lsn, self.identity, None).is_ok() {
-                    acknowledged_lsn = Some(header.acknowledged_lsn);
+        let mut first_lsn = end_lsn;
+        while first_lsn < limit_lsn {
+            let position = first_lsn % log.len_bytes;
+            let len_bytes =
+                CHUNK_BYTES.min(log.len_bytes - position).min(limit_lsn - first_lsn) as usize;
+            self.media.read_at(log.offset_bytes + position, &mut chunk[..len_bytes])?;
+            let pages = chunk[..len_bytes].chunks_exact(PAGE_BYTES as usize);
+            for (page, lsn) in pages.zip((first_lsn..).step_by(PAGE_BYTES as usize)) {
+                if let Ok(header) = Header::decode(page, lsn, log.len_bytes, self.identity)
+                    && header.acknowledged_lsn > acknowledged_lsn.unwrap_or(end_lsn)
+                    && header.len_bytes <= to_read_bytes
+                {
+                    to_read_bytes -= header.len_bytes;
+                    if read_record(self.media, &self.layout, lsn, self.identity, None).is_ok() {
+                        acknowledged_lsn = Some(header.acknowledged_lsn);
+                    }
                 }
             }
-            lsn += PAGE_BYTES;
+            first_lsn += len_bytes as u64;
         }
         Ok(acknowledged_lsn)
     }
