@@ -216,7 +216,8 @@ pub trait Media: Send + Sync + 'static {
     fn flush(&self) -> Result<(), MediaError>;
 
     /// Makes it longer; new bytes are zero, allocated and durable on return. Does nothing if it is that long
-    /// already. After an error it is as long as before, unless that fails, too.
+    /// already. After an error it is as long as before, unless that fails, too. Nobody uses the new bytes before
+    /// it has returned, though the length may show earlier.
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError>;
 
     /// As [`Media::grow`], telling now and then how many of how many new bytes are there.

@@ -79,9 +79,9 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// There is no room for a file to be made.
+    /// There is no room for a file to be made, or for the holes or the mapping of one to be opened.
     #[error(
-        "no room for {len_bytes} bytes at {} ({source}); free space, or make it smaller",
+        "no room for {len_bytes} bytes at {} ({source}); free space or huge pages, or make it smaller",
         path.display()
     )]
     NoSpace {
@@ -274,6 +274,11 @@ impl OpenOptions {
                 }
                 Err(error) if is_not_dax(&error) && attempts.peek().is_some() => {}
                 Err(error) if is_not_dax(&error) => return Err(bad_domain(&error.to_string())),
+                Err(source) if source.raw_os_error() == Some(libc::ENOMEM) => {
+                    // No huge pages or no address space for it.
+                    let len_bytes = file.metadata().map_or(0, |metadata| metadata.len());
+                    return Err(OpenError::NoSpace { path, len_bytes, source });
+                }
                 Err(error) => return Err(self.refused(&path, "map", error)),
             }
         }

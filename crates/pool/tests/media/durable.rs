@@ -1,0 +1,337 @@
+//! What becomes durable, what is left alone, and what is said when it is lost.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+
+use aquifer_pool::media::{ByteRange, CreateOptions, Media, PersistenceDomain, create, open};
+use aquifer_sys::memory::{CacheStat, cachestat};
+
+const PAGE_BYTES: u64 = 4096;
+const LEN_BYTES: u64 = 16 << 20;
+
+fn pages(first: u64, count: u64) -> ByteRange {
+    ByteRange { offset_bytes: first * PAGE_BYTES, len_bytes: count * PAGE_BYTES }
+}
+
+fn state(media: &dyn Media, range: ByteRange) -> io::Result<CacheStat> {
+    cachestat(media.file(), range.offset_bytes, range.len_bytes)
+}
+
+/// A page that the kernel writes back by itself looks as if the media had done it; that takes seconds, so
+/// one of a few attempts is undisturbed.
+fn undisturbed(check: impl Fn() -> bool) -> bool {
+    (0..5).any(|_| check())
+}
+
+#[test]
+fn ranges_become_clean_and_others_stay_dirty() {
+    let directory = tempfile::tempdir().unwrap();
+    let media = create(&directory.path().join("data"), LEN_BYTES, None).unwrap();
+    if media.domain() != PersistenceDomain::PageCache {
+        return eprintln!("skipped: the temporary directory is {}", media.domain());
+    }
+    let others = pages(2048, 100);
+    let dirty_others = || {
+        for page in 0..100 {
+            media.write_at(others.offset_bytes + page * PAGE_BYTES, &[1]).unwrap();
+        }
+    };
+    dirty_others();
+    match state(&*media, others) {
+        Err(error) => return eprintln!("skipped: page states cannot be asked for: {error}"),
+        Ok(stat) if stat.dirty == 0 => {
+            return eprintln!("skipped: this file system has no dirty pages");
+        }
+        Ok(_) => {}
+    }
+    let clean = |range| {
+        let stat = state(&*media, range).unwrap();
+        assert_eq!((stat.dirty, stat.writeback), (0, 0), "{range:?}");
+    };
+    let left_alone = |what: &dyn Fn()| {
+        assert!(undisturbed(|| {
+            dirty_others();
+            what();
+            state(&*media, others).unwrap().dirty > 0
+        }));
+    };
+    left_alone(&|| {
+        media.write_durable(3 * PAGE_BYTES, &[2; 8192]).unwrap();
+        clean(pages(3, 2));
+    });
+    left_alone(&|| {
+        let scattered: Vec<ByteRange> = (0..40).map(|index| pages(100 + index * 3, 1)).collect();
+        for range in &scattered {
+            media.write_at(range.offset_bytes, &[3; 4096]).unwrap();
+        }
+        media.write_back(&scattered).unwrap();
+        scattered.iter().copied().for_each(clean);
+        media.flush().unwrap();
+    });
+    left_alone(&|| {
+        media.write_at(8 * PAGE_BYTES, &[4; 100]).unwrap();
+        media.write_back(&[ByteRange { offset_bytes: 8 * PAGE_BYTES + 7, len_bytes: 1 }]).unwrap();
+        clean(pages(8, 1));
+    });
+}
+
+/// Pages that are stored to while they are written back are written again.
+#[test]
+fn bytes_written_during_an_earlier_write_back_are_written_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let media = create(&directory.path().join("data"), LEN_BYTES, None).unwrap();
+    let all = pages(0, LEN_BYTES / PAGE_BYTES);
+    if media.domain() != PersistenceDomain::PageCache || state(&*media, all).is_err() {
+        return eprintln!("skipped: page states cannot be asked for");
+    }
+    let ranges: Vec<ByteRange> = (0..64).map(|index| pages(index * 16, 4)).collect();
+    for round in 0..50u8 {
+        for range in &ranges {
+            media.write_at(range.offset_bytes, &vec![round; range.len_bytes as usize]).unwrap();
+        }
+        aquifer_sys::io::start_write_back(media.file(), 0, LEN_BYTES).unwrap();
+        for range in &ranges {
+            media.write_at(range.offset_bytes, &[round ^ 0xff]).unwrap();
+        }
+        media.write_back(&ranges).unwrap();
+        for range in &ranges {
+            assert_eq!(state(&*media, *range).unwrap().dirty, 0, "round {round}, {range:?}");
+        }
+    }
+}
+
+#[test]
+fn many_threads_make_their_ranges_durable() {
+    let directory = tempfile::tempdir().unwrap();
+    for forced in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
+        let path = directory.path().join(forced.to_string());
+        let media = create(&path, LEN_BYTES, Some(forced)).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let media = &media;
+                scope.spawn(move || {
+                    for round in 0..20u64 {
+                        let range = pages(thread * 100 + round, 2);
+                        let bytes = vec![thread as u8 + 1; range.len_bytes as usize];
+                        if round % 2 == 0 {
+                            media.write_durable(range.offset_bytes, &bytes).unwrap();
+                        } else {
+                            media.write_at(range.offset_bytes, &bytes).unwrap();
+                            media.write_back(&[range]).unwrap();
+                            media.flush().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let read = std::fs::read(&path).unwrap();
+        for thread in 0..8 {
+            let start = thread * 100 * PAGE_BYTES as usize;
+            let mine = &read[start..start + 21 * PAGE_BYTES as usize];
+            assert!(mine.iter().all(|byte| *byte == thread as u8 + 1));
+        }
+    }
+}
+
+/// A file system or device that the test makes, removed when dropped.
+struct Undo(Vec<Vec<String>>);
+
+impl Undo {
+    fn run(&mut self, command: &[&str], undo: &[&str]) -> Option<String> {
+        let output = Command::new(command[0]).args(&command[1..]).output().ok()?;
+        if !output.status.success() {
+            return None;
+        }
+        if !undo.is_empty() {
+            self.0.push(undo.iter().map(|word| (*word).to_owned()).collect());
+        }
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        while let Some(command) = self.0.pop() {
+            let _ = Command::new(&command[0]).args(&command[1..]).status();
+        }
+    }
+}
+
+/// A block device over a sparse file on a file system in memory that gets full: what is written to the page
+/// cache of the device is lost on the way.
+struct FailingDevice {
+    node: String,
+    ballast: std::path::PathBuf,
+    // In this order: the device is detached and the file system unmounted before the directory goes.
+    _undo: Undo,
+    _directory: tempfile::TempDir,
+}
+
+impl FailingDevice {
+    fn new() -> Option<FailingDevice> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut undo = Undo(vec![]);
+        let place = directory.path().to_str().unwrap().to_owned();
+        undo.run(
+            &["mount", "-t", "tmpfs", "-o", "size=8M", "none", &place],
+            &["umount", "-l", &place],
+        )?;
+        let backing = format!("{place}/backing");
+        File::create(&backing).unwrap().set_len(32 << 20).unwrap();
+        let node = undo.run(&["losetup", "-f", "--show", &backing], &[])?;
+        undo.0.push(vec!["losetup".into(), "-d".into(), node.clone()]);
+        let ballast = Path::new(&place).join("ballast");
+        Some(FailingDevice { node, ballast, _undo: undo, _directory: directory })
+    }
+
+    fn fill(&self) {
+        let full = std::fs::write(&self.ballast, vec![1; 16 << 20]);
+        assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    fn empty(&self) {
+        std::fs::remove_file(&self.ballast).unwrap();
+    }
+}
+
+#[test]
+fn what_was_lost_is_never_reported_as_durable() {
+    let Some(device) = FailingDevice::new() else {
+        return eprintln!("skipped: no block device can be made here");
+    };
+    let path = Path::new(&device.node);
+    let media = open(path, true, None).unwrap();
+    assert_eq!(media.domain(), PersistenceDomain::PageCache);
+    assert_eq!(media.len_bytes(), 32 << 20);
+    media.write_durable(0, &[1; 4096]).unwrap();
+    media.write_back(&[pages(0, 10)]).unwrap();
+    media.flush().unwrap();
+
+    device.fill();
+    media.write_at(100 * PAGE_BYTES, &[2; 4096]).unwrap();
+    media.write_back(&[pages(100, 1)]).expect_err("it could not be written");
+    device.empty();
+    // The kernel takes the page for clean, so asking it again would succeed.
+    assert_eq!(state(&*media, pages(100, 1)).unwrap().dirty, 0);
+    for _ in 0..3 {
+        media.write_back(&[pages(100, 1)]).expect_err("it is still lost");
+        media.write_back(&[pages(7, 1)]).expect_err("nobody knows what else is");
+        media.flush().expect_err("it is still lost");
+    }
+    // What is written again vouches for itself.
+    media.write_durable(200 * PAGE_BYTES, &[3; 4096]).unwrap();
+    // Opened anew, others are not blamed for it.
+    let anew = open(path, true, None).unwrap();
+    anew.write_at(100 * PAGE_BYTES, &[4; 4096]).unwrap();
+    anew.write_back(&[pages(100, 1)]).unwrap();
+    anew.flush().unwrap();
+}
+
+#[test]
+fn a_durable_write_that_failed_can_be_repeated() {
+    let Some(device) = FailingDevice::new() else {
+        return eprintln!("skipped: no block device can be made here");
+    };
+    let media = open(Path::new(&device.node), true, None).unwrap();
+    device.fill();
+    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).expect_err("it could not be written");
+    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).expect_err("nor again");
+    device.empty();
+    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).unwrap();
+    let mut byte = [0];
+    File::open(&device.node)
+        .map(|file| {
+            aquifer_sys::io::read_exact_at(file.as_fd(), &mut byte, 100 * PAGE_BYTES).unwrap();
+        })
+        .unwrap();
+    assert_eq!(byte, [2]);
+    media.write_back(&[pages(0, 1)]).expect_err("a page may have been lost with the failed write");
+}
+
+/// Of threads that sync at once, each is told about what it has lost, and whatever is told, the right ones are.
+#[test]
+fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
+    let Some(device) = FailingDevice::new() else {
+        return eprintln!("skipped: no block device can be made here");
+    };
+    for round in 0..5 {
+        let media = open(Path::new(&device.node), true, None).unwrap();
+        device.fill();
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let media = &media;
+                scope.spawn(move || {
+                    let range = pages(1000 + round * 100 + thread * 8, 1);
+                    let bytes = [thread as u8; 4096];
+                    let durable = if thread % 2 == 0 {
+                        media.write_durable(range.offset_bytes, &bytes)
+                    } else {
+                        media.write_at(range.offset_bytes, &bytes).unwrap();
+                        media.write_back(&[range])
+                    };
+                    durable.expect_err("there is no room for any of them");
+                });
+            }
+        });
+        device.empty();
+    }
+}
+
+#[test]
+fn a_device_is_made_into_media_and_has_its_length() {
+    let Some(device) = FailingDevice::new() else {
+        return eprintln!("skipped: no block device can be made here");
+    };
+    let path = Path::new(&device.node);
+    std::fs::write(path, vec![9; 1 << 20]).unwrap();
+    let made = CreateOptions::new().create(path, 64 << 20, &mut |_, _| {});
+    let error = made.map(drop).unwrap_err();
+    assert!(error.to_string().contains("the device has 33554432"), "{error}");
+    let media = create(path, 1 << 20, None).unwrap();
+    assert_eq!(media.len_bytes(), 32 << 20);
+    let mut bytes = vec![1; 1 << 20];
+    media.read_at(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "what it held is gone");
+    let error = media.grow(33 << 20).unwrap_err();
+    assert!(error.to_string().contains("a larger one"), "{error}");
+    media.grow(1).unwrap();
+    for forced in [PersistenceDomain::Dax, PersistenceDomain::Volatile] {
+        let mapped = open(path, true, Some(forced)).unwrap();
+        assert_eq!((mapped.domain(), mapped.len_bytes()), (forced, 32 << 20));
+        mapped.write_durable(5000, b"mapped").unwrap();
+        let mut bytes = [0; 6];
+        media.read_at(5000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"mapped");
+    }
+}
+
+#[test]
+fn a_full_file_system_is_told_when_growing_and_the_length_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut undo = Undo(vec![]);
+    let place = directory.path().to_str().unwrap().to_owned();
+    let mounted = undo
+        .run(&["mount", "-t", "tmpfs", "-o", "size=4M", "none", &place], &["umount", "-l", &place]);
+    if mounted.is_none() {
+        return eprintln!("skipped: no file system can be mounted here");
+    }
+    let domains = [None, Some(PersistenceDomain::Dax), Some(PersistenceDomain::PageCache)];
+    for (index, forced) in domains.into_iter().enumerate() {
+        let path = directory.path().join(index.to_string());
+        let media = create(&path, 1 << 20, forced).unwrap();
+        media.write_at(0, b"kept").unwrap();
+        let error = media.grow(64 << 20).unwrap_err();
+        assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC), "{error}");
+        assert_eq!(media.len_bytes(), 1 << 20, "{forced:?}");
+        media.grow(2 << 20).unwrap();
+        media.write_durable((2 << 20) - 1, &[1]).unwrap();
+        let mut bytes = [0; 4];
+        media.read_at(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"kept");
+        std::fs::remove_file(&path).unwrap();
+    }
+    drop(undo);
+}
