@@ -30,7 +30,7 @@ use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
 use crate::pool::OpenOptions;
 use crate::replay::Committed;
-use crate::segment::Segment;
+use crate::segment::{Owner, Segment};
 
 /// The superblock that counts.
 #[derive(Debug)]
@@ -264,14 +264,18 @@ fn build(
     role: &Role,
 ) -> Result<Opened> {
     let superblock = &superblocks.valid;
+    let owner =
+        Owner::new(superblock.uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
+    if matches!(role, Role::First | Role::Alone) {
+        Segment::remove_left_by(owner);
+    }
     let (segment, segment_id) = match role {
         Role::First => {
             let id = new_uuid()?;
-            Segment::remove(superblock.segment);
             let mode = options.segment_mode;
-            (Segment::create(id, superblock.uuid, &superblock.layout, mode)?, id)
+            (Segment::create(id, owner, &superblock.layout, mode)?, id)
         }
-        _ => (Segment::private(superblock.uuid, &superblock.layout)?, Uuid::nil()),
+        _ => (Segment::private(owner, &superblock.layout)?, Uuid::nil()),
     };
     let core = new_core(media, members, superblock, segment, segment_id, options);
     let built = replay(&core, superblock).and_then(|(end_lsn, overlay, records)| {

@@ -20,9 +20,11 @@
 //! `sequence`). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
 
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use aquifer_sys::robust::RobustMutex;
+use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
@@ -87,7 +89,11 @@ pub(crate) struct ProcessSlot {
 #[repr(C)]
 pub(crate) struct Control {
     magic: AtomicU64,
+    /// What a mutex of the maker's C library looks like.
+    mutex_layout: AtomicU64,
     uuid: [AtomicU64; 2],
+    /// The file the pool lies in: a copy of it has the same uuid, and names the same segment.
+    file: [AtomicU64; 2],
     pub metadata_mutex: RobustMutex,
     pub maintenance_mutex: RobustMutex,
     /// 0, or 1 + the error that made the pool read-only for everybody.
@@ -142,27 +148,53 @@ fn len_bytes(layout: &Layout) -> usize {
     CONTROL_BYTES + words * 8
 }
 
+const NAME_START: &str = "aquifer-";
+/// Where the system has its shared memory.
+const DIRECTORY: &str = "/dev/shm";
+
 fn name(id: Uuid) -> String {
-    format!("aquifer-{}", id.simple())
+    format!("{NAME_START}{}", id.simple())
+}
+
+/// Whose segment it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pool: Uuid,
+    /// File system and number of the pool's file, or of its device.
+    file: (u64, u64),
+}
+
+impl Owner {
+    /// The pool with this uuid in this file.
+    pub fn new(pool: Uuid, file: BorrowedFd<'_>) -> std::io::Result<Owner> {
+        let metadata = std::fs::File::from(file.try_clone_to_owned()?).metadata()?;
+        Ok(Owner {
+            pool,
+            file: match metadata.rdev() {
+                0 => (metadata.dev(), metadata.ino()),
+                device => (0, device),
+            },
+        })
+    }
 }
 
 impl Segment {
     /// Makes a segment that other processes can open by `id`.
-    pub fn create(id: Uuid, pool: Uuid, layout: &Layout, mode: u32) -> Result<Segment> {
+    pub fn create(id: Uuid, owner: Owner, layout: &Layout, mode: u32) -> Result<Segment> {
         let len_bytes = len_bytes(layout);
         let memory =
             SharedMemory::create(&name(id), len_bytes, mode).map_err(PoolError::SharedMemory)?;
-        Self::initialise(memory, pool, layout)
+        Self::initialise(memory, owner, layout)
     }
 
     /// Makes a segment for this process alone.
-    pub fn private(pool: Uuid, layout: &Layout) -> Result<Segment> {
+    pub fn private(owner: Owner, layout: &Layout) -> Result<Segment> {
         let len_bytes = len_bytes(layout);
         let memory = SharedMemory::anonymous(len_bytes).map_err(PoolError::SharedMemory)?;
-        Self::initialise(memory, pool, layout)
+        Self::initialise(memory, owner, layout)
     }
 
-    fn initialise(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Result<Segment> {
+    fn initialise(memory: SharedMemory, owner: Owner, layout: &Layout) -> Result<Segment> {
         use std::sync::atomic::Ordering::Relaxed;
         let segment =
             Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
@@ -172,9 +204,12 @@ impl Segment {
             unsafe { RobustMutex::init(std::ptr::from_ref(mutex).cast_mut()) }
                 .map_err(PoolError::Mutex)?;
         }
-        let (high, low) = pool.as_u64_pair();
+        let (high, low) = owner.pool.as_u64_pair();
         control.uuid[0].store(high, Relaxed);
         control.uuid[1].store(low, Relaxed);
+        control.file[0].store(owner.file.0, Relaxed);
+        control.file[1].store(owner.file.1, Relaxed);
+        control.mutex_layout.store(robust::LAYOUT.into(), Relaxed);
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
         Ok(segment)
@@ -202,7 +237,48 @@ impl Segment {
         {
             return Err("it belongs to another pool".to_owned());
         }
+        if control.mutex_layout.load(Relaxed) != u64::from(robust::LAYOUT) {
+            return Err("its locks are those of another C library".to_owned());
+        }
         Ok(segment)
+    }
+
+    /// Segments of this pool in this file that can be found by name. When nobody has the pool open, they were left by
+    /// processes that died; those of a copy of the file are not among them.
+    pub fn left_by(owner: Owner) -> Vec<Uuid> {
+        let Ok(entries) = std::fs::read_dir(DIRECTORY) else { return Vec::new() };
+        (entries.flatten())
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                Uuid::try_parse(name.strip_prefix(NAME_START)?).ok()
+            })
+            .filter(|id| Self::owner_of(*id) == Some(owner))
+            .collect()
+    }
+
+    fn owner_of(id: Uuid) -> Option<Owner> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let memory = SharedMemory::open(&name(id), false).ok()?;
+        if memory.len_bytes() < CONTROL_BYTES {
+            return None;
+        }
+        // Only its control part is looked at.
+        let segment = Segment { memory, slots: 0, pages: 0 };
+        let control = segment.control();
+        if control.magic.load(Relaxed) != MAGIC {
+            return None;
+        }
+        let [high, low] = &control.uuid;
+        let [device, number] = &control.file;
+        Some(Owner {
+            pool: Uuid::from_u64_pair(high.load(Relaxed), low.load(Relaxed)),
+            file: (device.load(Relaxed), number.load(Relaxed)),
+        })
+    }
+
+    /// Removes what [`Segment::left_by`] finds; for whoever has the pool for itself.
+    pub fn remove_left_by(owner: Owner) {
+        Self::left_by(owner).into_iter().for_each(Self::remove);
     }
 
     /// Removes the name of a segment, if there is one.

@@ -586,3 +586,20 @@ fn messages_name_the_file() {
     let error = Pool::open_on(media, &alone()).unwrap_err();
     assert!(error.to_string().starts_with("(image) has 262144 bytes"), "{error}");
 }
+
+/// A copy of a pool has its uuid, and names its shared memory.
+#[test]
+fn a_copy_of_an_open_pool_takes_nothing_from_it() {
+    let directory = scratch();
+    let (path, copy) = (directory.path().join("pool"), directory.path().join("copy"));
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    std::fs::copy(&path, &copy).unwrap();
+    for options in [shared(), alone()] {
+        let other = Pool::open_on(FileMedia::open(&copy), &options).unwrap();
+        sample::commit(&other, &[("alpha", 0)], 55).unwrap();
+    }
+    let joined = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    sample::assert_complete(&joined);
+    drop((pool, joined));
+}
