@@ -50,6 +50,8 @@ pub(crate) struct Attached {
     pub number: u64,
     pub access: Access,
     pub address: u64,
+    pub is_relocatable: bool,
+    pub is_heap: bool,
     /// Its pages on media.
     pub media: ByteRange,
     pub process: ProcessMark,
@@ -187,6 +189,8 @@ impl Attached {
             number: inode.number,
             access,
             address: inode.address,
+            is_relocatable: inode.is_relocatable,
+            is_heap: inode.is_heap,
             media,
             process: ProcessMark::new(),
             flights: Arc::default(),
@@ -194,6 +198,11 @@ impl Attached {
             psync_pages: AtomicU64::new(0),
             held: Mutex::new(Some(Held { writing, memory, lock: Arc::new(lock) })),
         })
+    }
+
+    /// Its name, for people.
+    pub fn name_text(&self) -> String {
+        text(&self.name)
     }
 
     /// What it holds; `None` once it is detached.
@@ -236,9 +245,15 @@ impl Attached {
         let freed = shadow.free(&self.shared.pool, self.number);
         drop(lock);
         match self.flights.has_returned() {
-            true => Err(ObjectError::Unsynced { name: text(&self.name) }),
+            true => Err(ObjectError::Unsynced { name: self.name_text() }),
             false => freed,
         }
+    }
+}
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Attached").field("name", &self.name_text()).finish_non_exhaustive()
     }
 }
 

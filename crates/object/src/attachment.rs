@@ -9,8 +9,9 @@ use aquifer_pool::format::PAGE_BYTES;
 use crate::access::Access;
 use crate::attach::Attached;
 use crate::committer::PendingPsync;
-use crate::error::{ObjectError, Result, text};
-use crate::psync;
+use crate::error::{ObjectError, Result};
+use crate::heap::ObjectHeap;
+use crate::psync::{self, Stores};
 
 /// An object, attached: its bytes are in memory at [`Attachment::address`], in every process that attaches it, now and
 /// after every restart, so plain pointers into it stay valid. Detached when dropped.
@@ -31,6 +32,8 @@ use crate::psync;
 /// reading, as far as everybody uses this library. Somebody who scribbles into the pool file itself, or cuts it
 /// short, changes memory under such references, or ends the process with SIGBUS: a pool is one security domain.
 pub struct Attachment {
+    /// Dropped before the memory goes.
+    pub(crate) heap: Option<ObjectHeap>,
     pub(crate) attached: Attached,
 }
 
@@ -60,7 +63,7 @@ impl fmt::Debug for Attachment {
 impl Attachment {
     /// The object's name.
     pub fn name(&self) -> String {
-        text(&self.attached.name)
+        self.attached.name_text()
     }
 
     /// What it may do.
@@ -107,9 +110,12 @@ impl Attachment {
     /// The object's bytes, to be stored to.
     ///
     /// # Errors
-    /// [`ObjectError::AttachedForReading`], [`ObjectError::Forked`].
+    /// [`ObjectError::AttachedForReading`]; [`ObjectError::HoldsHeap`]; [`ObjectError::Forked`].
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         self.attached.check_process()?;
+        if self.attached.is_heap {
+            return Err(ObjectError::HoldsHeap { name: self.name() });
+        }
         if !self.is_writable() {
             return Err(ObjectError::AttachedForReading { name: self.name() });
         }
@@ -128,7 +134,7 @@ impl Attachment {
     /// and the pool is full; [`ObjectError::Pool`] if the media failed: the pool is read-only from then on, and after
     /// a restart the object is as it was before or as it is now.
     pub fn psync(&mut self) -> Result<()> {
-        psync::psync(&[&self.attached])
+        psync::psync(&[&self.attached], Stores::Excluded)
     }
 
     /// [`Attachment::psync`] for programs whose threads share the attachment.
@@ -139,7 +145,7 @@ impl Attachment {
     /// # Safety
     /// Nobody stores to the object during the call, and no reference through which that could happen is alive.
     pub unsafe fn psync_shared(&self) -> Result<()> {
-        psync::psync(&[&self.attached])
+        psync::psync(&[&self.attached], Stores::Excluded)
     }
 
     /// Captures what was stored until now, and returns: the object may be stored to again while the commit
@@ -196,6 +202,8 @@ impl Attachment {
     /// pages along; [`ObjectError::Pool`] if the space of a large commit could not be freed, which the next
     /// detach after writing makes up for; [`ObjectError::Forked`] in a forked child, where there is nothing to detach.
     pub fn detach(self) -> Result<()> {
-        self.attached.detach()
+        let Attachment { heap, attached } = self;
+        drop(heap);
+        attached.detach()
     }
 }

@@ -21,6 +21,8 @@ pub struct CreateObject<'a> {
     /// Whether it may be moved to another address later: nothing in it, nor anywhere else, then points
     /// into it by plain pointers that outlive an attachment.
     pub relocatable: bool,
+    /// Whether its content is a heap ([`Attachment::heap`](crate::Attachment::heap)); else it is plain bytes.
+    pub heap: bool,
     /// Where it is attached, a multiple of the page inside [`WINDOW`]; by default a random multiple of 2 MiB that no
     /// other object has.
     pub address: Option<u64>,
@@ -133,6 +135,7 @@ impl Objects {
                 size_bytes: len_bytes,
                 address,
                 is_relocatable: options.relocatable,
+                is_heap: options.heap,
                 created_ns: now_ns,
                 changed_ns: now_ns,
                 runs: runs.clone(),

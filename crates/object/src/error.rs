@@ -129,6 +129,38 @@ pub enum ObjectError {
         /// The object.
         name: String,
     },
+    /// An object that holds a heap was to be made smaller.
+    #[error(
+        "the object {name:?} holds a heap, whose allocations may lie anywhere: it cannot be made smaller; copy its \
+         content into a new object"
+    )]
+    HeapCannotShrink {
+        /// The object.
+        name: String,
+    },
+    /// The object holds a heap, and its bytes cannot be stored to past it.
+    #[error("the object {name:?} holds a heap; store to it through `Attachment::heap`")]
+    HoldsHeap {
+        /// The object.
+        name: String,
+    },
+    /// The object holds plain bytes.
+    #[error(
+        "the object {name:?} holds plain bytes, no heap; create objects for heaps with `heap: true`"
+    )]
+    NoHeap {
+        /// The object.
+        name: String,
+    },
+    /// The heap in an object cannot be used.
+    #[error("the object {name:?}: {source}")]
+    Heap {
+        /// The object.
+        name: String,
+        /// Why.
+        #[source]
+        source: crate::heap::HeapError,
+    },
     /// A large commit needs space in the pool, and there is none.
     #[error(
         "psync of {len_bytes} bytes does not fit into the log, and the pool has no room to put them aside ({source}); \

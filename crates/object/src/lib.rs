@@ -2,6 +2,7 @@
 
 mod access;
 mod attach;
+mod attached_heap;
 mod attachment;
 pub mod collections;
 mod committer;
@@ -16,16 +17,19 @@ pub mod persist;
 pub mod pointer;
 mod psync;
 mod raw;
+mod resize;
 mod shadow;
 mod states;
 mod writing;
 
 pub use access::Access;
 pub use attach::AttachOptions;
+pub use attached_heap::{AttachedHeap, ScopePsync};
 pub use attachment::{Attachment, PsyncStatistics};
 pub use committer::PendingPsync;
 pub use create::CreateObject;
 pub use error::{ObjectError, Result};
 pub use keys::Keys;
 pub use objects::{ObjectInfo, Objects};
+pub use resize::Resized;
 pub use states::ObjectState;

@@ -16,7 +16,7 @@ use crate::attach::{AttachOptions, Attached, content};
 use crate::attachment::Attachment;
 use crate::committer::{Committer, PendingPsync};
 use crate::error::{ObjectError, Result, text};
-use crate::psync;
+use crate::psync::{self, Stores};
 use crate::states::{ObjectState, Unapplied};
 
 /// The objects of an open pool. Cheap to clone; can be shared between threads.
@@ -54,6 +54,8 @@ pub struct ObjectInfo {
     pub address: u64,
     /// Whether it may be moved to another address.
     pub is_relocatable: bool,
+    /// Whether its content is a heap.
+    pub is_heap: bool,
     /// Whether a key is asked for to attach it for reading.
     pub needs_read_key: bool,
     /// Whether a key is asked for to attach it for writing.
@@ -121,7 +123,7 @@ impl Objects {
         options: &AttachOptions,
     ) -> Result<Attachment> {
         let attached = Attached::attach(&self.shared, name.as_ref(), access, key, options)?;
-        Ok(Attachment { attached })
+        Ok(Attachment { heap: None, attached })
     }
 
     /// [`Attachment::psync`] of several objects, atomic over all of them. One write and one sync, too.
@@ -130,7 +132,7 @@ impl Objects {
     /// As for [`Attachment::psync`]; [`ObjectError::SeveralPools`] if not all were attached through one handle.
     pub fn psync_many(&self, attachments: &mut [&mut Attachment]) -> Result<()> {
         let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
-        psync::psync(&attached)
+        psync::psync(&attached, Stores::Excluded)
     }
 
     /// [`Objects::psync_many`] for programs whose threads share the attachments.
@@ -142,7 +144,7 @@ impl Objects {
     /// As for [`Attachment::psync_shared`], for each of them.
     pub unsafe fn psync_many_shared(&self, attachments: &[&Attachment]) -> Result<()> {
         let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
-        psync::psync(&attached)
+        psync::psync(&attached, Stores::Excluded)
     }
 
     /// [`Attachment::psync_begin`] of several objects, atomic over all of them.
@@ -193,6 +195,7 @@ impl Objects {
             size_bytes: media.len_bytes,
             address: inode.address,
             is_relocatable: inode.is_relocatable,
+            is_heap: inode.is_heap,
             needs_read_key: inode.keys.read.is_some(),
             needs_write_key: inode.keys.read.is_some() || inode.keys.write.is_some(),
             created_ns: inode.created_ns,

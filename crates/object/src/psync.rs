@@ -33,6 +33,16 @@ use crate::objects::Shared;
 use crate::shadow;
 use crate::writing::Writing;
 
+/// Whether anybody may store to the objects during a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// Nobody: the caller sees to it.
+    Excluded,
+    /// Only to what nothing in the object leads to. Then private copies are not dropped: a store that came between
+    /// looking at a page and dropping it would be lost.
+    OutOfReach,
+}
+
 /// How often a blocking psync takes along what an earlier one has left.
 const ATTEMPTS: usize = 3;
 
@@ -60,9 +70,7 @@ pub(crate) struct Captured {
 }
 
 /// Captures what was stored to these objects as one commit. Those attached for reading are ignored.
-///
-/// Nobody stores to the objects meanwhile: the callers of this see to it.
-pub(crate) fn capture(attached: &[&Attached]) -> Result<Captured> {
+pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured> {
     let mut attached: Vec<&Attached> = attached.to_vec();
     if let Some(first) = attached.first()
         && !attached.iter().all(|other| std::ptr::eq(&*first.shared, &*other.shared))
@@ -88,7 +96,7 @@ pub(crate) fn capture(attached: &[&Attached]) -> Result<Captured> {
             name: part.attached.name.clone(),
         })
         .collect();
-    match begin(&mut parts) {
+    match begin(&mut parts, stores) {
         Ok(commit) => {
             Ok(Captured { flight: commit.map(|commit| launch(commit, &mut parts)), earlier })
         }
@@ -99,10 +107,10 @@ pub(crate) fn capture(attached: &[&Attached]) -> Result<Captured> {
     }
 }
 
-fn begin(parts: &mut [Part<'_>]) -> Result<Option<Commit>> {
+fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     for part in parts.iter_mut() {
         let attached = part.attached;
-        part.writing().collect(attached)?;
+        part.writing().collect(attached, stores)?;
     }
     let sizes: Vec<u64> =
         parts.iter_mut().map(|part| part.writing().captured_pages() * PAGE_BYTES).collect();
@@ -172,12 +180,10 @@ fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
 }
 
 /// Makes everything stored to these objects durable, atomically.
-///
-/// Nobody stores to them meanwhile: the callers of this see to it.
-pub(crate) fn psync(attached: &[&Attached]) -> Result<()> {
+pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
-        let Captured { flight, earlier } = capture(attached)?;
+        let Captured { flight, earlier } = capture(attached, stores)?;
         if let Some(flight) = flight {
             flight.finish()?;
         }
@@ -189,16 +195,14 @@ pub(crate) fn psync(attached: &[&Attached]) -> Result<()> {
     }
     for attached in attached {
         if let Some(writing) = attached.held().as_mut().and_then(|held| held.writing.as_mut()) {
-            writing.trim(attached);
+            writing.trim(attached, stores);
         }
     }
     outcome
 }
 
-/// Captures now and makes durable in the background.
-///
-/// Nobody stores to the objects during the call: the callers of this see to it.
+/// Captures now and makes durable in the background. Stores are excluded during the call.
 pub(crate) fn psync_begin(shared: &Shared, attached: &[&Attached]) -> Result<PendingPsync> {
-    let Captured { flight, earlier } = capture(attached)?;
+    let Captured { flight, earlier } = capture(attached, Stores::Excluded)?;
     Ok(shared.committer.submit(flight, earlier))
 }

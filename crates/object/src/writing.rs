@@ -11,6 +11,7 @@ use aquifer_vm::dirty::{PageIndex, PageRun};
 
 use crate::attach::Attached;
 use crate::error::{ObjectError, Result, text};
+use crate::psync::Stores;
 use crate::shadow::Shadow;
 
 /// The writing side of an attachment.
@@ -29,10 +30,10 @@ pub(crate) struct Writing {
 impl Writing {
     /// Takes the pages stored to since the last time, and those that failed commits have left, into `captured`. After an
     /// error nothing is forgotten.
-    pub fn collect(&mut self, attached: &Attached) -> Result<()> {
+    pub fn collect(&mut self, attached: &Attached, stores: Stores) -> Result<()> {
         // Not empty if the last capture panicked.
         self.give_back();
-        self.trim(attached);
+        self.trim(attached, stores);
         let mut last = LastCommit::new(attached, self.last_lsn);
         self.tracker
             .take(&mut |page| last.differs(page), &mut self.captured)
@@ -50,14 +51,14 @@ impl Writing {
         self.captured.iter().map(|run| run.count).sum()
     }
 
-    /// Drops private copies beyond the budget that hold nothing that is not at its place. Nobody stores to the object
+    /// Drops private copies beyond the budget that hold nothing that is not at its place, if nobody stores to the object
     /// meanwhile.
     ///
     /// Does what it can: a pool that fails is noticed by the next commit, and a program that locks its memory keeps it.
-    pub fn trim(&mut self, attached: &Attached) {
+    pub fn trim(&mut self, attached: &Attached, stores: Stores) {
         self.tracker.give_back(&attached.flights.take_returned());
         let private_pages = self.tracker.known_private_pages();
-        if private_pages <= self.budget_pages {
+        if private_pages <= self.budget_pages || stores != Stores::Excluded {
             return;
         }
         let mut last = LastCommit::new(attached, self.last_lsn);
@@ -65,7 +66,7 @@ impl Writing {
             return;
         }
         let wanted = private_pages - self.budget_pages;
-        // SAFETY: the caller keeps stores out. What is clean was committed last with this content or never stored to,
+        // SAFETY: stores are excluded. What is clean was committed last with this content or never stored to,
         // all commits are applied and none is under way, so the file holds what the page holds: who looks at it through
         // a reference sees no change.
         let _ = unsafe {

@@ -61,6 +61,8 @@ pub struct Inode {
     pub address: u64,
     /// Whether it may move to another address.
     pub is_relocatable: bool,
+    /// Whether its content is a heap, and nothing else may be stored to it.
+    pub is_heap: bool,
     /// When it was made, in nanoseconds since 1970.
     pub created_ns: u64,
     /// When its metadata was last changed, in nanoseconds since 1970.
@@ -110,7 +112,8 @@ const _: () = {
 const RELOCATABLE: u16 = 1;
 const HAS_READ_KEY: u16 = 2;
 const HAS_WRITE_KEY: u16 = 4;
-const KNOWN_FLAGS: u16 = RELOCATABLE | HAS_READ_KEY | HAS_WRITE_KEY;
+const HEAP: u16 = 8;
+const KNOWN_FLAGS: u16 = RELOCATABLE | HAS_READ_KEY | HAS_WRITE_KEY | HEAP;
 
 const KIND_FREE: u16 = 0;
 const KIND_OBJECT: u16 = 1;
@@ -137,6 +140,7 @@ impl Inode {
             size_bytes: 0,
             address: 0,
             is_relocatable: false,
+            is_heap: false,
             created_ns: 0,
             changed_ns: 0,
             runs: Vec::new(),
@@ -170,7 +174,8 @@ impl Inode {
             flags: U16::new(
                 if self.is_relocatable { RELOCATABLE } else { 0 }
                     | if self.keys.read.is_some() { HAS_READ_KEY } else { 0 }
-                    | if self.keys.write.is_some() { HAS_WRITE_KEY } else { 0 },
+                    | if self.keys.write.is_some() { HAS_WRITE_KEY } else { 0 }
+                    | if self.is_heap { HEAP } else { 0 },
             ),
             number: U64::new(self.number),
             incarnation: U64::new(self.incarnation),
@@ -263,6 +268,7 @@ impl Inode {
             size_bytes: raw.size_bytes.get(),
             address: raw.address.get(),
             is_relocatable: flags & RELOCATABLE != 0,
+            is_heap: flags & HEAP != 0,
             created_ns: raw.created_ns.get(),
             changed_ns: raw.changed_ns.get(),
             runs,
@@ -362,6 +368,7 @@ mod tests {
             size_bytes: 5000,
             address: 0x2000_0020_0000,
             is_relocatable: true,
+            is_heap: true,
             runs: vec![Run { start_page: 100, pages: 1 }, Run { start_page: 101, pages: 1 }],
             shadow: Run { start_page: 300, pages: 4 },
             keys: KeyHashes { salt: [1; 16], read: None, write: Some([2; 32]) },

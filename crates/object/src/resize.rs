@@ -1,0 +1,197 @@
+//! Resizing and moving objects that nobody has attached.
+//!
+//! | | pages | addresses |
+//! |---|---|---|
+//! | smaller | the last ones are freed | the last ones are |
+//! | larger, the following pages are free | these are added, zeroed | the following ones, if no object has them |
+//! | larger, they are not | all is copied to a new run, made durable there, and named in place of the old one | the same |
+//!
+//! Each is one transaction: a crash leaves the old object or the new one. Where the following addresses belong to another
+//! object, one that was created as relocatable gets new ones, and any other is refused.
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::Inode;
+use aquifer_pool::format::run::{MAX_RUN_PAGES, Run};
+use aquifer_pool::{PoolError, Reservation, Transaction};
+use aquifer_vm::fixed::WINDOW;
+
+use crate::access::Access;
+use crate::attach::content;
+use crate::create::{alignment_pages, check_address, now_ns, pages_for, random_address};
+use crate::error::{ObjectError, Result, text};
+use crate::objects::{Objects, Shared, overlapping};
+
+/// What resizing, or moving, has done to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resized {
+    /// Its size now, in bytes, a multiple of the page.
+    pub size_bytes: u64,
+    /// Its address now.
+    pub address: u64,
+    /// Its address before.
+    pub previous_address: u64,
+    /// Whether its content was copied to other pages of the pool.
+    pub is_copied: bool,
+}
+
+impl Resized {
+    /// Whether plain pointers into the object are invalid from now on.
+    pub fn has_moved(&self) -> bool {
+        self.address != self.previous_address
+    }
+}
+
+/// Bytes copied at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Adjacent pages as runs, none longer than a run can be. Whatever their number, the same pages start the same runs.
+fn as_runs(whole: Run) -> Vec<Run> {
+    (0..whole.pages.div_ceil(MAX_RUN_PAGES))
+        .map(|index| Run {
+            start_page: whole.start_page + index * MAX_RUN_PAGES,
+            pages: (whole.pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
+        })
+        .collect()
+}
+
+impl Shared {
+    /// Where an object of this length belongs: where it is, if it can stay there.
+    fn address_for(&self, inodes: &[Inode], inode: &Inode, len_bytes: u64) -> Result<u64> {
+        let other = overlapping(inodes.iter().cloned(), inode.address, len_bytes, inode.number);
+        let by = match other {
+            Some(other) => text(&other.name),
+            None if inode.address.saturating_add(len_bytes) > WINDOW.end => {
+                "the end of the addresses for objects".to_owned()
+            }
+            None => return Ok(inode.address),
+        };
+        match inode.is_relocatable {
+            true => random_address(inodes.iter().cloned(), len_bytes),
+            false => {
+                Err(ObjectError::MustMove { name: text(&inode.name), size_bytes: len_bytes, by })
+            }
+        }
+    }
+
+    /// Copies an object's content to new pages, with zeros behind it.
+    fn copy_content(&self, inode: &Inode, pages: u64) -> Result<Reservation<'_>> {
+        let media = self.pool.media();
+        let reservation = self.pool.reserve(pages, alignment_pages(pages))?;
+        let (from, to) = (content(inode), reservation.whole().bytes());
+        let mut piece = vec![0; PIECE_BYTES.min(to.len_bytes) as usize];
+        for done in (0..to.len_bytes).step_by(PIECE_BYTES as usize) {
+            let piece = &mut piece[..PIECE_BYTES.min(to.len_bytes - done) as usize];
+            let old_bytes = from.len_bytes.saturating_sub(done).min(piece.len() as u64);
+            let (old, behind) = piece.split_at_mut(old_bytes as usize);
+            if !old.is_empty() {
+                media.read_at(from.offset_bytes + done, old).map_err(PoolError::from)?;
+            }
+            behind.fill(0);
+            media.write_at(to.offset_bytes + done, piece).map_err(PoolError::from)?;
+        }
+        Ok(reservation)
+    }
+
+    fn put_resized(&self, transaction: &mut Transaction<'_>, inode: &Inode, whole: Run, at: u64) {
+        transaction.put(Inode {
+            size_bytes: whole.pages * PAGE_BYTES,
+            address: at,
+            layout_version: inode.layout_version + 1,
+            changed_ns: now_ns(),
+            runs: as_runs(whole),
+            // What a large commit of a dead process had put there is at its place.
+            shadow: Run::EMPTY,
+            ..inode.clone()
+        });
+    }
+}
+
+impl Objects {
+    /// Makes an object larger or smaller; its content stays, what is new is zero, what is cut off is lost. Needs the
+    /// key for writing, and that nobody has it attached. Durable on return; says whether its address has changed.
+    ///
+    /// A heap in the object takes the new memory in when it is opened next.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`]; [`ObjectError::MustMove`]; [`ObjectError::HeapCannotShrink`];
+    /// [`ObjectError::Parameter`]; [`ObjectError::Pool`], also when it is full. Nothing has changed then.
+    pub fn resize(
+        &self,
+        name: impl AsRef<[u8]>,
+        size_bytes: u64,
+        key: Option<&[u8]>,
+    ) -> Result<Resized> {
+        let shared = &self.shared;
+        let pages = pages_for(size_bytes)?;
+        let (inode, _lock) = shared.claim(name.as_ref(), Access::Write, key)?;
+        let before = Run { start_page: inode.runs[0].start_page, pages: inode.content_pages() };
+        if inode.is_heap && pages < before.pages {
+            return Err(ObjectError::HeapCannotShrink { name: text(&inode.name) });
+        }
+        let len_bytes = pages * PAGE_BYTES;
+        // Before anything is copied for nothing.
+        shared.address_for(&shared.objects()?, &inode, len_bytes)?;
+        shared.pool.bring_up_to_date(content(&inode))?;
+        let mut is_copied = false;
+        let (whole, reservations) = if pages <= before.pages {
+            (Run { pages, ..before }, Vec::new())
+        } else if let Some(following) =
+            shared.pool.reserve_zeroed_at(before.end_page(), pages - before.pages)?
+        {
+            (Run { pages, ..before }, vec![following])
+        } else {
+            is_copied = true;
+            let reservation = shared.copy_content(&inode, pages)?;
+            (reservation.whole(), vec![reservation])
+        };
+        let address = shared.change(reservations, |transaction| {
+            let inodes: Vec<Inode> = transaction.inodes().collect();
+            let address = shared.address_for(&inodes, &inode, len_bytes)?;
+            shared.put_resized(transaction, &inode, whole, address);
+            Ok(address)
+        })?;
+        let previous_address = inode.address;
+        Ok(Resized { size_bytes: len_bytes, address, previous_address, is_copied })
+    }
+
+    /// Moves an object that was created as relocatable to another address: the one given, or a random one. Needs the key
+    /// for writing, and that nobody has it attached. Durable on return.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`]; [`ObjectError::NotRelocatable`]; [`ObjectError::Parameter`] and
+    /// [`ObjectError::AddressOfAnother`] if it cannot be there.
+    pub fn relocate(
+        &self,
+        name: impl AsRef<[u8]>,
+        address: Option<u64>,
+        key: Option<&[u8]>,
+    ) -> Result<Resized> {
+        let shared = &self.shared;
+        let (inode, _lock) = shared.claim(name.as_ref(), Access::Write, key)?;
+        if !inode.is_relocatable {
+            return Err(ObjectError::NotRelocatable { name: text(&inode.name) });
+        }
+        let len_bytes = content(&inode).len_bytes;
+        if let Some(address) = address {
+            check_address(address, len_bytes)?;
+        }
+        let address = shared.change(Vec::new(), |transaction| {
+            let address = match address {
+                None => random_address(transaction.inodes(), len_bytes)?,
+                Some(address) => {
+                    let inodes = transaction.inodes();
+                    if let Some(other) = overlapping(inodes, address, len_bytes, inode.number) {
+                        let by = text(&other.name);
+                        return Err(ObjectError::AddressOfAnother { address, len_bytes, by });
+                    }
+                    address
+                }
+            };
+            transaction.put(Inode { address, changed_ns: now_ns(), ..inode.clone() });
+            Ok(address)
+        })?;
+        let previous_address = inode.address;
+        Ok(Resized { size_bytes: len_bytes, address, previous_address, is_copied: false })
+    }
+}
