@@ -282,10 +282,10 @@ mod tests {
     #[test]
     fn a_segment_is_shared_by_name() {
         let name = Name::new("share");
-        let made = SharedMemory::create(&name.0, 10_000, 0o640).unwrap();
+        let made = SharedMemory::create(&name.0, 10_000, 0o622).unwrap();
         let blocks = made.file.metadata().unwrap().blocks();
         assert!(blocks * 512 >= 10_000, "every page has its memory: {blocks}");
-        assert_eq!(made.file.metadata().unwrap().mode() & 0o777, 0o640, "whatever the mask");
+        assert_eq!(made.file.metadata().unwrap().mode() & 0o777, 0o622, "whatever the mask");
         assert_eq!(byte(&made, 9_999), 0);
         let reading = SharedMemory::open(&name.0, false).unwrap();
         let writing = SharedMemory::open(&name.0, true).unwrap();

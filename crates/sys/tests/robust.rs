@@ -162,17 +162,30 @@ fn a_killed_holder_is_noticed_and_the_next_one_repairs() {
     let mut other = Actor::start(&format!("holder {name}"));
     assert!(other.hear().starts_with("holding"));
     assert!(matches!(guarded.mutex().lock(SHORT).map(drop), Err(LockError::Timeout { .. })));
+    let (says, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        // One that sleeps on the lock while its holder is killed.
+        // One that sleeps on the lock while its holder is killed, which wakes nobody.
         let waiting = scope.spawn(|| {
-            let mut guard = guarded.mutex().lock(LONG).unwrap();
+            // SAFETY: no preconditions.
+            says.send(unsafe { libc::gettid() }).unwrap();
+            let mut guard = guarded.mutex().lock(Some(Duration::from_secs(3600))).unwrap();
+            says.send(0).unwrap();
             assert!(guard.previous_owner_died());
             assert_eq!(guarded.numbers(), [99, 0]);
             guarded.number(1).store(99, Ordering::Relaxed);
             guard.repaired();
             assert!(!guard.previous_owner_died());
         });
+        let thread = told.recv().unwrap();
+        let stat = format!("/proc/self/task/{thread}/stat");
+        while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
         other.kill();
+        if told.recv_timeout(Duration::from_secs(60)).is_err() {
+            eprintln!("it hangs");
+            std::process::abort();
+        }
         waiting.join().unwrap();
     });
     let guard = guarded.mutex().lock(LONG).unwrap();
@@ -227,7 +240,12 @@ fn a_thread_that_ends_with_the_lock_is_a_dead_owner() {
 #[test]
 fn a_guard_in_a_forked_child_releases_nothing() {
     let guarded = Guarded::unnamed();
-    let guard = guarded.mutex().lock(LONG).unwrap();
+    // As it is after a death, which dropping it unrepaired would make final.
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::mem::forget(guarded.mutex().lock(LONG).unwrap()));
+    });
+    let mut guard = guarded.mutex().lock(LONG).unwrap();
+    assert!(guard.previous_owner_died());
     // SAFETY: the child only unlocks, which allocates nothing, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -242,6 +260,7 @@ fn a_guard_in_a_forked_child_releases_nothing() {
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(guarded.mutex().try_lock().unwrap().is_none(), "still held"));
     });
+    guard.repaired();
     drop(guard);
     assert!(guarded.mutex().try_lock().unwrap().is_some());
 }

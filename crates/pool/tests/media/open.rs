@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
-use aquifer_pool::media::{Media, OpenError, OpenOptions, PersistenceDomain, open};
+use aquifer_pool::media::{
+    ByteRange, Media, MediaError, OpenError, OpenOptions, PersistenceDomain, open,
+};
 
 use crate::forms;
 
@@ -235,9 +237,20 @@ fn memory_that_cannot_be_had_is_an_error() {
         assert_eq!(punched, 0);
         let ballast = mount.0.path().join("ballast");
         let _ = std::fs::write(&ballast, vec![1; 2 << 20]);
-        for len in [8, 1000, 100_000] {
-            let error = media.write_at(8192 + 100, &vec![9; len]).unwrap_err();
+        let refused = |result: Result<(), MediaError>| {
+            let error = result.unwrap_err();
             assert_eq!(error.source.raw_os_error(), Some(libc::EIO), "{error}");
+        };
+        // Beginning in a line, at a line, and before the hole.
+        for offset_bytes in [8192 + 100, 8192 + 128, 8000] {
+            for len in [1000, 100_000] {
+                refused(media.write_at(offset_bytes, &vec![9; len]));
+                refused(media.write_durable(offset_bytes, &vec![9; len]));
+                refused(media.read_at(offset_bytes, &mut vec![9; len]));
+            }
+        }
+        if domain == Dax {
+            refused(media.write_back(&[ByteRange { offset_bytes: 8192, len_bytes: 4096 }]));
         }
         std::fs::remove_file(&ballast).unwrap();
         media.write_at(8192 + 100, &vec![9; 100_000]).unwrap();
