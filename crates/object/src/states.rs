@@ -1,4 +1,43 @@
-//! The states of an object.
+//! The five states of an object, and what they are here.
+//!
+//! The paper this follows ("PMOs: Fast and Easy Crash Consistency for Persistent Memory") keeps a state in each object's
+//! metadata, changes it with one atomic store, and reads it to recover. Here nothing is stored: a state is a name for
+//! facts that can be looked at, and recovery needs none of them.
+//!
+//! | state | in the paper | here |
+//! |---|---|---|
+//! | D, detached | no process has it | nobody holds the lock of its inode, and everything committed is at its place |
+//! | R, reading | attached for reading; psync is ignored | the lock is held shared |
+//! | W, writing | attached for writing; stores go to the shadow | the lock is held exclusively; stored-to pages have private copies |
+//! | P, persisting | psync is making the shadow durable | the writer says in its slot of the shared segment that a record of the object is captured and not acknowledged |
+//! | C, copying | the shadow is durable, and being copied to the primary | the log has content of the object, durable, that is not at its place |
+//!
+//! Where several are true, [`ObjectState`] names the one that the paper's figure would show: P before C before W, R and D.
+//!
+//! # Normal operation
+//! | from | to | in the paper | here |
+//! |---|---|---|---|
+//! | D | R | attach for reading | shared lock taken, everything committed applied |
+//! | R | D | last detach | last shared lock given up, or its process died |
+//! | D | W | attach for writing | exclusive lock taken, everything committed applied |
+//! | W | D | detach | lock given up; stores since the last psync are lost |
+//! | W | P | psync | capture: the pages are copied into a record with its place in the log |
+//! | P | C | the shadow is durable | the record, and all before it, are durable: psync returns here |
+//! | C | W | the primary is up to date | the record is applied: lazily, by a checkpoint, by whoever attaches, or for the budget |
+//! | C | P | – | psync does not wait for apply: the next may come before it |
+//! | C | D | – | detached, and then applied; until then it stays C, with nobody attached |
+//! | P | W | – | the commit failed: its pages are taken along by the next |
+//!
+//! # Recovery
+//! | found in | in the paper | here |
+//! |---|---|---|
+//! | D, R | nothing is to be done | nothing is to be done: there is no record behind the tail |
+//! | W | the primary is consistent: it is copied over the shadow | the primary is consistent: private copies ended with their process |
+//! | P | as W: the shadow may be incomplete | as W: the record is not whole, so the log ends before it. Or it is whole, and then it counts: old or new |
+//! | C | the shadow is consistent: it is copied over the primary | the record is replayed: copied to its place, again and again if recovery itself is interrupted |
+//!
+//! All lead to D. If only the writing *process* died, the next attach does the same for its object, without recovery of the
+//! pool: it decides what is in flight, and applies what is committed.
 
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::ByteRange;

@@ -1,15 +1,28 @@
-//! The calls, one process.
+//! The calls that make, find and attach objects, in one process.
 
 mod support;
 
-use aquifer_object::{Access, CreateObject};
-use support::{PAGE, Place};
+use aquifer_object::{Access, CreateObject, Keys, ObjectError, ObjectState, Objects};
+use aquifer_pool::{OpenOptions, PoolError};
+use aquifer_vm::fixed::{self, FixedRange, WINDOW};
+use support::{PAGE, Place, load, load_all, store};
+
+const PLAIN: CreateObject<'static> = CreateObject {
+    keys: Keys { read: None, write: None },
+    relocatable: false,
+    heap: false,
+    address: None,
+};
+
+fn small(place: &Place) -> Objects {
+    place.create(16 << 20, 1 << 20)
+}
 
 #[test]
 fn what_was_stored_before_psync_is_there_afterwards() {
     let place = Place::new();
-    let objects = place.create(16 << 20, 1 << 20);
-    let made = objects.create("an object", 10 * PAGE as u64 - 7, &CreateObject::default()).unwrap();
+    let objects = small(&place);
+    let made = objects.create("an object", 10 * PAGE as u64 - 7, &PLAIN).unwrap();
     assert_eq!(made.size_bytes, 10 * PAGE as u64);
     let mut attached = objects.attach("an object", Access::Write, None).unwrap();
     assert_eq!(attached.address(), made.address);
@@ -32,4 +45,313 @@ fn what_was_stored_before_psync_is_there_afterwards() {
             assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 3);
         }
     }
+}
+
+#[test]
+fn a_file_in_memory_is_as_good() {
+    let Some(place) = Place::in_memory() else {
+        eprintln!("skipped: there is no /dev/shm to write to");
+        return;
+    };
+    let objects = small(&place);
+    objects.create("an object", 3 * PAGE as u64, &PLAIN).unwrap();
+    for round in 1..5 {
+        let mut attached = objects.attach("an object", Access::Write, None).unwrap();
+        assert_eq!(load(&attached, 2), round - 1);
+        store(&mut attached, 2, round);
+        attached.psync().unwrap();
+    }
+    drop(objects);
+    let objects = place.open();
+    assert_eq!(load(&objects.attach("an object", Access::Read, None).unwrap(), 2), 4);
+}
+
+#[test]
+fn impossible_objects_are_refused() {
+    let place = Place::new();
+    let objects = small(&place);
+    let before = objects.pool().info().unwrap();
+    let parameter = |name: &str, size: u64, options: &CreateObject<'_>| {
+        let error = objects.create(name, size, options).unwrap_err();
+        assert!(matches!(error, ObjectError::Parameter { .. }), "{error}");
+    };
+    parameter("", 1, &PLAIN);
+    parameter("a\0b", 1, &PLAIN);
+    parameter(&"n".repeat(256), 1, &PLAIN);
+    parameter("empty", 0, &PLAIN);
+    parameter("vast", u64::MAX, &PLAIN);
+    let at = |address| CreateObject { address: Some(address), ..PLAIN };
+    parameter("low", 1, &at(WINDOW.start - PAGE as u64));
+    parameter("high", 2 * PAGE as u64, &at(WINDOW.end - PAGE as u64));
+    parameter("crooked", 1, &at(WINDOW.start + 1));
+    parameter("wraps", 1, &at(u64::MAX - (PAGE as u64 - 1)));
+    let too_large = objects.create("too large", 1 << 30, &PLAIN).unwrap_err();
+    assert!(matches!(too_large, ObjectError::Pool(PoolError::Full { .. })), "{too_large}");
+    let after = objects.pool().info().unwrap();
+    assert_eq!((before.free_pages, before.inodes), (after.free_pages, after.inodes));
+    assert!(objects.list().unwrap().is_empty());
+
+    let longest = "n".repeat(255);
+    let made = objects.create(&longest, 2 * PAGE as u64, &PLAIN).unwrap();
+    let exists = objects.create(&longest, 1, &PLAIN).unwrap_err();
+    assert!(matches!(exists, ObjectError::Exists { .. }), "{exists}");
+    for address in [made.address, made.address + PAGE as u64] {
+        let taken = objects.create("there", 1, &at(address)).unwrap_err();
+        assert!(matches!(&taken, ObjectError::AddressOfAnother { by, .. } if *by == longest));
+    }
+    let behind = objects.create("behind", 1, &at(made.address + 2 * PAGE as u64)).unwrap();
+    assert_eq!(behind.address, made.address + 2 * PAGE as u64);
+}
+
+#[test]
+fn the_last_slot_and_the_last_page_can_be_used() {
+    let place = Place::new();
+    let pool = aquifer_pool::CreateOptions { inodes: Some(7), ..support::with_log(64 << 10) };
+    let pool =
+        aquifer_pool::Pool::create(place.path(), 1 << 20, &pool, &OpenOptions::default()).unwrap();
+    let objects = Objects::new(pool);
+    for number in 0..7 {
+        objects.create(format!("object {number}"), 1, &PLAIN).unwrap();
+    }
+    let error = objects.create("one more", 1, &PLAIN).unwrap_err();
+    assert!(matches!(error, ObjectError::Pool(PoolError::NoFreeInode { .. })), "{error}");
+    objects.destroy("object 3", None).unwrap();
+    let free = objects.pool().info().unwrap().largest_free_pages;
+    objects.create("all that is left", free * PAGE as u64, &PLAIN).unwrap();
+    let mut attached = objects.attach("all that is left", Access::Write, None).unwrap();
+    store(&mut attached, free as usize - 1, 7);
+    attached.psync().unwrap();
+}
+
+#[test]
+fn a_destroyed_object_is_gone_and_its_pages_show_nothing() {
+    let place = Place::new();
+    let objects = small(&place);
+    // Nearly all there is: what is created next gets the same pages.
+    let all = (objects.pool().info().unwrap().largest_free_pages - 512) * PAGE as u64;
+    for round in 0..4 {
+        let made = objects.create("secret", all, &PLAIN).unwrap();
+        let mut attached = objects.attach("secret", Access::Write, None).unwrap();
+        assert!(load_all(&attached).iter().all(|&number| number == 0), "round {round}");
+        assert_eq!(attached.address(), made.address);
+        for page in 0..all as usize / PAGE {
+            store(&mut attached, page, round + 1);
+            if page % 64 == 63 {
+                attached.psync().unwrap();
+            }
+        }
+        let refused = objects.destroy("secret", None).unwrap_err();
+        assert!(matches!(refused, ObjectError::AttachedHere { .. }), "{refused}");
+        attached.detach().unwrap();
+        objects.destroy("secret", None).unwrap();
+        let gone = objects.attach("secret", Access::Read, None).unwrap_err();
+        assert!(matches!(gone, ObjectError::NotFound { .. }), "{gone}");
+        let gone = objects.destroy("secret", None).unwrap_err();
+        assert!(matches!(gone, ObjectError::NotFound { .. }), "{gone}");
+    }
+}
+
+#[test]
+fn keys_are_asked_for() {
+    let place = Place::new();
+    let objects = small(&place);
+    let keys = Keys { read: Some(b"reader"), write: Some(b"writer") };
+    let made = objects.create("locked", 1, &CreateObject { keys, ..PLAIN }).unwrap();
+    assert!(made.needs_read_key && made.needs_write_key);
+    let attach = |access, key| objects.attach("locked", access, key).map(drop);
+    for access in [Access::Read, Access::Write] {
+        for key in [None, Some(&b"wrong"[..])] {
+            let error = attach(access, key).unwrap_err();
+            assert!(matches!(error, ObjectError::WrongKey { .. }), "{error}");
+        }
+        attach(access, Some(b"writer")).unwrap();
+    }
+    attach(Access::Read, Some(b"reader")).unwrap();
+    let is_read_key = |error| matches!(error, ObjectError::ReadKeyForWriting { .. });
+    assert!(is_read_key(attach(Access::Write, Some(b"reader")).unwrap_err()));
+    assert!(is_read_key(objects.destroy("locked", Some(b"reader")).unwrap_err()));
+    assert!(is_read_key(objects.resize("locked", 1 << 16, Some(b"reader")).unwrap_err()));
+    assert!(is_read_key(objects.rename("locked", "open", Some(b"reader")).unwrap_err()));
+    assert!(is_read_key(objects.relocate("locked", None, Some(b"reader")).unwrap_err()));
+    objects.destroy("locked", Some(b"writer")).unwrap();
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let place = Place::new();
+    let one = small(&place);
+    let other = place.open();
+    let own = Some(std::process::id());
+    one.create("shared", 1, &PLAIN).unwrap();
+    let writer = one.attach("shared", Access::Write, None).unwrap();
+    for access in [Access::Read, Access::Write] {
+        let here = one.attach("shared", access, None).unwrap_err();
+        assert!(matches!(here, ObjectError::AttachedHere { .. }), "{here}");
+        let there = other.attach("shared", access, None).unwrap_err();
+        assert!(matches!(there, ObjectError::Attached { holder, .. } if holder == own), "{there}");
+    }
+    assert!(matches!(other.destroy("shared", None), Err(ObjectError::Attached { .. })));
+    assert!(matches!(other.resize("shared", 1 << 20, None), Err(ObjectError::Attached { .. })));
+    writer.detach().unwrap();
+    let reader = other.attach("shared", Access::Read, None).unwrap();
+    let error = one.attach("shared", Access::Write, None).unwrap_err();
+    assert!(matches!(error, ObjectError::Attached { holder, .. } if holder == own), "{error}");
+    // A second reader gets the lock; in this process its addresses are taken by the first.
+    let error = one.attach("shared", Access::Read, None).unwrap_err();
+    assert!(
+        matches!(&error, ObjectError::AddressTaken { by, .. } if by.contains("pool")),
+        "{error}"
+    );
+    drop(reader);
+    one.attach("shared", Access::Write, None).unwrap().detach().unwrap();
+}
+
+#[test]
+fn what_lies_at_an_objects_address_is_named_and_not_replaced() {
+    let place = Place::new();
+    let objects = small(&place);
+    let made = objects.create("mine", 4 * PAGE as u64, &PLAIN).unwrap();
+    let other = FixedRange::map_anonymous(made.address + PAGE as u64, PAGE as u64).unwrap();
+    // SAFETY: inside the mapping.
+    unsafe { other.address().write_volatile(7) };
+    let error = objects.attach("mine", Access::Write, None).unwrap_err();
+    let ObjectError::AddressTaken { address, len_bytes, by, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!((*address, *len_bytes), (made.address, 4 * PAGE as u64));
+    assert!(by.contains("anonymous"), "{by}");
+    // SAFETY: as above.
+    assert_eq!(unsafe { other.address().read_volatile() }, 7);
+    // The lock was given back.
+    drop(other);
+    objects.attach("mine", Access::Write, None).unwrap();
+}
+
+#[test]
+fn reading_is_all_that_an_attachment_for_reading_can() {
+    let place = Place::new();
+    let objects = small(&place);
+    objects.create("read", 1, &PLAIN).unwrap();
+    let mut attached = objects.attach("read", Access::Read, None).unwrap();
+    let error = attached.as_mut_slice().unwrap_err();
+    assert!(matches!(error, ObjectError::AttachedForReading { .. }), "{error}");
+    let lsn = objects.pool().durable_lsn();
+    attached.psync().unwrap();
+    attached.psync_begin().unwrap().wait().unwrap();
+    objects.psync_many(&mut [&mut attached]).unwrap();
+    assert_eq!(objects.pool().durable_lsn(), lsn, "psync is ignored");
+    assert_eq!(attached.statistics().psyncs, 0);
+    attached.detach().unwrap();
+}
+
+#[test]
+fn a_reader_that_cannot_write_sees_what_is_only_in_the_log() {
+    let place = Place::new();
+    let objects = small(&place);
+    objects.create("fresh", 3 * PAGE as u64, &PLAIN).unwrap();
+    let readers = place.open_for_reading();
+    for value in 1..4 {
+        let mut attached = objects.attach("fresh", Access::Write, None).unwrap();
+        store(&mut attached, 1, value);
+        attached.psync().unwrap();
+        let refused = readers.attach("fresh", Access::Read, None).unwrap_err();
+        assert!(matches!(refused, ObjectError::Attached { .. }), "{refused}");
+        attached.detach().unwrap();
+        let state = objects.state_of("fresh").unwrap();
+        assert_eq!(state, ObjectState::Copying, "committed, and not applied");
+        let reader = readers.attach("fresh", Access::Read, None).unwrap();
+        assert_eq!((load(&reader, 0), load(&reader, 1), load(&reader, 2)), (0, value, 0));
+        let writing = readers.attach("other", Access::Write, None).unwrap_err();
+        assert!(matches!(writing, ObjectError::Pool(PoolError::ReadOnly { .. })), "{writing}");
+        assert!(matches!(
+            objects.attach("fresh", Access::Write, None),
+            Err(ObjectError::Attached { holder: None, .. })
+        ));
+    }
+    for refused in [
+        readers.create("no", 1, &PLAIN).map(drop),
+        readers.destroy("fresh", None),
+        readers.rename("fresh", "stale", None),
+    ] {
+        assert!(matches!(refused, Err(ObjectError::Pool(PoolError::ReadOnly { .. }))));
+    }
+}
+
+#[test]
+fn objects_are_listed_described_and_renamed() {
+    let place = Place::new();
+    let objects = small(&place);
+    let keys = Keys { read: None, write: Some(b"k") };
+    objects.create("b", 5000, &CreateObject { keys, relocatable: true, ..PLAIN }).unwrap();
+    objects.create("a", 3 << 20, &CreateObject { heap: true, ..PLAIN }).unwrap();
+    let list = objects.list().unwrap();
+    let names: Vec<&str> = list.iter().map(|info| info.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(list[1], objects.info("b").unwrap());
+    assert_eq!((list[0].size_bytes, list[1].size_bytes), (3 << 20, 8192));
+    assert!(list[0].is_heap && !list[1].is_heap);
+    assert!(list[1].is_relocatable && !list[0].is_relocatable);
+    assert!(!list[1].needs_read_key && list[1].needs_write_key);
+    let huge = 2 << 20;
+    assert!(list.iter().all(|info| info.address % huge == 0), "addresses of whole huge pages");
+    assert_eq!(list[0].media_offset_bytes % huge, 0, "large contents begin at huge pages");
+    assert!(matches!(objects.info("c"), Err(ObjectError::NotFound { .. })));
+
+    let taken = objects.rename("b", "a", Some(b"k")).unwrap_err();
+    assert!(matches!(taken, ObjectError::Exists { .. }), "{taken}");
+    objects.rename("b", "c", Some(b"k")).unwrap();
+    objects.rename("c", "c", Some(b"k")).unwrap();
+    assert!(matches!(objects.info("b"), Err(ObjectError::NotFound { .. })));
+    let renamed = objects.info("c").unwrap();
+    assert_eq!((renamed.number, renamed.address), (list[1].number, list[1].address));
+    drop(objects);
+    assert_eq!(place.open().info("c").unwrap().address, renamed.address);
+}
+
+#[test]
+fn objects_by_address() {
+    let place = Place::new();
+    let objects = small(&place);
+    objects.create("raw", 3 * PAGE as u64, &PLAIN).unwrap();
+    let options = Default::default();
+    let start = objects.attach_raw("raw", Access::Write, None, &options).unwrap().as_ptr();
+    // SAFETY: inside the object, which nobody else uses.
+    let inside = unsafe { start.add(2 * PAGE + 5) };
+    // SAFETY: as above.
+    unsafe { inside.write(9) };
+    // SAFETY: nobody stores meanwhile.
+    unsafe { objects.psync_at(inside) }.unwrap();
+    let is_misuse = |error| matches!(error, ObjectError::NotAttached { .. });
+    for wrong in [start.wrapping_sub(1), start.wrapping_add(3 * PAGE), std::ptr::null_mut()] {
+        // SAFETY: nobody stores meanwhile.
+        assert!(is_misuse(unsafe { objects.psync_at(wrong) }.unwrap_err()));
+        assert!(is_misuse(objects.detach(wrong).unwrap_err()));
+    }
+    objects.detach(inside).unwrap();
+    assert!(is_misuse(objects.detach(start).unwrap_err()), "detached already");
+    let attached = objects.attach("raw", Access::Read, None).unwrap();
+    assert_eq!(attached.as_slice().unwrap()[2 * PAGE + 5], 9);
+    assert!(is_misuse(objects.detach(attached.start().as_ptr()).unwrap_err()), "held by value");
+    assert_eq!(attached.as_slice().unwrap()[2 * PAGE + 5], 9);
+    drop(attached);
+
+    // What was not detached is, with the objects.
+    let start = objects.attach_raw("raw", Access::Write, None, &options).unwrap();
+    drop(objects);
+    let again = place.open().attach_raw("raw", Access::Write, None, &options);
+    assert_eq!(again.unwrap(), start);
+}
+
+#[test]
+fn fixed_addresses_avoid_those_of_all_objects() {
+    let place = Place::new();
+    let objects = small(&place);
+    let first = objects.create("first", 3 << 20, &PLAIN).unwrap();
+    for number in 0..50 {
+        let made = objects.create(format!("object {number}"), 1, &PLAIN).unwrap();
+        let is_apart = made.address + made.size_bytes <= first.address
+            || first.address + first.size_bytes <= made.address;
+        assert!(is_apart && WINDOW.contains(&made.address));
+    }
+    assert!(fixed::random_base(1 << 20, &[(WINDOW.start, WINDOW.end - WINDOW.start)]).is_err());
 }

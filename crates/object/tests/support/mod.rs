@@ -1,30 +1,42 @@
-//! What the tests of objects share: pools in temporary files.
+//! What the tests of objects share: pools in temporary files and on crash media.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use aquifer_object::Objects;
+use aquifer_object::{Attachment, Objects};
+use aquifer_pool::media::{MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_testkit::crash::CrashMedia;
 use tempfile::TempDir;
 
 pub const PAGE: usize = 4096;
 
+/// A pool with a log of so many bytes.
+pub fn with_log(log_bytes: u64) -> CreateOptions {
+    CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() }
+}
+
+/// For this process alone, without background work: what happens on the media is what the test does.
+pub fn alone() -> OpenOptions {
+    OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+}
+
 /// A directory with a pool in it, removed at the end.
 pub struct Place {
-    pub directory: TempDir,
+    directory: TempDir,
 }
 
 impl Place {
-    /// Below the system's directory for temporary files.
+    /// In the system's directory for temporary files.
     pub fn new() -> Place {
         Place { directory: tempfile::tempdir().expect("a temporary directory") }
     }
 
     /// In shared memory, where there is such a file system.
     pub fn in_memory() -> Option<Place> {
-        let directory = tempfile::tempdir_in("/dev/shm").ok()?;
-        Some(Place { directory })
+        Some(Place { directory: tempfile::tempdir_in("/dev/shm").ok()? })
     }
 
     pub fn path(&self) -> PathBuf {
@@ -32,12 +44,51 @@ impl Place {
     }
 
     pub fn create(&self, len_bytes: u64, log_bytes: u64) -> Objects {
-        let options = CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() };
-        let pool = Pool::create(self.path(), len_bytes, &options, &OpenOptions::default());
-        Objects::new(pool.expect("a pool"))
+        let open = OpenOptions::default();
+        Objects::new(Pool::create(self.path(), len_bytes, &with_log(log_bytes), &open).unwrap())
     }
 
     pub fn open(&self) -> Objects {
         Objects::open(self.path(), &OpenOptions::default()).expect("the pool")
     }
+
+    pub fn open_for_reading(&self) -> Objects {
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        Objects::open(self.path(), &options).expect("the pool")
+    }
+}
+
+/// A pool on crash media, alone.
+pub fn on_media(len_bytes: u64, log_bytes: u64) -> (Arc<CrashMedia>, Objects) {
+    let media = Arc::new(CrashMedia::new(len_bytes, PersistenceDomain::PageCache).unwrap());
+    let pool = Pool::create_on(media.clone(), &with_log(log_bytes), &alone()).unwrap();
+    (media, Objects::new(pool))
+}
+
+/// Opens what is on media anew, as after a restart.
+pub fn reopen(media: &CrashMedia) -> Objects {
+    let media = CrashMedia::from_image(&media.image(), PersistenceDomain::PageCache).unwrap();
+    Objects::new(Pool::open_on(Arc::new(media), &alone()).unwrap())
+}
+
+/// What the media did, from operation `from` on.
+pub fn operations(media: &CrashMedia, from: usize) -> Vec<MediaOperation> {
+    media.recording().operations()[from..].iter().map(|operation| operation.kind()).collect()
+}
+
+/// Stores a number at the start of a page.
+pub fn store(attachment: &mut Attachment, page: usize, value: u64) {
+    let bytes = attachment.as_mut_slice().unwrap();
+    bytes[page * PAGE..page * PAGE + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// The number at the start of a page.
+pub fn load(attachment: &Attachment, page: usize) -> u64 {
+    let bytes = attachment.as_slice().unwrap();
+    u64::from_le_bytes(bytes[page * PAGE..page * PAGE + 8].try_into().unwrap())
+}
+
+/// The numbers at the start of all pages.
+pub fn load_all(attachment: &Attachment) -> Vec<u64> {
+    (0..attachment.len_bytes() as usize / PAGE).map(|page| load(attachment, page)).collect()
 }
