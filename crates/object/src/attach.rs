@@ -177,6 +177,7 @@ impl Attached {
                 Some(Writing {
                     tracker,
                     captured: Vec::new(),
+                    is_behind: false,
                     last_lsn: 0,
                     shadow: Shadow::found(inode.shadow),
                     budget_pages: budget_bytes / PAGE_BYTES,
@@ -239,12 +240,12 @@ impl Attached {
         self.flights.wait_landed(u64::MAX);
         let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
         let Some(writing) = writing else { return Ok(()) };
-        let Writing { tracker, mut shadow, .. } = writing;
+        let Writing { tracker, mut shadow, is_behind, .. } = writing;
         drop(tracker);
         drop(memory);
         let freed = shadow.free(&self.shared.pool, self.number);
         drop(lock);
-        match self.flights.has_returned() {
+        match is_behind || self.flights.has_returned() {
             true => Err(ObjectError::Unsynced { name: self.name_text() }),
             false => freed,
         }

@@ -1,8 +1,13 @@
 //! Commits that become durable in the background, one thread for each [`Objects`](crate::Objects) that begins any.
 //!
-//! They are finished in the order in which they were captured. Their place in the log is theirs since then, so
-//! commits of other threads that come later are acknowledged later. Dropping a [`PendingPsync`] cancels nothing;
-//! dropping the last handle of the objects finishes what is under way first.
+//! They are finished in the order of their places in the log. A commit is acknowledged only when all before it are
+//! durable, so the thread must never wait for one that is behind it in its own queue: capturing and queueing are one step,
+//! under the lock `order`, and the thread waits for nothing but the log.
+//!
+//! Dropping a [`PendingPsync`] cancels nothing; dropping the last handle of the objects finishes what is under way
+//! first.
+//!
+//! Lock order: `order`, then the attachments', then the queue's.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -13,8 +18,9 @@ use std::thread::JoinHandle;
 
 use aquifer_vm::ProcessMark;
 
-use crate::error::{ObjectError, Result, text};
-use crate::flight::{Flight, Flights};
+use crate::error::{ObjectError, Result};
+use crate::flight::Flight;
+use crate::psync::Captured;
 
 /// A psync whose pages are captured and on their way. The object may be stored to again.
 ///
@@ -28,8 +34,9 @@ pub struct PendingPsync {
     completion: Arc<Completion>,
 }
 
+/// The end of a psync, in parts: its own commit, and earlier ones of its objects.
 #[derive(Debug)]
-struct Completion {
+pub(crate) struct Completion {
     state: Mutex<CompletionState>,
     done: Condvar,
     process: ProcessMark,
@@ -37,15 +44,17 @@ struct Completion {
 
 #[derive(Debug)]
 struct CompletionState {
-    is_done: bool,
-    outcome: Option<Result<()>>,
+    /// Parts that have not ended.
+    open: usize,
+    /// Of the first part that failed, or of all.
+    outcome: Result<()>,
     waker: Option<Waker>,
 }
 
 impl Completion {
-    fn new() -> Arc<Completion> {
+    fn new(parts: usize) -> Arc<Completion> {
         Arc::new(Completion {
-            state: Mutex::new(CompletionState { is_done: false, outcome: None, waker: None }),
+            state: Mutex::new(CompletionState { open: parts, outcome: Ok(()), waker: None }),
             done: Condvar::new(),
             process: ProcessMark::new(),
         })
@@ -55,10 +64,16 @@ impl Completion {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn complete(&self, outcome: Result<()>) {
+    /// Ends one part.
+    pub fn end_part(&self, outcome: Result<()>) {
         let mut state = self.state();
-        state.is_done = true;
-        state.outcome = Some(outcome);
+        if state.outcome.is_ok() {
+            state.outcome = outcome;
+        }
+        state.open -= 1;
+        if state.open > 0 {
+            return;
+        }
         let waker = state.waker.take();
         drop(state);
         self.done.notify_all();
@@ -68,10 +83,16 @@ impl Completion {
     }
 }
 
+impl CompletionState {
+    fn take_outcome(&mut self) -> Result<()> {
+        std::mem::replace(&mut self.outcome, Ok(()))
+    }
+}
+
 impl PendingPsync {
     /// Whether it has ended, well or not: [`PendingPsync::wait`] returns at once.
     pub fn is_done(&self) -> bool {
-        self.completion.process.is_current() && self.completion.state().is_done
+        self.completion.process.is_current() && self.completion.state().open == 0
     }
 
     /// Waits until everything stored before is durable.
@@ -83,10 +104,10 @@ impl PendingPsync {
             return Err(ObjectError::Forked);
         }
         let mut state = self.completion.state();
-        while !state.is_done {
+        while state.open > 0 {
             state = self.completion.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.outcome.take().unwrap_or(Ok(()))
+        state.take_outcome()
     }
 }
 
@@ -98,48 +119,28 @@ impl Future for PendingPsync {
             return Poll::Ready(Err(ObjectError::Forked));
         }
         let mut state = self.completion.state();
-        if state.is_done {
-            return Poll::Ready(state.outcome.take().unwrap_or(Ok(())));
+        if state.open == 0 {
+            return Poll::Ready(state.take_outcome());
         }
         state.waker = Some(context.waker().clone());
         Poll::Pending
     }
 }
 
-/// What an object must have behind it for a psync that captured nothing.
-pub(crate) struct Earlier {
-    pub flights: Arc<Flights>,
-    pub number: u64,
-    pub name: Vec<u8>,
-}
-
-impl Earlier {
-    /// Waits for it.
-    pub fn wait(&self) -> Result<()> {
-        self.flights.wait_landed(self.number);
-        match self.flights.has_returned() {
-            true => Err(ObjectError::Unsynced { name: text(&self.name) }),
-            false => Ok(()),
-        }
-    }
-}
-
 struct Job {
-    flight: Option<Flight>,
-    earlier: Vec<Earlier>,
+    flight: Flight,
     completion: Arc<Completion>,
 }
 
 impl Job {
     fn run(self) {
-        let finished = self.flight.map_or(Ok(()), Flight::finish);
-        let outcome = finished.and_then(|()| self.earlier.iter().try_for_each(Earlier::wait));
-        self.completion.complete(outcome);
+        self.completion.end_part(self.flight.finish());
     }
 }
 
 /// The thread and its queue.
 pub(crate) struct Committer {
+    order: Mutex<()>,
     queue: Arc<Queue>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: ProcessMark,
@@ -181,14 +182,28 @@ impl Queue {
 
 impl Committer {
     pub fn new() -> Committer {
-        Committer { queue: Arc::default(), thread: Mutex::new(None), process: ProcessMark::new() }
+        Committer {
+            order: Mutex::new(()),
+            queue: Arc::default(),
+            thread: Mutex::new(None),
+            process: ProcessMark::new(),
+        }
     }
 
-    /// Has a flight finished in the background, and waits there for earlier ones.
-    pub fn submit(&self, flight: Option<Flight>, earlier: Vec<Earlier>) -> PendingPsync {
-        let completion = Completion::new();
-        let pending = PendingPsync { completion: completion.clone() };
-        let job = Job { flight, earlier, completion };
+    /// Captures, and has the commit finished in the background.
+    pub fn begin(&self, capture: impl FnOnce() -> Result<Captured>) -> Result<PendingPsync> {
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let Captured { flight, earlier } = capture()?;
+        let completion = Completion::new(earlier.len() + usize::from(flight.is_some()));
+        if let Some(flight) = flight {
+            self.submit(Job { flight, completion: completion.clone() });
+        }
+        drop(order);
+        earlier.iter().for_each(|earlier| earlier.watch(&completion));
+        Ok(PendingPsync { completion })
+    }
+
+    fn submit(&self, job: Job) {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let queue = self.queue.clone();
@@ -196,13 +211,12 @@ impl Committer {
             *thread = builder.spawn(move || queue.run()).ok();
         }
         if thread.is_none() {
-            // Without a thread, the caller waits.
+            // Without a thread, the caller does it.
             job.run();
-            return pending;
+            return;
         }
         self.queue.state().jobs.push_back(job);
         self.queue.bell.notify_one();
-        pending
     }
 }
 

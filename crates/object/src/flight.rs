@@ -13,7 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use aquifer_pool::{Commit, InodeLock};
 use aquifer_vm::dirty::PageRun;
 
-use crate::error::Result;
+use crate::committer::Completion;
+use crate::error::{ObjectError, Result, text};
 
 /// The commits of one attachment that are under way, and what failed ones have left.
 #[derive(Default)]
@@ -30,6 +31,14 @@ struct State {
     under_way: Vec<u64>,
     /// Pages of failed ones.
     returned: Vec<PageRun>,
+    /// Who wants to hear when none up to a number is under way.
+    watchers: Vec<(u64, Earlier, Arc<Completion>)>,
+}
+
+impl State {
+    fn has_landed(&self, number: u64) -> bool {
+        !self.under_way.iter().any(|other| *other <= number)
+    }
 }
 
 impl Flights {
@@ -57,7 +66,16 @@ impl Flights {
             lock.set_committing(false);
         }
         drop(lock);
+        let has_returned = !state.returned.is_empty();
+        let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.watchers)
+            .into_iter()
+            .partition(|(number, ..)| state.has_landed(*number));
+        state.watchers = waiting;
+        drop(state);
         self.landed.notify_all();
+        for (_, earlier, completion) in done {
+            completion.end_part(earlier.outcome(has_returned));
+        }
     }
 
     /// The number of the last one begun, for [`Flights::wait_landed`].
@@ -68,7 +86,7 @@ impl Flights {
     /// Waits until none up to `number` is under way.
     pub fn wait_landed(&self, number: u64) {
         let mut state = self.state();
-        while state.under_way.iter().any(|other| *other <= number) {
+        while !state.has_landed(number) {
             state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -81,6 +99,43 @@ impl Flights {
     /// Takes what failed ones left.
     pub fn take_returned(&self) -> Vec<PageRun> {
         std::mem::take(&mut self.state().returned)
+    }
+}
+
+/// What an object must have behind it for everything stored to it before a capture to be durable, besides what the
+/// capture took: the commits begun before.
+#[derive(Clone)]
+pub(crate) struct Earlier {
+    pub flights: Arc<Flights>,
+    pub number: u64,
+    pub name: Vec<u8>,
+}
+
+impl Earlier {
+    /// Waits for it.
+    pub fn wait(&self) -> Result<()> {
+        self.flights.wait_landed(self.number);
+        self.outcome(self.flights.has_returned())
+    }
+
+    /// Ends a part of `completion` when it is there.
+    pub fn watch(&self, completion: &Arc<Completion>) {
+        let mut state = self.flights.state();
+        if !state.has_landed(self.number) {
+            state.watchers.push((self.number, self.clone(), completion.clone()));
+            return;
+        }
+        let has_returned = !state.returned.is_empty();
+        drop(state);
+        completion.end_part(self.outcome(has_returned));
+    }
+
+    /// What failed ones have left is not durable.
+    fn outcome(&self, has_returned: bool) -> Result<()> {
+        match has_returned {
+            true => Err(ObjectError::Unsynced { name: text(&self.name) }),
+            false => Ok(()),
+        }
     }
 }
 

@@ -26,9 +26,9 @@ use aquifer_sys::memory::copy_racy;
 
 use crate::access::Access;
 use crate::attach::{Attached, Held};
-use crate::committer::{Earlier, PendingPsync};
+use crate::committer::PendingPsync;
 use crate::error::{ObjectError, Result};
-use crate::flight::Flight;
+use crate::flight::{Earlier, Flight};
 use crate::objects::Shared;
 use crate::shadow;
 use crate::writing::Writing;
@@ -168,6 +168,7 @@ fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
         let Held { lock, writing, .. } = part.held();
         let writing = writing.as_mut().expect("attached for writing");
         let captured = std::mem::take(&mut writing.captured);
+        writing.is_behind = false;
         if captured.is_empty() {
             continue;
         }
@@ -203,6 +204,5 @@ pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
 
 /// Captures now and makes durable in the background. Stores are excluded during the call.
 pub(crate) fn psync_begin(shared: &Shared, attached: &[&Attached]) -> Result<PendingPsync> {
-    let Captured { flight, earlier } = capture(attached, Stores::Excluded)?;
-    Ok(shared.committer.submit(flight, earlier))
+    shared.committer.begin(|| capture(attached, Stores::Excluded))
 }

@@ -19,6 +19,8 @@ pub(crate) struct Writing {
     pub tracker: DirtyTracker,
     /// What the capture under way, or the last one, took.
     pub captured: Vec<PageRun>,
+    /// Whether a capture failed, and none has succeeded since.
+    pub is_behind: bool,
     /// The end of the last commit that was captured, in the log.
     pub last_lsn: u64,
     /// Where large commits are put aside.
@@ -42,6 +44,7 @@ impl Writing {
 
     /// Has the pages that were taken reported again.
     pub fn give_back(&mut self) {
+        self.is_behind |= !self.captured.is_empty();
         self.tracker.give_back(&self.captured);
         self.captured.clear();
     }
