@@ -143,7 +143,8 @@ mod tests {
     use crate::rng::Rng;
 
     const ARRAY: CellArray = CellArray { pages: 256, seed: 11 };
-    const ALL: [System; 7] = [
+    const ALL: [System; 8] = [
+        System::Object,
         System::Lmdb,
         System::Sqlite,
         System::Redb,
