@@ -19,11 +19,13 @@
 //! contenders get processes of their own.
 
 mod benches;
+mod cells;
 mod contender;
 mod data;
 mod graph;
 mod harness;
 mod interrupt;
+mod kernels;
 mod limit;
 mod machine;
 mod options;
@@ -42,7 +44,10 @@ use anyhow::Result;
 pub use contender::System;
 pub use limit::{LimitError, Limiter};
 pub use machine::Machine;
-pub use options::{Bench, BenchArgs, DemoArgs, Device, Options};
+pub use options::{
+    Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, KernelName, Options, PsyncOptions,
+    RecoverOptions, Sizes,
+};
 pub use place::{Place, PlaceError};
 pub use units::Bytes;
 
@@ -52,12 +57,8 @@ pub fn main(args: &BenchArgs) -> Result<()> {
         return Ok(());
     }
     let report = benches::run(&args.bench)?;
-    let (Bench::Hit(options)
-    | Bench::Fault(options)
-    | Bench::OutOfCore(options)
-    | Bench::Bfs(options)) = &args.bench;
     let mut output = std::io::stdout().lock();
-    if options.json {
+    if args.bench.common().json {
         serde_json::to_writer_pretty(&mut output, &report)?;
         writeln!(output)?;
     } else {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 use crate::contender::System;
 use crate::units::Bytes;
@@ -22,6 +23,9 @@ Examples:
   aquifer bench out-of-core --device zram         the same on a fast device made for the run (root)
   aquifer bench bfs --dir /mnt/nvme --json        graph search on another disk, as one JSON object
   aquifer bench hit --rounds 9                    what an access to resident memory costs
+  aquifer bench psync --dir /mnt/nvme             durable commits beside LMDB, SQLite, redb and libpmemobj
+  aquifer bench compute --rates 4                 matrices in persistent objects, made durable four times a second
+  aquifer bench recover --only object             how long attaching takes after a crash
 
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";
@@ -37,11 +41,32 @@ pub enum Bench {
     OutOfCore(Options),
     /// Breadth-first search over a graph larger than memory
     Bfs(Options),
+    /// Random stores on a few pages, then a durable commit
+    Psync(PsyncOptions),
+    /// Matrix kernels that make their results durable a few times a second
+    Compute(ComputeOptions),
+    /// Opening again after a crash
+    Recover(RecoverOptions),
+}
+
+impl Bench {
+    /// The options that all benches have.
+    pub const fn common(&self) -> &Common {
+        match self {
+            Self::Hit(options)
+            | Self::Fault(options)
+            | Self::OutOfCore(options)
+            | Self::Bfs(options) => &options.common,
+            Self::Psync(options) => &options.common,
+            Self::Compute(options) => &options.common,
+            Self::Recover(options) => &options.common,
+        }
+    }
 }
 
 /// What all benches understand.
 #[derive(Debug, Clone, Args)]
-pub struct Options {
+pub struct Common {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
@@ -55,6 +80,30 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Device::Disk)]
     pub device: Device,
 
+    /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need both sides
+    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = System::parse)]
+    pub only: Vec<System>,
+
+    /// How often everything is measured; medians are reported
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// Seed of data and accesses
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Small data, few accesses, one round: shows that it works, and nothing about speed
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// What the benches of the cache understand.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// What all benches understand.
+    #[command(flatten)]
+    pub common: Common,
+
     /// Length of the data file [default: 2 GiB; hit and bfs: 256 MiB]
     #[arg(long, value_name = "BYTES")]
     pub size: Option<Bytes>,
@@ -64,26 +113,137 @@ pub struct Options {
     #[arg(long, value_name = "BYTES")]
     pub budget: Option<Bytes>,
 
-    /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need both sides
-    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = System::parse)]
-    pub only: Vec<System>,
-
-    /// How often everything is measured; medians are reported
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: Option<u32>,
-
     /// Numbers of threads, separated by commas [default: 1, 2, 4, … up to the cores]
-    #[arg(long, value_name = "N,…", value_delimiter = ',',
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = count())]
     pub threads: Vec<u32>,
+}
 
-    /// Seed of data and accesses
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+/// What `bench psync` understands.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench psync --dir /mnt/nvme             all contenders on another disk
+  aquifer bench psync --only object,lmdb --json   these two, as one JSON object
+  aquifer bench psync --pages 1000 --stores 8     larger commits
 
-    /// Small data, few accesses, one round: shows that it works, and nothing about speed
-    #[arg(long)]
-    pub quick: bool,
+libpmemobj takes part where it is installed (Debian: libpmemobj1).")]
+pub struct PsyncOptions {
+    /// What all benches understand.
+    #[command(flatten)]
+    pub common: Common,
+
+    /// Length of the array that is stored to [default: 64 MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub size: Option<Bytes>,
+
+    /// Distinct pages a commit stores to, separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 10, 100],
+          value_parser = count())]
+    pub pages: Vec<u32>,
+
+    /// Stores on each of these pages
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
+    pub stores: u32,
+
+    /// Commits of each measurement [default: 3000 of one page, fewer of more]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub commits: Option<u64>,
+
+    /// Numbers of threads that commit at once, each to an object of its own, separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4],
+          value_parser = count())]
+    pub threads: Vec<u32>,
+}
+
+/// What `bench compute` understands.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench compute                           three kernels, four rates, some minutes
+  aquifer bench compute --rates 4 --kernels lu    one of each
+  aquifer bench compute --sizes paper --rates 4   the sizes of the paper on persistent memory objects")]
+pub struct ComputeOptions {
+    /// What all benches understand.
+    #[command(flatten)]
+    pub common: Common,
+
+    /// Only these kernels, separated by commas [default: all]
+    #[arg(long, value_name = "KERNEL,…", value_delimiter = ',', value_enum)]
+    pub kernels: Vec<KernelName>,
+
+    /// Sizes of the matrices
+    #[arg(long, value_enum, default_value_t = Sizes::Default)]
+    pub sizes: Sizes,
+
+    /// How often a second the results are made durable, separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 10],
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rates: Vec<u32>,
+
+    /// Threads that compute [default: the cores]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub threads: Option<u32>,
+}
+
+/// The kernels of `bench compute`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelName {
+    /// LU decomposition of a matrix of doubles
+    Lu,
+    /// Two-dimensional convolution of integers
+    Convolution,
+    /// Tiled multiplication of matrices of integers
+    Multiplication,
+}
+
+impl KernelName {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Lu, Self::Convolution, Self::Multiplication];
+
+    /// The name in reports and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lu => "lu",
+            Self::Convolution => "convolution",
+            Self::Multiplication => "multiplication",
+        }
+    }
+}
+
+/// How large the matrices of `bench compute` are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sizes {
+    /// Some seconds for each kernel on two cores
+    Default,
+    /// LU 3584 × 3584 doubles, convolution 4096 × 128 integers, multiplication 3072 × 3072 integers
+    Paper,
+}
+
+/// What `bench recover` understands.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench recover                           against log length, then against object size
+  aquifer bench recover --logs 1M,64M --only object")]
+pub struct RecoverOptions {
+    /// What all benches understand.
+    #[command(flatten)]
+    pub common: Common,
+
+    /// How much has been committed before the crash, separated by commas
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',',
+          default_values_t = [Bytes(1 << 20), Bytes(4 << 20), Bytes(16 << 20)])]
+    pub logs: Vec<Bytes>,
+
+    /// Lengths of the array, separated by commas
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',',
+          default_values_t = [Bytes(16 << 20), Bytes(64 << 20), Bytes(256 << 20)])]
+    pub sizes: Vec<Bytes>,
+}
+
+fn count() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=1024)
 }
 
 /// Where the data file can be.

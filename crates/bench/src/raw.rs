@@ -261,8 +261,27 @@ pub fn open_direct(path: &Path, writable: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(writable).custom_flags(libc::O_DIRECT).open(path)
 }
 
+/// What the page cache holds of a range of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheState {
+    /// Pages that are there.
+    pub cached_pages: u64,
+    /// Those of them that are still to be written.
+    pub dirty_pages: u64,
+}
+
 /// Bytes of the file in the page cache; `None` where the kernel has no `cachestat` (before 6.5).
 pub fn cached_bytes(file: &File) -> io::Result<Option<u64>> {
+    // Length 0 means to the end of the file.
+    Ok(cache_state(file, 0, 0)?.map(|state| state.cached_pages * system_page_bytes()))
+}
+
+/// What the page cache holds of a range; `None` where the kernel has no `cachestat` (before 6.5).
+pub fn cache_state(
+    file: &File,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<Option<CacheState>> {
     /// `SYS_cachestat`: the same number on every architecture.
     const SYS_CACHESTAT: libc::c_long = 451;
     #[repr(C)]
@@ -279,15 +298,14 @@ pub fn cached_bytes(file: &File) -> io::Result<Option<u64>> {
         evicted: u64,
         recently_evicted: u64,
     }
-    let range = Range { offset_bytes: 0, len_bytes: 0 };
+    let range = Range { offset_bytes, len_bytes };
     let mut stat = Stat::default();
-    // SAFETY: both structures have the layout the kernel expects and outlive the call; length 0 means to
-    // the end of the file.
+    // SAFETY: both structures have the layout the kernel expects and outlive the call.
     let result = unsafe {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0)
     };
     if result == 0 {
-        return Ok(Some(stat.cached * system_page_bytes()));
+        return Ok(Some(CacheState { cached_pages: stat.cached, dirty_pages: stat.dirty }));
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
@@ -295,6 +313,14 @@ pub fn cached_bytes(file: &File) -> io::Result<Option<u64>> {
         Some(libc::ENOSYS | libc::EPERM | libc::EOPNOTSUPP) => Ok(None),
         _ => Err(error),
     }
+}
+
+/// Writes back everything that is dirty in the file system of `directory`, so that nobody later waits for it.
+pub fn sync_file_system(directory: &Path) -> io::Result<()> {
+    let directory = File::open(directory)?;
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::syncfs(directory.as_raw_fd()) })?;
+    Ok(())
 }
 
 /// Size of a page-cache page.
@@ -331,6 +357,13 @@ pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
     Ok(())
+}
+
+/// Ends this process as a crash would: nothing is closed, nothing is flushed.
+pub fn kill_this_process() -> ! {
+    // SAFETY: takes no pointers.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!("SIGKILL cannot be handled")
 }
 
 /// A system call that does next to nothing: what entering and leaving the kernel costs.

@@ -122,6 +122,12 @@ pub fn ratios(definitions: &[Ratio], rows: &[Row]) -> BTreeMap<String, f64> {
     definitions.iter().filter_map(|ratio| Some((ratio.name.clone(), ratio.of(rows)?))).collect()
 }
 
+/// The geometric mean; 1 of nothing.
+pub fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len().max(1) as f64;
+    (values.map(f64::ln).sum::<f64>() / count).exp()
+}
+
 /// Median of each figure that all rounds report under the same name.
 pub fn median_details(rounds: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
     let mut values = BTreeMap::<&str, Vec<f64>>::new();
@@ -259,6 +265,12 @@ mod tests {
         let other_metric = Ratio::new("w", &["mmap"], "mapping", "write");
         let found = ratios(&[median, tail, absent, other_metric], &rows);
         assert_eq!(found, BTreeMap::from([("m".to_owned(), 2.0), ("t".to_owned(), 2.0)]));
+    }
+
+    #[test]
+    fn geometric_means() {
+        assert!((geometric_mean([2.0, 8.0].into_iter()) - 4.0).abs() < 1e-12);
+        assert!((geometric_mean([].into_iter()) - 1.0).abs() < 1e-12);
     }
 
     #[test]

@@ -25,11 +25,11 @@ pub fn run(options: &Options) -> Result<Report> {
     let (graph, threads) = (run.graph(), run.threads());
     // Read-ahead that brings in what evicts the rest can take an hour. A form that is this slow is not the
     // best one of mmap, so leaving it out changes no ratio.
-    let deadline_ms = if run.setting.quick { 3_000 } else { 90_000 };
-    let cells = run
-        .setting
-        .wanted(SYSTEMS)
-        .map(|system| run.cell("search", ("ms", 1e6), system, Work::Bfs { threads }, deadline_ms));
+    let deadline_ms = if run.setting.stage.quick { 3_000 } else { 90_000 };
+    let cells =
+        run.setting.stage.wanted(SYSTEMS).map(|system| {
+            run.cell("search", ("ms", 1e6), system, Work::Bfs { threads }, deadline_ms)
+        });
     let cells = cells.collect();
     let rows = run.measure(cells)?;
     let mut report = run.setting.report("bfs", rows, &definitions());

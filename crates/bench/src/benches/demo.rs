@@ -13,7 +13,7 @@ use super::graph_run::GraphRun;
 use super::setting::Defaults;
 use crate::contender::System;
 use crate::harness::Work;
-use crate::options::{DemoArgs, Device, Options};
+use crate::options::{Common, DemoArgs, Device, Options};
 use crate::report::{Ratio, Report, Row, aligned, number};
 use crate::units::Bytes;
 
@@ -40,18 +40,17 @@ pub struct Demonstration {
 
 /// Runs the demonstration.
 pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
-    let options = Options {
+    let common = Common {
         json: false,
         dir: args.dir.clone(),
         device: Device::Disk,
-        size: Some(args.size),
-        budget: args.budget,
-        rounds: Some(1),
-        threads: Vec::new(),
         only: Vec::new(),
+        rounds: Some(1),
         seed: 1,
         quick: false,
     };
+    let options =
+        Options { common, size: Some(args.size), budget: args.budget, threads: Vec::new() };
     let defaults = Defaults { size_bytes: [0, 0], data_per_budget: 4, scarce: true };
     let mut run = GraphRun::prepare(&options, defaults)?;
     let limited = run.setting.limiter.is_some();
@@ -65,8 +64,8 @@ pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
         cells.push(run.cell(LOOKUP, ("µs", 1e3), system, lookup, PATIENCE_MS));
     }
     let rows = run.measure(cells)?;
-    text.push_str(&table(&rows, limited, &run.setting.notes));
-    for note in &run.setting.notes {
+    text.push_str(&table(&rows, limited, &run.setting.stage.notes));
+    for note in &run.setting.stage.notes {
         // Contenders that were stopped stand in the table already.
         if !note.contains("not finished in time") {
             let _ = writeln!(text, "\nnote: {note}");

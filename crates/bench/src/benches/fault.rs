@@ -34,13 +34,14 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let cells = setting
+        .stage
         .wanted(SYSTEMS)
         .flat_map(|system| cells(&setting, &data, system))
         .collect::<Vec<_>>();
-    let mut notes = std::mem::take(&mut setting.notes);
+    let mut notes = std::mem::take(&mut setting.stage.notes);
     let schedule = Schedule {
         limiter: setting.limiter.as_ref(),
-        rounds: setting.rounds,
+        rounds: setting.stage.rounds,
         before: Box::new(|| Ok(drop_cache(data.file())?)),
         check: Box::new(|job, measured| {
             let made: u64 = measured.lanes.iter().map(|lane| lane.accesses).sum();
@@ -50,7 +51,7 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let rows = schedule.run(cells, &mut notes)?;
     drop(schedule);
-    setting.notes = notes;
+    setting.stage.notes = notes;
     let limited = setting.limiter.is_some();
     let rows = SYSTEMS.iter().flat_map(|system| parts_of(&rows, system.name(), limited)).collect();
     Ok(setting.report("fault", rows, &[]))

@@ -24,9 +24,9 @@ impl GraphRun {
     /// Generates the graph.
     pub fn prepare(options: &Options, defaults: Defaults) -> Result<Self> {
         let setting = Setting::prepare(options, defaults)?;
-        let rmat = Rmat { shape: Shape::for_size(setting.size_bytes), seed: setting.seed };
+        let rmat = Rmat { shape: Shape::for_size(setting.size_bytes), seed: setting.stage.seed };
         let bar = progress_bar(1000, "generating the graph");
-        let file = GraphFile::create(setting.place.path(), &rmat, |share| {
+        let file = GraphFile::create(setting.stage.place.path(), &rmat, |share| {
             bar.set_position((share * 1000.0) as u64);
         });
         bar.finish_and_clear();
@@ -66,7 +66,7 @@ impl GraphRun {
                 base_pages: false,
             },
             work,
-            seed: setting.seed,
+            seed: setting.stage.seed,
             round: 0,
             accesses: 20_000,
             deadline_ms,
@@ -80,10 +80,10 @@ impl GraphRun {
     /// Measures; every contender must give the same answer to the same work.
     pub fn measure(&mut self, cells: Vec<Cell>) -> Result<Vec<Row>> {
         let answers = RefCell::new(Vec::<(Work, Vec<LaneAnswer>)>::new());
-        let mut notes = std::mem::take(&mut self.setting.notes);
+        let mut notes = std::mem::take(&mut self.setting.stage.notes);
         let schedule = Schedule {
             limiter: self.setting.limiter.as_ref(),
-            rounds: self.setting.rounds,
+            rounds: self.setting.stage.rounds,
             before: Box::new(|| Ok(drop_cache(self.file.file())?)),
             check: Box::new(|job, measured| {
                 let mut answers = answers.borrow_mut();
@@ -99,7 +99,7 @@ impl GraphRun {
         };
         let rows = schedule.run(cells, &mut notes)?;
         drop(schedule);
-        self.setting.notes = notes;
+        self.setting.stage.notes = notes;
         Ok(rows)
     }
 }

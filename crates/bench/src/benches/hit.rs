@@ -34,8 +34,8 @@ pub fn run(options: &Options) -> Result<Report> {
         Defaults { size_bytes: [256 << 20, 16 << 20], data_per_budget: 1, scarce: false };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
-    let accesses = if setting.quick { 100_000 } else { 10_000_000 };
-    let cells = setting.wanted(SYSTEMS).map(|system| {
+    let accesses = if setting.stage.quick { 100_000 } else { 10_000_000 };
+    let cells = setting.stage.wanted(SYSTEMS).map(|system| {
         let mut job = setting.job(system, &data, Work::Load, accesses);
         job.source.base_pages = true;
         // Nothing may be evicted, whatever a cache needs for bookkeeping or loses to uneven sharding.
@@ -44,10 +44,10 @@ pub fn run(options: &Options) -> Result<Report> {
     });
     let cells = cells.collect();
     let answers = RefCell::new(HashMap::<u32, Vec<LaneAnswer>>::new());
-    let mut notes = std::mem::take(&mut setting.notes);
+    let mut notes = std::mem::take(&mut setting.stage.notes);
     let schedule = Schedule {
         limiter: None,
-        rounds: setting.rounds,
+        rounds: setting.stage.rounds,
         before: Box::new(|| Ok(drop_cache(data.file())?)),
         check: Box::new(|job, measured| {
             let mut answers = answers.borrow_mut();
@@ -60,7 +60,7 @@ pub fn run(options: &Options) -> Result<Report> {
     if cached_bytes(data.file())?.is_none() {
         notes.push("this kernel has no cachestat (6.5): warmth was not checked".to_owned());
     }
-    setting.notes = notes;
+    setting.stage.notes = notes;
     Ok(setting.report("hit", rows, &definitions()))
 }
 

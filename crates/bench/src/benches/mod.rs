@@ -1,12 +1,17 @@
 //! The benches: which contenders do what, and which ratios follow.
 
 mod bfs;
+mod compute;
 mod demo;
 mod fault;
 mod graph_run;
 mod hit;
 mod out_of_core;
+mod psync;
+mod recover;
+mod scratch;
 mod setting;
+mod stage;
 
 use anyhow::Result;
 
@@ -22,5 +27,8 @@ pub fn run(bench: &Bench) -> Result<Report> {
         Bench::Fault(options) => fault::run(options),
         Bench::OutOfCore(options) => out_of_core::run(options),
         Bench::Bfs(options) => bfs::run(options),
+        Bench::Psync(options) => psync::run(options),
+        Bench::Compute(options) => compute::run(options),
+        Bench::Recover(options) => recover::run(options),
     }
 }

@@ -47,10 +47,10 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let cells = cells(&setting, &data);
-    let mut notes = std::mem::take(&mut setting.notes);
+    let mut notes = std::mem::take(&mut setting.stage.notes);
     let schedule = Schedule {
         limiter: setting.limiter.as_ref(),
-        rounds: setting.rounds,
+        rounds: setting.stage.rounds,
         before: Box::new(|| Ok(drop_cache(data.file())?)),
         check: Box::new(|job, measured| check(job, measured, &data)),
     };
@@ -59,14 +59,14 @@ pub fn run(options: &Options) -> Result<Report> {
         notes.push("this kernel has no cachestat (6.5): cold starts were not checked".to_owned());
     }
     drop(schedule);
-    setting.notes = notes;
+    setting.stage.notes = notes;
     Ok(setting.report("out-of-core", rows, &definitions(&setting.threads)))
 }
 
 fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
     let mut cells = Vec::new();
     // A quick run only shows that it works; otherwise the deadline decides on slow devices.
-    let (reads, stores) = if setting.quick { (500, 500) } else { (100_000, 200_000) };
+    let (reads, stores) = if setting.stage.quick { (500, 500) } else { (100_000, 200_000) };
     let mut add = |metric: String, system: System, work: Work, accesses: u64| {
         let mut job = setting.job(system, data, work, accesses);
         job.limit_bytes = setting.limiter.as_ref().map(|_| setting.budget_bytes);
@@ -76,23 +76,23 @@ fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
         if matches!(work, Work::Write { .. }) {
             job.deadline_ms = 4000;
         }
-        if setting.quick {
+        if setting.stage.quick {
             job.warm_deadline_ms = 200;
         }
         let limit_bytes = Some(setting.budget_bytes);
         cells.push(Cell { metric, unit: ("µs", 1e3), job, limit_bytes });
     };
     for &threads in &setting.threads {
-        for system in setting.wanted(READERS) {
+        for system in setting.stage.wanted(READERS) {
             add(format!("read_{threads}t"), system, Work::Read { threads }, reads);
         }
     }
-    for system in setting.wanted(BATCHERS) {
+    for system in setting.stage.wanted(BATCHERS) {
         let work = Work::Batch { pages: BATCH_PAGES };
         add(format!("read_batch{BATCH_PAGES}"), system, work, reads);
     }
     for &threads in &setting.threads {
-        for (system, number) in setting.wanted(WRITERS).zip(1_u64..) {
+        for (system, number) in setting.stage.wanted(WRITERS).zip(1_u64..) {
             let salt = u64::from(threads) << 32 | number;
             add(format!("write_{threads}t"), system, Work::Write { threads, salt }, stores);
         }

@@ -1,18 +1,17 @@
-//! What all benches need before they can start: a place, a machine that is awake, sizes, limits.
+//! What the benches of the cache need beside a stage: sizes, threads, limits.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::stage::Stage;
 use crate::contender::{Source, System};
-use crate::data::{DataFile, check_space};
+use crate::data::DataFile;
 use crate::harness::{Job, Work, progress_bar};
-use crate::interrupt;
 use crate::limit::Limiter;
-use crate::machine::{Awake, Machine, cores};
-use crate::options::{Device, Options};
-use crate::place::Place;
+use crate::machine::cores;
+use crate::options::Options;
 use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row, ratios};
 use crate::units::Bytes;
@@ -40,38 +39,23 @@ pub struct Setting {
     pub budget_bytes: u64,
     /// Numbers of threads to measure with.
     pub threads: Vec<u32>,
-    /// How often everything is measured.
-    pub rounds: u32,
-    /// Seed of data and accesses.
-    pub seed: u64,
-    /// The form tests run.
-    pub quick: bool,
-    only: Vec<System>,
     /// Makes limited groups, where memory is scarce and that is permitted.
     pub limiter: Option<Limiter>,
-    /// What the reader must know.
-    pub notes: Vec<String>,
-    /// Where the data file goes.
-    pub place: Place,
+    /// What every bench has.
+    pub stage: Stage,
     scarce: bool,
     limit_text: String,
-    awake: Option<Awake>,
-    _signals: interrupt::Guard,
 }
 
 impl Setting {
     /// Finds out and prepares everything.
     pub fn prepare(options: &Options, defaults: Defaults) -> Result<Self> {
-        let signals = interrupt::Guard::install();
         let size = options.size.map(|size| size.0);
-        let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.quick)]);
+        let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.common.quick)]);
         let size_bytes = size_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let budget = options.budget.map(|budget| budget.0);
         let budget_bytes =
             budget.unwrap_or((size_bytes / defaults.data_per_budget).max(BUDGET_MIN_BYTES));
-        let mut notes = Vec::new();
-        let mut limiter = None;
-        let mut limit_text = "not needed".to_owned();
         if defaults.scarce {
             ensure!(
                 budget_bytes >= BUDGET_MIN_BYTES,
@@ -84,6 +68,11 @@ impl Setting {
                 Bytes(size_bytes),
                 Bytes(budget_bytes)
             );
+        }
+        let mut stage = Stage::prepare(&options.common, size_bytes, defaults.scarce)?;
+        let mut limiter = None;
+        let mut limit_text = "not needed".to_owned();
+        if defaults.scarce {
             match Limiter::find() {
                 Ok(found) => {
                     found.describe().clone_into(&mut limit_text);
@@ -91,49 +80,16 @@ impl Setting {
                 }
                 Err(error) => {
                     limit_text = "none".to_owned();
-                    notes.push(format!(
+                    stage.notes.push(format!(
                         "memory is NOT limited ({error}): page cache may hold the whole file, so the \
                          figures do not compare and there are no ratios"
                     ));
                 }
             }
         }
-        let place = match options.device {
-            Device::Disk => Place::directory(&options.dir, defaults.scarce)?,
-            Device::Zram => Place::zram(size_bytes)?,
-        };
-        check_space(place.path(), size_bytes + size_bytes / 64)?;
-        let awake = Awake::request();
-        if awake.is_none() {
-            let note = "no permission to write /dev/cpu_dma_latency: waiting for the device includes \
-                        waking the processor";
-            notes.push(note.to_owned());
-        }
-        if options.quick {
-            notes.push("--quick: the figures show that it works and nothing else".to_owned());
-        }
-        Ok(Self {
-            size_bytes,
-            budget_bytes,
-            threads: thread_counts(&options.threads),
-            rounds: options.rounds.unwrap_or(if options.quick { 1 } else { 5 }),
-            seed: options.seed,
-            quick: options.quick,
-            only: options.only.clone(),
-            limiter,
-            notes,
-            place,
-            scarce: defaults.scarce,
-            limit_text,
-            awake,
-            _signals: signals,
-        })
-    }
-
-    /// Those of a bench's contenders that the user wants.
-    pub fn wanted<'a>(&'a self, systems: &'a [System]) -> impl Iterator<Item = System> + 'a {
-        let wanted = |system: &System| self.only.is_empty() || self.only.contains(system);
-        systems.iter().copied().filter(wanted)
+        let threads = thread_counts(&options.threads);
+        let scarce = defaults.scarce;
+        Ok(Self { size_bytes, budget_bytes, threads, limiter, stage, scarce, limit_text })
     }
 
     /// Pages of the data file.
@@ -150,9 +106,14 @@ impl Setting {
     /// Writes the data file.
     pub fn data_file(&self) -> Result<DataFile> {
         let bar = progress_bar(self.size_bytes, "{bytes}/{total_bytes} writing the data file");
-        let data = DataFile::create(self.place.path(), self.pages(), self.seed, |written_bytes| {
-            bar.inc(written_bytes);
-        });
+        let data = DataFile::create(
+            self.stage.place.path(),
+            self.pages(),
+            self.stage.seed,
+            |written_bytes| {
+                bar.inc(written_bytes);
+            },
+        );
         bar.finish_and_clear();
         data
     }
@@ -169,7 +130,7 @@ impl Setting {
                 base_pages: false,
             },
             work,
-            seed: self.seed,
+            seed: self.stage.seed,
             round: 0,
             accesses,
             deadline_ms: 1500,
@@ -183,27 +144,16 @@ impl Setting {
     pub fn report(&self, bench: &'static str, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
         let comparable = !self.scarce || self.limiter.is_some();
         let found = if comparable { ratios(definitions, &rows) } else { BTreeMap::new() };
-        let mut config = BTreeMap::<&'static str, Value>::from([
+        let mut config = vec![
             ("size_bytes", json!(self.size_bytes)),
-            ("rounds", json!(self.rounds)),
             ("threads", json!(self.threads)),
-            ("seed", json!(self.seed)),
-            ("quick", json!(self.quick)),
             ("memory_limit", json!(self.limit_text)),
-            ("cpu_kept_awake", json!(self.awake.is_some())),
-        ]);
+        ];
         if self.scarce {
-            config.insert("budget_bytes", json!(self.budget_bytes));
-            config.insert("own_cache_bytes", json!(self.cache_bytes()));
+            config.push(("budget_bytes", json!(self.budget_bytes)));
+            config.push(("own_cache_bytes", json!(self.cache_bytes())));
         }
-        Report {
-            bench,
-            machine: Machine::describe(&self.place),
-            config,
-            rows,
-            ratios: found,
-            notes: self.notes.clone(),
-        }
+        self.stage.report(bench, rows, found, config)
     }
 }
 

@@ -3,18 +3,23 @@
 //! A [`Contender`] opens the data file its own way; each thread works through a [`Lane`] of it. The
 //! interface is static (generic, inlined) so that a contender whose access is one load pays for one load.
 //! What every contender owes: the bytes of the file, whatever it does to get them. The workloads check that.
+//!
+//! Contenders that make stores durable have an interface of their own, in [`stores`] (commits) and [`regions`]
+//! (memory that is made durable as a whole).
 
 mod anonymous;
 mod aquifer;
 mod direct;
 mod mmap;
+pub mod regions;
+pub mod stores;
 mod user_cache;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::raw::PAGE_BYTES;
@@ -51,6 +56,24 @@ pub enum System {
     Pages,
     /// The same, with pages known in advance got together.
     PagesBatched,
+    /// A persistent object of Aquifer, made durable by `psync`.
+    Object,
+    /// LMDB, with its default flags.
+    Lmdb,
+    /// SQLite with a write-ahead log and `synchronous=FULL`.
+    Sqlite,
+    /// redb with its default durability.
+    Redb,
+    /// libpmemobj: a transaction that logs each range before it is stored to.
+    Libpmemobj,
+    /// The same, logging whole records.
+    LibpmemobjRecords,
+    /// A shared file mapping made durable by `msync`. A crash in between leaves some stores and not others.
+    Msync,
+    /// Memory and nothing else.
+    Memory,
+    /// Appending to a preallocated log and flushing the device: the least a commit can cost.
+    LogAlone,
 }
 
 impl System {
@@ -75,6 +98,15 @@ impl System {
             Self::MappingBatched => "mapping_batched",
             Self::Pages => "pages",
             Self::PagesBatched => "pages_batched",
+            Self::Object => "object",
+            Self::Lmdb => "lmdb",
+            Self::Sqlite => "sqlite",
+            Self::Redb => "redb",
+            Self::Libpmemobj => "libpmemobj",
+            Self::LibpmemobjRecords => "libpmemobj_records",
+            Self::Msync => "msync",
+            Self::Memory => "memory",
+            Self::LogAlone => "log_alone",
         }
     }
 }
@@ -176,6 +208,7 @@ pub fn with<V: Visit>(system: System, source: &Source, visit: V) -> Result<V::Ou
         System::Pages | System::PagesBatched => {
             visit.visit(&aquifer::PagedFile::open(system, source)?)
         }
+        other => bail!("{} does not read data files", other.name()),
     }
 }
 

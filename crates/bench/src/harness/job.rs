@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contender::{Source, System};
+use crate::contender::regions::Domain;
+use crate::contender::{Source, System, stores};
+use crate::kernels::Scale;
+use crate::options::KernelName;
 
 /// One measurement: one contender, one workload, one round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,7 +35,7 @@ pub struct Job {
 }
 
 /// The workloads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
     /// Random 8-byte loads from memory that is all there.
@@ -68,6 +71,60 @@ pub enum Work {
         /// How many threads look up.
         threads: u32,
     },
+    /// Durable commits, one after the other.
+    Commit(CommitWork),
+    /// Durable commits by several threads at once, each to an array of its own.
+    CommitTogether {
+        /// How many threads commit.
+        threads: u32,
+        /// What each of them does.
+        commit: CommitWork,
+    },
+    /// A computation whose result is made durable from time to time.
+    Compute(ComputeWork),
+    /// Commits without an end, in a process that will be killed.
+    Crash(CommitWork),
+    /// Opening what such a process left behind.
+    Recover(CommitWork),
+}
+
+/// Commits to an array of cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CommitWork {
+    /// What makes bytes durable.
+    pub domain: Domain,
+    /// Distinct pages each commit stores to.
+    pub pages: u32,
+    /// Stores on each of them.
+    pub stores_a_page: u32,
+    /// Unrelated pages of the same file that are kept dirty.
+    pub dirty_pages: u32,
+}
+
+/// A computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ComputeWork {
+    /// What is computed.
+    pub kernel: KernelName,
+    /// How large it is.
+    pub scale: Scale,
+    /// How often a second the result is made durable; 0 for never.
+    pub rate_hz: u32,
+    /// How many threads compute.
+    pub threads: u32,
+}
+
+impl Work {
+    /// What the environment of a child must say for this work.
+    pub const fn environment(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Commit(commit)
+            | Self::CommitTogether { commit, .. }
+            | Self::Crash(commit)
+            | Self::Recover(commit) => Some(stores::environment(commit.domain)),
+            _ => None,
+        }
+    }
 }
 
 /// What a child answers.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::child::CHILD_VARIABLE;
 use super::job::{Job, Measured, Outcome};
+use crate::contender::Unavailable;
 use crate::interrupt;
 use crate::limit::Limiter;
 use crate::report::{Row, median_details};
@@ -101,38 +102,63 @@ impl Schedule<'_> {
             (Some(limiter), Some(limit_bytes)) => Some(limiter.create(limit_bytes)?),
             _ => None,
         };
-        let mut child = Command::new("/proc/self/exe")
-            .args(std::env::args_os().skip(1))
-            .env(CHILD_VARIABLE, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start this program again")?;
-        let told = limit
-            .as_ref()
-            .map_or(Ok(()), |limit| limit.add(child.id()).map_err(anyhow::Error::from))
-            .and_then(|()| {
-                let mut line = serde_json::to_vec(job)?;
-                line.push(b'\n');
-                let mut input = child.stdin.take().expect("a piped standard input");
-                Ok(input.write_all(&line)?)
-            });
-        if told.is_err() {
-            let _ = child.kill();
-        }
-        let output = child.wait_with_output()?;
-        told?;
+        let output = run_process(job, |child_id| {
+            let Some(limit) = &limit else { return Ok(()) };
+            Ok(limit.add(child_id)?)
+        })?;
         interrupt::check()?;
         if limit.is_some() && output.status.signal() == Some(libc::SIGKILL) {
             let reason = "its process was killed for lack of memory under the limit";
             return Ok(Outcome::Unavailable(reason.to_owned()));
         }
-        if !output.status.success() {
-            let reason = String::from_utf8_lossy(&output.stderr);
-            bail!("the process ended with {}: {}", output.status, reason.trim());
-        }
-        serde_json::from_slice(&output.stdout).context("the answer is unreadable")
+        answer(&output)
+    }
+}
+
+/// Starts this program again to do `job` and waits for it. `admit` sees the child's number before the child has
+/// read its job.
+fn run_process(job: &Job, admit: impl FnOnce(u32) -> Result<()>) -> Result<Output> {
+    let mut child = Command::new("/proc/self/exe")
+        .args(std::env::args_os().skip(1))
+        .env(CHILD_VARIABLE, "1")
+        .envs(job.work.environment())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start this program again")?;
+    let told = admit(child.id()).and_then(|()| {
+        let mut line = serde_json::to_vec(job)?;
+        line.push(b'\n');
+        let mut input = child.stdin.take().expect("a piped standard input");
+        Ok(input.write_all(&line)?)
+    });
+    if told.is_err() {
+        let _ = child.kill();
+    }
+    let output = child.wait_with_output()?;
+    told?;
+    Ok(output)
+}
+
+fn answer(output: &Output) -> Result<Outcome> {
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("the process ended with {}: {}", output.status, reason.trim());
+    }
+    serde_json::from_slice(&output.stdout).context("the answer is unreadable")
+}
+
+/// Runs a job that ends with the death of its process. For children: what they measure is what remains.
+pub fn run_to_its_death(job: &Job) -> Result<()> {
+    let output = run_process(job, |_| Ok(()))?;
+    if output.status.signal() == Some(libc::SIGKILL) {
+        return Ok(());
+    }
+    match answer(&output)? {
+        Outcome::Measured(_) => bail!("the process that was to crash ended in peace"),
+        Outcome::Unavailable(reason) => Err(Unavailable(reason).into()),
+        Outcome::Failed(reason) => bail!("before the crash: {reason}"),
     }
 }
 

@@ -95,9 +95,7 @@ impl Visit for Access<'_> {
                     timed_stores(lane, job, number, salt)
                 })?
             }
-            Work::Load | Work::Anatomy | Work::Bfs { .. } | Work::Lookup { .. } => {
-                unreachable!("handled by the caller or above")
-            }
+            _ => unreachable!("handled by the caller or above"),
         };
         check_limited(job, &file)?;
         measured.details.extend(contender.details()?);

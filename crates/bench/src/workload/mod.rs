@@ -2,7 +2,10 @@
 
 mod access;
 mod anatomy;
+mod commit;
+mod compute;
 mod graph;
+mod recover;
 
 use anyhow::Result;
 
@@ -18,6 +21,11 @@ pub fn run(job: &Job) -> Result<Measured> {
             contender::with(job.system, &job.source, graph::GraphWork { job })
         }
         Work::Anatomy => anatomy::run(job),
+        Work::Commit(work) => commit::alone(job, &work),
+        Work::CommitTogether { threads, commit } => commit::together(job, &commit, threads),
+        Work::Compute(work) => compute::run(job, &work),
+        Work::Crash(work) => recover::crash(job, &work),
+        Work::Recover(work) => recover::run(job, &work),
         _ => contender::with(job.system, &job.source, access::Access { job }),
     }
 }

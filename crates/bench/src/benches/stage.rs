@@ -1,0 +1,95 @@
+//! What every bench needs before it can start: a place for its files, a machine that is awake, rounds.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::contender::System;
+use crate::data::check_space;
+use crate::interrupt;
+use crate::machine::{Awake, Machine};
+use crate::options::{Common, Device};
+use crate::place::Place;
+use crate::report::{Report, Row};
+
+/// Where and how a bench runs. Fields are dropped, and so undone, in this order.
+#[derive(Debug)]
+pub struct Stage {
+    /// How often everything is measured.
+    pub rounds: u32,
+    /// Seed of data and accesses.
+    pub seed: u64,
+    /// The form tests run.
+    pub quick: bool,
+    only: Vec<System>,
+    /// What the reader must know.
+    pub notes: Vec<String>,
+    /// Where the files go.
+    pub place: Place,
+    awake: Option<Awake>,
+    _signals: interrupt::Guard,
+}
+
+impl Stage {
+    /// Finds or makes a place with room for `room_bytes`. `scarce`: see [`Place::directory`].
+    pub fn prepare(common: &Common, room_bytes: u64, scarce: bool) -> Result<Self> {
+        let signals = interrupt::Guard::install();
+        let mut notes = Vec::new();
+        let place = match common.device {
+            Device::Disk => Place::directory(&common.dir, scarce)?,
+            Device::Zram => Place::zram(room_bytes)?,
+        };
+        check_space(place.path(), room_bytes + room_bytes / 64)?;
+        let awake = Awake::request();
+        if awake.is_none() {
+            let note = "no permission to write /dev/cpu_dma_latency: waiting for the device includes \
+                        waking the processor";
+            notes.push(note.to_owned());
+        }
+        if common.quick {
+            notes.push("--quick: the figures show that it works and nothing else".to_owned());
+        }
+        Ok(Self {
+            rounds: common.rounds.unwrap_or(if common.quick { 1 } else { 5 }),
+            seed: common.seed,
+            quick: common.quick,
+            only: common.only.clone(),
+            notes,
+            place,
+            awake,
+            _signals: signals,
+        })
+    }
+
+    /// Those of a bench's contenders that the user wants.
+    pub fn wanted<'a>(&'a self, systems: &'a [System]) -> impl Iterator<Item = System> + 'a {
+        let wanted = |system: &System| self.only.is_empty() || self.only.contains(system);
+        systems.iter().copied().filter(wanted)
+    }
+
+    /// The report on `rows`; `config` is what this bench adds to the configuration all have.
+    pub fn report(
+        &self,
+        bench: &'static str,
+        rows: Vec<Row>,
+        ratios: BTreeMap<String, f64>,
+        config: impl IntoIterator<Item = (&'static str, Value)>,
+    ) -> Report {
+        let mut all = BTreeMap::<&'static str, Value>::from([
+            ("rounds", json!(self.rounds)),
+            ("seed", json!(self.seed)),
+            ("quick", json!(self.quick)),
+            ("cpu_kept_awake", json!(self.awake.is_some())),
+        ]);
+        all.extend(config);
+        Report {
+            bench,
+            machine: Machine::describe(&self.place),
+            config: all,
+            rows,
+            ratios,
+            notes: self.notes.clone(),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Aquifer's persistent objects, each region one of them, all in one pool.
+//!
+//! Nothing is set but sizes and, for the forced `Dax` domain, the domain: the log, checkpoints, how stores are found and
+//! how many private copies are kept are as for a user who reads no manual. This is the only file of the
+//! benches that knows how pools and objects are made, attached and synced.
+
+use std::fs::OpenOptions as FileOptions;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use aquifer_object::{Access, Attachment, CreateObject, Objects};
+use aquifer_pool::media::PersistenceDomain;
+use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+
+use super::{DirtyPages, Domain, Home, Region, Written};
+use crate::raw::PAGE_BYTES;
+
+/// The object whose pages are none of a commit's business.
+const OTHER: &str = "other";
+/// Room for it.
+const OTHER_BYTES: u64 = 4 << 20;
+
+struct ObjectRegion {
+    attachment: Attachment,
+    other: Option<DirtyPages>,
+    path: PathBuf,
+    /// Closed after the attachment.
+    objects: Objects,
+}
+
+fn path_of(home: &Home) -> PathBuf {
+    home.directory.join("pool")
+}
+
+fn open_options(home: &Home) -> OpenOptions {
+    let domain = match home.domain {
+        Domain::PageCache => None,
+        Domain::Dax => Some(PersistenceDomain::Dax),
+    };
+    OpenOptions { domain, ..OpenOptions::default() }
+}
+
+fn name_of(index: usize) -> String {
+    format!("region-{index}")
+}
+
+/// Makes a pool with one object for each length.
+pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
+    let content_bytes: u64 = lens_bytes.iter().map(|&len_bytes| len_bytes as u64).sum();
+    // Every object may put one large commit aside; the log has an eighth.
+    let pool_bytes = 3 * content_bytes + OTHER_BYTES + (64 << 20);
+    let pool =
+        Pool::create(path_of(home), pool_bytes, &CreateOptions::default(), &open_options(home))?;
+    let objects = Objects::new(pool);
+    for (index, &len_bytes) in lens_bytes.iter().enumerate() {
+        objects.create(name_of(index), len_bytes as u64, &CreateObject::default())?;
+    }
+    attach(home, &objects, lens_bytes.len())
+}
+
+/// Attaches the objects of that pool.
+pub fn open(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
+    let objects = Objects::open(path_of(home), &open_options(home))?;
+    attach(home, &objects, lens_bytes.len())
+}
+
+fn attach(home: &Home, objects: &Objects, count: usize) -> Result<Vec<Box<dyn Region>>> {
+    let attach = |index: usize| -> Result<Box<dyn Region>> {
+        Ok(Box::new(ObjectRegion {
+            attachment: objects.attach(name_of(index), Access::Write, None)?,
+            other: None,
+            path: path_of(home),
+            objects: objects.clone(),
+        }))
+    };
+    (0..count).map(attach).collect()
+}
+
+impl Region for ObjectRegion {
+    fn base(&self) -> *mut u8 {
+        self.attachment.start().as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.attachment.len_bytes() as usize
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Ok(self.attachment.psync()?)
+    }
+
+    fn sync_counted(&mut self) -> Result<Written> {
+        let before = self.attachment.statistics();
+        self.sync()?;
+        let after = self.attachment.statistics();
+        Ok(Written { pages: after.pages - before.pages, bytes: after.bytes - before.bytes })
+    }
+
+    fn keep_dirty(&mut self, pages: usize) -> Result<()> {
+        if self.other.as_ref().is_none_or(|other| other.pages() != pages) {
+            let size_bytes = (pages * PAGE_BYTES) as u64;
+            let info = self.objects.create(OTHER, size_bytes, &CreateObject::default())?;
+            let file = FileOptions::new().read(true).write(true).open(&self.path)?;
+            // Nobody attaches it, so nobody else writes there.
+            self.other = Some(DirtyPages::new(file, info.media_offset_bytes, pages)?);
+        }
+        Ok(self.other.as_ref().expect("made above").refresh()?)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(self.attachment.detach()?)
+    }
+}

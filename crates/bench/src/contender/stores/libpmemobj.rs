@@ -1,0 +1,100 @@
+//! libpmemobj: the cells are one root object, stored to in undo-log transactions.
+//!
+//! Two forms, because it depends on the program which it can use: logging each cell before it is stored to,
+//! which is what random stores are, and logging a record before its first store, which is less work
+//! where a record gets many. In the page-cache domain the library makes ranges durable with `msync`. In the
+//! forced `Dax` domain it is told by a variable in its environment to flush cache lines instead.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use super::pmemobj_library::Pool;
+use super::{CellStore, See, memory};
+use crate::cells::{CellArray, RECORD_BYTES, Transaction, offset_bytes};
+use crate::contender::System;
+use crate::contender::regions::{Domain, Home};
+
+/// The library's own tables and logs.
+const OVERHEAD_BYTES: usize = 64 << 20;
+
+/// An open pool.
+pub struct PmemobjStore {
+    pool: Pool,
+    array: CellArray,
+    whole_records: bool,
+}
+
+impl PmemobjStore {
+    /// Makes a pool with the initial content.
+    pub fn create(system: System, home: &Home, array: &CellArray) -> Result<Self> {
+        check_environment(home.domain)?;
+        let pool_bytes = array.len_bytes() + array.len_bytes() / 8 + OVERHEAD_BYTES;
+        let mut pool = Pool::create(&path_of(home), pool_bytes, array.len_bytes())?;
+        // SAFETY: the root object is as long as the array, writable, and nobody else has it.
+        unsafe { memory::fill(pool.root(), array) };
+        pool.persist_root();
+        Ok(Self { pool, array: *array, whole_records: system == System::LibpmemobjRecords })
+    }
+
+    /// Opens it.
+    pub fn open(system: System, home: &Home, array: &CellArray) -> Result<Self> {
+        check_environment(home.domain)?;
+        let pool = Pool::open(&path_of(home), array.len_bytes())?;
+        Ok(Self { pool, array: *array, whole_records: system == System::LibpmemobjRecords })
+    }
+}
+
+fn path_of(home: &Home) -> PathBuf {
+    home.directory.join("cells.pmemobj")
+}
+
+/// What the library must find in the environment of its process, which is read when it is loaded.
+pub const fn environment(domain: Domain) -> (&'static str, &'static str) {
+    match domain {
+        Domain::PageCache => ("PMEM_IS_PMEM_FORCE", "0"),
+        Domain::Dax => ("PMEM_IS_PMEM_FORCE", "1"),
+    }
+}
+
+fn check_environment(domain: Domain) -> Result<()> {
+    let (name, value) = environment(domain);
+    let forced = std::env::var(name).is_ok_and(|value| value == "1");
+    ensure!(forced == (value == "1"), "{name} is not {value} in the environment");
+    Ok(())
+}
+
+impl CellStore for PmemobjStore {
+    fn commit(&mut self, transaction: &Transaction) -> Result<()> {
+        let base = self.pool.root();
+        let whole_records = self.whole_records;
+        self.pool.transaction(|log| {
+            if whole_records {
+                for (record, stores) in transaction.records() {
+                    log.add(base.wrapping_add(offset_bytes(record, 0)), RECORD_BYTES)?;
+                    for store in stores {
+                        // SAFETY: transactions name cells of this array, which the root object holds.
+                        unsafe { memory::put(base, store) };
+                    }
+                }
+                return Ok(());
+            }
+            for store in &transaction.stores {
+                let offset_bytes = offset_bytes(store.record, store.cell as usize);
+                log.add(base.wrapping_add(offset_bytes), 8)?;
+                // SAFETY: as above.
+                unsafe { memory::put(base, store) };
+            }
+            Ok(())
+        })
+    }
+
+    fn scan(&mut self, see: &mut See<'_>) -> Result<()> {
+        // SAFETY: the root object is as long as the array and readable.
+        unsafe { memory::scan(self.pool.root(), &self.array, see) }
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! Commits: what it costs to make a few random stores durable.
+//!
+//! A commit is timed from its first store to the moment when all of them would survive a power cut. Choosing the
+//! stores is not part of it. Commits made in advance bring a contender to the state that lasts: logs and free
+//! lists have gone round once, so what is measured contains checkpoints in the proportion in which they come.
+//!
+//! The mean of a round is over all its commits, the rare expensive ones included; the median stands beside it as
+//! `p50_us`. Afterwards the contender is closed and opened again, and every cell is compared.
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+
+use crate::cells::{CellArray, Reference, Transaction, Transactions};
+use crate::contender::regions::Home;
+use crate::contender::stores::{self, CellStore};
+use crate::harness::{CommitWork, Job, LaneAnswer, Measured};
+use crate::rng::Rng;
+use crate::stats::Histogram;
+
+/// The array of one job.
+pub fn array_of(job: &Job) -> Result<CellArray> {
+    Ok(CellArray { pages: u32::try_from(job.source.pages)?, seed: job.seed })
+}
+
+/// Where the job's contender keeps its files.
+pub fn home_of(job: &Job, work: &CommitWork) -> Home {
+    Home { directory: job.source.path.clone(), domain: work.domain }
+}
+
+/// The transactions of one thread in one round.
+pub fn transactions_of(job: &Job, work: &CommitWork, lane: u32) -> Result<Transactions> {
+    let rng = Rng::for_lane(job.seed, job.round, lane);
+    Transactions::new(array_of(job)?, work.pages, work.stores_a_page, rng)
+}
+
+/// One thread commits.
+pub fn alone(job: &Job, work: &CommitWork) -> Result<Measured> {
+    let mut lanes = Lanes::create(job, work, 1)?;
+    let result = lanes.run(job, work)?.remove(0);
+    lanes.verify(job, work)?;
+    let busy = result.busy;
+    Ok(measured(&[result], busy))
+}
+
+/// Several threads commit at once. The mean is the time the machine takes for a commit: that of one thread
+/// divided by how many of them there are at a time.
+pub fn together(job: &Job, work: &CommitWork, threads: u32) -> Result<Measured> {
+    let mut lanes = Lanes::create(job, work, threads)?;
+    let results = lanes.run(job, work)?;
+    lanes.verify(job, work)?;
+    let longest = results.iter().map(|result| result.elapsed).max().unwrap_or_default();
+    Ok(measured(&results, longest))
+}
+
+/// What one thread found.
+struct LaneResult {
+    /// Counts the commits made in advance, too: they are in the cells.
+    answer: LaneAnswer,
+    latencies: Histogram,
+    measured_commits: u64,
+    /// In commits.
+    busy: Duration,
+    /// From the first commit to the end of the last.
+    elapsed: Duration,
+}
+
+/// A contender's arrays, and what they must hold.
+struct Lanes {
+    stores: Vec<Box<dyn CellStore>>,
+    references: Vec<Reference>,
+}
+
+impl Lanes {
+    fn create(job: &Job, work: &CommitWork, count: u32) -> Result<Self> {
+        let array = array_of(job)?;
+        let stores = stores::create(job.system, &home_of(job, work), &array, count)?;
+        let references = vec![Reference::new(&array); stores.len()];
+        Ok(Self { stores, references })
+    }
+
+    fn run(&mut self, job: &Job, work: &CommitWork) -> Result<Vec<LaneResult>> {
+        let barrier = Barrier::new(self.stores.len());
+        let lanes = self.stores.iter_mut().zip(&mut self.references).zip(0..);
+        let mut results = std::thread::scope(|scope| {
+            let threads: Vec<_> = lanes
+                .map(|((store, reference), lane)| {
+                    let barrier = &barrier;
+                    scope.spawn(move || commits(&mut **store, reference, job, work, lane, barrier))
+                })
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<LaneResult>>| {
+                thread.join().unwrap_or_else(|_| Err(anyhow!("a committing thread panicked")))
+            };
+            threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+        })?;
+        for (result, reference) in results.iter_mut().zip(&self.references) {
+            result.answer.checksum = reference.checksum();
+        }
+        Ok(results)
+    }
+
+    /// Closes, opens again, and compares every cell.
+    fn verify(self, job: &Job, work: &CommitWork) -> Result<()> {
+        let count = u32::try_from(self.stores.len())?;
+        self.stores.into_iter().try_for_each(CellStore::close)?;
+        let array = array_of(job)?;
+        let stores = stores::open(job.system, &home_of(job, work), &array, count)?;
+        for (mut store, reference) in stores.into_iter().zip(&self.references) {
+            check(&mut *store, reference, &array)?;
+            store.close()?;
+        }
+        Ok(())
+    }
+}
+
+/// Compares every cell.
+pub fn check(store: &mut dyn CellStore, reference: &Reference, array: &CellArray) -> Result<()> {
+    let mut seen = 0;
+    store.scan(&mut |record, found| {
+        ensure!(record == seen, "record {record} comes where {seen} is expected");
+        seen += 1;
+        reference.check(record, found)
+    })?;
+    ensure!(seen == array.records(), "there are {seen} records of {}", array.records());
+    Ok(())
+}
+
+fn commits(
+    store: &mut dyn CellStore,
+    reference: &mut Reference,
+    job: &Job,
+    work: &CommitWork,
+    lane: u32,
+    barrier: &Barrier,
+) -> Result<LaneResult> {
+    let mut transactions = transactions_of(job, work, lane)?;
+    let mut transaction = Transaction::default();
+    let dirty_pages = work.dirty_pages as usize;
+    let mut commit = |store: &mut dyn CellStore| -> Result<Duration> {
+        transactions.next_into(&mut transaction);
+        if dirty_pages > 0 {
+            store.keep_dirty(dirty_pages)?;
+        }
+        let start = Instant::now();
+        store.commit(&transaction)?;
+        let took = start.elapsed();
+        reference.apply(&transaction);
+        Ok(took)
+    };
+    let warm = Instant::now();
+    let mut warmed = Ok(());
+    let mut warm_commits = 0;
+    while warm_commits < job.warm_accesses
+        && warm.elapsed() < Duration::from_millis(job.warm_deadline_ms)
+    {
+        warmed = commit(store).map(|_took| ());
+        if warmed.is_err() {
+            break;
+        }
+        warm_commits += 1;
+    }
+    // The others wait here, whatever went wrong.
+    barrier.wait();
+    warmed?;
+    let mut result = LaneResult {
+        answer: LaneAnswer { accesses: warm_commits, checksum: 0 },
+        latencies: Histogram::default(),
+        measured_commits: 0,
+        busy: Duration::ZERO,
+        elapsed: Duration::ZERO,
+    };
+    let start = Instant::now();
+    let deadline = Duration::from_millis(job.deadline_ms);
+    while result.measured_commits < job.accesses && result.elapsed < deadline {
+        let took = commit(store)?;
+        result.latencies.record(took.as_nanos() as u64, 1);
+        result.busy += took;
+        result.answer.accesses += 1;
+        result.measured_commits += 1;
+        result.elapsed = start.elapsed();
+    }
+    Ok(result)
+}
+
+fn measured(results: &[LaneResult], total: Duration) -> Measured {
+    let mut latencies = Histogram::default();
+    for result in results {
+        latencies.merge(&result.latencies);
+    }
+    let count: u64 = results.iter().map(|result| result.measured_commits).sum();
+    let p50_us = latencies.quantile_ns(0.5).unwrap_or(0.0) / 1e3;
+    Measured {
+        mean_ns: total.as_nanos() as f64 / count.max(1) as f64,
+        p99_ns: latencies.quantile_ns(0.99),
+        p999_ns: latencies.quantile_ns(0.999),
+        lanes: results.iter().map(|result| result.answer).collect(),
+        details: BTreeMap::from([
+            ("p50_us".to_owned(), p50_us),
+            ("commits".to_owned(), count as f64),
+        ]),
+    }
+}

@@ -1,0 +1,79 @@
+//! Opening what a crashed process left behind.
+//!
+//! ```text
+//! child        starts ─────────────────────── waits ── drops caches ── [open … first record] ── checks all
+//! grandchild          creates, commits, SIGKILL ┘                       └── what is timed ──┘
+//! ```
+//! The caches are dropped because after a power cut nothing is warm. What was committed must be there, all of it.
+
+use std::fs::{self, File};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::commit::{array_of, check, home_of, transactions_of};
+use crate::cells::{Reference, Transaction};
+use crate::contender::stores::{self, CellStore};
+use crate::harness::{CommitWork, Job, LaneAnswer, Measured, Work, run_to_its_death};
+use crate::raw::{drop_cache, kill_this_process};
+
+/// The process that crashes: commits as often as the job says, and dies.
+pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {
+    let array = array_of(job)?;
+    let mut store = stores::create(job.system, &home_of(job, work), &array, 1)?.remove(0);
+    let mut transactions = transactions_of(job, work, 0)?;
+    let mut transaction = Transaction::default();
+    for _ in 0..job.accesses {
+        transactions.next_into(&mut transaction);
+        store.commit(&transaction)?;
+    }
+    kill_this_process()
+}
+
+/// The process that measures.
+pub fn run(job: &Job, work: &CommitWork) -> Result<Measured> {
+    run_to_its_death(&Job { work: Work::Crash(*work), ..job.clone() })?;
+    let home = home_of(job, work);
+    for entry in fs::read_dir(&home.directory)? {
+        let path = entry?.path();
+        if path.is_file() {
+            let file = File::open(&path)?;
+            drop_cache(&file).with_context(|| format!("cannot drop {}", path.display()))?;
+        }
+    }
+    let array = array_of(job)?;
+    let start = Instant::now();
+    let mut store = stores::open(job.system, &home, &array, 1)?.remove(0);
+    read_first(&mut *store)?;
+    let elapsed = start.elapsed();
+
+    let mut reference = Reference::new(&array);
+    let mut transactions = transactions_of(job, work, 0)?;
+    let mut transaction = Transaction::default();
+    for _ in 0..job.accesses {
+        transactions.next_into(&mut transaction);
+        reference.apply(&transaction);
+    }
+    check(&mut *store, &reference, &array)?;
+    store.close()?;
+    Ok(Measured {
+        mean_ns: elapsed.as_nanos() as f64,
+        lanes: vec![LaneAnswer { accesses: job.accesses, checksum: reference.checksum() }],
+        ..Measured::default()
+    })
+}
+
+/// Ends a scan.
+#[derive(Debug, thiserror::Error)]
+#[error("enough seen")]
+struct Enough;
+
+fn read_first(store: &mut dyn CellStore) -> Result<()> {
+    match store.scan(&mut |_, _| Err(Enough.into())) {
+        Ok(()) => bail!("it has no records"),
+        Err(error) => {
+            ensure!(error.is::<Enough>(), error);
+            Ok(())
+        }
+    }
+}
