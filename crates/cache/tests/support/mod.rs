@@ -1,6 +1,6 @@
 //! What the engine's tests share: seeds, devices with hooks, waiting for a condition, child processes.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
