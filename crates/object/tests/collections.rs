@@ -431,6 +431,29 @@ fn a_root_is_opened_as_what_it_is_only() {
     });
 }
 
+/// What lies in memory that came later is found, too.
+#[test]
+fn collections_move_into_a_heap_that_grew() {
+    let mut object = Object::with_room(20 * PAGE, 5000 * PAGE);
+    let mut heap = object.format(Placement::Fixed);
+    let fill = |heap: &mut ObjectHeap, count: u64| {
+        heap.enter(|scope| {
+            let numbers =
+                scope.root_or_insert_with(ROOT, |heap| Ok(PVec::<u64>::new_in(heap))).unwrap();
+            (0..count).try_for_each(|n| numbers.push(n))
+        })
+    };
+    assert!(matches!(fill(&mut heap, 100_000), Err(HeapError::Full { .. })));
+    for pages in [2000, 5000] {
+        object.grow(pages * PAGE);
+        // SAFETY: the memory is there now.
+        unsafe { heap.grow((pages * PAGE) as u64) }.unwrap();
+        fill(&mut heap, 200_000).unwrap();
+    }
+    heap.enter(|scope| drop(scope.remove_root::<PVec<u64>>(ROOT).unwrap()));
+    assert_eq!(heap.check().unwrap().allocations, 0);
+}
+
 #[test]
 fn owners_have_no_place_in_a_heap_that_moves() {
     let object = Object::new(20 * PAGE);

@@ -178,6 +178,37 @@ fn a_relocatable_heap_moves() {
 }
 
 #[test]
+fn memory_that_held_something_becomes_a_heap() {
+    let mut rng = Rng::new(seed(16));
+    // Three pages of map, the last two not used at first.
+    let object = Object::new(9000 * PAGE);
+    let garbage: Vec<u8> = (0..9000 * PAGE).map(|at| (at * 7 / 3) as u8 | 1).collect();
+    object.set_content(&garbage);
+    let mut heap = object.format(Placement::Fixed);
+    assert_eq!(object.pages_changed(&garbage), [0]);
+    let free = HeapError::NotAllocated {
+        address: object.start().as_ptr() as u64 + 8000 * 4096,
+        reason: NotAllocated::Free,
+    };
+    assert_eq!(heap.usable_size(pointer(&heap, 8000 * 4096)), Err(free));
+    let mut model = Model::new();
+    for pages in [10, 5000, 8000] {
+        for _ in 0..steps(1000) {
+            step(&heap, &mut model, &mut rng, 16);
+        }
+        let layout = Layout::from_size_align(pages * PAGE, 8).unwrap();
+        let large = heap.alloc_zeroed(layout).unwrap();
+        assert!(is_filled(large, pages * PAGE, 0));
+        // SAFETY: nobody uses it.
+        unsafe { heap.dealloc(large) }.unwrap();
+        compare(&heap, &model);
+        drop(heap);
+        heap = object.open().unwrap();
+        compare(&heap, &model);
+    }
+}
+
+#[test]
 fn a_full_heap_says_so_and_is_whole_again_when_freed() {
     let object = Object::new(200 * PAGE);
     let heap = object.format(Placement::Fixed);

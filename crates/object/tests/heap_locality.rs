@@ -108,6 +108,7 @@ fn a_block_freed_and_allocated_in_turn_leaves_the_map_alone() {
     let map = object.content()[PAGE..2 * PAGE].to_vec();
     for _ in 0..100 {
         free(&heap, memory);
+        assert_eq!(object.content()[PAGE..2 * PAGE], map);
         memory = alloc(&heap, 200);
         assert_eq!(object.content()[PAGE..2 * PAGE], map);
     }
@@ -119,7 +120,10 @@ fn large_allocations_dirty_their_map_only() {
     let heap = object.format(Placement::Fixed);
     let before = object.content();
     let layout = Layout::from_size_align(5000 * PAGE, 8).unwrap();
+    // Not even a zero is stored to the pages themselves: there is one.
+    object.protect(5..6000, false);
     let large = heap.alloc_zeroed(layout).unwrap();
+    object.protect(5..6000, true);
     // The header, for two pages of map are used from now on.
     assert_eq!(object.pages_changed(&before), [0, 1, 2]);
     let before = object.content();

@@ -328,7 +328,7 @@ mod tests {
     /// A right checksum does not make nonsense acceptable.
     #[test]
     fn fields_that_lead_outside_are_refused() {
-        let cases: [(usize, u64, &str); 9] = [
+        let cases: [(usize, u64, &str); 12] = [
             (24, 4095, "length"),
             (24, u64::MAX - 4095, "length"),
             (32, 1024 * 4096, "root"),
@@ -337,6 +337,9 @@ mod tests {
             (72, 65, "zone count"),
             (80, 2, "zones"),
             (80 + 8, u64::MAX, "zones"),
+            (80 + 16, 3, "zones"),
+            (80 + 24, 0, "zones"),
+            (80 + 24, 100, "zones"),
             (80 + 24, 5000, "zones"),
         ];
         for (at, value, field) in cases {
@@ -346,6 +349,17 @@ mod tests {
             let expected = HeapError::Damaged { offset_bytes: 0, damage };
             assert_eq!(Header::decode(&sealed(page), 0).unwrap_err(), expected, "{at} {value}");
         }
+    }
+
+    /// More data pages than the map has bytes, though all of them are there.
+    #[test]
+    fn a_map_that_is_too_short_is_refused() {
+        let zone = Zone { map_first_page: 1, map_pages: 1, maps_ready: 0, data_pages: 4097 };
+        let len_bytes = (2 + 4097) * PAGE_BYTES;
+        let header = Header { address: None, len_bytes, root: None, zones: vec![zone] };
+        let damage = Damage::HeaderField("zones");
+        let expected = HeapError::Damaged { offset_bytes: 0, damage };
+        assert_eq!(Header::decode(&header.encode(), 0).unwrap_err(), expected);
     }
 
     #[test]

@@ -144,3 +144,42 @@ impl Slab {
         self.page * PAGE_BYTES + SLAB_HEADER_BYTES + block * self.class.block_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::NonNull;
+
+    #[test]
+    fn blocks_are_taken_from_the_first_on() {
+        let mut bytes = [0u8; 4096];
+        // SAFETY: the array outlives the memory, and is not used meanwhile.
+        let memory = unsafe { Memory::new(NonNull::from(&mut bytes).cast(), 4096) };
+        for class in [16, 64, 1344].map(|size| SizeClass::for_size(size, 1).unwrap()) {
+            Slab::format(&memory, 0, class).unwrap();
+            let mut slab = Slab::read(&memory, 0, class).unwrap();
+            for block in 0..class.blocks() {
+                let offset = SLAB_HEADER_BYTES + block * class.block_bytes();
+                assert_eq!(slab.take(&memory), Ok(Some(offset)));
+                assert_eq!(slab.block_at(offset), Ok(block));
+            }
+            assert_eq!((slab.take(&memory), slab.free()), (Ok(None), 0));
+            slab.give_back(&memory, 1).unwrap();
+            let mut again = Slab::read(&memory, 0, class).unwrap();
+            assert_eq!((again.free(), again.is_allocated(1)), (1, false));
+            assert!(again.take(&memory).unwrap().is_some());
+        }
+    }
+
+    /// Otherwise a block of it would be handed out that is not there.
+    #[test]
+    fn a_slab_that_ends_outside_is_damaged() {
+        let mut bytes = [0u8; 4 * 4096];
+        let class = SizeClass::for_size(2304, 1).unwrap();
+        // SAFETY: the array outlives the memory, and is not used meanwhile.
+        let memory = unsafe { Memory::new(NonNull::from(&mut bytes).cast(), 4 * 4096) };
+        Slab::format(&memory, 0, class).unwrap();
+        assert!(Slab::read(&memory, 0, class).is_ok());
+        assert!(Slab::read(&memory.with_len(3 * 4096), 0, class).is_err());
+    }
+}

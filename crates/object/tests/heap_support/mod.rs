@@ -93,6 +93,15 @@ impl Object {
         unsafe { place.write(change(place.read())) };
     }
 
+    /// Refuses stores to pages, or allows them again. Who stores meanwhile is killed.
+    pub fn protect(&self, pages: std::ops::Range<usize>, may_store: bool) {
+        let start = self.start().as_ptr().wrapping_add(pages.start * PAGE);
+        let protection = libc::PROT_READ | if may_store { libc::PROT_WRITE } else { 0 };
+        // SAFETY: the object's own memory.
+        let result = unsafe { libc::mprotect(start.cast(), pages.len() * PAGE, protection) };
+        assert_eq!(result, 0);
+    }
+
     /// What a crash and a restart after a `psync` leave: the same bytes at the same address.
     pub fn restart(&self) {
         let saved = self.content();
