@@ -339,6 +339,20 @@ impl Core {
         PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "an append" }
     }
 
+    /// Gives up the appends of the last owner of this process's slot: with a new owner, the slot would count as
+    /// alive, and nobody would complete them.
+    pub fn abandon_inherited(&self, _locked: &crate::core::Locked<'_>) {
+        let control = self.control();
+        let own = self.membership.index() as u64;
+        for index in control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed) {
+            let pending = self.pending(index);
+            let is_open = pending.state.load(Relaxed) != append::DURABLE;
+            if pending.owner.load(Relaxed) == own && is_open {
+                pending.state.store(append::ABANDONED, Relaxed);
+            }
+        }
+    }
+
     /// Completes the first pending append if nobody else will. Says whether it did.
     fn help(&self) -> Result<bool> {
         let locked = self.lock()?;

@@ -229,7 +229,11 @@ fn new_core(
 
 fn take_slot(core: &Core) -> Result<()> {
     match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
-        true => alloc::inherit_slot(&core.lock()?),
+        true => {
+            let locked = core.lock()?;
+            core.abandon_inherited(&locked);
+            alloc::inherit_slot(&locked)
+        }
         false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
     }
 }

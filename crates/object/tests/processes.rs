@@ -1,0 +1,404 @@
+//! Objects between processes: who may attach, what is left when one is killed, and pointers that hold.
+
+#[path = "support/actor.rs"]
+mod actor;
+mod support;
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use actor::{Actor, hear, say, told};
+use aquifer_object::{Access, Attachment, CreateObject, ObjectError, ObjectState, Objects};
+use aquifer_pool::media::{self, ByteRange, Media, MediaError, PersistenceDomain};
+use aquifer_pool::{OpenOptions, Pool};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child;
+use aquifer_testkit::rng::Rng;
+use support::{PAGE, Place, load, load_all, store};
+
+/// The roles of children. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[
+        ("holder", holder),
+        ("counter", counter),
+        ("checker", checker),
+        ("builder", builder),
+        ("walker", walker),
+        ("stuck writer", stuck_writer),
+    ]);
+}
+
+fn objects() -> Objects {
+    Objects::open(told("POOL"), &OpenOptions::default()).unwrap()
+}
+
+fn access() -> Access {
+    if told("ACCESS") == "read" { Access::Read } else { Access::Write }
+}
+
+// ---- who may attach --------------------------------------------------------------------------------------
+
+/// Attaches, and detaches when it is told to.
+fn holder() {
+    let objects = objects();
+    let attached = objects.attach("object", access(), None).unwrap();
+    say(format!("attached at {:#x}", attached.address()));
+    hear();
+    attached.detach().unwrap();
+    say("detached");
+    hear();
+}
+
+fn outcome(objects: &Objects, access: Access) -> Result<Attachment, Option<u32>> {
+    objects.attach("object", access, None).map_err(|error| match error {
+        ObjectError::Attached { holder, .. } => holder,
+        other => panic!("{other}"),
+    })
+}
+
+/// The table of the paper's second figure, row by row.
+#[test]
+fn one_process_writes_or_many_read() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("object", 1, &CreateObject::default()).unwrap();
+    let start = |access| {
+        let mut holder = Actor::start("holder", &place.path(), &[("ACCESS", access)]);
+        let pid = holder.pid();
+        assert!(holder.hears().unwrap().starts_with("attached at 0x"));
+        (holder, pid)
+    };
+    let (mut writer, pid) = start("write");
+    for access in [Access::Read, Access::Write] {
+        assert_eq!(outcome(&objects, access).map(drop), Err(Some(pid)));
+    }
+    assert_eq!(objects.state_of("object").unwrap(), ObjectState::Writing);
+    writer.tell("detach");
+    writer.until("detached");
+    let (readers, pid) = (start("read"), start("read").1);
+    drop(outcome(&objects, Access::Read).unwrap());
+    let held = outcome(&objects, Access::Write).map(drop).unwrap_err();
+    assert!(held == Some(pid) || held == Some(readers.1), "{held:?}");
+    assert_eq!(objects.state_of("object").unwrap(), ObjectState::Reading);
+    assert!(matches!(objects.destroy("object", None), Err(ObjectError::Attached { .. })));
+    writer.finish();
+}
+
+#[test]
+fn a_dead_owner_does_not_block() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("object", 1, &CreateObject::default()).unwrap();
+    for access in ["read", "write"] {
+        for _ in 0..steps(5) {
+            let mut holder = Actor::start("holder", &place.path(), &[("ACCESS", access)]);
+            holder.hears().unwrap();
+            outcome(&objects, Access::Write).unwrap_err();
+            holder.kill();
+            outcome(&objects, Access::Write).unwrap().detach().unwrap();
+        }
+    }
+}
+
+#[test]
+fn namespaces_of_processes_are_seen_through() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("object", 1, &CreateObject::default()).unwrap();
+    let told = [("ACCESS", "write")];
+    let mut holder = match Actor::start_in_namespace("holder", &place.path(), &told) {
+        Ok(holder) => holder,
+        Err(error) => return eprintln!("skipped: no PID namespace can be made here: {error}"),
+    };
+    assert!(holder.hears().unwrap().starts_with("attached at 0x"));
+    for access in [Access::Read, Access::Write] {
+        let told_as = outcome(&objects, access).map(drop).unwrap_err();
+        assert_eq!(told_as, Some(1), "as it numbers itself");
+    }
+    holder.kill();
+    // The one in the namespace is killed when the other is gone, a moment later.
+    let start = std::time::Instant::now();
+    while objects.attach("object", Access::Write, None).is_err() {
+        assert!(start.elapsed().as_secs() < 30, "a killed holder blocks");
+        std::thread::yield_now();
+    }
+}
+
+// ---- killed writers ----------------------------------------------------------------------------------------
+
+const COUNTED: usize = 40;
+
+/// Counts in all pages of one object, or of two together, and says each number that is durable.
+fn counter() {
+    let objects = objects();
+    let mut a = objects.attach("a", Access::Write, None).unwrap();
+    let mut b = objects.attach("b", Access::Write, None).unwrap();
+    let mut rng = Rng::new(told("SEED").parse().unwrap());
+    say("counting");
+    for number in load(&a, 0) + 1.. {
+        // Sometimes more than the log takes, sometimes only what tells the number.
+        let pages = if rng.chance(0.2) { COUNTED } else { 2 };
+        for page in 0..pages {
+            store(&mut a, page, number);
+        }
+        store(&mut a, COUNTED, pages as u64);
+        store(&mut b, 0, number);
+        match rng.below(3) {
+            0 => {
+                let pending = objects.psync_many_begin(&mut [&mut a, &mut b]).unwrap();
+                if rng.chance(0.5) {
+                    pending.wait().unwrap();
+                } else {
+                    continue;
+                }
+            }
+            _ => objects.psync_many(&mut [&mut b, &mut a]).unwrap(),
+        }
+        say(number);
+    }
+}
+
+/// Reads both objects, alone and at once.
+fn checker() {
+    let objects = match told("ACCESS").as_str() {
+        "read" => {
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            Objects::open(told("POOL"), &options).unwrap()
+        }
+        _ => objects(),
+    };
+    let a = objects.attach("a", access(), None).unwrap();
+    let b = objects.attach("b", access(), None).unwrap();
+    assert_eq!(load(&a, 0), load(&b, 0), "both are of one commit");
+    assert_eq!(load(&a, 0), load(&a, 1));
+    if load(&a, COUNTED) == COUNTED as u64 {
+        assert!(load_all(&a)[..COUNTED].iter().all(|&number| number == load(&a, 0)), "torn");
+    }
+    say(load(&a, 0));
+    hear();
+}
+
+#[test]
+fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
+    let place = Place::new();
+    let path = place.path();
+    let objects = place.create(8 << 20, 64 << 10);
+    let size = (PAGE * (COUNTED + 1)) as u64;
+    ["a", "b"].iter().for_each(|name| drop(objects.create(name, size, &CreateObject::default())));
+    drop(objects);
+    let seed = seed(21);
+    let mut rng = Rng::new(seed);
+    let mut reached = 0;
+    for round in 0..steps(40) {
+        // Sometimes somebody stays, and the pool lives on; sometimes it is recovered.
+        let staying = rng.chance(0.5).then(|| place.open());
+        let mut writer = Actor::start("counter", &path, &[("SEED", &rng.next_u64().to_string())]);
+        writer.until("counting");
+        for _ in 0..rng.below(3000) {
+            std::thread::yield_now();
+        }
+        let said = writer.kill();
+        let acknowledged =
+            said.iter().filter_map(|line| line.parse().ok()).max().unwrap_or(reached);
+        let mut found = None;
+        for access in [["read", "write"], ["write", "read"]][rng.below(2) as usize] {
+            let mut checker = Actor::start("checker", &path, &[("ACCESS", access)]);
+            let number: u64 = checker.hears().expect("whole objects").parse().unwrap();
+            checker.finish();
+            // A reader that cannot decide what was in flight sees what was there before; once it is decided, it
+            // stays so.
+            assert!(
+                number >= acknowledged,
+                "round {round}, seed {seed}: {number} < {acknowledged}"
+            );
+            assert!(found.is_none_or(|before| before <= number), "round {round}, seed {seed}");
+            found = Some(number);
+        }
+        reached = found.unwrap();
+        drop(staying);
+    }
+    println!("counted to {reached}");
+}
+
+// ---- pointers ------------------------------------------------------------------------------------------------
+
+#[repr(C)]
+struct Node {
+    number: u64,
+    next: *mut Node,
+}
+
+/// Builds a list whose nodes lie in two objects in turn, by plain pointers.
+fn builder() {
+    let objects = objects();
+    let mut one = objects.attach("one", Access::Write, None).unwrap();
+    let mut other = objects.attach("other", Access::Write, None).unwrap();
+    let starts = [one.start(), other.start()].map(|start| start.cast::<Node>().as_ptr());
+    for number in 0..100usize {
+        // SAFETY: both objects have room for fifty nodes, and nobody else uses them.
+        let (node, next) = unsafe {
+            (starts[number % 2].add(number / 2), starts[(number + 1) % 2].add(number.div_ceil(2)))
+        };
+        let next = if number == 99 { std::ptr::null_mut() } else { next };
+        // SAFETY: as above.
+        unsafe { node.write(Node { number: number as u64, next }) };
+    }
+    objects.psync_many(&mut [&mut one, &mut other]).unwrap();
+}
+
+/// Follows it.
+fn walker() {
+    let objects = objects();
+    let one = objects.attach("one", Access::Read, None).unwrap();
+    let _other = objects.attach("other", Access::Read, None).unwrap();
+    let mut numbers = Vec::new();
+    let mut node = one.start().cast::<Node>().as_ptr();
+    while !node.is_null() {
+        // SAFETY: a node that another process left in an object that is attached.
+        let found = unsafe { node.read() };
+        numbers.push(found.number);
+        node = found.next;
+    }
+    assert!(numbers.iter().copied().eq(0..100), "{numbers:?}");
+    say("walked");
+}
+
+#[test]
+fn plain_pointers_hold_between_processes_and_restarts() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    for name in ["one", "other"] {
+        objects.create(name, PAGE as u64, &CreateObject::default()).unwrap();
+    }
+    Actor::start("builder", &place.path(), &[]).finish();
+    Actor::start("walker", &place.path(), &[]).until("walked");
+    drop(objects);
+    // Nobody has the pool open: the next one recovers it.
+    Actor::start("walker", &place.path(), &[]).until("walked");
+    Actor::start("walker", &place.path(), &[]).until("walked");
+}
+
+// ---- states -----------------------------------------------------------------------------------------------------
+
+/// Media whose next durable write in the data of a commit waits until it is let go.
+struct Stuck {
+    media: Arc<dyn Media>,
+    is_armed: AtomicBool,
+}
+
+impl Media for Stuck {
+    fn path(&self) -> &Path {
+        self.media.path()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.media.len_bytes()
+    }
+    fn domain(&self) -> PersistenceDomain {
+        self.media.domain()
+    }
+    fn is_writable(&self) -> bool {
+        self.media.is_writable()
+    }
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        self.media.read_at(offset_bytes, bytes)
+    }
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.media.write_at(offset_bytes, bytes)
+    }
+    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        if self.is_armed.swap(false, Ordering::SeqCst) {
+            say("writing");
+            hear();
+        }
+        self.media.write_durable(offset_bytes, bytes)
+    }
+    fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
+        self.media.write_back(ranges)
+    }
+    fn flush(&self) -> Result<(), MediaError> {
+        self.media.flush()
+    }
+    fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
+        self.media.grow(len_bytes)
+    }
+    fn file(&self) -> BorrowedFd<'_> {
+        self.media.file()
+    }
+    fn maps_privately(&self) -> bool {
+        self.media.maps_privately()
+    }
+}
+
+fn stuck_writer() {
+    let media = media::open(Path::new(&told("POOL")), true, None).unwrap();
+    let media = Arc::new(Stuck { media, is_armed: AtomicBool::new(false) });
+    let options = OpenOptions { background: false, ..OpenOptions::default() };
+    let objects = Objects::new(Pool::open_on(media.clone(), &options).unwrap());
+    let mut attached = objects.attach("object", Access::Write, None).unwrap();
+    store(&mut attached, 0, 5);
+    say("stored");
+    hear();
+    media.is_armed.store(true, Ordering::SeqCst);
+    attached.psync().unwrap();
+    say("committed");
+    hear();
+    attached.detach().unwrap();
+    say("detached");
+    hear();
+}
+
+#[test]
+fn the_states_are_seen_by_other_processes() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("object", 1, &CreateObject::default()).unwrap();
+    let state = || objects.state_of("object").unwrap();
+    let mut writer = Actor::start("stuck writer", &place.path(), &[]);
+    writer.until("stored");
+    assert_eq!(state(), ObjectState::Writing);
+    writer.tell("commit");
+    writer.until("writing");
+    assert_eq!(state(), ObjectState::Persisting);
+    let holder = objects.info("object").unwrap().holders[0];
+    assert_eq!((holder.pid, holder.is_committing), (writer.pid(), true));
+    writer.tell("go on");
+    writer.until("committed");
+    assert_eq!(state(), ObjectState::Copying);
+    writer.tell("detach");
+    writer.until("detached");
+    assert_eq!(state(), ObjectState::Copying);
+    let attached = objects.attach("object", Access::Read, None).unwrap();
+    assert_eq!((state(), load(&attached, 0)), (ObjectState::Reading, 5));
+    attached.detach().unwrap();
+    assert_eq!(state(), ObjectState::Detached);
+    writer.finish();
+}
+
+/// Killed with its record reserved and not written: the next writer decides, and the figure of recovery holds for one
+/// process as well.
+#[test]
+fn a_writer_killed_while_persisting_leaves_the_state_before() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("object", 1, &CreateObject::default()).unwrap();
+    let reading = place.open_for_reading();
+    let mut writer = Actor::start("stuck writer", &place.path(), &[]);
+    writer.until("stored");
+    writer.tell("commit");
+    writer.until("writing");
+    writer.kill();
+    let attached = reading.attach("object", Access::Read, None).unwrap();
+    assert_eq!(load(&attached, 0), 0);
+    drop(attached);
+    let mut attached = objects.attach("object", Access::Write, None).unwrap();
+    assert_eq!(load(&attached, 0), 0);
+    store(&mut attached, 0, 9);
+    attached.psync().unwrap();
+    attached.detach().unwrap();
+    drop((objects, reading));
+    let objects = place.open();
+    assert_eq!(load(&objects.attach("object", Access::Read, None).unwrap(), 0), 9);
+}
