@@ -18,6 +18,7 @@
 //! byte is in `docs/format.md`.
 
 mod alloc;
+pub mod check;
 mod checkpoint;
 mod commit;
 mod core;

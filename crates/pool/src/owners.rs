@@ -178,6 +178,11 @@ impl Owners {
         &self.flaws
     }
 
+    /// Whether the inode is in use and nothing is wrong with it.
+    pub fn is_believed(&self, number: u64) -> bool {
+        self.content.contains_key(&number)
+    }
+
     /// Pages that are named, adjacent and overlapping runs merged.
     pub fn used_runs(&self) -> Vec<Run> {
         let mut merged: Vec<Run> = Vec::new();

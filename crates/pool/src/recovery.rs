@@ -156,6 +156,27 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
     Err(busy())
 }
 
+/// Keeps everybody else out, as the exclusive opener of a pool does, until it is dropped.
+pub(crate) struct OnlyOne(Membership);
+
+impl Drop for OnlyOne {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Has the media for oneself without opening the pool on it, which may be damaged.
+pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
+    let failed = |source| lock_error(media, source);
+    let members = OnlyOne(Membership::new(media.file()).map_err(failed)?);
+    let wanted = members.0.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
+    if !wanted.map_err(failed)? {
+        return Err(PoolError::Busy { path: media.path().to_path_buf() });
+    }
+    choose_role(media, &members.0, options)?;
+    Ok(members)
+}
+
 /// A pool opened, and for a reader without a segment what the log has in place of the media.
 pub(crate) struct Opened {
     pub core: Arc<Core>,

@@ -152,10 +152,6 @@ const NAME_START: &str = "aquifer-";
 /// Where the system has its shared memory.
 const DIRECTORY: &str = "/dev/shm";
 
-fn name(id: Uuid) -> String {
-    format!("{NAME_START}{}", id.simple())
-}
-
 /// Whose segment it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
@@ -182,8 +178,8 @@ impl Segment {
     /// Makes a segment that other processes can open by `id`.
     pub fn create(id: Uuid, owner: Owner, layout: &Layout, mode: u32) -> Result<Segment> {
         let len_bytes = len_bytes(layout);
-        let memory =
-            SharedMemory::create(&name(id), len_bytes, mode).map_err(PoolError::SharedMemory)?;
+        let memory = SharedMemory::create(&Self::name(id), len_bytes, mode)
+            .map_err(PoolError::SharedMemory)?;
         Self::initialise(memory, owner, layout)
     }
 
@@ -223,7 +219,8 @@ impl Segment {
         writable: bool,
     ) -> std::result::Result<Segment, String> {
         use std::sync::atomic::Ordering::Relaxed;
-        let memory = SharedMemory::open(&name(id), writable).map_err(|error| error.to_string())?;
+        let memory =
+            SharedMemory::open(&Self::name(id), writable).map_err(|error| error.to_string())?;
         if memory.len_bytes() < len_bytes(layout) {
             return Err("it is too small for this pool".to_owned());
         }
@@ -258,7 +255,7 @@ impl Segment {
 
     fn owner_of(id: Uuid) -> Option<Owner> {
         use std::sync::atomic::Ordering::Relaxed;
-        let memory = SharedMemory::open(&name(id), false).ok()?;
+        let memory = SharedMemory::open(&Self::name(id), false).ok()?;
         if memory.len_bytes() < CONTROL_BYTES {
             return None;
         }
@@ -281,10 +278,15 @@ impl Segment {
         Self::left_by(owner).into_iter().for_each(Self::remove);
     }
 
+    /// What the system calls it.
+    pub fn name(id: Uuid) -> String {
+        format!("{NAME_START}{}", id.simple())
+    }
+
     /// Removes the name of a segment, if there is one.
     pub fn remove(id: Uuid) {
         if !id.is_nil() {
-            let _ = SharedMemory::unlink(&name(id));
+            let _ = SharedMemory::unlink(&Self::name(id));
         }
     }
 

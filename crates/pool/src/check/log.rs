@@ -1,0 +1,335 @@
+//! The log: how far it goes, why it ends there, and whether each record says something that can be.
+
+use std::collections::BTreeMap;
+
+use super::report::{FindingKind, Severity};
+use super::{Checker, RESTORE, text};
+use crate::error::PoolError;
+use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use crate::format::layout::Layout;
+use crate::format::record::{Entry, Header, LogIdentity, Record};
+use crate::format::superblock::Superblock;
+use crate::format::{Checksum, FormatError, PAGE_BYTES};
+use crate::media::ByteRange;
+use crate::owners::Owners;
+use crate::replay::LogReader;
+
+/// The log as recovery would read it.
+pub(super) struct LogView {
+    /// Behind the last whole record.
+    pub end_lsn: u64,
+    /// Why there is no record there, in words.
+    pub end_reason: String,
+    /// How many there are.
+    pub records: u64,
+    /// The last image of each slot that some record changes, and the position of that record.
+    pub slots: BTreeMap<u64, (u64, SlotBytes)>,
+}
+
+/// Where in the log a position lies on media.
+fn place_of(layout: &Layout, lsn: u64, len_bytes: u64) -> ByteRange {
+    let log = layout.log();
+    ByteRange { offset_bytes: log.offset_bytes + lsn % log.len_bytes, len_bytes }
+}
+
+impl Checker<'_> {
+    fn log_reader(&self, superblock: &Superblock) -> LogReader<'_> {
+        LogReader {
+            media: self.media,
+            layout: superblock.layout,
+            identity: LogIdentity {
+                pool: superblock.uuid.as_u64_pair().0,
+                generation: superblock.generation,
+            },
+            mutant: None,
+        }
+    }
+
+    /// Reads the log from its tail to its end.
+    pub(super) fn check_log(&mut self, superblock: &Superblock) -> LogView {
+        let layout = superblock.layout;
+        let tail_lsn = superblock.tail_lsn;
+        let mut view = LogView {
+            end_lsn: tail_lsn,
+            end_reason: String::new(),
+            records: 0,
+            slots: BTreeMap::new(),
+        };
+        let mut flaws: Vec<(u64, String)> = Vec::new();
+        let reader = self.log_reader(superblock);
+        let end = reader.scan(tail_lsn, u64::MAX, |record| {
+            view.records += u64::from(!record.header.is_skip);
+            view.end_lsn = record.header.end_lsn();
+            let lsn = record.header.lsn;
+            flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
+            for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
+                let bytes = bytes.try_into().expect("the length of a slot");
+                view.slots.insert(slot, (lsn, bytes));
+            }
+            Ok(())
+        });
+        match end {
+            Ok(end) => {
+                view.end_reason = match end.reason {
+                    FormatError::Magic | FormatError::Identity { .. } => {
+                        "no record of this log follows".to_owned()
+                    }
+                    reason => format!("what follows is no whole record: {reason}"),
+                };
+                self.check_log_end(superblock, &view);
+            }
+            Err(error) => {
+                view.end_reason = error.to_string();
+                if let PoolError::Media(error) = error {
+                    self.explain_unreadable_log(&layout, view.end_lsn, &error.to_string());
+                }
+            }
+        }
+        for (lsn, flaw) in flaws {
+            self.explain_record(&layout, lsn, &flaw);
+        }
+        if view.records > 0 && !self.presence.is_in_use() {
+            let place = place_of(&layout, tail_lsn, 0);
+            self.find(
+                Severity::Repairable,
+                FindingKind::Unreplayed,
+                place,
+                text(
+                    format!("{} records of the log are not at their place yet", view.records),
+                    "The pool was not closed by those who had it open; all they were told is \
+                     durable is in the log",
+                    "Open the pool for writing, or run `aquifer pool check --repair`: both bring it up to date",
+                ),
+            );
+        }
+        view
+    }
+
+    /// Why the log ends: normally, with a record that a crash cut off, or with acknowledged records missing.
+    fn check_log_end(&mut self, superblock: &Superblock, view: &LogView) {
+        let layout = superblock.layout;
+        let lost_to =
+            self.log_reader(superblock).acknowledged_behind(superblock.tail_lsn, view.end_lsn);
+        let place = place_of(&layout, view.end_lsn, PAGE_BYTES);
+        match lost_to {
+            Ok(Some(acknowledged_lsn)) => {
+                let lost_bytes = acknowledged_lsn - view.end_lsn;
+                self.find(
+                    Severity::Damage,
+                    FindingKind::LogLoss,
+                    place,
+                    text(
+                        format!(
+                            "The log ends at position {} (byte {} of the file), but a later \
+                             record proves that it was durable up to {acknowledged_lsn}",
+                            view.end_lsn, place.offset_bytes
+                        ),
+                        format!(
+                            "{lost_bytes} bytes of commits that were acknowledged are damaged \
+                         or gone; objects may be older than their last psync"
+                        ),
+                        RESTORE,
+                    ),
+                );
+                return;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                self.explain_unreadable_log(&layout, view.end_lsn, &error.to_string());
+                return;
+            }
+        }
+        let log = layout.log();
+        if self.presence.is_in_use() || view.end_lsn >= superblock.tail_lsn + log.len_bytes {
+            return;
+        }
+        let Some(page) = self.read(place, "The end of the log") else { return };
+        let identity = self.log_reader(superblock).identity;
+        let header = Header::decode(&page, view.end_lsn, log.len_bytes, identity);
+        if !matches!(header, Err(FormatError::Magic | FormatError::Identity { .. })) {
+            self.find(
+                Severity::Note,
+                FindingKind::TornRecord,
+                place,
+                text(
+                    format!("The record at position {} of the log is not whole", view.end_lsn),
+                    "A crash cut it off while it was written; nobody was told that it is durable"
+                        .to_owned(),
+                    "Nothing need be done: it is written over when the pool is used",
+                ),
+            );
+        }
+    }
+
+    fn explain_unreadable_log(&mut self, layout: &Layout, lsn: u64, error: &str) {
+        let place = place_of(layout, lsn, PAGE_BYTES);
+        if place.end_bytes() > self.media.len_bytes() {
+            return; // The file was cut short, which was said.
+        }
+        self.find(
+            Severity::Damage,
+            FindingKind::Unreadable,
+            place,
+            text(
+                format!("The log cannot be read from position {lsn} on ({error})"),
+                "Commits that were acknowledged may be lost; the pool cannot be opened",
+                "Copy what can be read to another disk, and restore the rest from a copy"
+                    .to_owned(),
+            ),
+        );
+    }
+
+    fn explain_record(&mut self, layout: &Layout, lsn: u64, flaw: &str) {
+        self.find(
+            Severity::Damage,
+            FindingKind::Record,
+            place_of(layout, lsn, PAGE_BYTES),
+            text(
+                format!("The record at position {lsn} of the log {flaw}"),
+                "Its checksum is right, so no accident of the disk did this: a faulty program, or \
+                 somebody who meant to",
+                RESTORE,
+            ),
+        );
+    }
+
+    /// Looks at the content in the log once the owners of all pages are known.
+    pub(super) fn check_logged_content(
+        &mut self,
+        superblock: &Superblock,
+        view: &LogView,
+        owners: &Owners,
+    ) {
+        let layout = superblock.layout;
+        let data = layout.data();
+        let mut flaws = Vec::new();
+        let mut copies = Vec::new();
+        let reader = self.log_reader(superblock);
+        // Read before without an error, or reported.
+        let _ = reader.scan(superblock.tail_lsn, view.end_lsn, |record| {
+            let lsn = record.header.lsn;
+            let inodes: Vec<u64> = record.content_inodes().collect();
+            for entry in &record.entries {
+                let (inode, target, source) = match *entry {
+                    Entry::Pages { inode, target, .. } => (inode, target, None),
+                    Entry::Copied { inode, target, source_offset_bytes, checksum } => {
+                        let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
+                        (inode, target, Some((source, checksum)))
+                    }
+                    Entry::Slot { .. } | Entry::NewRun { .. } => continue,
+                };
+                let owned = owners.owned(inode, target);
+                // A later record may have taken the pages from the inode.
+                let is_explained = view.slots.get(&inode).is_some_and(|(later, _)| *later > lsn);
+                let is_believed = owners.is_believed(inode);
+                if owned.len_bytes < target.len_bytes && !is_explained && is_believed {
+                    flaws.push((
+                        lsn,
+                        format!(
+                            "has content for inode {inode} at byte {}, which is not the \
+                         inode's; it is left out",
+                            target.offset_bytes
+                        ),
+                    ));
+                }
+                let Some((source, sum)) = source.filter(|_| owned.len_bytes > 0) else { continue };
+                let is_outside = source.offset_bytes < data.offset_bytes
+                    || source.end_bytes() > data.end_bytes();
+                if is_outside || !owners.may_hold_content_for(&inodes, source) {
+                    flaws.push((
+                        lsn,
+                        format!(
+                            "takes content for inode {inode} from byte {}, where \
+                     there can be none for it",
+                            source.offset_bytes
+                        ),
+                    ));
+                } else {
+                    copies.push((lsn, inode, source, sum));
+                }
+            }
+            Ok(())
+        });
+        for (lsn, flaw) in flaws {
+            self.explain_record(&layout, lsn, &flaw);
+        }
+        for (lsn, inode, source, sum) in copies {
+            self.check_copied(lsn, inode, source, sum);
+        }
+    }
+
+    fn check_copied(&mut self, lsn: u64, inode: u64, source: ByteRange, stored: u64) {
+        const PIECE_BYTES: u64 = 1 << 20;
+        let mut sum = Checksum::new();
+        for done in (0..source.len_bytes).step_by(PIECE_BYTES as usize) {
+            let piece = ByteRange {
+                offset_bytes: source.offset_bytes + done,
+                len_bytes: PIECE_BYTES.min(source.len_bytes - done),
+            };
+            let Some(bytes) = self.read(piece, "Content of a large commit") else { return };
+            sum.update(&bytes);
+        }
+        if sum.finish() != stored {
+            self.find_of_inode(
+                Severity::Damage,
+                FindingKind::CopiedContent,
+                inode,
+                source,
+                text(
+                    format!(
+                        "Pages that the record at position {lsn} of the log committed for \
+                     inode {inode} have changed where they lie, at byte {}",
+                        source.offset_bytes
+                    ),
+                    "That commit was acknowledged, and its content is damaged",
+                    RESTORE,
+                ),
+            );
+        }
+    }
+}
+
+/// What a record says that cannot be, seen by itself.
+fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
+    let data = layout.data();
+    let mut flaws = Vec::new();
+    let is_outside = |range: ByteRange| {
+        range.offset_bytes < data.offset_bytes || range.end_bytes() > data.end_bytes()
+    };
+    for entry in &record.entries {
+        match *entry {
+            Entry::Slot { slot, payload_offset } => {
+                let bytes = record.payload(payload_offset, SLOT_BYTES as u64);
+                let decoded = match slot {
+                    _ if slot >= layout.slots() => {
+                        flaws.push(format!("changes slot {slot}, which the pool does not have"));
+                        continue;
+                    }
+                    HEAD_SLOT => {
+                        PoolHead::decode(bytes).and_then(|head| head.validate(layout)).map(drop)
+                    }
+                    _ => Inode::decode(bytes, slot).map(drop),
+                };
+                if let Err(error) = decoded {
+                    flaws.push(format!("changes slot {slot} to something damaged: {error}"));
+                }
+            }
+            Entry::Pages { inode, target, .. } | Entry::Copied { inode, target, .. } => {
+                if inode == HEAD_SLOT || inode >= layout.slots() {
+                    flaws.push(format!("has content for inode {inode}, which cannot be"));
+                }
+                if is_outside(target) {
+                    let byte = target.offset_bytes;
+                    flaws.push(format!("has content for byte {byte}, where no object can be"));
+                }
+            }
+            Entry::NewRun { range } => {
+                if is_outside(range) {
+                    let byte = range.offset_bytes;
+                    flaws.push(format!("takes pages at byte {byte}, where no object can be"));
+                }
+            }
+        }
+    }
+    flaws
+}

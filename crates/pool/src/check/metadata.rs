@@ -1,0 +1,310 @@
+//! The slots, as the last record of the log leaves them: each by itself, and then all together.
+
+use std::collections::BTreeMap;
+
+use aquifer_vm::fixed::WINDOW;
+
+use super::log::LogView;
+use super::report::{FindingKind, Severity};
+use super::{Checker, RESTORE, at, quoted, text};
+use crate::format::PAGE_BYTES;
+use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use crate::format::layout::{Layout, SLOTS_PER_PAGE};
+use crate::format::run::Run;
+use crate::format::superblock::Superblock;
+use crate::media::ByteRange;
+use crate::owners::{Flaw, Owners};
+
+/// Objects begin at multiples of this address.
+const ADDRESS_ALIGNMENT_BYTES: u64 = 2 << 20;
+
+/// What the metadata say.
+pub(super) struct Metadata {
+    pub inodes: u64,
+    pub used_pages: u64,
+    pub free_pages: u64,
+    pub fresh_pages: u64,
+}
+
+/// Where a slot lies.
+fn place_of(layout: &Layout, slot: u64) -> ByteRange {
+    let offset_bytes = layout.slot_offset_bytes(slot);
+    ByteRange { offset_bytes, len_bytes: SLOT_BYTES as u64 }
+}
+
+impl Checker<'_> {
+    pub(super) fn check_metadata(&mut self, superblock: &Superblock, log: &LogView) -> Metadata {
+        let layout = superblock.layout;
+        let mut head = None;
+        let mut not_canonical: Vec<u64> = Vec::new();
+        let mut inodes: Vec<Named> = Vec::new();
+        let mut unread: Vec<ByteRange> = Vec::new();
+        let media = self.media;
+        let mut pages = MetadataPages { media, layout, page: None, unread: &mut unread };
+        let slots = (HEAD_SLOT..layout.slots()).filter_map(|number| {
+            // What cannot be read and is not in the log is left out, and reported below.
+            let bytes = match log.slots.get(&number) {
+                Some((_, bytes)) => *bytes,
+                None => pages.slot(number)?,
+            };
+            if number == HEAD_SLOT {
+                head = PoolHead::decode(&bytes).and_then(|head| head.validate(&layout)).ok();
+                if head.is_some_and(|head| head.encode() != bytes) {
+                    not_canonical.push(number);
+                }
+            } else if bytes.iter().any(|&byte| byte != 0)
+                && Inode::decode(&bytes, number)
+                    .is_ok_and(|inode| inode.encode().is_ok_and(|again| again != bytes))
+            {
+                not_canonical.push(number);
+            }
+            Some((number, bytes))
+        });
+        let owners = Owners::new(&layout, slots, |inode| inodes.push(Named::of(inode)));
+        for range in unread {
+            // Reading again says why.
+            let _ = self.read(range, "Metadata");
+        }
+        for flaw in owners.flaws() {
+            self.explain_flaw(&layout, flaw);
+        }
+        for slot in not_canonical {
+            self.explain_reserved(&name_of(slot), place_of(&layout, slot));
+        }
+        self.check_names(&layout, &inodes);
+        self.check_addresses(&layout, &inodes);
+        self.check_logged_content(superblock, log, &owners);
+        let used = owners.used_runs();
+        let used_pages = used
+            .iter()
+            .map(|run| {
+                let end_page = run.end_page().min(layout.page_count);
+                end_page.saturating_sub(run.start_page.max(layout.data_start_page))
+            })
+            .sum();
+        let fresh_from_page = head.map_or(layout.page_count, |head| head.fresh_from_page);
+        if self.options.fresh_pages && head.is_some() && !self.presence.is_in_use() {
+            self.check_fresh_pages(&layout, fresh_from_page);
+        }
+        Metadata {
+            inodes: inodes.iter().filter(|inode| owners.is_believed(inode.number)).count() as u64,
+            used_pages,
+            free_pages: (layout.page_count - layout.data_start_page).saturating_sub(used_pages),
+            fresh_pages: layout.page_count.saturating_sub(fresh_from_page),
+        }
+    }
+
+    fn explain_flaw(&mut self, layout: &Layout, flaw: &Flaw) {
+        let (kind, slot, what, meaning) = match flaw {
+            Flaw::Head(error) => (
+                FindingKind::Head,
+                HEAD_SLOT,
+                format!("The pool's head is damaged: {error}"),
+                "It is not known which pages were never used; objects can still be read, nothing \
+                 can be changed"
+                    .to_owned(),
+            ),
+            Flaw::Inode { number, error } => (
+                FindingKind::Inode,
+                *number,
+                format!("Inode {number} is damaged: {error}"),
+                "The object that it is cannot be read, and its pages cannot be told from free \
+                 ones; the others can be read, and nothing can be changed"
+                    .to_owned(),
+            ),
+            Flaw::Misplaced { number, run } => (
+                FindingKind::MisplacedRun,
+                *number,
+                format!("Inode {number} names {}, where no content can be", pages_of(*run)),
+                "They are metadata, log, never used, or outside the pool; the object cannot be \
+                 read, and nothing can be changed"
+                    .to_owned(),
+            ),
+            Flaw::Shared { number, other, run } if number == other => (
+                FindingKind::SharedPages,
+                *number,
+                format!("Inode {number} names some of {} twice", pages_of(*run)),
+                "The object cannot be read, and nothing can be changed".to_owned(),
+            ),
+            Flaw::Shared { number, other, run } => (
+                FindingKind::SharedPages,
+                *number,
+                format!("Inodes {number} and {other} both name some of {}", pages_of(*run)),
+                "Nothing says whose they are, so neither object can be read, and nothing can be \
+                 changed"
+                    .to_owned(),
+            ),
+        };
+        let place = place_of(layout, slot);
+        let what = format!("{what} (the slot lies {})", at(place));
+        self.find_of_inode(Severity::Damage, kind, slot, place, text(what, meaning, RESTORE));
+    }
+
+    fn check_names(&mut self, layout: &Layout, inodes: &[Named]) {
+        let mut by_name: BTreeMap<&[u8], u64> = BTreeMap::new();
+        for inode in inodes {
+            if let Some(other) = by_name.insert(&inode.name, inode.number) {
+                self.find_of_inode(
+                    Severity::Damage,
+                    FindingKind::SameName,
+                    inode.number,
+                    place_of(layout, inode.number),
+                    text(
+                        format!("Inodes {other} and {} are both named {}", inode.number, quoted(&inode.name)),
+                        "Only one of them is found by its name, and which one is chance",
+                        "Copy what the object holds under another name, and destroy it; do that twice",
+                    ),
+                );
+            }
+        }
+    }
+
+    fn check_addresses(&mut self, layout: &Layout, inodes: &[Named]) {
+        let mut ranges: Vec<(u64, u64, &Named)> = Vec::new();
+        for inode in inodes.iter().filter(|inode| inode.address != 0) {
+            let end = inode.address.checked_add(inode.content_bytes);
+            let is_inside =
+                WINDOW.contains(&inode.address) && end.is_some_and(|end| end <= WINDOW.end);
+            if !is_inside || inode.address % ADDRESS_ALIGNMENT_BYTES != 0 {
+                self.find_of_inode(
+                    Severity::Damage,
+                    FindingKind::Address,
+                    inode.number,
+                    place_of(layout, inode.number),
+                    text(
+                        format!(
+                            "The address of {inode} is {:#x}, where no object can be",
+                            inode.address
+                        ),
+                        "It cannot be attached; its bytes are whole",
+                        "Copy them with `aquifer object dump`",
+                    ),
+                );
+                continue;
+            }
+            ranges.push((inode.address, end.unwrap_or(u64::MAX), inode));
+        }
+        ranges.sort_unstable_by_key(|(start, end, inode)| (*start, *end, inode.number));
+        let mut furthest: Option<(u64, &Named)> = None;
+        for (start, end, inode) in ranges {
+            if let Some((reached, other)) = furthest
+                && start < reached
+            {
+                self.find_of_inode(
+                    Severity::Damage,
+                    FindingKind::SharedAddresses,
+                    inode.number,
+                    place_of(layout, inode.number),
+                    text(
+                        format!("The addresses of {other} and {inode} overlap at {start:#x}"),
+                        "Whichever is attached first keeps the other out; their bytes are whole",
+                        "Attach them one at a time, and move one of them with `aquifer object \
+                         resize` if it is relocatable",
+                    ),
+                );
+            }
+            if furthest.is_none_or(|(reached, _)| end > reached) {
+                furthest = Some((end, inode));
+            }
+        }
+    }
+
+    fn check_fresh_pages(&mut self, layout: &Layout, fresh_from_page: u64) {
+        const PIECE_PAGES: u64 = 256;
+        let mut page = fresh_from_page;
+        while page < layout.page_count {
+            let piece = Run { start_page: page, pages: PIECE_PAGES.min(layout.page_count - page) };
+            let Some(bytes) = self.read(piece.bytes(), "Free space") else { return };
+            if let Some(index) = bytes.iter().position(|&byte| byte != 0) {
+                let place = ByteRange {
+                    offset_bytes: piece.bytes().offset_bytes + index as u64,
+                    len_bytes: PAGE_BYTES - index as u64 % PAGE_BYTES,
+                };
+                self.find(
+                    Severity::Damage,
+                    FindingKind::UsedFreshPage,
+                    place,
+                    text(
+                        format!(
+                            "Pages from {fresh_from_page} on count as never used, but there \
+                         is something {}",
+                            at(place)
+                        ),
+                        "An object made there would begin with these bytes in place of zeros",
+                        "Copy the objects to a new pool",
+                    ),
+                );
+                return;
+            }
+            page += PIECE_PAGES;
+        }
+    }
+}
+
+fn name_of(slot: u64) -> String {
+    match slot {
+        HEAD_SLOT => "The pool's head".to_owned(),
+        _ => format!("Inode {slot}"),
+    }
+}
+
+fn pages_of(run: Run) -> String {
+    format!("the pages {} to {}", run.start_page, run.end_page().saturating_sub(1))
+}
+
+/// What the checks of all inodes together need to know of each.
+struct Named {
+    number: u64,
+    name: Vec<u8>,
+    address: u64,
+    content_bytes: u64,
+}
+
+impl Named {
+    fn of(inode: Inode) -> Named {
+        Named {
+            number: inode.number,
+            address: inode.address,
+            content_bytes: inode.content_pages().saturating_mul(PAGE_BYTES),
+            name: inode.name,
+        }
+    }
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "object {} (inode {})", quoted(&self.name), self.number)
+    }
+}
+
+/// Reads slots, a page at a time.
+struct MetadataPages<'a> {
+    media: &'a dyn crate::media::Media,
+    layout: Layout,
+    page: Option<(u64, Vec<u8>)>,
+    unread: &'a mut Vec<ByteRange>,
+}
+
+impl MetadataPages<'_> {
+    fn slot(&mut self, number: u64) -> Option<SlotBytes> {
+        let index = number / SLOTS_PER_PAGE;
+        if self.page.as_ref().is_none_or(|(loaded, _)| *loaded != index) {
+            let range = ByteRange {
+                offset_bytes: self.layout.metadata().offset_bytes + index * PAGE_BYTES,
+                len_bytes: PAGE_BYTES,
+            };
+            let mut bytes = vec![0; PAGE_BYTES as usize];
+            if self.media.read_at(range.offset_bytes, &mut bytes).is_err() {
+                // Once for a page, and not for each of its slots.
+                if self.unread.last() != Some(&range) {
+                    self.unread.push(range);
+                }
+                return None;
+            }
+            self.page = Some((index, bytes));
+        }
+        let (_, bytes) = self.page.as_ref()?;
+        let start = (number % SLOTS_PER_PAGE) as usize * SLOT_BYTES;
+        bytes[start..start + SLOT_BYTES].try_into().ok()
+    }
+}

@@ -1,0 +1,152 @@
+//! Repairs that lose nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::report::{CheckReport, Finding, FindingKind, Severity};
+use super::run_time::Presence;
+use super::{CheckOptions, check_while, superblocks};
+use crate::error::{PoolError, Result};
+use crate::format::superblock::{COPIES, Superblock};
+use crate::format::{FormatError, PAGE_BYTES};
+use crate::media::{self, Media};
+use crate::pool::{OpenOptions, Pool};
+use crate::recovery;
+
+/// What a repair did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepairReport {
+    /// What was found first.
+    pub before: CheckReport,
+    /// What was done, in words.
+    pub done: Vec<String>,
+    /// What was not done, and why.
+    pub refused: Vec<RefusedRepair>,
+    /// What is found now.
+    pub after: CheckReport,
+}
+
+/// Something that was not repaired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedRepair {
+    /// What was found.
+    pub finding: Finding,
+    /// Why it is left as it is.
+    pub reason: String,
+}
+
+/// Repairs the pool in a file or device, as far as that loses nothing: see the module's documentation.
+///
+/// # Errors
+/// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] if others have the pool open,
+/// [`PoolError::NotOpened`] and [`PoolError::Media`] if it cannot be read or written.
+pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairReport> {
+    repair_on(media::open(path.as_ref(), true, None)?, options)
+}
+
+/// Repairs the pool on media that no open pool uses.
+///
+/// # Errors
+/// As for [`repair`].
+pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<RepairReport> {
+    if !media.is_writable() {
+        return Err(PoolError::ReadOnly {
+            path: media.path().to_path_buf(),
+            reason: "the file or its file system is read-only",
+        });
+    }
+    let alone = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
+    let mut done = Vec::new();
+    let before = {
+        let _locks = recovery::lock_for_one(&*media, &alone)?;
+        let before = check_while(&*media, options, &Presence::alone());
+        repair_superblock(&*media, &before, &mut done)?;
+        before
+    };
+    let is_recoverable =
+        before.is_sound() && before.findings.iter().any(|f| f.severity == Severity::Repairable);
+    if is_recoverable {
+        // Opening recovers, and closing leaves nothing behind.
+        let pool = Pool::open_on(media.clone(), &alone)?;
+        let records = pool.info()?.recovered_records;
+        drop(pool);
+        if before.findings.iter().any(|finding| finding.kind != FindingKind::Superblock) {
+            done.push(format!(
+                "The pool was opened and closed; {records} records of its log are \
+             at their place now."
+            ));
+        }
+        let removed =
+            before.findings.iter().filter(|f| f.kind == FindingKind::SharedMemory).count();
+        if removed > 0 {
+            done.push(format!("Shared memory that nobody used was removed ({removed} segments)."));
+        }
+    }
+    let refused = (before.findings.iter())
+        .filter(|finding| finding.severity != Severity::Note)
+        .filter_map(|finding| {
+            let reason = reason_to_refuse(finding, before.is_sound())?;
+            Some(RefusedRepair { finding: finding.clone(), reason: reason.to_owned() })
+        })
+        .collect();
+    let _locks = recovery::lock_for_one(&*media, &alone)?;
+    let after = check_while(&*media, options, &Presence::alone());
+    Ok(RepairReport { before, done, refused, after })
+}
+
+fn reason_to_refuse(finding: &Finding, is_sound: bool) -> Option<&'static str> {
+    match (finding.severity, finding.kind) {
+        (_, FindingKind::Superblock) if finding.severity == Severity::Repairable => None,
+        (Severity::Repairable, _) if is_sound => None,
+        (Severity::Repairable, _) => {
+            Some("the pool is damaged elsewhere, and recovery would write to it")
+        }
+        (_, FindingKind::Truncated | FindingKind::Unreadable) => {
+            Some("what is gone cannot be made up")
+        }
+        (_, FindingKind::LogLoss | FindingKind::TornRecord) => Some(
+            "going on from where the log ends would make the loss of acknowledged commits final",
+        ),
+        (_, FindingKind::FutureVersion) => Some("this program does not know that format"),
+        (_, FindingKind::NotAPool) => Some("there is nothing to repair"),
+        _ => Some(
+            "what belongs there could only be guessed, and a wrong guess shows one object's bytes in another",
+        ),
+    }
+}
+
+/// Writes a damaged copy anew from the other one.
+fn repair_superblock(
+    media: &dyn Media,
+    before: &CheckReport,
+    done: &mut Vec<String>,
+) -> Result<()> {
+    let is_asked_for = before
+        .findings
+        .iter()
+        .any(|f| f.kind == FindingKind::Superblock && f.severity == Severity::Repairable);
+    if !is_asked_for {
+        return Ok(());
+    }
+    let read = |copy: u64| {
+        let place = superblocks::place_of(copy);
+        let mut page = vec![0; PAGE_BYTES as usize];
+        match media.read_at(place.offset_bytes, &mut page) {
+            Ok(()) => Superblock::decode(&page, copy),
+            Err(_) => Err(FormatError::Unreadable),
+        }
+    };
+    for copy in 0..COPIES {
+        let other = COPIES - 1 - copy;
+        let is_unknown = |error: &FormatError| {
+            matches!(error, FormatError::Version { .. } | FormatError::Features { .. })
+        };
+        if let (Err(error), Ok(valid)) = (read(copy), read(other))
+            && !is_unknown(&error)
+        {
+            media.write_durable(superblocks::place_of(copy).offset_bytes, &valid.encode(copy))?;
+            done.push(format!("Superblock {copy} was written anew from the other copy."));
+        }
+    }
+    Ok(())
+}
