@@ -1,4 +1,7 @@
-//! Aquifer: memory-mapped I/O through a DRAM cache of a size the application chooses.
+//! Aquifer: memory as the interface to storage.
+//!
+//! # Files larger than memory
+//! Mapped through a DRAM cache of a size the application chooses.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -20,6 +23,32 @@
 //! * [`Cache`] owns a DRAM budget; many devices share it.
 //! * [`Mapping`] is a device as memory; [`Pages`] is a device as guarded pages.
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; [`Device`] is a trait for your own.
+//!
+//! # Data structures that survive
+//! Named objects in a pool, at addresses that stay, crash-consistent by one call.
+//!
+//! ```
+//! use aquifer::{Access, CreateObject, CreateOptions, Objects, OpenOptions, Pool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("notes.pool");
+//! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let objects = Objects::new(pool);
+//! objects.create("counter", 4096, &CreateObject::default())?;
+//! let mut counter = objects.attach("counter", Access::Write, None)?;
+//! counter.as_mut_slice()?[0] += 1; //                  plain stores
+//! counter.psync()?; //                                 durable, all of them or none
+//! # drop((counter, objects));
+//! # let objects = Objects::open(&path, &OpenOptions { read_only: true, ..OpenOptions::default() })?;
+//! # assert_eq!(objects.attach("counter", Access::Read, None)?.as_slice()?[0], 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! * [`Pool`] is a formatted file or device that holds them; [`Objects`] are those of a pool.
+//! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one, and [`object::collections`] lie in it.
+//! * The format is experimental (version 0): a later version may not read a pool made now.
 
 pub use aquifer_cache::{
     Advice, Backend, Bytes, Cache, CacheBuilder, Calibration, Error, FrameId, Histogram,
@@ -30,6 +59,14 @@ pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,
     FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
+pub use aquifer_object::heap::ObjectHeap;
+pub use aquifer_object::pointer::RelPtr;
+pub use aquifer_object::{
+    self as object, Access, AttachOptions, AttachedHeap, Attachment, CreateObject, Keys,
+    ObjectError, ObjectInfo, ObjectState, Objects, PendingPsync, Resized,
+};
+pub use aquifer_pool::media::PersistenceDomain;
+pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
 pub use aquifer_vm::prepare_thread;
 
 /// The example of the README is compiled with the documentation's.

@@ -5,6 +5,8 @@
 //! | `demo` | what Aquifer is for, in a minute |
 //! | `doctor` | what this machine offers and what its primitives cost |
 //! | `stat` | what the caches of running processes do |
+//! | `pool` | pools of persistent objects: made, looked into, verified, grown |
+//! | `object` | the objects of a pool |
 //! | `bench` | Aquifer beside mmap, direct reads and user-space caches |
 //! | `completions` | what a shell needs to complete these commands |
 //! | `version` | which build this is |
@@ -15,7 +17,10 @@
 
 mod completions;
 mod doctor;
+mod object;
 mod output;
+mod pool;
+mod progress;
 mod stat;
 mod version;
 
@@ -53,6 +58,10 @@ enum Command {
     Doctor(doctor::Args),
     /// Show what the caches of running processes hold and do
     Stat(stat::Args),
+    /// Make, look into, verify and grow pools of persistent objects
+    Pool(pool::Args),
+    /// Create, list, look into, resize and destroy the persistent objects of a pool
+    Object(object::Args),
     /// Compare Aquifer with what a program would use otherwise
     Bench(aquifer_bench::BenchArgs),
     /// Print a script that lets a shell complete the commands and options of `aquifer`
@@ -66,6 +75,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Demo(args) => aquifer_bench::demo(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Pool(args) => pool::run(args),
+        Command::Object(args) => object::run(args),
         Command::Bench(args) => aquifer_bench::main(args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),

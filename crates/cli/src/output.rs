@@ -4,6 +4,7 @@
 //! tells that one from others.
 
 use std::io::{self, Write};
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -27,7 +28,18 @@ pub fn print_json(value: &impl Serialize, pretty: bool) -> Result<()> {
 /// Writes an error and what caused it to standard error.
 pub fn print_error(error: &anyhow::Error) {
     // With standard error closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {error:#}");
+    let _ = writeln!(io::stderr(), "error: {}", explain(error));
+}
+
+/// An error and its causes, each said once: many errors name their cause themselves.
+fn explain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        match (text.is_empty(), text.contains(&cause)) {
+            (true, _) => cause,
+            (_, true) => text,
+            (_, false) => format!("{text}: {cause}"),
+        }
+    })
 }
 
 /// Whether the error is that nobody reads standard output any more.
@@ -80,6 +92,40 @@ pub fn count(value: u64) -> String {
     text
 }
 
+/// A moment in nanoseconds since 1970: `2026-11-21 03:56:45 UTC`.
+pub fn moment(nanoseconds: u64) -> String {
+    let moment = UNIX_EPOCH + Duration::from_nanos(nanoseconds);
+    let text = humantime::format_rfc3339_seconds(moment).to_string();
+    text.replace('T', " ").replace('Z', " UTC")
+}
+
+/// Any bytes, so that they can be read and told apart and do nothing to a terminal: what is no UTF-8, control characters
+/// and backslashes are escaped.
+pub fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                _ if character.is_control() => text.extend(character.escape_default()),
+                _ => text.push(character),
+            }
+        }
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+/// `one inode`, `7 inodes`.
+pub fn several(number: u64, what: &str) -> String {
+    match number {
+        1 => format!("one {what}"),
+        _ => format!("{} {what}s", count(number)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,9 +143,40 @@ mod tests {
     }
 
     #[test]
+    fn moments_are_dates() {
+        assert_eq!(moment(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(moment(1_709_210_096_789_000_000), "2024-02-29 12:34:56 UTC");
+        assert_eq!(moment(u64::MAX), "2554-07-21 23:34:33 UTC");
+    }
+
+    #[test]
+    fn names_can_be_told_apart_and_do_nothing_to_a_terminal() {
+        for (name, shown) in [
+            (&b"plain name"[..], "plain name"),
+            ("größe".as_bytes(), "größe"),
+            (b"\xff\xfe", "\\xff\\xfe"),
+            (b"\\xff", "\\\\xff"),
+            (b"a\nb\x1b[2J", "a\\nb\\u{1b}[2J"),
+            (b"caf\xc3", "caf\\xc3"),
+            (b"", ""),
+        ] {
+            assert_eq!(escaped(name), shown);
+        }
+    }
+
+    #[test]
     fn columns_are_aligned() {
         let lines = [["a", "bb"], ["µµµ", "c"]].map(|line| line.map(str::to_owned));
         assert_eq!(columns(&lines), "  a    bb\n  µµµ  c\n");
+    }
+
+    #[test]
+    fn causes_are_said_once() {
+        let cause = || anyhow::anyhow!("disk full");
+        assert_eq!(explain(&cause()), "disk full");
+        assert_eq!(explain(&cause().context("writing a")), "writing a: disk full");
+        let named = cause().context("no room (disk full); make some");
+        assert_eq!(explain(&named), "no room (disk full); make some");
     }
 
     #[test]

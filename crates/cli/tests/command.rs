@@ -1,48 +1,19 @@
 //! The `aquifer` command as its users meet it.
 
+mod support;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use aquifer::{Cache, MemoryDevice, PageId, publish};
 use serde_json::Value;
 
-fn aquifer() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
-    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    aquifer().args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
-
-/// The output of a command that must work.
-fn works(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| text(bytes));
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {out}{errors}");
-    out.to_owned()
-}
-
-/// What standard error says when a command fails with this status.
-fn fails(arguments: &[&str], status: i32) -> String {
-    let output = run(arguments);
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {errors}");
-    assert_eq!(text(&output.stdout), "", "{arguments:?}");
-    assert!(errors.contains("error: "), "{arguments:?}: {errors}");
-    assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
-    errors.to_owned()
-}
+use support::{aquifer, fails, run, text, works};
 
 #[test]
 fn every_command_has_help_with_an_example() {

@@ -10,6 +10,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
+use crate::format::run::MAX_PAGES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::{ByteRange, Media};
 
@@ -42,12 +43,23 @@ pub(crate) fn new_uuid() -> Result<Uuid> {
 }
 
 impl CreateOptions {
-    fn layout(&self, len_bytes: u64) -> Result<Layout> {
+    /// Where the parts of a pool of `len_bytes` would lie.
+    ///
+    /// # Errors
+    /// [`PoolError::Parameter`] if the options do not fit it.
+    pub fn layout(&self, len_bytes: u64) -> Result<Layout> {
         if len_bytes < MIN_POOL_BYTES {
             return Err(PoolError::Parameter {
                 what: "the size",
                 value: format!("{len_bytes} bytes"),
                 reason: "a pool has at least 256 KiB",
+            });
+        }
+        if len_bytes / PAGE_BYTES > MAX_PAGES {
+            return Err(PoolError::Parameter {
+                what: "the size",
+                value: format!("{len_bytes} bytes"),
+                reason: "a pool has at most 4 PiB",
             });
         }
         let small = len_bytes < 16 << 20;

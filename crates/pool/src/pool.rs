@@ -173,6 +173,8 @@ impl Pool {
         options: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Pool> {
+        // Before there is a file.
+        options.layout(len_bytes)?;
         let media = media::create(path.as_ref(), len_bytes, open.domain)?;
         Self::create_on(media, options, open)
     }

@@ -1,0 +1,88 @@
+//! `aquifer object create`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use aquifer::{CreateObject, Keys};
+use aquifer_bench::Bytes;
+
+use super::keys::{NEW_KEYS_HELP, NewKeysArgs};
+use super::{describe, open_to_write};
+use crate::output;
+
+/// Arguments of `aquifer object create`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{NEW_KEYS_HELP}"))]
+pub struct Args {
+    /// The pool
+    pool: PathBuf,
+
+    /// Name of the object: up to 255 bytes
+    name: OsString,
+
+    /// Length of the object, rounded up to whole pages
+    #[arg(long, value_name = "BYTES")]
+    size: Bytes,
+
+    #[command(flatten)]
+    keys: NewKeysArgs,
+
+    /// Let it move to another address when it grows: nothing may point into it by plain pointers then
+    #[arg(long)]
+    relocatable: bool,
+
+    /// Make it for a heap: programs keep data structures in it, and store to it in no other way
+    #[arg(long)]
+    heap: bool,
+
+    /// Where it is attached, for example 0x300000000000 [default: a random address]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    address: Option<u64>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer object create data.pool graph --size 64M
+  aquifer object create data.pool graph --size 64M --write-key-file ~/.graph.key
+  aquifer object create data.pool words --size 1G --heap";
+
+fn address(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("`{text}` is no address; write for example 0x300000000000"))
+}
+
+/// Creates it and says where it is.
+pub fn run(args: &Args) -> Result<()> {
+    let (read, write) = (args.keys.read_key()?, args.keys.write_key()?);
+    let options = CreateObject {
+        keys: Keys { read: read.as_deref(), write: write.as_deref() },
+        relocatable: args.relocatable,
+        address: args.address,
+        heap: args.heap,
+    };
+    let name = args.name.as_bytes();
+    let objects = open_to_write(&args.pool)?;
+    objects.create(name, args.size.0, &options)?;
+    let object = describe::one(&objects, name)?;
+    let pool = args.pool.display().to_string();
+    output::print(&format!("created {}", object.to_text(&pool)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_hexadecimal_or_decimal() {
+        assert_eq!(address("0x300000000000"), Ok(0x3000_0000_0000));
+        assert_eq!(address("4096"), Ok(4096));
+        for wrong in ["", "0x", "-1", "0xg", "12 parsecs"] {
+            assert!(address(wrong).is_err(), "{wrong}");
+        }
+    }
+}

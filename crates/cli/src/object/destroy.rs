@@ -1,0 +1,67 @@
+//! `aquifer object destroy`: asks first, where there is somebody to ask.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use aquifer_bench::Bytes;
+
+use super::keys::{KeyArgs, ONE_KEY_HELP};
+use super::{describe, open_to_write};
+use crate::output;
+
+/// Arguments of `aquifer object destroy`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{ONE_KEY_HELP}"))]
+pub struct Args {
+    /// The pool
+    pool: PathBuf,
+
+    /// Name of the object
+    name: OsString,
+
+    #[command(flatten)]
+    key: KeyArgs,
+
+    /// Do not ask whether it is meant
+    #[arg(long)]
+    yes: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer object destroy data.pool graph
+  aquifer object destroy data.pool graph --yes --key-file ~/.graph.key
+
+Needs the key for writing, and that nobody has the object attached.";
+
+/// Destroys it.
+pub fn run(args: &Args) -> Result<()> {
+    let name = args.name.as_bytes();
+    let key = args.key.key()?;
+    let objects = open_to_write(&args.pool)?;
+    let object = describe::one(&objects, name)?;
+    let (shown, size) = (object.shown_name(), Bytes(object.size_bytes));
+    if !args.yes {
+        let question = format!("destroy {shown} ({size}) in {} for good?", args.pool.display());
+        ensure!(is_meant(&question)?, "{shown} is not destroyed");
+    }
+    objects.destroy(name, key.as_deref())?;
+    output::print(&format!("destroyed {shown} ({size})\n"))
+}
+
+fn is_meant(question: &str) -> Result<bool> {
+    let input = std::io::stdin();
+    ensure!(
+        input.is_terminal(),
+        "nothing is destroyed: there is no terminal to ask on; pass --yes if it is meant"
+    );
+    let mut terminal = std::io::stderr();
+    write!(terminal, "{question} [y/N] ")?;
+    terminal.flush()?;
+    let mut answer = String::new();
+    input.read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

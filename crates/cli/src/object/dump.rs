@@ -1,0 +1,262 @@
+//! `aquifer object dump`: the bytes of an object, as a reader of it sees them.
+//!
+//! The object is attached for reading, so what is shown is one committed state, and a writer keeps it from being
+//! shown. Its memory is read through `/proc/self/mem` and not by loads: where the media fail, that is an error and
+//! not a SIGBUS.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, ensure};
+use aquifer::{Access, Attachment};
+use aquifer_bench::Bytes;
+
+use super::keys::{KeyArgs, ONE_KEY_HELP};
+use super::open_to_read;
+use crate::output;
+
+/// Arguments of `aquifer object dump`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{ONE_KEY_HELP}"))]
+pub struct Args {
+    /// The pool
+    pool: PathBuf,
+
+    /// Name of the object
+    name: OsString,
+
+    #[command(flatten)]
+    key: KeyArgs,
+
+    /// Only these bytes: from the first up to the second, which is not shown; both can be left out
+    #[arg(long, value_name = "A..B")]
+    range: Option<Part>,
+
+    /// Write the bytes as they are
+    #[arg(long)]
+    raw: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer object dump data.pool graph --range ..256
+  aquifer object dump data.pool graph --range 1M..0x180000
+  aquifer object dump data.pool graph --raw > graph.bytes
+
+Shows them as `xxd -a` does: of several lines of zeros the first, and `*` for the others. Is refused while a program has
+the object attached for writing.";
+
+/// A part of an object, as it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    start: u64,
+    end: Option<u64>,
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let wrong =
+            || format!("`{text}` is no range; write for example 4096..8192, ..64K or 0x100..");
+        let offset = |text: &str| match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| wrong()),
+            None => text.parse().map(|bytes: Bytes| bytes.0).map_err(|_| wrong()),
+        };
+        let (start, end) = text.split_once("..").ok_or_else(wrong)?;
+        let start = if start.is_empty() { 0 } else { offset(start)? };
+        let end = if end.is_empty() { None } else { Some(offset(end)?) };
+        match end {
+            Some(end) if end < start => Err(format!("`{text}` ends before it begins")),
+            _ => Ok(Part { start, end }),
+        }
+    }
+}
+
+impl Part {
+    /// All of it.
+    const WHOLE: Part = Part { start: 0, end: None };
+
+    fn of(self, len_bytes: u64) -> Result<Range<u64>> {
+        let end = self.end.unwrap_or(len_bytes);
+        ensure!(
+            self.start <= end && end <= len_bytes,
+            "the object has {len_bytes} bytes ({}), and {}..{end} does not lie inside",
+            Bytes(len_bytes),
+            self.start,
+        );
+        Ok(self.start..end)
+    }
+}
+
+/// Bytes that are looked at together: a multiple of a line.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// Prints them.
+pub fn run(args: &Args) -> Result<()> {
+    let key = args.key.key()?;
+    let output = std::io::stdout();
+    ensure!(
+        !(args.raw && output.is_terminal()),
+        "raw bytes would confuse the terminal; write them to a file with `> FILE`"
+    );
+    let objects = open_to_read(&args.pool)?;
+    let attachment = objects.attach(args.name.as_bytes(), Access::Read, key.as_deref())?;
+    let range = args.range.unwrap_or(Part::WHOLE).of(attachment.len_bytes())?;
+    let memory = Memory::of(&attachment)?;
+    let mut output = BufWriter::new(output.lock());
+    let mut lines = HexLines::default();
+    for start in range.clone().step_by(CHUNK_BYTES as usize) {
+        let bytes = memory.read(start..range.end.min(start + CHUNK_BYTES))?;
+        if args.raw {
+            output.write_all(&bytes)?;
+        } else {
+            lines.add(start, &bytes, &mut output)?;
+        }
+    }
+    lines.finish(&mut output)?;
+    output.flush()?;
+    Ok(())
+}
+
+/// The memory of an attached object.
+struct Memory<'a> {
+    attachment: &'a Attachment,
+    process: File,
+}
+
+impl Memory<'_> {
+    fn of(attachment: &Attachment) -> Result<Memory<'_>> {
+        let process = File::open("/proc/self/mem").context("cannot open /proc/self/mem")?;
+        Ok(Memory { attachment, process })
+    }
+
+    fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let address = self.attachment.address() + range.start;
+        self.process.read_exact_at(&mut bytes, address).with_context(|| {
+            format!(
+                "cannot read bytes {} to {} of {}: the media failed, or were cut short meanwhile",
+                range.start,
+                range.end,
+                output::escaped(self.attachment.name().as_bytes()),
+            )
+        })?;
+        Ok(bytes)
+    }
+}
+
+/// Bytes in a line.
+const LINE_BYTES: usize = 16;
+
+/// Writes bytes as `xxd -a` does. Lines of zeros are kept back until it is known how many follow one another.
+#[derive(Default)]
+struct HexLines {
+    /// The first of them, and the last so far.
+    zeros: Option<(u64, u64)>,
+    /// Length of the last: the end of the object may be no whole line.
+    last_len: usize,
+}
+
+impl HexLines {
+    /// Bytes at an offset, in whole lines except at the very end.
+    fn add(&mut self, offset: u64, bytes: &[u8], output: &mut impl Write) -> Result<()> {
+        for (index, line) in bytes.chunks(LINE_BYTES).enumerate() {
+            let at = offset + (index * LINE_BYTES) as u64;
+            if line.iter().all(|&byte| byte == 0) {
+                let first = self.zeros.map_or(at, |(first, _)| first);
+                (self.zeros, self.last_len) = (Some((first, at)), line.len());
+            } else {
+                self.end_zeros(false, output)?;
+                write_line(at, line, output)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, output: &mut impl Write) -> Result<()> {
+        self.end_zeros(true, output)
+    }
+
+    fn end_zeros(&mut self, is_end: bool, output: &mut impl Write) -> Result<()> {
+        let Some((first, last)) = self.zeros.take() else { return Ok(()) };
+        let zeros = [0; LINE_BYTES];
+        let count = (last - first) / LINE_BYTES as u64 + 1;
+        // Where they end the dump, the last one is shown, so that its length is seen.
+        let shown = if is_end { 3 } else { 2 };
+        if count <= shown {
+            for at in (first..last).step_by(LINE_BYTES) {
+                write_line(at, &zeros, output)?;
+            }
+            return write_line(last, &zeros[..self.last_len], output);
+        }
+        write_line(first, &zeros, output)?;
+        output.write_all(b"*\n")?;
+        if is_end {
+            write_line(last, &zeros[..self.last_len], output)?;
+        }
+        Ok(())
+    }
+}
+
+/// `00000010: 6865 6c6c 6f20 776f 726c 640a            hello world.`
+fn write_line(offset: u64, bytes: &[u8], output: &mut impl Write) -> Result<()> {
+    let mut line = format!("{offset:08x}: ");
+    for index in 0..LINE_BYTES {
+        match bytes.get(index) {
+            Some(byte) => line.push_str(&format!("{byte:02x}")),
+            None => line.push_str("  "),
+        }
+        if index % 2 == 1 {
+            line.push(' ');
+        }
+    }
+    line.push(' ');
+    for &byte in bytes {
+        let is_visible = byte.is_ascii_graphic() || byte == b' ';
+        line.push(if is_visible { byte.into() } else { '.' });
+    }
+    line.push('\n');
+    output.write_all(line.as_bytes())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer::{CreateObject, CreateOptions, Objects, OpenOptions, Pool};
+
+    use super::*;
+
+    #[test]
+    fn parts_parse() {
+        let part = |start, end| Ok(Part { start, end });
+        assert_eq!("..".parse(), part(0, None));
+        assert_eq!("4K..0x2000".parse(), part(4096, Some(8192)));
+        assert_eq!("5..5".parse(), part(5, Some(5)));
+        for wrong in ["", "5", "5..4", "x..", "..-1", "1..2..3", "0x..5"] {
+            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn memory_without_media_is_an_error_and_not_a_signal() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let open = OpenOptions::default();
+        let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &open).unwrap();
+        let objects = Objects::new(pool);
+        objects.create("graph", 64 << 10, &CreateObject::default()).unwrap();
+        let attachment = objects.attach("graph", Access::Read, None).unwrap();
+        let memory = Memory::of(&attachment).unwrap();
+        assert_eq!(memory.read(0..4096).unwrap(), vec![0; 4096]);
+        File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        let error = memory.read(4096..8192).unwrap_err().to_string();
+        assert!(error.contains("bytes 4096 to 8192 of graph"), "{error}");
+    }
+}

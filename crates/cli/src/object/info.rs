@@ -1,0 +1,39 @@
+//! `aquifer object info`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::{describe, open_to_read};
+use crate::output;
+
+/// Arguments of `aquifer object info`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer object info data.pool graph
+  aquifer object info data.pool graph --json | jq .state
+
+Needs no key: what an object is can be seen by everybody who may open the pool.")]
+pub struct Args {
+    /// The pool
+    pool: PathBuf,
+
+    /// Name of the object
+    name: OsString,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints it.
+pub fn run(args: &Args) -> Result<()> {
+    let object = describe::one(&open_to_read(&args.pool)?, args.name.as_bytes())?;
+    match args.json {
+        true => output::print_json(&object, true),
+        false => output::print(&object.to_text(&args.pool.display().to_string())),
+    }
+}

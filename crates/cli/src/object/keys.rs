@@ -1,0 +1,119 @@
+//! Where keys come from: an option, a file, the environment; the first of these that is there.
+//!
+//! Command lines are visible to every user of the machine and are kept by shells, so each key can be given in a way
+//! that is neither.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// What the help of each command says that takes `--key`.
+pub const ONE_KEY_HELP: &str = "\
+Keys: others can see command lines, and shells keep them. Better than --key are --key-file (the content of
+the file without the line break at its end; /dev/stdin is a file, too) and the environment variable
+AQUIFER_KEY. The first of these that is there counts.";
+
+/// What the help of `create` says.
+pub const NEW_KEYS_HELP: &str = "\
+Keys: others can see command lines, and shells keep them. Better than --read-key and --write-key are
+--read-key-file and --write-key-file (the content of the file without the line break at its end; /dev/stdin is
+a file, too) and the environment variables AQUIFER_READ_KEY and AQUIFER_WRITE_KEY. For each key, the first of
+these that is there counts. Without any, nobody is asked for that key. Keys protect from mistakes: who may
+write to the pool file can do everything.";
+
+/// More is no key, but a mistake in the name of the file.
+const MAX_KEY_BYTES: u64 = 64 << 10;
+
+/// The key of an object that exists.
+#[derive(clap::Args)]
+pub struct KeyArgs {
+    /// Key of the object; others can see it
+    #[arg(long, value_name = "KEY")]
+    key: Option<OsString>,
+
+    /// File with the key of the object
+    #[arg(long, value_name = "FILE", conflicts_with = "key")]
+    key_file: Option<PathBuf>,
+}
+
+/// The keys of a new object.
+#[derive(clap::Args)]
+pub struct NewKeysArgs {
+    /// Ask for this key when it is attached for reading; others can see it
+    #[arg(long, value_name = "KEY")]
+    read_key: Option<OsString>,
+
+    /// File with the key for reading
+    #[arg(long, value_name = "FILE", conflicts_with = "read_key")]
+    read_key_file: Option<PathBuf>,
+
+    /// Ask for this key when it is attached for writing, resized or destroyed; others can see it
+    #[arg(long, value_name = "KEY")]
+    write_key: Option<OsString>,
+
+    /// File with the key for writing
+    #[arg(long, value_name = "FILE", conflicts_with = "write_key")]
+    write_key_file: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for KeyArgs {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("KeyArgs")
+    }
+}
+
+impl std::fmt::Debug for NewKeysArgs {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("NewKeysArgs")
+    }
+}
+
+impl KeyArgs {
+    /// The key, if one was given.
+    pub fn key(&self) -> Result<Option<Vec<u8>>> {
+        choose(self.key.clone(), self.key_file.as_deref(), "AQUIFER_KEY")
+    }
+}
+
+impl NewKeysArgs {
+    /// The key for reading, if there is to be one.
+    pub fn read_key(&self) -> Result<Option<Vec<u8>>> {
+        choose(self.read_key.clone(), self.read_key_file.as_deref(), "AQUIFER_READ_KEY")
+    }
+
+    /// The key for writing, if there is to be one.
+    pub fn write_key(&self) -> Result<Option<Vec<u8>>> {
+        choose(self.write_key.clone(), self.write_key_file.as_deref(), "AQUIFER_WRITE_KEY")
+    }
+}
+
+fn choose(
+    option: Option<OsString>,
+    file: Option<&Path>,
+    variable: &str,
+) -> Result<Option<Vec<u8>>> {
+    if let Some(path) = file {
+        return read(path).map(Some);
+    }
+    // A variable that is set to nothing is one that was taken back.
+    let set = || std::env::var_os(variable).filter(|value| !value.is_empty());
+    Ok(option.or_else(set).map(OsStringExt::into_vec))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut key = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_KEY_BYTES + 1).read_to_end(&mut key))
+        .with_context(|| format!("cannot read a key from {}", path.display()))?;
+    let fits = key.len() as u64 <= MAX_KEY_BYTES;
+    ensure!(fits, "{} has more than 64 KiB: that is no key", path.display());
+    if key.last() == Some(&b'\n') {
+        key.pop();
+    }
+    ensure!(!key.is_empty(), "there is no key in {}", path.display());
+    Ok(key)
+}

@@ -1,0 +1,61 @@
+//! `aquifer object list`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use aquifer_bench::Bytes;
+use serde::Serialize;
+
+use super::describe::{self, Object};
+use super::open_to_read;
+use crate::output;
+
+/// Arguments of `aquifer object list`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer object list data.pool
+  aquifer object list data.pool --json | jq -r '.objects[].name'
+
+States: D detached, R attached for reading, W attached for writing, P a commit is being written, C a commit is
+durable in the log and not yet at its place. Readers that opened the pool for reading are not named.")]
+pub struct Args {
+    /// The pool
+    pool: PathBuf,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    objects: Vec<Object>,
+}
+
+/// Prints them.
+pub fn run(args: &Args) -> Result<()> {
+    let objects = describe::all(&open_to_read(&args.pool)?)?;
+    if args.json {
+        return output::print_json(&Report { objects }, true);
+    }
+    if objects.is_empty() {
+        let pool = args.pool.display();
+        return output::print(&format!(
+            "no objects in {pool}; `aquifer object create` makes one\n"
+        ));
+    }
+    let header = ["name", "size", "address", "state", "asks for keys", "attached by"];
+    let mut lines = vec![header.map(str::to_owned)];
+    lines.extend(objects.iter().map(|object| {
+        [
+            object.shown_name().to_owned(),
+            Bytes(object.size_bytes).to_string(),
+            format!("{:#x}", object.address),
+            object.state.to_string(),
+            object.shown_keys().to_owned(),
+            object.shown_holders(),
+        ]
+    }));
+    output::print(&output::columns(&lines))
+}

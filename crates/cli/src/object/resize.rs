@@ -1,0 +1,57 @@
+//! `aquifer object resize`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use aquifer_bench::Bytes;
+
+use super::keys::{KeyArgs, ONE_KEY_HELP};
+use super::{describe, open_to_write};
+use crate::output;
+
+/// Arguments of `aquifer object resize`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{ONE_KEY_HELP}"))]
+pub struct Args {
+    /// The pool
+    pool: PathBuf,
+
+    /// Name of the object
+    name: OsString,
+
+    /// Its new length, rounded up to whole pages; what a smaller object has no room for is lost
+    #[arg(long, value_name = "BYTES")]
+    size: Bytes,
+
+    #[command(flatten)]
+    key: KeyArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer object resize data.pool graph --size 128M
+  aquifer object resize data.pool graph --size 128M --key-file ~/.graph.key
+
+Needs the key for writing, and that nobody has the object attached. Its content stays, and so does its address, unless
+it is needed for another object: then one that was created with --relocatable gets another address, and any other is
+not resized.";
+
+/// Resizes it, and says whether it is where it was.
+pub fn run(args: &Args) -> Result<()> {
+    let name = args.name.as_bytes();
+    let key = args.key.key()?;
+    let objects = open_to_write(&args.pool)?;
+    let before = describe::one(&objects, name)?;
+    let resized = objects.resize(name, args.size.0, key.as_deref())?;
+    let address = match resized.has_moved() {
+        true => format!(
+            "its address changed from {:#x} to {:#x}: plain pointers into it are invalid",
+            resized.previous_address, resized.address
+        ),
+        false => format!("its address is {:#x} as before", resized.address),
+    };
+    let [old, new] = [before.size_bytes, resized.size_bytes].map(Bytes);
+    output::print(&format!("resized {} from {old} to {new}; {address}\n", before.shown_name()))
+}

@@ -1,0 +1,152 @@
+//! `aquifer pool create`: a file of zeros, allocated and written once, then formatted.
+//!
+//! What cannot work is refused before there is a file or anything in one is lost: options that do not fit
+//! the size, a file that is there, a device that holds something for all one knows.
+
+use std::fs::Metadata;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow, bail, ensure};
+use aquifer::pool::media::{self, OpenError};
+use aquifer::{CreateOptions, OpenOptions, PersistenceDomain, Pool, PoolError};
+use aquifer_bench::Bytes;
+use aquifer_sys::devdax;
+
+use super::{explain_domain, format_note};
+use crate::{output, progress};
+
+/// Arguments of `aquifer pool create`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer pool create data.pool --size 1G                  in a new file
+  aquifer pool create /mnt/pmem/data.pool --size 16G       on a DAX mount: found by itself
+  aquifer pool create data.pool --size 1G --log 256M       with room for large commits
+
+Every byte of the file is allocated and written, so that no later write fails for want of space.")]
+pub struct Args {
+    /// File to make, or device to use
+    path: PathBuf,
+
+    /// Length of the pool; on a device, the whole device
+    #[arg(long, value_name = "BYTES")]
+    size: Bytes,
+
+    /// Length of the log: a quarter of it is the largest commit that goes through it whole [default: an eighth of
+    /// the pool, between 64 KiB and 64 MiB]
+    #[arg(long, value_name = "BYTES")]
+    log: Option<Bytes>,
+
+    /// How many objects there can be [default: one for each MiB, between 1,000 and 65,000]
+    #[arg(long, value_name = "N")]
+    inodes: Option<u64>,
+
+    /// Take the file for this persistence domain while the pool is made, whatever it is: for tests. It is not
+    /// remembered [default: what is found]
+    #[arg(long, value_enum)]
+    domain: Option<Domain>,
+
+    /// Overwrite a file that is there, or a device. What it held is lost
+    #[arg(long)]
+    force: bool,
+}
+
+/// What makes bytes durable.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Domain {
+    /// Cache-line flush and fence do
+    Dax,
+    /// Write-back and a flush of the device do
+    PageCache,
+    /// Nothing does
+    Volatile,
+}
+
+impl From<Domain> for PersistenceDomain {
+    fn from(domain: Domain) -> PersistenceDomain {
+        match domain {
+            Domain::Dax => PersistenceDomain::Dax,
+            Domain::PageCache => PersistenceDomain::PageCache,
+            Domain::Volatile => PersistenceDomain::Volatile,
+        }
+    }
+}
+
+/// Makes it and says what it is.
+pub fn run(args: &Args) -> Result<()> {
+    let options = CreateOptions {
+        inodes: args.inodes,
+        log_bytes: args.log.map(|log| log.0),
+        media_is_used: false,
+    };
+    options.layout(args.size.0)?;
+    check_device(args)?;
+    let mut create = media::CreateOptions::new().overwrite(args.force);
+    if let Some(domain) = args.domain {
+        create = create.domain(domain.into());
+    }
+    let bar = progress::Bytes::new("allocating and zeroing");
+    let media = create.create(&args.path, args.size.0, &mut |done, all| bar.at(done, all));
+    drop(bar);
+    let media = media.map_err(|error| match error {
+        OpenError::Exists { path } => anyhow!(
+            "{} exists already; choose another path, or overwrite it with --force",
+            path.display()
+        ),
+        OpenError::Missing { path } => anyhow!(
+            "cannot make {}: its directory does not exist or takes no files; choose another path",
+            path.display()
+        ),
+        error => error.into(),
+    })?;
+    // Without shared memory: nobody else needs it yet.
+    let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
+    let pool = Pool::create_on(media, &options, &open)?;
+    let text = describe(&args.path, &pool)?;
+    drop(pool);
+    output::print(&text)
+}
+
+/// A pool takes a device whole, and only when that was said.
+fn check_device(args: &Args) -> Result<()> {
+    let Ok(metadata) = std::fs::metadata(&args.path) else { return Ok(()) };
+    if !is_device(&metadata) {
+        return Ok(());
+    }
+    let path = args.path.display();
+    ensure!(args.force, "{path} is a device; --force makes a pool of it, and what it held is lost");
+    let len_bytes = device_len_bytes(&args.path)?;
+    if args.size.0 != len_bytes {
+        bail!(
+            "a pool takes all of a device: {path} has {len_bytes} bytes; pass --size {len_bytes}"
+        );
+    }
+    Ok(())
+}
+
+fn is_device(metadata: &Metadata) -> bool {
+    metadata.file_type().is_block_device() || devdax::is_devdax(metadata)
+}
+
+fn device_len_bytes(path: &Path) -> Result<u64, OpenError> {
+    Ok(media::OpenOptions::new().open(path)?.len_bytes())
+}
+
+fn describe(path: &Path, pool: &Pool) -> Result<String, PoolError> {
+    let info = pool.info()?;
+    let layout = info.layout;
+    let lines = [
+        ("domain", explain_domain(info.domain)),
+        ("log", Bytes(layout.log().len_bytes).to_string()),
+        ("inodes", output::count(layout.slots() - 1)),
+        ("free", Bytes(info.free_pages * aquifer::pool::format::PAGE_BYTES).to_string()),
+    ];
+    Ok(format!(
+        "made a pool of {} in {}, {}\n{}",
+        Bytes(layout.len_bytes()),
+        path.display(),
+        format_note(),
+        output::columns(&lines.map(|(name, value)| [name.to_owned(), value])),
+    ))
+}

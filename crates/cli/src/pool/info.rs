@@ -1,0 +1,177 @@
+//! `aquifer pool info`: what a pool is, how full it is, who has it open.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use aquifer::pool::format::inode::{Inode, InodeKind};
+use aquifer::pool::format::{FORMAT_VERSION, PAGE_BYTES};
+use aquifer::pool::media::ByteRange;
+use aquifer::{PersistenceDomain, Pool, PoolInfo};
+use aquifer_bench::Bytes;
+use serde::{Serialize, Serializer};
+
+use super::{explain_domain, format_note, open_to_read};
+use crate::output;
+
+/// Arguments of `aquifer pool info`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer pool info data.pool                               for people
+  aquifer pool info data.pool --json | jq .free_bytes       for programs
+
+Opens the pool for reading and changes nothing, also where programs have it open.")]
+pub struct Args {
+    /// The pool
+    path: PathBuf,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A part of the pool file.
+#[derive(Serialize)]
+struct Part {
+    offset_bytes: u64,
+    len_bytes: u64,
+}
+
+impl From<ByteRange> for Part {
+    fn from(range: ByteRange) -> Part {
+        Part { offset_bytes: range.offset_bytes, len_bytes: range.len_bytes }
+    }
+}
+
+impl Part {
+    fn to_text(&self) -> String {
+        format!("{} at {:#x}", Bytes(self.len_bytes), self.offset_bytes)
+    }
+}
+
+/// What is printed.
+#[derive(Serialize)]
+struct Report {
+    path: String,
+    uuid: String,
+    format_version: u32,
+    is_experimental: bool,
+    created_ns: u64,
+    #[serde(serialize_with = "as_text")]
+    domain: PersistenceDomain,
+    size_bytes: u64,
+    metadata: Part,
+    log: Part,
+    data: Part,
+    log_used_bytes: u64,
+    generation: u64,
+    tail_lsn: u64,
+    applied_lsn: u64,
+    durable_lsn: u64,
+    inodes: u64,
+    max_inodes: u64,
+    damaged_inodes: u64,
+    objects: u64,
+    free_bytes: u64,
+    largest_free_bytes: u64,
+    /// Records of the log that this opening found and looked at in memory.
+    recovered_records: u64,
+    /// Processes that have it open for writing.
+    processes: Vec<u32>,
+}
+
+fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// Prints it.
+pub fn run(args: &Args) -> Result<()> {
+    let report = Report::of(&open_to_read(&args.path)?)?;
+    match args.json {
+        true => output::print_json(&report, true),
+        false => output::print(&report.to_text()),
+    }
+}
+
+impl Report {
+    fn of(pool: &Pool) -> Result<Report> {
+        let info: PoolInfo = pool.info()?;
+        let is_object = |inode: &Inode| inode.kind == InodeKind::Object;
+        let objects = pool.inodes()?.into_iter().filter(is_object).count() as u64;
+        let layout = info.layout;
+        Ok(Report {
+            path: info.path.display().to_string(),
+            uuid: info.uuid.to_string(),
+            format_version: FORMAT_VERSION,
+            is_experimental: FORMAT_VERSION == 0,
+            created_ns: info.created_ns,
+            domain: info.domain,
+            size_bytes: layout.len_bytes(),
+            metadata: layout.metadata().into(),
+            log: layout.log().into(),
+            data: layout.data().into(),
+            log_used_bytes: info.durable_lsn.saturating_sub(info.tail_lsn),
+            generation: info.generation,
+            tail_lsn: info.tail_lsn,
+            applied_lsn: info.applied_lsn,
+            durable_lsn: info.durable_lsn,
+            inodes: info.inodes,
+            max_inodes: layout.slots() - 1,
+            damaged_inodes: info.damaged_inodes,
+            objects,
+            free_bytes: info.free_pages * PAGE_BYTES,
+            largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
+            recovered_records: info.recovered_records,
+            processes: info.processes,
+        })
+    }
+
+    fn to_text(&self) -> String {
+        let used = self.log_used_bytes;
+        let of_log = used * 100 / self.log.len_bytes.max(1);
+        let mut inodes = format!(
+            "{} of {} in use, in {}",
+            output::count(self.inodes),
+            output::count(self.max_inodes),
+            self.metadata.to_text(),
+        );
+        if self.damaged_inodes > 0 {
+            let damaged = output::several(self.damaged_inodes, "slot");
+            inodes.push_str(&format!("; {damaged} damaged: see `aquifer pool check`"));
+        }
+        let mut log = format!("{} ({of_log} %) in use of {}", Bytes(used), self.log.to_text());
+        if self.recovered_records > 0 {
+            let records = output::several(self.recovered_records, "record");
+            log.push_str(&format!("; {records} to be replayed when it is opened for writing"));
+        }
+        let data = format!(
+            "{} free of {}, {} in one piece",
+            Bytes(self.free_bytes),
+            self.data.to_text(),
+            Bytes(self.largest_free_bytes),
+        );
+        let processes = match &self.processes[..] {
+            [] => "no process".to_owned(),
+            pids => pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+        };
+        let lines = [
+            ("domain", explain_domain(self.domain)),
+            ("created", output::moment(self.created_ns)),
+            ("uuid", self.uuid.clone()),
+            ("objects", output::count(self.objects)),
+            ("inodes", inodes),
+            ("log", log),
+            ("generation", self.generation.to_string()),
+            ("data", data),
+            ("open for writing in", processes),
+        ];
+        format!(
+            "{}: a pool of {}, {}\n{}",
+            self.path,
+            Bytes(self.size_bytes),
+            format_note(),
+            output::columns(&lines.map(|(name, value)| [name.to_owned(), value])),
+        )
+    }
+}

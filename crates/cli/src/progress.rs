@@ -1,0 +1,37 @@
+//! How far something that takes long has got, on standard error; nothing where that is no terminal.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar that counts bytes. It goes away when it is dropped.
+pub struct Bytes(ProgressBar);
+
+impl Bytes {
+    /// A bar of unknown length.
+    pub fn new(what: &'static str) -> Bytes {
+        let target = match std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let template = "{elapsed_precise} {bar:30} {bytes}/{total_bytes} {msg}";
+        let style = ProgressStyle::with_template(template).expect("a valid template");
+        let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+        bar.set_message(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Bytes(bar)
+    }
+
+    /// So much of so much is done.
+    pub fn at(&self, done_bytes: u64, all_bytes: u64) {
+        self.0.set_length(all_bytes);
+        self.0.set_position(done_bytes);
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

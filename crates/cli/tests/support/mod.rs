@@ -1,0 +1,134 @@
+//! What the tests of the command share.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::OsStr;
+use std::fmt::Debug;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The command, in a directory that can be written to, with no keys around.
+pub fn aquifer() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    for variable in ["AQUIFER_KEY", "AQUIFER_READ_KEY", "AQUIFER_WRITE_KEY"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+pub fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    aquifer().args(arguments).output().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The output of a command that must work.
+pub fn works<S: AsRef<OsStr> + Debug>(arguments: &[S]) -> String {
+    worked(run(arguments), arguments)
+}
+
+pub fn worked(output: Output, what: &(impl Debug + ?Sized)) -> String {
+    let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| text(bytes));
+    assert_eq!(output.status.code(), Some(0), "{what:?}: {out}{errors}");
+    out.to_owned()
+}
+
+/// What a command that must work prints as JSON.
+pub fn json<S: AsRef<OsStr> + Debug>(arguments: &[S]) -> Value {
+    serde_json::from_str(&works(arguments)).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+}
+
+/// What standard error says when a command fails with this status.
+pub fn fails<S: AsRef<OsStr> + Debug>(arguments: &[S], status: i32) -> String {
+    failed(run(arguments), status, arguments)
+}
+
+pub fn failed(output: Output, status: i32, what: &(impl Debug + ?Sized)) -> String {
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{what:?}: {errors}");
+    assert_eq!(text(&output.stdout), "", "{what:?}");
+    assert!(errors.contains("error: "), "{what:?}: {errors}");
+    assert!(!errors.contains("panicked"), "{what:?}: {errors}");
+    errors.to_owned()
+}
+
+/// Fails if `said` lacks one of `parts`.
+#[track_caller]
+pub fn says(said: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(said.contains(part), "{part:?} is missing in {said}");
+    }
+}
+
+/// A directory for pools, removed at the end.
+pub struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        Place { directory: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+    }
+
+    /// One that every user can get to.
+    pub fn public() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        Place { directory }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The same, for a command line.
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// A pool of 4 MiB.
+    pub fn pool(&self) -> String {
+        let path = self.text("data.pool");
+        works(&["pool", "create", &path, "--size", "4M"]);
+        path
+    }
+
+    pub fn entries(&self) -> usize {
+        fs::read_dir(self.directory.path()).unwrap().count()
+    }
+}
+
+/// Runs the command as somebody who is not root; `None`, with the reason, where that cannot be done here.
+pub fn run_without_privileges(arguments: &[&str]) -> Option<Output> {
+    const NOBODY: u32 = 65534;
+    let is_root = fs::metadata("/proc/self").is_ok_and(|own| {
+        use std::os::unix::fs::MetadataExt;
+        own.uid() == 0
+    });
+    let mut command = aquifer();
+    command.args(arguments).current_dir("/");
+    if is_root {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    match command.output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            eprintln!("skipped: the command as another user: {error}");
+            None
+        }
+    }
+}
+
+/// Bytes of a file, to see that it was not changed.
+pub fn bytes(path: impl AsRef<Path>) -> Vec<u8> {
+    fs::read(path).unwrap()
+}
