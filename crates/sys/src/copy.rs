@@ -296,10 +296,16 @@ mod x86 {
         __cpuid_count, __get_cpuid_max, __m128i, __m256i, _mm_loadu_si128, _mm_stream_si128,
         _mm256_loadu_si256, _mm256_stream_si256,
     };
+    use std::sync::OnceLock;
 
-    /// CPUID leaf 7, EBX.
-    #[allow(unused_unsafe, reason = "the intrinsics are unsafe in the oldest supported compiler")]
+    /// CPUID leaf 7, EBX; asked once, because virtual machines answer it in microseconds.
     pub(super) fn structured_features() -> u32 {
+        static FEATURES: OnceLock<u32> = OnceLock::new();
+        *FEATURES.get_or_init(ask_structured_features)
+    }
+
+    #[allow(unused_unsafe, reason = "the intrinsics are unsafe in the oldest supported compiler")]
+    fn ask_structured_features() -> u32 {
         // SAFETY: every x86-64 CPU has CPUID.
         let (highest_leaf, _) = unsafe { __get_cpuid_max(0) };
         if highest_leaf < 7 {
