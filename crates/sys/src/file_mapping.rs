@@ -12,7 +12,7 @@
 //! # Accesses
 //! Others change the bytes whenever they like, so there are no references into the mapping, only copies. A
 //! copy from or to what is no longer there (the file was cut short, memory is broken, there is no page
-//! left) is an error, provided that a handler of SIGBUS calls [`fallible::fail`](crate::fallible::fail),
+//! left) is an error, provided that a handler of SIGBUS calls [`fallible::fail`],
 //! as that of `aquifer-vm` does.
 //!
 //! The mapping is left out of core dumps and of forked children, whose accesses are errors.

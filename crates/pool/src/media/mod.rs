@@ -27,14 +27,16 @@
 //!
 //! [`open`] and [`create`] choose the form and detect the domain.
 
+mod create;
 mod descriptors;
 mod file;
 mod mapped;
 mod open;
 
+pub use create::{CreateOptions, create};
 pub use file::FileMedia;
 pub use mapped::MappedMedia;
-pub use open::{CreateOptions, OpenError, OpenOptions, create, open};
+pub use open::{OpenError, OpenOptions, open};
 
 use std::fmt;
 use std::io;

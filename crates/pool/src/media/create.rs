@@ -1,0 +1,231 @@
+//! Making media: a file where there is none, or what a device holds made zero.
+//!
+//! Every byte is allocated and written once before media are handed out, so that no later write needs a change of
+//! the file system's metadata and none finds the disk full. A file that could not be made is removed.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_sys::lock::{self, LockKind, LockRange};
+use aquifer_sys::{file_system, io as file_io};
+
+use super::open::{Kind, OpenError, OpenOptions, kind_of, len_bytes, refused};
+use super::{Media, PersistenceDomain};
+
+/// How to make media.
+///
+/// ```
+/// use aquifer_pool::media::{CreateOptions, Media};
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data");
+/// let media = CreateOptions::new().create(&path, 1 << 20, &mut |done_bytes, all_bytes| {
+///     eprintln!("{done_bytes} of {all_bytes}");
+/// })?;
+/// assert_eq!(media.len_bytes(), 1 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct CreateOptions {
+    overwrite: bool,
+    mode: u32,
+    domain: Option<PersistenceDomain>,
+}
+
+impl Default for CreateOptions {
+    fn default() -> CreateOptions {
+        CreateOptions { overwrite: false, mode: 0o600, domain: None }
+    }
+}
+
+impl CreateOptions {
+    /// A new file that only its owner may open.
+    pub fn new() -> CreateOptions {
+        CreateOptions::default()
+    }
+
+    /// Whether a file that is there and not empty is overwritten. Off by default.
+    pub fn overwrite(mut self, overwrite: bool) -> CreateOptions {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// Permissions of a new file, from which the process's mask is taken away. 0o600 by default.
+    pub fn mode(mut self, mode: u32) -> CreateOptions {
+        self.mode = mode;
+        self
+    }
+
+    /// Forces a domain, for tests and measurements. See the module's documentation.
+    pub fn domain(mut self, domain: PersistenceDomain) -> CreateOptions {
+        self.domain = Some(domain);
+        self
+    }
+
+    /// Makes media of `len_bytes` at a path where there is nothing, an empty file, or a device. On return every
+    /// byte is zero, allocated and durable, and so is the name. `progress` is told now and then how many bytes
+    /// of how many are done. Of a device that is longer, the first `len_bytes` are zeroed and all are media.
+    ///
+    /// # Errors
+    /// All of [`OpenError`]. A file that was made is removed again; what was overwritten is lost.
+    pub fn create(
+        &self,
+        path: impl AsRef<Path>,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Arc<dyn Media>, OpenError> {
+        let path = path.as_ref();
+        if len_bytes == 0 {
+            return Err(bad_length(path, len_bytes, "media have at least one byte".into()));
+        }
+        match std::fs::metadata(path) {
+            Ok(metadata) => {
+                let kind = kind_of(&metadata, path)?;
+                if kind == Kind::File && metadata.len() > 0 && !self.overwrite {
+                    return Err(OpenError::Exists { path: path.to_path_buf() });
+                }
+                let file = self.claim(path, kind)?;
+                self.fill(file, path, len_bytes, kind, progress)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make(path, len_bytes, progress)
+            }
+            Err(error) => Err(refused(path, true, "open", error)),
+        }
+    }
+
+    /// A file where there is nothing.
+    fn make(
+        &self,
+        path: &Path,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Arc<dyn Media>, OpenError> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(self.mode)
+            .open(path)
+            .map_err(|source| refused(path, true, "make", source))?;
+        let made = self.fill(file, path, len_bytes, Kind::File, progress).and_then(|media| {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            match file_io::sync_directory(parent.unwrap_or(Path::new("."))) {
+                // File systems without storage have nothing to sync.
+                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
+                    Err(refused(path, true, "make the name durable of", error))
+                }
+                _ => Ok(media),
+            }
+        });
+        if made.is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    /// Opens what is there, if nobody uses it.
+    fn claim(&self, path: &Path, kind: Kind) -> Result<File, OpenError> {
+        let in_use = || OpenError::InUse { path: path.to_path_buf() };
+        let open = |flags| File::options().read(true).write(true).custom_flags(flags).open(path);
+        if kind == Kind::BlockDevice {
+            // Refused while it is mounted or part of another device.
+            open(libc::O_EXCL).map_err(|source| match source.raw_os_error() {
+                Some(libc::EBUSY) => in_use(),
+                _ => refused(path, true, "open", source),
+            })?;
+        }
+        let file = open(0).map_err(|source| refused(path, true, "open", source))?;
+        let conflict = lock::conflict(file.as_fd(), LockRange::WHOLE, LockKind::Exclusive)
+            .map_err(|source| refused(path, true, "look for locks of", source))?;
+        if conflict.is_some() {
+            return Err(in_use());
+        }
+        if kind == Kind::File {
+            file.set_len(0).map_err(|source| refused(path, true, "empty", source))?;
+        }
+        Ok(file)
+    }
+
+    /// Gives an empty file or a device its bytes.
+    fn fill(
+        &self,
+        file: File,
+        path: &Path,
+        len_bytes: u64,
+        kind: Kind,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Arc<dyn Media>, OpenError> {
+        let failed = |source: io::Error| match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT | libc::ENOMEM) => {
+                OpenError::NoSpace { path: path.to_path_buf(), len_bytes, source }
+            }
+            Some(libc::EFBIG) => {
+                bad_length(path, len_bytes, "it is more than a file can have there".into())
+            }
+            _ => refused(path, true, "allocate", source),
+        };
+        self.check_length(&file, path, len_bytes, kind)?;
+        if kind == Kind::File {
+            match file_io::allocate(file.as_fd(), 0, len_bytes) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    file.set_len(len_bytes).map_err(failed)?;
+                }
+                allocated => allocated.map_err(failed)?,
+            }
+        }
+        let options = OpenOptions::made(self.domain);
+        let sync = file.try_clone().map_err(failed)?;
+        let form = options.adopt(file, path.to_path_buf(), kind)?;
+        form.write_zeros(len_bytes, progress).map_err(failed)?;
+        if kind != Kind::DaxDevice {
+            sync.sync_all().map_err(failed)?;
+        }
+        Ok(form.into_media())
+    }
+
+    fn check_length(
+        &self,
+        file: &File,
+        path: &Path,
+        wanted_bytes: u64,
+        kind: Kind,
+    ) -> Result<(), OpenError> {
+        let failed = |source| refused(path, true, "inspect", source);
+        if kind != Kind::File {
+            let metadata = file.metadata().map_err(failed)?;
+            let device_bytes = len_bytes(file, &metadata, kind).map_err(failed)?;
+            if wanted_bytes > device_bytes {
+                let reason = format!("the device has {device_bytes}");
+                return Err(bad_length(path, wanted_bytes, reason));
+            }
+        } else if file_system::magic(file.as_fd()).map_err(failed)? == file_system::HUGETLBFS {
+            let unit_bytes = file_system::block_bytes(file.as_fd()).map_err(failed)?;
+            if !wanted_bytes.is_multiple_of(unit_bytes) {
+                let reason = format!("there it must be a multiple of {unit_bytes}");
+                return Err(bad_length(path, wanted_bytes, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bad_length(path: &Path, len_bytes: u64, reason: String) -> OpenError {
+    OpenError::BadLength { path: path.to_path_buf(), len_bytes, reason }
+}
+
+/// Makes media, with the domain that is found or with a forced one: [`CreateOptions`] in short.
+///
+/// # Errors
+/// As for [`CreateOptions::create`].
+pub fn create(
+    path: &Path,
+    len_bytes: u64,
+    forced: Option<PersistenceDomain>,
+) -> Result<Arc<dyn Media>, OpenError> {
+    let options = CreateOptions { domain: forced, ..CreateOptions::new() };
+    options.create(path, len_bytes, &mut |_, _| {})
+}
