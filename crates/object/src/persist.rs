@@ -291,6 +291,7 @@ mod tests {
             Shape::of::<Signed>(),
             Shape::of::<[Two; 2]>(),
             Shape::of::<[Two; 3]>(),
+            Shape::of::<[Signed; 3]>(),
             Shape::of::<Tree<'_>>(),
             Shape::of::<OtherTree<'_>>(),
             Shape::of::<Deep<'_>>(),

@@ -438,9 +438,10 @@ fn collections_move_into_a_heap_that_grew() {
     let mut heap = object.format(Placement::Fixed);
     let fill = |heap: &mut ObjectHeap, count: u64| {
         heap.enter(|scope| {
-            let numbers =
-                scope.root_or_insert_with(ROOT, |heap| Ok(PVec::<u64>::new_in(heap))).unwrap();
-            (0..count).try_for_each(|n| numbers.push(n))
+            let heap = scope.heap();
+            let make = |heap| Ok(PVec::<PBox<u64>>::new_in(heap));
+            let boxes = scope.root_or_insert_with(ROOT, make).unwrap();
+            (0..count).try_for_each(|n| boxes.push(PBox::new_in(n, heap)?))
         })
     };
     assert!(matches!(fill(&mut heap, 100_000), Err(HeapError::Full { .. })));
@@ -448,9 +449,9 @@ fn collections_move_into_a_heap_that_grew() {
         object.grow(pages * PAGE);
         // SAFETY: the memory is there now.
         unsafe { heap.grow((pages * PAGE) as u64) }.unwrap();
-        fill(&mut heap, 200_000).unwrap();
+        fill(&mut heap, 50_000).unwrap();
     }
-    heap.enter(|scope| drop(scope.remove_root::<PVec<u64>>(ROOT).unwrap()));
+    heap.enter(|scope| drop(scope.remove_root::<PVec<PBox<u64>>>(ROOT).unwrap()));
     assert_eq!(heap.check().unwrap().allocations, 0);
 }
 
