@@ -1,303 +1,261 @@
-//! Crash states of objects: whatever a power cut leaves, each object is as its last completed psync left it, or the one in
-//! flight, and is attached at the address it always had.
+//! Crash states: whatever a power cut leaves, every object is as its last completed psync left it, or as the one in
+//! flight would have.
+
+mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use aquifer_object::{Access, AttachOptions, Attachment, CreateObject, Objects};
+use aquifer_object::{Access, Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{CrashMedia, CrashState, Plan, Recording, Verdict, explore};
+use aquifer_testkit::crash::{
+    CrashFailure, CrashMedia, CrashState, Explored, Plan, Recording, Verdict, explore,
+};
 use aquifer_testkit::rng::Rng;
-use aquifer_vm::dirty::TrackerForm;
+use support::{PAGE, alone, load_all, store};
 
-const PAGE: usize = 4096;
-const POOL_BYTES: u64 = 1 << 20;
+const POOL_BYTES: u64 = 768 << 10;
+/// More pages than a commit in the log can have: a quarter of 64 KiB.
+const LARGE: usize = 6;
 
-/// Each page of an object by the stamp it is filled with.
-type Content = Vec<u64>;
-type Model = BTreeMap<String, Content>;
+type Model = BTreeMap<String, Vec<u64>>;
 
-fn alone() -> OpenOptions {
-    OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+fn open(media: &Arc<CrashMedia>, mutant: Option<Mutant>) -> Result<Objects, PoolError> {
+    let options = OpenOptions { mutant, ..alone() };
+    Pool::open_on(media.clone(), &options).map(Objects::new)
 }
 
-fn open(media: &Arc<CrashMedia>) -> Objects {
-    Objects::new(Pool::open_on(media.clone(), &alone()).unwrap())
-}
-
-/// What the program does: one psync, or one change of the set of objects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Change {
-    Create {
-        name: String,
-        pages: usize,
-    },
-    Destroy {
-        name: String,
-    },
-    Resize {
-        name: String,
-        pages: usize,
-    },
-    /// Stores to pages of several objects, made durable together.
-    Psync {
-        pages: Vec<(String, usize)>,
-        how: How,
-    },
-    Checkpoint,
-    Reopen,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
-    /// One call that returns when all is durable.
-    Wait,
-    /// The program goes on, and stores to the same pages, while it becomes durable.
-    Begin,
-}
-
-impl Change {
-    fn random(rng: &mut Rng, model: &Model, id: u64) -> Change {
-        let names: Vec<&String> = model.keys().collect();
-        let kind = rng.below(100);
-        if names.is_empty() || (kind < 10 && names.len() < 4) {
-            return Change::Create {
-                name: format!("object-{id}"),
-                pages: 1 + rng.below(6) as usize,
-            };
-        }
-        let name = names[rng.below(names.len() as u64) as usize].clone();
-        match kind {
-            10..18 => Change::Destroy { name },
-            18..26 => Change::Resize { name, pages: 1 + rng.below(8) as usize },
-            26..31 => Change::Checkpoint,
-            31..35 => Change::Reopen,
-            _ => {
-                let several = if rng.chance(0.25) { 2 } else { 1 };
-                let mut pages = Vec::new();
-                let from = rng.below(names.len() as u64) as usize;
-                for name in names.iter().cycle().skip(from).take(several.min(names.len())) {
-                    let len = model[*name].len() as u64;
-                    // Now and then more than a quarter of the log.
-                    let count = if rng.chance(0.15) { len } else { 1 + rng.below(len.min(3)) };
-                    let first = rng.below(len - count + 1);
-                    pages.extend(
-                        (first..first + count).map(|page| ((*name).clone(), page as usize)),
-                    );
-                }
-                let how = if rng.chance(0.3) { How::Begin } else { How::Wait };
-                Change::Psync { pages, how }
-            }
-        }
-    }
-
-    fn apply(&self, model: &mut Model, id: u64) {
-        match self {
-            Change::Create { name, pages } => {
-                model.insert(name.clone(), vec![0; *pages]);
-            }
-            Change::Destroy { name } => {
-                model.remove(name);
-            }
-            Change::Resize { name, pages } => {
-                model.get_mut(name).expect("chosen from it").resize(*pages, 0);
-            }
-            Change::Psync { pages, .. } => {
-                for (name, page) in pages {
-                    model.get_mut(name).expect("chosen from it")[*page] = id;
-                }
-            }
-            Change::Checkpoint | Change::Reopen => {}
-        }
-    }
-}
-
-/// The program: objects, and those it has attached.
+/// A program at work: its objects, attached, and what they should hold.
 struct Program {
-    objects: Objects,
+    media: Arc<CrashMedia>,
+    mutant: Option<Mutant>,
+    objects: Option<Objects>,
     attached: BTreeMap<String, Attachment>,
-    form: Option<TrackerForm>,
-}
-
-fn store(attachment: &mut Attachment, page: usize, stamp: u64) {
-    let bytes = attachment.as_mut_slice().unwrap();
-    for word in bytes[page * PAGE..][..PAGE].chunks_exact_mut(8) {
-        word.copy_from_slice(&stamp.to_le_bytes());
-    }
+    model: Model,
 }
 
 impl Program {
-    fn run(&mut self, media: &Arc<CrashMedia>, change: &Change, id: u64) {
-        match change {
-            Change::Create { name, pages } => {
-                let how = CreateObject { relocatable: true, ..CreateObject::default() };
-                self.objects.create(name, (pages * PAGE) as u64, &how).unwrap();
+    fn objects(&self) -> &Objects {
+        self.objects.as_ref().unwrap()
+    }
+
+    fn any(&self, rng: &mut Rng) -> Option<String> {
+        let names: Vec<&String> = self.model.keys().collect();
+        (!names.is_empty()).then(|| names[rng.below(names.len() as u64) as usize].clone())
+    }
+
+    fn attach(&mut self, name: &str) -> &mut Attachment {
+        let objects = self.objects.as_ref().unwrap();
+        (self.attached.entry(name.to_owned()))
+            .or_insert_with(|| objects.attach(name, Access::Write, None).unwrap())
+    }
+
+    fn detach(&mut self, name: &str) {
+        if let Some(attachment) = self.attached.remove(name) {
+            attachment.detach().unwrap();
+        }
+    }
+
+    /// Stores to some pages of an object.
+    fn store(&mut self, rng: &mut Rng, name: &str, value: u64) {
+        let pages = self.model[name].len();
+        let most = if rng.chance(0.3) { pages } else { 2.min(pages) };
+        let chosen: Vec<usize> =
+            (0..1 + rng.below(most as u64 * 2)).map(|_| rng.below(pages as u64) as usize).collect();
+        for page in chosen {
+            store(self.attach(name), page, value);
+            self.model.get_mut(name).unwrap()[page] = value;
+        }
+    }
+
+    /// One random change; `id` becomes the value of what it stores.
+    fn change(&mut self, rng: &mut Rng, id: u64) {
+        let kind = rng.below(100);
+        let Some(name) = self.any(rng).filter(|_| kind >= 12 || self.model.len() >= 4) else {
+            let (name, pages) = (format!("object {id}"), 1 + rng.below(2 * LARGE as u64) as usize);
+            let options = CreateObject { relocatable: rng.chance(0.5), ..CreateObject::default() };
+            match self.objects().create(&name, (pages * PAGE) as u64, &options) {
+                Ok(_) => drop(self.model.insert(name, vec![0; pages])),
+                Err(ObjectError::Pool(PoolError::Full { .. })) => {}
+                Err(error) => panic!("{error}"),
             }
-            Change::Destroy { name } => {
-                self.attached.remove(name);
-                self.objects.destroy(name, None).unwrap();
+            return;
+        };
+        match kind {
+            0..20 => {
+                self.detach(&name);
+                self.objects().destroy(&name, None).unwrap();
+                self.model.remove(&name);
             }
-            Change::Resize { name, pages } => {
-                self.attached.remove(name);
-                self.objects.resize(name, (pages * PAGE) as u64, None).unwrap();
+            20..28 => {
+                self.detach(&name);
+                let pages = 1 + rng.below(2 * LARGE as u64) as usize;
+                match self.objects().resize(&name, (pages * PAGE) as u64, None) {
+                    Ok(_) => self.model.get_mut(&name).unwrap().resize(pages, 0),
+                    Err(ObjectError::Pool(PoolError::Full { .. })) => {}
+                    Err(error) => panic!("{error}"),
+                }
             }
-            Change::Psync { pages, how } => self.psync(pages, *how, id),
-            Change::Checkpoint => self.objects.pool().checkpoint().unwrap(),
-            Change::Reopen => {
+            28..32 => {
+                self.detach(&name);
+                let other = format!("renamed {id}");
+                self.objects().rename(&name, &other, None).unwrap();
+                let content = self.model.remove(&name).unwrap();
+                self.model.insert(other, content);
+            }
+            32..38 => self.objects().pool().checkpoint().unwrap(),
+            38..44 => self.detach(&name),
+            44..48 => {
                 self.attached.clear();
-                // The old handle goes first: the media serve one open pool at a time.
-                let placeholder =
-                    Arc::new(CrashMedia::new(POOL_BYTES, media_domain(media)).unwrap());
-                self.objects = make(&placeholder);
-                self.objects = open(media);
+                self.objects = None;
+                self.objects = Some(open(&self.media, self.mutant).unwrap());
             }
-        }
-    }
-
-    fn psync(&mut self, pages: &[(String, usize)], how: How, id: u64) {
-        for (name, page) in pages {
-            let (objects, form) = (&self.objects, self.form);
-            let attachment = self.attached.entry(name.clone()).or_insert_with(|| {
-                let mut options = AttachOptions::default();
-                options.tracker = form;
-                // Some of the pages that hold nothing new are dropped all the time.
-                options.shadow_budget_bytes = Some(2 * PAGE as u64);
-                objects.attach_with(name, Access::Write, None, &options).unwrap()
-            });
-            store(attachment, *page, id);
-        }
-        let mut parts: Vec<&mut Attachment> = (self.attached.iter_mut())
-            .filter(|(name, _)| pages.iter().any(|(other, _)| other == *name))
-            .map(|(_, attachment)| attachment)
-            .collect();
-        match how {
-            How::Wait => self.objects.psync_many(&mut parts).unwrap(),
-            How::Begin => {
-                let pending = self.objects.psync_many_begin(&mut parts).unwrap();
-                // Not part of it: undone before the next psync, but a crash must not show it.
-                let torn = u64::MAX;
-                for (name, page) in pages {
-                    store(self.attached.get_mut(name).unwrap(), *page, torn);
-                }
-                pending.wait().unwrap();
-                for (name, page) in pages {
-                    store(self.attached.get_mut(name).unwrap(), *page, id);
+            48..60 => {
+                let other = self.any(rng).unwrap();
+                self.store(rng, &name, id);
+                self.store(rng, &other, id);
+                let mut both: Vec<&mut Attachment> = (self.attached.iter_mut())
+                    .filter(|(one, _)| **one == name || **one == other)
+                    .map(|(_, attachment)| attachment)
+                    .collect();
+                self.objects.as_ref().unwrap().psync_many(&mut both).unwrap();
+            }
+            _ => {
+                self.store(rng, &name, id);
+                let object = self.attach(&name);
+                match rng.below(3) {
+                    0 => object.psync_begin().unwrap().wait().unwrap(),
+                    _ => object.psync().unwrap(),
                 }
             }
         }
     }
 }
 
-fn media_domain(media: &Arc<CrashMedia>) -> PersistenceDomain {
-    aquifer_pool::media::Media::domain(&**media)
-}
-
-fn make(media: &Arc<CrashMedia>) -> Objects {
-    let options =
-        CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..CreateOptions::default() };
-    Objects::new(Pool::create_on(media.clone(), &options, &alone()).unwrap())
-}
-
+/// The states that a run goes through; the one with index `id` is acknowledged by mark `id`.
 fn record(
     seed: u64,
     changes: u64,
     domain: PersistenceDomain,
-    form: Option<TrackerForm>,
+    mutant: Option<Mutant>,
 ) -> (Recording, Vec<Model>) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    drop(make(&fresh));
+    let options = CreateOptions { inodes: Some(15), ..support::with_log(64 << 10) };
+    Pool::create_on(fresh.clone(), &options, &alone()).unwrap();
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
-    let mut program = Program { objects: open(&media), attached: BTreeMap::new(), form };
     let mut rng = Rng::new(seed);
+    let objects = Some(open(&media, mutant).unwrap());
+    let (attached, model) = (BTreeMap::new(), Model::new());
+    let mut program = Program { media: media.clone(), mutant, objects, attached, model };
     let mut states = vec![Model::new()];
     media.begin(0);
     media.acknowledge(0);
     for id in 1..=changes {
-        let mut model = states.last().unwrap().clone();
-        let change = Change::random(&mut rng, &model, id);
-        change.apply(&mut model, id);
-        states.push(model);
         media.begin(id);
-        program.run(&media, &change, id);
+        program.change(&mut rng, id);
+        states.push(program.model.clone());
         media.acknowledge(id);
     }
+    // The program is lost in the crash: what its ending does is not part of the recording.
     let recording = media.recording();
     drop(program);
     (recording, states)
 }
 
-/// All objects, read at their addresses.
-fn contents(objects: &Objects) -> Result<Model, Box<dyn std::error::Error>> {
-    let mut model = Model::new();
+fn contents(objects: &Objects) -> Result<Model, ObjectError> {
+    let mut contents = Model::new();
     for info in objects.list()? {
-        let attachment = objects.attach(&info.name, Access::Read, None)?;
-        if attachment.address() != info.address {
-            return Err("attached elsewhere".into());
-        }
-        let mut content = Vec::new();
-        for page in attachment.as_slice()?.chunks_exact(PAGE) {
-            let words = page.as_chunks::<8>().0;
-            if words.iter().any(|word| *word != words[0]) {
-                return Err(format!("a page of {} holds two psyncs' bytes", info.name).into());
-            }
-            content.push(u64::from_le_bytes(words[0]));
-        }
-        model.insert(info.name.to_string(), content);
+        let attached = objects.attach(&info.name, Access::Read, None)?;
+        contents.insert(info.name, load_all(&attached));
     }
-    Ok(model)
+    Ok(contents)
 }
 
-fn check(state: &CrashState<'_>, states: &[Model]) -> Verdict {
+fn check(state: &CrashState<'_>, states: &[Model], mutant: Option<Mutant>) -> Verdict {
     let media = Arc::new(state.media()?);
-    let objects = Objects::new(Pool::open_on(media.clone(), &alone())?);
-    let found = contents(&objects)?;
+    let objects = open(&media, mutant)?;
+    let mut found = contents(&objects)?;
+    // Made by a check whose recovery was crashed.
+    let _ = found.remove("after");
     let acknowledged = state.marks().last_acknowledged().unwrap_or(0);
     let in_flight = state.marks().in_flight().iter().next().copied();
-    let mut allowed = [Some(acknowledged), in_flight].into_iter().flatten();
-    match allowed.any(|id| states[id as usize] == found) {
-        true => Ok(None),
-        false => Err(format!(
-            "found {found:?}, allowed are {:?} and {:?}",
-            states[acknowledged as usize],
-            in_flight.map(|id| &states[id as usize])
-        )
-        .into()),
+    let allowed: Vec<u64> = [Some(acknowledged), in_flight].into_iter().flatten().collect();
+    let Some(id) = allowed.iter().rev().find(|id| states[**id as usize] == found) else {
+        let allowed: Vec<&Model> = allowed.iter().map(|id| &states[*id as usize]).collect();
+        return Err(format!("found {found:?}, allowed are {allowed:?}").into());
+    };
+    // From here on the caller has seen this state: a second crash must not change it.
+    match in_flight {
+        Some(in_flight) if *id == in_flight => media.acknowledge(in_flight),
+        Some(in_flight) => media.withdraw(in_flight),
+        None => {}
     }
+    // The pool works on.
+    if objects.info("after").is_err() {
+        objects.create("after", 1, &CreateObject::default())?;
+    }
+    let recording = media.recording();
+    drop(objects);
+    Ok(Some(recording))
 }
 
-fn survives(domain: PersistenceDomain, form: Option<TrackerForm>) {
-    if let Some(form) = form
-        && let Err(error) = form.available()
-    {
-        println!("skipped: {error}");
-        return;
-    }
-    let first = seed(100);
-    let mut count = 0;
-    for seed in first..first + steps(3) as u64 {
-        let (recording, states) = record(seed, 40, domain, form);
-        let plan = Plan { depth: 0, budget: 1200, seed };
-        match explore(&recording, plan, |state| check(state, &states)) {
-            Ok(explored) => count += explored.states(),
+fn run(
+    seed: u64,
+    changes: u64,
+    domain: PersistenceDomain,
+    budget: u64,
+    mutant: Option<Mutant>,
+) -> Result<Explored, Box<CrashFailure>> {
+    let (recording, states) = record(seed, changes, domain, mutant);
+    let plan = Plan { depth: 1, budget, seed };
+    explore(&recording, plan, |state| check(state, &states, mutant))
+}
+
+fn survives(domain: PersistenceDomain) {
+    let first = seed(0);
+    let mut states = 0;
+    for seed in first..first + steps(5) as u64 {
+        match run(seed, 40, domain, 400, None) {
+            Ok(explored) => states += explored.states(),
             Err(failure) => panic!("seed {seed}: {failure}"),
         }
     }
-    println!("{count} crash states on {domain}");
+    println!("{states} crash states on {domain}");
 }
 
 #[test]
-fn objects_survive_every_crash_on_a_disk() {
-    survives(PersistenceDomain::PageCache, None);
+fn every_crash_state_on_a_disk_recovers() {
+    survives(PersistenceDomain::PageCache);
 }
 
 #[test]
-fn objects_survive_every_crash_on_persistent_memory() {
-    survives(PersistenceDomain::Dax, None);
+fn every_crash_state_on_persistent_memory_recovers() {
+    survives(PersistenceDomain::Dax);
 }
 
 #[test]
-fn objects_survive_every_crash_when_pages_are_compared() {
-    survives(PersistenceDomain::PageCache, Some(TrackerForm::Compare));
+fn every_killed_process_in_memory_files_recovers() {
+    survives(PersistenceDomain::Volatile);
+}
+
+/// Deliberate mistakes of the pool, seen through objects.
+#[test]
+fn mutants_are_caught() {
+    let domain = PersistenceDomain::PageCache;
+    let mut missed = Vec::new();
+    for mutant in [
+        Mutant::NoRevoke,
+        Mutant::EarlyReuse,
+        Mutant::CommitBeforeData,
+        Mutant::TrustStoredState,
+        Mutant::NoFlush,
+    ] {
+        match (0..20).find_map(|seed| run(seed, 50, domain, 600, Some(mutant)).err()) {
+            Some(failure) => println!("{mutant:?}: {}", failure.reason),
+            None => missed.push(mutant),
+        }
+    }
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
 }

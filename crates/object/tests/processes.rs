@@ -197,10 +197,12 @@ fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
         let staying = rng.chance(0.5).then(|| place.open());
         let mut writer = Actor::start("counter", &path, &[("SEED", &rng.next_u64().to_string())]);
         writer.until("counting");
-        for _ in 0..rng.below(3000) {
+        let mut said: Vec<String> =
+            (0..rng.below(20)).map(|_| writer.hears().expect("it counts")).collect();
+        for _ in 0..rng.below(500) {
             std::thread::yield_now();
         }
-        let said = writer.kill();
+        said.extend(writer.kill());
         let acknowledged =
             said.iter().filter_map(|line| line.parse().ok()).max().unwrap_or(reached);
         let mut found = None;
@@ -283,10 +285,11 @@ fn plain_pointers_hold_between_processes_and_restarts() {
 
 // ---- states -----------------------------------------------------------------------------------------------------
 
-/// Media whose next durable write in the data of a commit waits until it is let go.
+/// Media whose next durable write waits until it is let go: before it is made, or after.
 struct Stuck {
     media: Arc<dyn Media>,
     is_armed: AtomicBool,
+    is_written: bool,
 }
 
 impl Media for Stuck {
@@ -309,7 +312,11 @@ impl Media for Stuck {
         self.media.write_at(offset_bytes, bytes)
     }
     fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        if self.is_armed.swap(false, Ordering::SeqCst) {
+        let is_armed = self.is_armed.swap(false, Ordering::SeqCst);
+        if is_armed && self.is_written {
+            self.media.write_durable(offset_bytes, bytes)?;
+        }
+        if is_armed {
             say("writing");
             hear();
         }
@@ -334,7 +341,8 @@ impl Media for Stuck {
 
 fn stuck_writer() {
     let media = media::open(Path::new(&told("POOL")), true, None).unwrap();
-    let media = Arc::new(Stuck { media, is_armed: AtomicBool::new(false) });
+    let is_written = std::env::var("WRITTEN").is_ok();
+    let media = Arc::new(Stuck { media, is_armed: AtomicBool::new(false), is_written });
     let options = OpenOptions { background: false, ..OpenOptions::default() };
     let objects = Objects::new(Pool::open_on(media.clone(), &options).unwrap());
     let mut attached = objects.attach("object", Access::Write, None).unwrap();
@@ -377,28 +385,59 @@ fn the_states_are_seen_by_other_processes() {
     writer.finish();
 }
 
-/// Killed with its record reserved and not written: the next writer decides, and the figure of recovery holds for one
-/// process as well.
+/// Killed with its record reserved, and written or not: the next writer decides, and the figure of recovery holds for
+/// one process as well. What was decided stays.
 #[test]
-fn a_writer_killed_while_persisting_leaves_the_state_before() {
-    let place = Place::new();
-    let objects = place.create(8 << 20, 1 << 20);
-    objects.create("object", 1, &CreateObject::default()).unwrap();
-    let reading = place.open_for_reading();
-    let mut writer = Actor::start("stuck writer", &place.path(), &[]);
-    writer.until("stored");
-    writer.tell("commit");
-    writer.until("writing");
-    writer.kill();
-    let attached = reading.attach("object", Access::Read, None).unwrap();
-    assert_eq!(load(&attached, 0), 0);
-    drop(attached);
-    let mut attached = objects.attach("object", Access::Write, None).unwrap();
-    assert_eq!(load(&attached, 0), 0);
-    store(&mut attached, 0, 9);
-    attached.psync().unwrap();
-    attached.detach().unwrap();
-    drop((objects, reading));
-    let objects = place.open();
-    assert_eq!(load(&objects.attach("object", Access::Read, None).unwrap(), 0), 9);
+fn a_writer_killed_while_persisting_leaves_one_state_or_the_other() {
+    for (told, decided) in [(&[][..], 0), (&[("WRITTEN", "yes")], 5)] {
+        let place = Place::new();
+        let objects = place.create(8 << 20, 1 << 20);
+        objects.create("object", 2 * PAGE as u64, &CreateObject::default()).unwrap();
+        let reading = place.open_for_reading();
+        let mut writer = Actor::start("stuck writer", &place.path(), told);
+        writer.until("stored");
+        writer.tell("commit");
+        writer.until("writing");
+        writer.kill();
+        // Who cannot decide sees what was there before, and nothing of a commit that is decided under it.
+        let undecided = reading.attach("object", Access::Read, None).unwrap();
+        assert_eq!(load(&undecided, 0), 0);
+        objects.create("other", 1, &CreateObject::default()).unwrap();
+        objects.pool().checkpoint().unwrap();
+        assert_eq!(load(&undecided, 0), 0);
+        drop(undecided);
+        let mut attached = objects.attach("object", Access::Write, None).unwrap();
+        assert_eq!(load(&attached, 0), decided);
+        store(&mut attached, 1, 9);
+        attached.psync().unwrap();
+        attached.detach().unwrap();
+        drop((objects, reading));
+        let objects = place.open();
+        let attached = objects.attach("object", Access::Read, None).unwrap();
+        assert_eq!((load(&attached, 0), load(&attached, 1)), (decided, 9));
+    }
+}
+
+/// The same, and the next writer is the first to look.
+#[test]
+fn the_next_writer_decides_before_it_sees_anything() {
+    for (told, decided) in [(&[][..], 0), (&[("WRITTEN", "yes")], 5)] {
+        let place = Place::new();
+        let objects = place.create(8 << 20, 1 << 20);
+        objects.create("object", 2 * PAGE as u64, &CreateObject::default()).unwrap();
+        let mut writer = Actor::start("stuck writer", &place.path(), told);
+        writer.until("stored");
+        writer.tell("commit");
+        writer.until("writing");
+        writer.kill();
+        let mut attached = objects.attach("object", Access::Write, None).unwrap();
+        let seen = load(&attached, 0);
+        store(&mut attached, 1, 9);
+        attached.psync().unwrap();
+        drop((attached, objects));
+        let objects = place.open();
+        let attached = objects.attach("object", Access::Read, None).unwrap();
+        assert_eq!((load(&attached, 0), load(&attached, 1)), (seen, 9));
+        assert_eq!(seen, decided);
+    }
 }

@@ -1,0 +1,152 @@
+//! Heaps in attached objects: safe Rust whose structures survive.
+
+mod support;
+
+use aquifer_object::collections::{PBTreeMap, PString, PVec};
+use aquifer_object::heap::HeapError;
+use aquifer_object::{Access, CreateObject, ObjectError, Objects};
+use support::{PAGE, Place, on_media, reopen};
+
+aquifer_object::persist! {
+    /// What the tests keep.
+    struct Notes<'h> { notes: PVec<'h, PString<'h>> }
+}
+const NOTES: u64 = 1;
+
+const HEAP: CreateObject<'static> = CreateObject {
+    keys: aquifer_object::Keys { read: None, write: None },
+    relocatable: false,
+    heap: true,
+    address: None,
+};
+
+fn add(objects: &Objects, text: &str, is_committed: bool) -> usize {
+    let mut object = objects.attach("notes", Access::Write, None).unwrap();
+    let count = object
+        .heap()
+        .unwrap()
+        .enter(|scope| {
+            let heap = scope.heap();
+            let root =
+                scope.root_or_insert_with(NOTES, |heap| Ok(Notes { notes: PVec::new_in(heap) }))?;
+            root.notes.push(PString::from_str_in(text, heap)?)?;
+            Ok::<_, HeapError>(root.notes.len())
+        })
+        .unwrap();
+    if is_committed {
+        object.psync().unwrap();
+    }
+    object.detach().unwrap();
+    count
+}
+
+fn read(objects: &Objects) -> Vec<String> {
+    let mut object = objects.attach("notes", Access::Read, None).unwrap();
+    let mut heap = object.heap().unwrap();
+    heap.check().unwrap();
+    heap.enter(|scope| {
+        let notes = &scope.root::<Notes>(NOTES).unwrap().notes;
+        notes.iter().map(|note| note.to_string()).collect()
+    })
+}
+
+#[test]
+fn structures_survive_with_psync_and_vanish_without() {
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("notes", 1 << 20, &HEAP).unwrap();
+    assert_eq!(add(&objects, "lost", false), 1);
+    assert_eq!(add(&objects, "first", true), 1);
+    assert_eq!(add(&objects, "lost again", false), 2);
+    assert_eq!(add(&objects, "second", true), 2);
+    drop(objects);
+    let objects = place.open();
+    assert_eq!(read(&objects), ["first", "second"]);
+}
+
+#[test]
+fn commits_in_the_middle_of_a_scope() {
+    let (media, objects) = on_media(8 << 20, 1 << 20);
+    objects.create("notes", 1 << 20, &HEAP).unwrap();
+    let mut object = objects.attach("notes", Access::Write, None).unwrap();
+    let images = object.heap().unwrap().enter_with(|scope, psync| {
+        let heap = scope.heap();
+        scope.root_or_insert_with(NOTES, |heap| Ok(Notes { notes: PVec::new_in(heap) })).unwrap();
+        let mut images = Vec::new();
+        for number in 0..5 {
+            let note = PString::from_str_in(&format!("note {number}"), heap).unwrap();
+            scope.root_mut::<Notes>(NOTES).unwrap().notes.push(note).unwrap();
+            psync.psync(scope).unwrap();
+            let unfinished = PString::from_str_in("nobody has it", heap).unwrap();
+            images.push(reopen(&media));
+            drop(unfinished);
+        }
+        images
+    });
+    drop(object);
+    for (number, again) in images.iter().enumerate() {
+        let expected: Vec<String> = (0..=number).map(|number| format!("note {number}")).collect();
+        assert_eq!(read(again), expected);
+    }
+}
+
+#[test]
+fn bytes_and_heaps_are_kept_apart() {
+    let (_, objects) = on_media(8 << 20, 1 << 20);
+    objects.create("heap", 1 << 20, &HEAP).unwrap();
+    objects.create("bytes", 1 << 20, &CreateObject::default()).unwrap();
+    let mut heap = objects.attach("heap", Access::Write, None).unwrap();
+    let refused = heap.as_mut_slice().unwrap_err();
+    assert!(matches!(refused, ObjectError::HoldsHeap { .. }), "{refused}");
+    let mut bytes = objects.attach("bytes", Access::Write, None).unwrap();
+    let refused = bytes.heap().unwrap_err();
+    assert!(matches!(refused, ObjectError::NoHeap { .. }), "{refused}");
+    // One that was never attached for writing has none to read.
+    heap.detach().unwrap();
+    let mut heap = objects.attach("heap", Access::Read, None).unwrap();
+    let refused = heap.heap().unwrap_err();
+    assert!(
+        matches!(refused, ObjectError::Heap { source: HeapError::NotFormatted { .. }, .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_heap_takes_in_what_its_object_was_made_larger_by() {
+    let (_, objects) = on_media(16 << 20, 1 << 20);
+    objects.create("heap", 64 * PAGE as u64, &HEAP).unwrap();
+    objects.create("behind", 1, &HEAP).unwrap();
+    let fill = |from: u64| -> u64 {
+        let mut object = objects.attach("heap", Access::Write, None).unwrap();
+        let mut heap = object.heap().unwrap();
+        let reached = heap.enter(|scope| {
+            let heap = scope.heap();
+            let map = scope.root_or_insert_with(NOTES, |heap| Ok(PBTreeMap::new_in(heap))).unwrap();
+            let mut number = from;
+            // Until it is full.
+            loop {
+                let Ok(text) = PString::from_str_in(&number.to_string(), heap) else { break };
+                if map.insert(number, text).is_err() {
+                    break;
+                }
+                number += 1;
+            }
+            number
+        });
+        heap.check().unwrap();
+        object.psync().unwrap();
+        reached
+    };
+    let first = fill(0);
+    let refused = objects.resize("heap", PAGE as u64, None).unwrap_err();
+    assert!(matches!(refused, ObjectError::HeapCannotShrink { .. }), "{refused}");
+    objects.resize("heap", 200 * PAGE as u64, None).unwrap();
+    let second = fill(first);
+    assert!(second > 2 * first, "{first}, then {second}");
+    let mut object = objects.attach("heap", Access::Read, None).unwrap();
+    object.heap().unwrap().enter(|scope| {
+        let map = scope.root::<PBTreeMap<u64, PString>>(NOTES).unwrap();
+        assert!(map.iter().map(|(number, _)| *number).eq(0..second));
+        assert!(map.iter().all(|(number, text)| **text == *number.to_string()));
+    });
+}
