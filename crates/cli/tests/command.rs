@@ -37,7 +37,7 @@ fn a_wrong_command_line_is_status_2() {
     fails(&["stat", "--count", "3"], 2);
     fails(&["demo", "--size", "12 parsecs"], 2);
     fails(&["bench", "hit", "--rounds", "0"], 2);
-    assert_eq!(run(&[]).status.code(), Some(2));
+    assert_eq!(run::<&str>(&[]).status.code(), Some(2));
 }
 
 #[test]
