@@ -132,7 +132,7 @@ impl Core {
     }
 
     /// The next superblock, with its tail at `tail_lsn`.
-    fn superblock(&self, tail_lsn: u64) -> Superblock {
+    pub(crate) fn superblock(&self, tail_lsn: u64) -> Superblock {
         let control = self.control();
         Superblock {
             uuid: self.uuid,

@@ -25,6 +25,7 @@ mod core;
 mod create;
 mod error;
 pub mod format;
+mod grow;
 mod image;
 mod log;
 pub mod media;

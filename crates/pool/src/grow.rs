@@ -1,0 +1,108 @@
+//! Making a pool longer, while nobody has it open.
+//!
+//! ```text
+//!   1. recover                        the log is empty, everything is at its place
+//!   2. zero what the file has already behind the pool, make the file longer, both durably
+//!   3. superblocks with the new number of pages, one after the other
+//! ```
+//!
+//! A crash before 3 leaves the old pool in a longer file, which is no harm; during 3 each copy leads to a whole pool of
+//! one size or the other. The head is not touched: its first fresh page lies in the old pool or at its end, and from there
+//! on everything is zero still.
+//!
+//! A pool does not shrink: objects lie wherever there was room.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::checkpoint::write_superblocks;
+use crate::core::Core;
+use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
+use crate::format::layout::Layout;
+use crate::format::superblock::Superblock;
+use crate::media::{self, ByteRange, Media};
+use crate::pool::{OpenOptions, Pool};
+use crate::recovery;
+
+impl Pool {
+    /// Makes the pool in a file or device longer, to `len_bytes` or a little less: whole pages. `progress` is told
+    /// now and then how many of how many new bytes are there.
+    ///
+    /// # Errors
+    /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] while others have it open; [`PoolError::Parameter`] if it is
+    /// longer already, or would become longer than a pool can be; those of [`Pool::open`] and of the media. After
+    /// any of them the pool is as long as before, or wholly as long as it was to be.
+    pub fn grow(
+        path: impl AsRef<Path>,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Layout> {
+        Self::grow_on(media::open(path.as_ref(), true, None)?, len_bytes, progress)
+    }
+
+    /// Makes the pool on media longer that no open pool uses.
+    ///
+    /// # Errors
+    /// As for [`Pool::grow`].
+    pub fn grow_on(
+        media: Arc<dyn Media>,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Layout> {
+        let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
+        let core = recovery::open(media, &options)?.core;
+        let grown = core.grow(len_bytes, progress);
+        // Nothing was done that closing would have to write, and it would write the old length.
+        core.membership.leave();
+        grown
+    }
+}
+
+impl Core {
+    fn grow(&self, len_bytes: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Layout> {
+        let (old, media) = (self.layout, &*self.media);
+        let new = Layout { page_count: len_bytes / PAGE_BYTES, ..old };
+        let refused = |reason| PoolError::Parameter {
+            what: "the size",
+            value: format!("{len_bytes} bytes"),
+            reason,
+        };
+        if new.page_count < old.page_count {
+            return Err(refused("the pool is longer than that, and pools do not shrink"));
+        }
+        new.validate().map_err(|_| refused("no pool can be that long"))?;
+        if new == old {
+            return Ok(old);
+        }
+        // What somebody else put behind the pool is not zero.
+        let behind = ByteRange {
+            offset_bytes: old.len_bytes(),
+            len_bytes: media.len_bytes().min(new.len_bytes()) - old.len_bytes(),
+        };
+        zero_durably(media, behind)?;
+        if media.len_bytes() < new.len_bytes() {
+            media.grow_with_progress(new.len_bytes(), progress)?;
+        }
+        let tail_lsn = self.control().tail_lsn.load(Relaxed);
+        let superblock = Superblock { layout: new, ..self.superblock(tail_lsn) };
+        write_superblocks(media, &superblock, 0, self.mutant)?;
+        Ok(new)
+    }
+}
+
+fn zero_durably(media: &dyn Media, range: ByteRange) -> Result<()> {
+    const PIECE_BYTES: u64 = 1 << 20;
+    if range.len_bytes == 0 {
+        return Ok(());
+    }
+    let zeros = vec![0; PIECE_BYTES.min(range.len_bytes) as usize];
+    for done in (0..range.len_bytes).step_by(PIECE_BYTES as usize) {
+        let len_bytes = PIECE_BYTES.min(range.len_bytes - done) as usize;
+        media.write_at(range.offset_bytes + done, &zeros[..len_bytes])?;
+    }
+    media.write_back(&[range])?;
+    media.flush()?;
+    Ok(())
+}
