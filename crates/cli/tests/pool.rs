@@ -174,7 +174,7 @@ fn a_pool_that_is_open_exclusively_is_left_alone() {
     let path = place.pool();
     let alone = OpenOptions { exclusive: true, ..quiet() };
     let pool = Pool::open(&path, &alone).unwrap();
-    says(&fails(&["pool", "info", &path], 1), &["exclusively"]);
+    says(&fails(&["pool", "info", &path], 1), &[&path, "open elsewhere"]);
     drop(pool);
     works(&["pool", "info", &path]);
 }
@@ -222,7 +222,7 @@ fn a_sound_pool_is_found_sound() {
     let report = json(&["pool", "check", &path, "--json"]);
     assert_eq!((&report["is_sound"], &report["is_in_use"]), (&true.into(), &true.into()));
     says(&works(&["pool", "check", &path]), &["is open for writing"]);
-    says(&fails(&["pool", "check", &path, "--repair"], 1), &[&path, "open"]);
+    says(&fails(&["pool", "check", &path, "--repair"], 1), &[&path, "open elsewhere"]);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_pool_grows() {
     says(&fails(&grow("9999T"), 1), &["no pool can be that long"]);
     fails(&grow("ten"), 2);
     let objects = Objects::open(&path, &quiet()).unwrap();
-    says(&fails(&grow("20M"), 1), &[&path, "open"]);
+    says(&fails(&grow("20M"), 1), &[&path, "open elsewhere"]);
     drop(objects);
     works(&grow("20M"));
 }
