@@ -29,11 +29,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Files larger than memory, used as memory.
+/// Memory as the interface to storage.
 ///
 /// Aquifer maps files and devices through a DRAM cache whose size, policy and write-back the application
-/// chooses. This command shows what that is good for on this machine, measures it, and looks into programs
-/// that use it.
+/// chooses, and keeps data structures in pools that survive crashes. This command shows what that is good for on this
+/// machine, measures it, looks into programs that use it, and looks after pools.
 #[derive(Debug, Parser)]
 #[command(name = "aquifer", version, after_help = EXAMPLES)]
 struct Cli {
@@ -43,10 +43,11 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer demo                      search a graph four times larger than its memory, beside mmap
-  aquifer doctor --dir /mnt/nvme    what this machine offers for files on that disk
-  aquifer stat --watch 1            what running caches do, every second
-  aquifer bench out-of-core         compare with mmap and others, under one memory limit
+  aquifer demo                              search a graph larger than its memory, beside mmap
+  aquifer doctor --dir /mnt/nvme            what this machine offers for files on that disk
+  aquifer stat --watch 1                    what running caches do, every second
+  aquifer pool create data.pool --size 1G   a place for persistent objects
+  aquifer bench out-of-core                 compare with mmap and others
 
 Exit status: 0 if it worked, 1 if it did not, 2 if the command line is wrong.";
 

@@ -25,6 +25,12 @@ pub fn print_json(value: &impl Serialize, pretty: bool) -> Result<()> {
     print(&text)
 }
 
+/// Writes to standard error what is no reason to fail.
+pub fn warn(text: &str) {
+    // With standard error closed there is nobody to tell.
+    let _ = writeln!(io::stderr(), "warning: {text}");
+}
+
 /// Writes an error and what caused it to standard error.
 pub fn print_error(error: &anyhow::Error) {
     // With standard error closed there is nobody to tell.

@@ -18,11 +18,23 @@ use support::{aquifer, fails, run, text, works};
 #[test]
 fn every_command_has_help_with_an_example() {
     let all = works(&["--help"]);
-    for command in ["demo", "doctor", "stat", "bench", "completions", "version"] {
+    for command in ["demo", "doctor", "stat", "pool", "object", "bench", "completions", "version"] {
         assert!(all.contains(command), "{command} is not in the help");
         let help = works(&[command, "--help"]);
         assert!(help.contains("Example"), "{command} shows no example");
         assert!(help.contains(&format!("aquifer {command}")), "{help}");
+    }
+    let pool = &["create", "info", "check", "grow"][..];
+    let object = &["create", "list", "info", "resize", "destroy", "dump"][..];
+    for (group, commands) in [("pool", pool), ("object", object)] {
+        let all = works(&[group, "--help"]);
+        for command in commands {
+            assert!(all.contains(command), "{group} {command} is not in the help");
+            let help = works(&[group, command, "--help"]);
+            let examples = help.matches(&format!("\n  aquifer {group} {command} ")).count();
+            assert!(examples >= 2, "{group} {command} shows {examples} examples: {help}");
+        }
+        assert_eq!(run(&[group]).status.code(), Some(2));
     }
     assert!(works(&["--version"]).starts_with("aquifer "));
     let version: Value = serde_json::from_str(&works(&["version", "--json"])).unwrap();
@@ -37,7 +49,7 @@ fn a_wrong_command_line_is_status_2() {
     fails(&["stat", "--count", "3"], 2);
     fails(&["demo", "--size", "12 parsecs"], 2);
     fails(&["bench", "hit", "--rounds", "0"], 2);
-    assert_eq!(run(&[]).status.code(), Some(2));
+    assert_eq!(run::<&str>(&[]).status.code(), Some(2));
 }
 
 #[test]

@@ -3,11 +3,14 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 
 use aquifer::{Access, CreateObject, Objects, OpenOptions, Pool};
 
-use support::{Place, bytes, failed, fails, json, run_without_privileges, says, worked, works};
+use serde_json::Value;
+use support::{
+    Place, bytes, failed, fails, json, run, run_without_privileges, says, text, worked, works,
+};
 
 /// Everything in one process, and nothing on media that a commit did not put there.
 fn quiet() -> OpenOptions {
@@ -171,7 +174,7 @@ fn a_pool_that_is_open_exclusively_is_left_alone() {
     let path = place.pool();
     let alone = OpenOptions { exclusive: true, ..quiet() };
     let pool = Pool::open(&path, &alone).unwrap();
-    says(&fails(&["pool", "info", &path], 1), &["exclusively"]);
+    says(&fails(&["pool", "info", &path], 1), &[&path, "open elsewhere"]);
     drop(pool);
     works(&["pool", "info", &path]);
 }
@@ -186,4 +189,161 @@ fn a_file_that_may_only_be_read_is_shown() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     let output = run_without_privileges(&["pool", "info", &path]).unwrap();
     says(&failed(output, 1, &path), &["no permission to read", &path]);
+}
+
+/// Changes bytes of a file, as a bad disk would.
+fn damage(path: &str, offset: u64) {
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(b"damage", offset).unwrap();
+}
+
+/// What a check prints that finds damage.
+fn damaged(arguments: &[&str]) -> (String, String) {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    (text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
+}
+
+#[test]
+fn a_sound_pool_is_found_sound() {
+    let place = Place::new();
+    let path = place.pool();
+    let before = bytes(&path);
+    says(&works(&["pool", "check", &path]), &["nothing is wrong", "4 MiB", "version 0"]);
+    let report = json(&["pool", "check", &path, "--full", "--json"]);
+    assert_eq!((&report["is_sound"], &report["is_in_use"]), (&true.into(), &false.into()));
+    assert_eq!(report["worst"], serde_json::Value::Null);
+    assert_eq!(report["findings"], serde_json::json!([]));
+    assert_eq!(report["pool"]["free_bytes"], report["pool"]["never_used_bytes"]);
+    assert!(bytes(&path) == before, "a check has changed the pool");
+
+    let objects = Objects::open(&path, &quiet()).unwrap();
+    objects.create("one", 4096, &CreateObject::default()).unwrap();
+    let report = json(&["pool", "check", &path, "--json"]);
+    assert_eq!((&report["is_sound"], &report["is_in_use"]), (&true.into(), &true.into()));
+    says(&works(&["pool", "check", &path]), &["is open for writing"]);
+    says(&fails(&["pool", "check", &path, "--repair"], 1), &[&path, "open elsewhere"]);
+}
+
+#[test]
+fn damage_is_explained_and_is_status_1() {
+    let place = Place::new();
+    let path = place.pool();
+    works(&["object", "create", &path, "graph", "--size", "4K"]);
+    let slot = 8192 + 512;
+    damage(&path, slot + 100);
+    let before = bytes(&path);
+
+    let (said, error) = damaged(&["pool", "check", &path]);
+    says(&said, &["damage: Inode 1 is damaged", "8704", "Restore the pool from a copy"]);
+    says(&error, &["error: ", &path, "damaged", "one finding"]);
+    let (report, _) = damaged(&["pool", "check", &path, "--json"]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["is_sound"], &report["worst"]), (&false.into(), &"damage".into()));
+    let finding = &report["findings"][0];
+    assert_eq!((&finding["severity"], &finding["kind"]), (&"damage".into(), &"inode".into()));
+    assert_eq!((&finding["inode"], &finding["place"]["offset_bytes"]), (&1.into(), &slot.into()));
+    for part in ["what", "meaning", "advice"] {
+        assert!(finding[part].as_str().unwrap().len() > 10, "{finding}");
+    }
+
+    // It would be a guess, so it is refused, and nothing is written.
+    let (said, _) = damaged(&["pool", "check", &path, "--repair"]);
+    says(&said, &["not repaired: Inode 1 is damaged", "guess"]);
+    let (report, _) = damaged(&["pool", "check", &path, "--repair", "--json"]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["done"], serde_json::json!([]));
+    assert_eq!(report["refused"][0]["finding"]["kind"], "inode");
+    assert_eq!(report["after"]["is_sound"], false);
+    assert!(bytes(&path) == before, "a refused repair has changed the pool");
+
+    // Other commands say that something is missing.
+    says(&works(&["pool", "info", &path]), &["one slot damaged", "aquifer pool check"]);
+    assert_eq!(json(&["object", "list", &path, "--json"])["damaged_inodes"], 1);
+    let list = run(&["object", "list", &path]);
+    says(text(&list.stderr), &["warning: one slot damaged", "aquifer pool check"]);
+    assert_eq!(list.status.code(), Some(0));
+}
+
+#[test]
+fn what_loses_nothing_is_repaired() {
+    let place = Place::new();
+    let path = place.pool();
+    damage(&path, 100);
+    let report = json(&["pool", "check", &path, "--json"]);
+    assert_eq!((&report["is_sound"], &report["worst"]), (&true.into(), &"repairable".into()));
+    says(
+        &works(&["pool", "check", &path]),
+        &["repairable: ", "first superblock", "nothing is lost"],
+    );
+    let repaired = json(&["pool", "check", &path, "--repair", "--json"]);
+    assert_eq!(repaired["before"]["findings"][0]["kind"], "superblock");
+    assert_eq!(repaired["done"].as_array().unwrap().len(), 1, "{repaired}");
+    assert_eq!(repaired["refused"], serde_json::json!([]));
+    assert_eq!(repaired["after"]["findings"], serde_json::json!([]));
+    says(&works(&["pool", "check", &path]), &["nothing is wrong"]);
+
+    damage(&path, 4096 + 100);
+    says(&works(&["pool", "check", &path, "--repair"]), &["done: ", "nothing is wrong"]);
+    says(&works(&["pool", "check", &path, "--repair"]), &["nothing was to be repaired"]);
+}
+
+#[test]
+fn what_cannot_be_checked_is_status_1() {
+    let place = Place::new();
+    let [missing, foreign] = ["missing", "foreign"].map(|name| place.text(name));
+    fs::write(&foreign, "no pool".repeat(10_000)).unwrap();
+    let directory = place.text("");
+    for (path, reason) in [(&missing, "does not exist"), (&directory, "is a directory")] {
+        says(&fails(&["pool", "check", path], 1), &[reason, path]);
+        says(&fails(&["pool", "check", path, "--repair", "--json"], 1), &[reason]);
+        says(&fails(&["pool", "grow", path, "--size", "1G"], 1), &[reason, path]);
+    }
+    for repair in [&[][..], &["--repair"]] {
+        let (said, error) = damaged(&[&["pool", "check", &foreign], repair].concat());
+        says(&said, &["There is no pool in this file"]);
+        says(&error, &["is not a pool"]);
+    }
+    says(&fails(&["pool", "grow", &foreign, "--size", "1G"], 1), &["is not a pool"]);
+    let pool = place.pool();
+    fs::OpenOptions::new().write(true).open(&pool).unwrap().set_len(1 << 20).unwrap();
+    let (report, _) = damaged(&["pool", "check", &pool, "--json"]);
+    says(&report, &["\"truncated\""]);
+}
+
+#[test]
+fn a_pool_grows() {
+    let place = Place::new();
+    let path = place.pool();
+    works(&["object", "create", &path, "graph", "--size", "1M"]);
+    fails(&["object", "create", &path, "large", "--size", "6M"], 1);
+    let grow = |size| ["pool", "grow", &path, "--size", size];
+    says(&works(&grow("10M")), &["from 4 MiB to 10 MiB", "6 MiB more"]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 10 << 20);
+    assert_eq!(json(&["pool", "info", &path, "--json"])["size_bytes"], 10 << 20);
+    works(&["object", "create", &path, "large", "--size", "6M"]);
+    works(&["pool", "check", &path, "--full"]);
+    assert_eq!(json(&["pool", "info", &path, "--json"])["objects"], 2);
+
+    says(&works(&grow("10M")), &["10 MiB already"]);
+    says(&fails(&grow("4M"), 1), &["do not shrink"]);
+    says(&fails(&grow("9999T"), 1), &["no pool can be that long"]);
+    fails(&grow("ten"), 2);
+    let objects = Objects::open(&path, &quiet()).unwrap();
+    says(&fails(&grow("20M"), 1), &[&path, "open elsewhere"]);
+    drop(objects);
+    works(&grow("20M"));
+}
+
+#[test]
+fn a_file_that_may_only_be_read_is_checked_and_not_changed() {
+    let place = Place::public();
+    let path = place.pool();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+    let Some(output) = run_without_privileges(&["pool", "check", &path]) else { return };
+    says(&worked(output, &path), &["nothing is wrong"]);
+    for arguments in [&["check", &path, "--repair"][..], &["grow", &path, "--size", "8M"]] {
+        let output = run_without_privileges(&[&["pool"], arguments].concat()).unwrap();
+        says(&failed(output, 1, arguments), &["no permission to write", &path]);
+    }
 }

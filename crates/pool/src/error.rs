@@ -94,8 +94,11 @@ pub enum PoolError {
         /// Why.
         reason: &'static str,
     },
-    /// Another process has the pool for itself.
-    #[error("{} is open exclusively elsewhere; close it there, or wait", path.display())]
+    /// Another process has the pool for itself, or has it open where it is wanted exclusively.
+    #[error(
+        "{} is open elsewhere, and one of the two needs it alone; close it there, or wait",
+        path.display()
+    )]
     Busy {
         /// The file.
         path: PathBuf,

@@ -49,8 +49,8 @@ Examples:
   aquifer object dump data.pool graph --range 1M..0x180000
   aquifer object dump data.pool graph --raw > graph.bytes
 
-Shows them as `xxd -a` does: of several lines of zeros the first, and `*` for the others. Is refused while a program has
-the object attached for writing.";
+Shows them as `xxd -a` does: of several lines of zeros the first, and `*` for the others. Is refused while a \
+program has the object attached for writing.";
 
 /// A part of an object, as it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,17 +13,18 @@ use anyhow::{Context, Result, ensure};
 
 /// What the help of each command says that takes `--key`.
 pub const ONE_KEY_HELP: &str = "\
-Keys: others can see command lines, and shells keep them. Better than --key are --key-file (the content of
-the file without the line break at its end; /dev/stdin is a file, too) and the environment variable
+Keys: others can see command lines, and shells keep them. Better than --key are --key-file (the content of \
+the file without the line break at its end; /dev/stdin is a file, too) and the environment variable \
 AQUIFER_KEY. The first of these that is there counts.";
 
 /// What the help of `create` says.
 pub const NEW_KEYS_HELP: &str = "\
-Keys: others can see command lines, and shells keep them. Better than --read-key and --write-key are
---read-key-file and --write-key-file (the content of the file without the line break at its end; /dev/stdin is
-a file, too) and the environment variables AQUIFER_READ_KEY and AQUIFER_WRITE_KEY. For each key, the first of
-these that is there counts. Without any, nobody is asked for that key. Keys protect from mistakes: who may
-write to the pool file can do everything.";
+Keys: others can see command lines, and shells keep them. Better than --read-key and --write-key are \
+--read-key-file and --write-key-file (the content of the file without the line break at its end; /dev/stdin is \
+a file, too) and the environment variables AQUIFER_READ_KEY and AQUIFER_WRITE_KEY. For each key, the first of \
+these that is there counts; without any, nobody is asked for that key. The key for writing opens the object for \
+reading, too; without one, the key for reading is asked for by writers as well. Keys protect from mistakes: who \
+may write to the pool file can do everything.";
 
 /// More is no key, but a mistake in the name of the file.
 const MAX_KEY_BYTES: u64 = 64 << 10;

@@ -17,7 +17,7 @@ Examples:
   aquifer object list data.pool
   aquifer object list data.pool --json | jq -r '.objects[].name'
 
-States: D detached, R attached for reading, W attached for writing, P a commit is being written, C a commit is
+States: D detached, R attached for reading, W attached for writing, P a commit is being written, C a commit is \
 durable in the log and not yet at its place. Readers that opened the pool for reading are not named.")]
 pub struct Args {
     /// The pool
@@ -31,13 +31,21 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     objects: Vec<Object>,
+    /// Slots whose object, if it is one, cannot be shown.
+    damaged_inodes: u64,
 }
 
 /// Prints them.
 pub fn run(args: &Args) -> Result<()> {
-    let objects = describe::all(&open_to_read(&args.pool)?)?;
+    let pool = open_to_read(&args.pool)?;
+    let objects = describe::all(&pool)?;
+    let damaged_inodes = pool.pool().info()?.damaged_inodes;
     if args.json {
-        return output::print_json(&Report { objects }, true);
+        return output::print_json(&Report { objects, damaged_inodes }, true);
+    }
+    if damaged_inodes > 0 {
+        let slots = output::several(damaged_inodes, "slot");
+        output::warn(&format!("{slots} damaged, and not shown: see `aquifer pool check`"));
     }
     if objects.is_empty() {
         let pool = args.pool.display();

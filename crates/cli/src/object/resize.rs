@@ -34,9 +34,9 @@ Examples:
   aquifer object resize data.pool graph --size 128M
   aquifer object resize data.pool graph --size 128M --key-file ~/.graph.key
 
-Needs the key for writing, and that nobody has the object attached. Its content stays, and so does its address, unless
-it is needed for another object: then one that was created with --relocatable gets another address, and any other is
-not resized.";
+Needs the key for writing, and that nobody has the object attached. Its content stays, and so does its address, \
+unless the addresses behind it are another object's: then one that was created with --relocatable gets another \
+address, and any other is not resized.";
 
 /// Resizes it, and says whether it is where it was.
 pub fn run(args: &Args) -> Result<()> {

@@ -1,17 +1,15 @@
 //! `aquifer pool info`: what a pool is, how full it is, who has it open.
 
-use std::fmt::Display;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use aquifer::pool::format::inode::{Inode, InodeKind};
 use aquifer::pool::format::{FORMAT_VERSION, PAGE_BYTES};
-use aquifer::pool::media::ByteRange;
 use aquifer::{PersistenceDomain, Pool, PoolInfo};
 use aquifer_bench::Bytes;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::{explain_domain, format_note, open_to_read};
+use super::{Part, as_text, explain_domain, format_note, open_to_read};
 use crate::output;
 
 /// Arguments of `aquifer pool info`.
@@ -29,25 +27,6 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// A part of the pool file.
-#[derive(Serialize)]
-struct Part {
-    offset_bytes: u64,
-    len_bytes: u64,
-}
-
-impl From<ByteRange> for Part {
-    fn from(range: ByteRange) -> Part {
-        Part { offset_bytes: range.offset_bytes, len_bytes: range.len_bytes }
-    }
-}
-
-impl Part {
-    fn to_text(&self) -> String {
-        format!("{} at {:#x}", Bytes(self.len_bytes), self.offset_bytes)
-    }
 }
 
 /// What is printed.
@@ -79,10 +58,6 @@ struct Report {
     recovered_records: u64,
     /// Processes that have it open for writing.
     processes: Vec<u32>,
-}
-
-fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(value)
 }
 
 /// Prints it.

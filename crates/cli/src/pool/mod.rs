@@ -3,13 +3,19 @@
 //! `info` and `check` open the pool for reading and change nothing, so they work on a pool that is in use and on
 //! one that nobody could write to.
 
+mod check;
 mod create;
+mod grow;
 mod info;
 
+use std::fmt::Display;
 use std::path::Path;
 
 use anyhow::Result;
+use aquifer::pool::media::ByteRange;
 use aquifer::{OpenOptions, PersistenceDomain, Pool};
+use aquifer_bench::Bytes;
+use serde::{Serialize, Serializer};
 
 /// Arguments of `aquifer pool`.
 #[derive(Debug, clap::Args)]
@@ -23,7 +29,8 @@ const EXAMPLES: &str = "\
 Examples:
   aquifer pool create data.pool --size 1G       make a pool in a new file
   aquifer pool info data.pool                   what it is, and how full
-  aquifer pool info data.pool --json            the same for programs
+  aquifer pool check data.pool                  whether anything is wrong with it
+  aquifer pool grow data.pool --size 2G         more room
 
 The format of pools is experimental (version 0): a later version may not read a pool made now.";
 
@@ -33,6 +40,10 @@ enum Command {
     Create(create::Args),
     /// Show what a pool is, how full, and who has it open
     Info(info::Args),
+    /// Verify a pool, explain what is found, and repair what can be without loss
+    Check(check::Args),
+    /// Make a pool longer
+    Grow(grow::Args),
 }
 
 /// Does what was asked for.
@@ -40,6 +51,8 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Create(args) => create::run(args),
         Command::Info(args) => info::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Grow(args) => grow::run(args),
     }
 }
 
@@ -61,4 +74,29 @@ pub fn explain_domain(domain: PersistenceDomain) -> String {
         PersistenceDomain::Volatile => "memory: survives processes, not a power cut",
     };
     format!("{domain} ({how})")
+}
+
+/// A part of the pool file.
+#[derive(Serialize)]
+pub struct Part {
+    offset_bytes: u64,
+    len_bytes: u64,
+}
+
+impl From<ByteRange> for Part {
+    fn from(range: ByteRange) -> Part {
+        Part { offset_bytes: range.offset_bytes, len_bytes: range.len_bytes }
+    }
+}
+
+impl Part {
+    /// How long it is, and where it begins.
+    pub fn to_text(&self) -> String {
+        format!("{} at {:#x}", Bytes(self.len_bytes), self.offset_bytes)
+    }
+}
+
+/// A value as its text, in JSON.
+pub fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }

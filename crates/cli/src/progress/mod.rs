@@ -1,21 +1,33 @@
 //! How far something that takes long has got, on standard error; nothing where that is no terminal.
 
+mod watched;
+
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+pub use watched::Watched;
+
 /// A bar that counts bytes. It goes away when it is dropped.
 pub struct Bytes(ProgressBar);
 
 impl Bytes {
-    /// A bar of unknown length.
+    /// A bar towards an end that it will be told of.
     pub fn new(what: &'static str) -> Bytes {
+        Self::with_template("{elapsed_precise} {bar:30} {bytes}/{total_bytes} {msg}", what)
+    }
+
+    /// A count, where nobody knows how much there is to do.
+    pub fn without_end(what: &'static str) -> Bytes {
+        Self::with_template("{elapsed_precise} {spinner} {bytes} {msg}", what)
+    }
+
+    fn with_template(template: &str, what: &'static str) -> Bytes {
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
-        let template = "{elapsed_precise} {bar:30} {bytes}/{total_bytes} {msg}";
         let style = ProgressStyle::with_template(template).expect("a valid template");
         let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
         bar.set_message(what);
@@ -27,6 +39,11 @@ impl Bytes {
     pub fn at(&self, done_bytes: u64, all_bytes: u64) {
         self.0.set_length(all_bytes);
         self.0.set_position(done_bytes);
+    }
+
+    /// So much more is done.
+    pub fn add(&self, bytes: u64) {
+        self.0.inc(bytes);
     }
 }
 
