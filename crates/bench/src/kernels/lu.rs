@@ -43,7 +43,7 @@ impl Kernel for Lu {
         let matrix = Matrix::<f64>::new(memory[0], self.order);
         // SAFETY: in this step all threads read the pivot row and none stores to it.
         let pivot = unsafe { matrix.row(step) };
-        let first = step + 1 + thread % threads;
+        let first = step + 1 + (thread + threads - (step + 1) % threads) % threads;
         for row in (first..self.order).step_by(threads) {
             // SAFETY: rows congruent to `thread` are this thread's in this step.
             let values = unsafe { matrix.row_mut(row) };
