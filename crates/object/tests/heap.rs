@@ -446,6 +446,8 @@ fn the_root_is_found_by_its_type_only() {
     unsafe { heap.dealloc(number) }.unwrap();
     let dangling = HeapError::Damaged { offset_bytes: offset(&heap, number), damage: Damage::Root };
     assert_eq!(heap.check(), Err(dangling));
+    drop(heap);
+    let heap = object.open().unwrap();
     assert_eq!(heap.root::<u64>(1), Err(dangling));
     heap.clear_root().unwrap();
     assert_eq!(heap.root::<u64>(1), Err(HeapError::NoRoot));

@@ -25,8 +25,9 @@ fn plain_pointers_hold_after_a_restart() {
     let mut model = Vec::new();
     for _ in 0..5 {
         object.restart();
-        let mut heap = object.open().unwrap();
-        let mut list = PlainList::open(&mut heap).unwrap();
+        let heap = object.open().unwrap();
+        // SAFETY: the only one, and nothing else was made the root.
+        let mut list = unsafe { PlainList::open(&heap) }.unwrap();
         for _ in 0..steps(100) {
             let number = rng.below(500);
             list.insert(number).unwrap();

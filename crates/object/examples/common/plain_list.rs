@@ -24,8 +24,10 @@ pub struct PlainList<'a> {
 
 impl<'a> PlainList<'a> {
     /// Finds the list in the heap, or makes one.
-    pub fn open(heap: &'a mut ObjectHeap) -> Result<PlainList<'a>, HeapError> {
-        let heap = &*heap;
+    ///
+    /// # Safety
+    /// There is no other `PlainList` of this heap meanwhile, and a root with the id of lists is one.
+    pub unsafe fn open(heap: &'a ObjectHeap) -> Result<PlainList<'a>, HeapError> {
         let head = match heap.root(LIST) {
             Err(HeapError::NoRoot) => {
                 let head = heap.alloc(Layout::new::<*mut Node>())?.cast();
