@@ -427,7 +427,9 @@ fn write_recovered(
         core.make_durable(&ranges)?;
     }
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
-        false => superblock.generation + 1,
+        // By a number that nobody can know: records that an older superblock, found again by accident, makes the
+        // future of the log are not taken for it.
+        false => superblock.generation + 1 + (new_uuid()?.as_u64_pair().0 >> 33),
         true => superblock.generation,
     };
     let recovered = Superblock {

@@ -18,6 +18,15 @@ pub fn superblock(image: &[u8]) -> Superblock {
         .expect("one copy is whole")
 }
 
+/// Whether one copy is.
+pub fn is_readable(image: &[u8]) -> bool {
+    (0..2).any(|copy| {
+        image
+            .get(copy * PAGE..(copy + 1) * PAGE)
+            .is_some_and(|page| Superblock::decode(page, copy as u64).is_ok())
+    })
+}
+
 /// What records of the pool carry.
 pub fn identity(superblock: &Superblock) -> LogIdentity {
     LogIdentity { pool: superblock.uuid.as_u64_pair().0, generation: superblock.generation }

@@ -38,6 +38,21 @@ pub fn find_foreign(name: &[u8], bytes: &[u8]) -> Option<&'static str> {
     })
 }
 
+/// All objects that some word of `bytes` names.
+pub fn find_all(bytes: &[u8]) -> Vec<&'static str> {
+    let tags: Vec<u64> = NAMES.iter().map(|name| tag(name)).collect();
+    let mut found = [false; NAMES.len()];
+    for word in bytes.as_chunks::<8>().0 {
+        let half = u64::from_le_bytes(*word) >> 32;
+        if half != 0
+            && let Some(index) = tags.iter().position(|tag| *tag == half)
+        {
+            found[index] = true;
+        }
+    }
+    (NAMES.into_iter().zip(found)).filter(|(_, is_found)| *is_found).map(|(name, _)| name).collect()
+}
+
 /// Makes an object of so many pages.
 pub fn create(pool: &Pool, name: &str, pages: u64, address: u64) -> Result<Inode> {
     let reservation = pool.reserve_zeroed(pages, 1)?;
