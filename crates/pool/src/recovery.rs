@@ -307,6 +307,9 @@ fn build(
         if core.is_writable {
             take_slot(&core)?;
             write_recovered(&core, &superblocks, end_lsn, &overlay)?;
+            // Read and zeroed in large pieces, the log is cached in large folios, and ext4 walks over all blocks of a
+            // folio to write two of them: 80 instead of 40 µs for a commit of one page.
+            core.media.forget_cached(core.layout.log());
             alloc::rebuild(&core.lock()?)?;
             if matches!(role, Role::First) {
                 // From shared to exclusive and back never lets anybody in between: the lock changes its kind.

@@ -54,8 +54,24 @@ fn status(file: BorrowedFd<'_>) -> io::Result<libc::stat64> {
 }
 
 /// Present length of a regular file. Async-signal-safe.
+///
+/// Asks for nothing else: who asks for the times of a file makes its next write change them, and then the next
+/// synchronous write of data writes the inode as well (an I/O more, 80 instead of 45 µs on ext4 without a journal).
 pub fn file_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
-    status(file).map(|status| u64::try_from(status.st_size).unwrap_or(0))
+    // SAFETY: all-zero is a valid `statx`.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an empty path, and `status` is valid for the call to fill in.
+    crate::check(unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_SIZE,
+            &raw mut status,
+        )
+    }
+    .into())?;
+    Ok(status.stx_size)
 }
 
 /// Which file a descriptor is open on.

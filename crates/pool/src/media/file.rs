@@ -427,6 +427,15 @@ impl Media for FileMedia {
         })
     }
 
+    fn forget_cached(&self, range: ByteRange) {
+        // A hint: pages that are dirty or in use stay.
+        let _ = aquifer_sys::memory::drop_cached(
+            self.file.as_fd(),
+            range.offset_bytes,
+            range.len_bytes,
+        );
+    }
+
     fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -232,6 +232,12 @@ pub trait Media: Send + Sync + 'static {
         self.grow(len_bytes)
     }
 
+    /// Says that the cached bytes of a range are not worth keeping in the form they are cached in. Changes nothing
+    /// that anybody reads.
+    fn forget_cached(&self, range: ByteRange) {
+        let _ = range;
+    }
+
     /// The descriptor: to map parts of it privately, and to lock.
     fn file(&self) -> BorrowedFd<'_>;
 
