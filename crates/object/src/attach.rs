@@ -99,17 +99,22 @@ impl Shared {
             };
             keys::check(name, &found.keys, access, key)?;
             let lock = self.lock(&found, mode)?;
-            // While it was not locked it may have been changed, or destroyed and its number used again.
-            let inode = self.pool.inode(found.number)?;
-            let is_same = inode.kind == InodeKind::Object
-                && inode.incarnation == found.incarnation
-                && inode.name == name;
-            if is_same {
+            if let Some(inode) = self.unchanged(&found)? {
                 keys::check(name, &inode.keys, access, key)?;
                 return Ok((inode, lock));
             }
         }
         Err(ObjectError::Destroyed { name: text(name) })
+    }
+
+    /// The same object as it is now, locked: while it was not, it may have been changed, or destroyed and its number used
+    /// again.
+    fn unchanged(&self, found: &Inode) -> Result<Option<Inode>> {
+        let inode = self.pool.inode(found.number)?;
+        let is_same = inode.kind == InodeKind::Object
+            && inode.incarnation == found.incarnation
+            && inode.name == found.name;
+        Ok(is_same.then_some(inode))
     }
 
     fn lock(&self, inode: &Inode, mode: LockMode) -> Result<InodeLock> {
@@ -262,5 +267,38 @@ impl Drop for Attached {
     fn drop(&mut self) {
         // Who wants to know calls `detach`. In a child it does nothing.
         let _ = self.detach();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_pool::media::PersistenceDomain;
+    use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+    use aquifer_testkit::crash::CrashMedia;
+
+    use crate::{CreateObject, Objects};
+
+    /// What may happen between looking a name up and locking what was found.
+    #[test]
+    fn a_number_that_was_used_again_is_not_the_same_object() {
+        let media = CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap();
+        let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
+        let pool = Pool::create_on(std::sync::Arc::new(media), &CreateOptions::default(), &open);
+        let objects = Objects::new(pool.unwrap());
+        let create = |name| objects.create(name, 1, &CreateObject::default()).map(drop).unwrap();
+        let find = |name: &str| objects.shared.find(name.as_bytes()).unwrap();
+        create("a");
+        let first = find("a");
+        assert!(objects.shared.unchanged(&first).unwrap().is_some());
+        objects.resize("a", 9000, None).unwrap();
+        let larger = objects.shared.unchanged(&first).unwrap().expect("the same object");
+        assert_eq!(larger.size_bytes, 12288, "as it is now");
+        objects.rename("a", "b", None).unwrap();
+        assert!(objects.shared.unchanged(&first).unwrap().is_none(), "another name");
+        objects.destroy("b", None).unwrap();
+        assert!(objects.shared.unchanged(&first).unwrap().is_none(), "no object");
+        create("a");
+        assert_eq!(find("a").number, first.number);
+        assert!(objects.shared.unchanged(&first).unwrap().is_none(), "another object");
     }
 }

@@ -2,8 +2,11 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use aquifer_object::{Access, CreateObject, Keys, ObjectError, ObjectState, Objects};
 use aquifer_pool::{OpenOptions, PoolError};
+use aquifer_testkit::campaign::steps;
 use aquifer_vm::fixed::{self, FixedRange, WINDOW};
 use support::{PAGE, Place, load, load_all, store};
 
@@ -340,6 +343,61 @@ fn objects_by_address() {
     drop(objects);
     let again = place.open().attach_raw("raw", Access::Write, None, &options);
     assert_eq!(again.unwrap(), start);
+}
+
+/// Two objects whose numbers change hands all the time: a name leads to its own object or to an error.
+#[test]
+fn a_name_leads_to_its_own_object_while_numbers_are_used_again() {
+    let place = Place::in_memory().unwrap_or_else(Place::new);
+    let (one, other) = (small(&place), place.open());
+    let names = ["a", "b"];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let make = |index: usize| {
+                one.create(names[index], (index + 1) as u64 * PAGE as u64, &PLAIN).unwrap();
+                if let Ok(mut attached) = one.attach(names[index], Access::Write, None) {
+                    store(&mut attached, 0, index as u64 + 1);
+                    attached.psync().unwrap();
+                }
+            };
+            for round in 0..steps(50) {
+                for name in names {
+                    while one.destroy(name, None).is_err_and(|error| is_busy(&error)) {
+                        std::thread::yield_now();
+                    }
+                }
+                make(round % 2);
+                make((round + 1) % 2);
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+        let mut found = 0;
+        while !is_over.load(Ordering::SeqCst) {
+            for (index, name) in names.iter().enumerate() {
+                match other.attach(name, Access::Read, None) {
+                    Ok(attached) => {
+                        let tag = load(&attached, 0);
+                        assert!(tag == 0 || tag == index as u64 + 1, "{name} has {tag}");
+                        assert_eq!(attached.len_bytes(), (index + 1) as u64 * PAGE as u64);
+                        found += 1;
+                    }
+                    Err(
+                        ObjectError::NotFound { .. }
+                        | ObjectError::Destroyed { .. }
+                        | ObjectError::Attached { .. },
+                    ) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            std::thread::yield_now();
+        }
+        println!("found {found} times");
+    });
+}
+
+fn is_busy(error: &ObjectError) -> bool {
+    matches!(error, ObjectError::Attached { .. } | ObjectError::AttachedHere { .. })
 }
 
 #[test]

@@ -165,13 +165,13 @@ fn an_object_is_as_its_last_psync_left_it() {
 
 #[test]
 fn a_commit_larger_than_the_log_is_put_aside() {
-    let (media, objects) = on_media(16 << 20, 64 << 10);
-    create(&objects, "object", 1000);
+    let (media, objects) = on_media(32 << 20, 64 << 10);
+    create(&objects, "object", 2000);
     let free = objects.pool().info().unwrap().free_pages;
     let mut object = attach(&objects, "object");
     // Contiguous, then every other page: more ranges than a record has room for.
     for (round, stride) in [(1, 1), (2, 2), (3, 1), (4, 3)] {
-        (0..1000).step_by(stride).for_each(|page| store(&mut object, page, round));
+        (0..2000).step_by(stride).for_each(|page| store(&mut object, page, round));
         object.psync().unwrap();
         assert!(objects.info("object").unwrap().shadow_bytes > 0);
         let here = load_all(&object);
@@ -429,6 +429,31 @@ fn objects_are_committed_in_parallel() {
         let newest = load_all(&attach(&objects, name)).into_iter().max();
         assert_eq!(newest, Some(rounds), "{name}");
     }
+}
+
+/// Commits of many threads in the background: none waits for one behind it.
+#[test]
+fn commits_of_many_threads_pass_in_the_background() {
+    let (media, objects) = on_media(8 << 20, 1 << 20);
+    let names: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    names.iter().for_each(|name| create(&objects, name, 2));
+    let rounds = steps(200) as u64;
+    std::thread::scope(|scope| {
+        for name in &names {
+            let objects = &objects;
+            scope.spawn(move || {
+                let mut object = attach(objects, name);
+                for round in 1..=rounds {
+                    store(&mut object, 0, round);
+                    drop(object.psync_begin().unwrap());
+                }
+                object.detach().unwrap();
+            });
+        }
+    });
+    let again = reopen(&media);
+    drop(objects);
+    assert!(names.iter().all(|name| load(&attach(&again, name), 0) == rounds));
 }
 
 // ---- failures ----------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ mod support;
 
 use aquifer_object::{Access, CreateObject, ObjectError, Objects};
 use aquifer_pool::PoolError;
+use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::crash::{Fault, Trigger};
 use aquifer_testkit::rng::Rng;
 use support::{PAGE, Place, load_all, on_media, reopen, store};
 
@@ -136,6 +138,23 @@ fn what_does_not_fit_changes_nothing() {
     let after = (objects.info("object").unwrap(), content(&objects, "object"));
     assert!(before.1 == after.1 && before.0.address == after.0.address);
     assert_eq!(objects.pool().info().unwrap().free_pages, free);
+}
+
+/// A copy whose transaction never came: its pages were free, and are not zero any more.
+#[test]
+fn what_was_copied_for_nothing_is_not_shown_to_others() {
+    let (media, objects) = on_media(8 << 20, 256 << 10);
+    objects.create("secret", size(10), &CreateObject::default()).unwrap();
+    objects.create("behind", size(1), &CreateObject::default()).unwrap();
+    fill(&objects, "secret", 0, 5);
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteBack)));
+    objects.resize("secret", size(20), None).unwrap_err();
+    drop(objects);
+    let objects = reopen(&media);
+    assert_eq!(content(&objects, "secret"), [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+    objects.create("next", size(100), &CreateObject::default()).unwrap();
+    let attached = objects.attach("next", Access::Read, None).unwrap();
+    assert!(attached.as_slice().unwrap().iter().all(|&byte| byte == 0));
 }
 
 /// Random sizes of several objects against plain vectors.
