@@ -252,13 +252,6 @@ impl Drop for Reservation<'_> {
 impl Core {
     /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits.
     pub fn reserve_pages(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
-        if pages == 0 {
-            return Err(PoolError::Parameter {
-                what: "the number of pages",
-                value: "0".to_owned(),
-                reason: "nothing would be reserved",
-            });
-        }
         let locked = self.lock()?;
         release(&locked);
         let fits = |free: Run| {
@@ -291,6 +284,13 @@ impl Core {
     /// Takes pages that are free.
     fn reserve_free(&self, _locked: &Locked<'_>, whole: Run) -> Result<Reservation<'_>> {
         let Run { start_page, pages } = whole;
+        if pages == 0 {
+            return Err(PoolError::Parameter {
+                what: "the number of pages",
+                value: "0".to_owned(),
+                reason: "nothing would be reserved",
+            });
+        }
         let runs: Vec<Run> = (0..pages.div_ceil(MAX_RUN_PAGES))
             .map(|index| Run {
                 start_page: start_page + index * MAX_RUN_PAGES,

@@ -1,0 +1,480 @@
+//! The allocator against a plain model: no page has two owners, a freed one is not given out before the tail has passed
+//! the record that freed it, what should be zero is, and nothing is lost, whoever dies.
+//!
+//! Sessions of random operations, each through one handle or two, end with the handles closed, with reservations left
+//! behind as a killed process leaves them, or with a crash.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::{Inode, InodeKind};
+use aquifer_pool::format::layout::Layout;
+use aquifer_pool::format::run::Run;
+use aquifer_pool::media::Media;
+use aquifer_pool::{CommitPages, Mutant, OpenOptions, Pool, PoolError, Reservation};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::rng::Rng;
+use support::*;
+
+const POOL_BYTES: usize = 768 << 10;
+const MOST_OBJECTS: usize = 10;
+
+/// An object: its pages by what they are filled with, and its shadow.
+#[derive(Debug, Clone)]
+struct Object {
+    run: Run,
+    shadow: Run,
+    stamps: Vec<u64>,
+}
+
+/// What the pool is to be.
+#[derive(Debug, Clone)]
+struct Model {
+    layout: Layout,
+    objects: BTreeMap<u64, Object>,
+    /// Freed, with the position of the log that the tail has to pass.
+    waiting: Vec<(Run, u64)>,
+    /// Reserved by handles that are gone.
+    dead: Vec<Run>,
+}
+
+/// A reservation that is held.
+struct Held<'a> {
+    reservation: Reservation<'a>,
+    /// Through which handle.
+    handle: usize,
+    /// What its pages are filled with.
+    stamp: u64,
+}
+
+impl Model {
+    fn data(&self) -> Run {
+        let start_page = self.layout.data_start_page;
+        Run { start_page, pages: self.layout.page_count - start_page }
+    }
+
+    fn named(&self) -> impl Iterator<Item = Run> + '_ {
+        self.objects.values().flat_map(|object| [object.run, object.shadow])
+    }
+
+    fn free_pages(&self, held: &[Held<'_>]) -> u64 {
+        let held = held.iter().map(|held| held.reservation.whole());
+        let waiting = self.waiting.iter().map(|(run, _)| *run);
+        let used: u64 = self.named().chain(held).chain(waiting).map(|run| run.pages).sum();
+        self.data().pages - used
+    }
+
+    /// Fails if `run` is not free.
+    fn assert_free(&self, run: Run, held: &[Held<'_>]) {
+        assert!(
+            run.start_page >= self.data().start_page && run.end_page() <= self.data().end_page()
+        );
+        assert!(!self.named().any(|named| named.overlaps(run)), "{run:?} is somebody's");
+        assert!(
+            !self.waiting.iter().any(|(freed, _)| freed.overlaps(run)),
+            "{run:?} is freed too recently"
+        );
+        assert!(
+            !held.iter().any(|held| held.reservation.whole().overlaps(run)),
+            "{run:?} is reserved"
+        );
+    }
+
+    /// Whether `pages` pages at a multiple of `align` are free.
+    fn has_room(&self, held: &[Held<'_>], pages: u64, align: u64) -> bool {
+        let data = self.data();
+        let used: Vec<Run> = self
+            .named()
+            .chain(held.iter().map(|held| held.reservation.whole()))
+            .chain(self.waiting.iter().map(|(run, _)| *run))
+            .collect();
+        (data.start_page..data.end_page()).step_by(1).any(|start_page| {
+            let run = Run { start_page, pages };
+            start_page % align == 0
+                && run.end_page() <= data.end_page()
+                && !used.iter().any(|used| used.overlaps(run))
+        })
+    }
+
+    /// The tail has come to `tail_lsn`.
+    fn pass(&mut self, tail_lsn: u64) {
+        self.waiting.retain(|(_, lsn)| *lsn > tail_lsn);
+    }
+}
+
+fn page(stamp: u64) -> Vec<u8> {
+    stamp.to_le_bytes().repeat(PAGE_BYTES as usize / 8)
+}
+
+/// Compares everything that can be seen.
+fn assert_same(pool: &Pool, model: &Model, held: &[Held<'_>]) {
+    let inodes = pool.inodes().unwrap();
+    assert_eq!(inodes.len(), model.objects.len());
+    for inode in &inodes {
+        let object = &model.objects[&inode.number];
+        assert_eq!((&inode.runs[..], inode.shadow), (&[object.run][..], object.shadow));
+    }
+    let free = pool.info().unwrap().free_pages;
+    let (expected, dead) =
+        (model.free_pages(held), model.dead.iter().map(|run| run.pages).sum::<u64>());
+    // What the dead had reserved is given back when somebody needs it, and at checkpoints.
+    assert!((expected - dead..=expected).contains(&free), "{free} free pages, not {expected}");
+}
+
+fn assert_content(pool: &Pool, model: &Model) {
+    for (number, object) in &model.objects {
+        let bytes = sample::read(pool, &pool.inode(*number).unwrap()).unwrap();
+        for (index, (found, stamp)) in
+            bytes.chunks_exact(PAGE_BYTES as usize).zip(&object.stamps).enumerate()
+        {
+            assert!(found == page(*stamp), "page {index} of inode {number} is not {stamp}");
+        }
+    }
+}
+
+/// Random operations through `handles`; what is reserved and not used is left in the result.
+fn session<'a>(
+    rng: &mut Rng,
+    handles: &'a [Pool],
+    model: &mut Model,
+    next_stamp: &mut u64,
+    operations: u64,
+) -> Vec<Held<'a>> {
+    let mut held: Vec<Held<'a>> = Vec::new();
+    for _ in 0..operations {
+        let handle = rng.below(handles.len() as u64) as usize;
+        let pool = &handles[handle];
+        *next_stamp += 1;
+        let stamp = *next_stamp;
+        let numbers: Vec<u64> = model.objects.keys().copied().collect();
+        let some_object =
+            (!numbers.is_empty()).then(|| numbers[rng.below(numbers.len() as u64) as usize]);
+        match (rng.below(12), some_object) {
+            (0..=2, _) if held.len() < 3 => {
+                let (pages, align) = (1 + rng.below(12), 1 << rng.below(4));
+                let zeroed = rng.chance(0.5);
+                let outcome = match zeroed {
+                    true => pool.reserve_zeroed(pages, align),
+                    false => pool.reserve(pages, align),
+                };
+                // When it did not fit, a checkpoint was made.
+                model.pass(pool.tail_lsn());
+                match outcome {
+                    Ok(reservation) => {
+                        let whole = reservation.whole();
+                        model.assert_free(whole, &held);
+                        assert_eq!((whole.pages, whole.start_page % align), (pages, 0));
+                        model.dead.retain(|dead| !dead.overlaps(whole));
+                        let stamp = if zeroed { 0 } else { stamp };
+                        if !zeroed {
+                            // It may be written to before anything names it.
+                            let bytes = page(stamp).repeat(pages as usize);
+                            pool.media().write_at(whole.bytes().offset_bytes, &bytes).unwrap();
+                        }
+                        held.push(Held { reservation, handle, stamp });
+                    }
+                    Err(PoolError::Full { .. }) => {
+                        model.dead.clear();
+                        assert!(!model.has_room(&held, pages, align), "{pages} pages would fit");
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            (3, _) if !held.is_empty() => drop(held.swap_remove(0)),
+            (4 | 5, _) if !held.is_empty() && model.objects.len() < MOST_OBJECTS => {
+                let Held { reservation, stamp, .. } = held.swap_remove(0);
+                let run = reservation.whole();
+                let number = pool
+                    .transact(vec![reservation], |transaction| {
+                        let inode = Inode {
+                            kind: InodeKind::Object,
+                            size_bytes: run.pages * PAGE_BYTES,
+                            runs: vec![run],
+                            name: stamp.to_string().into_bytes(),
+                            ..transaction.free_inode()?
+                        };
+                        transaction.put(inode.clone());
+                        Ok(inode.number)
+                    })
+                    .unwrap();
+                let stamps = vec![stamp; run.pages as usize];
+                let before =
+                    model.objects.insert(number, Object { run, shadow: Run::EMPTY, stamps });
+                assert!(before.is_none(), "inode {number} was in use");
+            }
+            (6, Some(number)) => {
+                pool.transact(vec![], |transaction| {
+                    let inode = transaction.inode(number)?;
+                    transaction.put(Inode::free(number, inode.incarnation));
+                    Ok(())
+                })
+                .unwrap();
+                let object = model.objects.remove(&number).unwrap();
+                let lsn = pool.durable_lsn();
+                model.waiting.extend(
+                    [object.run, object.shadow]
+                        .into_iter()
+                        .filter(|run| !run.is_empty())
+                        .map(|run| (run, lsn)),
+                );
+            }
+            (7, Some(number)) => {
+                // Shrinks in place.
+                let object = model.objects.get_mut(&number).unwrap();
+                let pages = 1 + rng.below(object.run.pages);
+                let run = Run { pages, ..object.run };
+                put(pool, number, |inode| {
+                    inode.runs = vec![run];
+                    inode.size_bytes = 1;
+                });
+                let gone = Run { start_page: run.end_page(), pages: object.run.pages - pages };
+                (object.run, object.stamps) = (run, object.stamps[..pages as usize].to_vec());
+                if !gone.is_empty() {
+                    model.waiting.push((gone, pool.durable_lsn()));
+                }
+            }
+            (8, Some(number)) => {
+                // Grows in place, if there is room.
+                let object = model.objects.get_mut(&number).unwrap();
+                let more = Run { start_page: object.run.end_page(), pages: 1 + rng.below(4) };
+                let reserved = pool.reserve_zeroed_at(more.start_page, more.pages).unwrap();
+                let Some(reservation) = reserved else { continue };
+                let run = Run { pages: object.run.pages + more.pages, ..object.run };
+                pool.transact(vec![reservation], |transaction| {
+                    let inode = transaction.inode(number)?;
+                    transaction.put(Inode { runs: vec![run], ..inode });
+                    Ok(())
+                })
+                .unwrap();
+                object.run = run;
+                object.stamps.extend(vec![0; more.pages as usize]);
+                let mut others = model.clone();
+                others.objects.remove(&number);
+                others.assert_free(more, &held);
+                model.dead.retain(|dead| !dead.overlaps(more));
+            }
+            (9, Some(number)) => {
+                // Takes what is reserved as its shadow, or gives its shadow up.
+                let object = model.objects.get_mut(&number).unwrap();
+                let before = object.shadow;
+                let reserved: Vec<_> =
+                    held.pop().map(|held| held.reservation).into_iter().collect();
+                object.shadow = reserved.first().map_or(Run::EMPTY, Reservation::whole);
+                let shadow = object.shadow;
+                pool.transact(reserved, |transaction| {
+                    let inode = transaction.inode(number)?;
+                    transaction.put(Inode { shadow, ..inode });
+                    Ok(())
+                })
+                .unwrap();
+                if !before.is_empty() {
+                    model.waiting.push((before, pool.durable_lsn()));
+                }
+            }
+            (10, Some(number)) => {
+                let object = model.objects.get_mut(&number).unwrap();
+                let index = rng.below(object.run.pages);
+                let target = Run { start_page: object.run.start_page + index, pages: 1 }.bytes();
+                let pages = CommitPages { inode: number, target };
+                let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page(stamp));
+                pool.capture(&[pages], &[], fill).unwrap().finish().unwrap();
+                object.stamps[index as usize] = stamp;
+            }
+            (11, _) if rng.chance(0.3) => {
+                pool.checkpoint().unwrap();
+                model.dead.clear();
+            }
+            _ => continue,
+        }
+        model.pass(pool.tail_lsn());
+        assert_same(pool, model, &held);
+    }
+    held
+}
+
+/// Changes an inode.
+fn put(pool: &Pool, number: u64, change: impl Fn(&mut Inode)) {
+    pool.transact(vec![], |transaction| {
+        let mut inode = transaction.inode(number)?;
+        change(&mut inode);
+        transaction.put(inode);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// How a session ends.
+#[derive(Debug)]
+enum End {
+    /// Reservations are given back, handles are closed.
+    Closed,
+    /// The first handle is gone as if it had been killed, the second one works on.
+    OneDies,
+    /// The media are as a crash leaves them.
+    Crash,
+}
+
+fn run(seed: u64, sessions: u64, mutant: Option<Mutant>) {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, vec![0; POOL_BYTES]).unwrap();
+    let open = |path: &Path, is_shared: bool| {
+        let options = if is_shared { shared() } else { alone() };
+        let options = OpenOptions { mutant, ..options };
+        Pool::open_on(FileMedia::open(path), &options).unwrap()
+    };
+    let media: Arc<dyn Media> = FileMedia::open(&path);
+    let layout = Pool::create_on(media, &small(), &alone()).unwrap().layout();
+    let mut model =
+        Model { layout, objects: BTreeMap::new(), waiting: Vec::new(), dead: Vec::new() };
+    let mut rng = Rng::new(seed);
+    let mut stamp = 0;
+    for _ in 0..sessions {
+        let is_shared = rng.chance(0.5);
+        let mut handles = vec![open(&path, is_shared)];
+        if is_shared {
+            handles.push(open(&path, true));
+        }
+        // Nothing waits in a pool that was just recovered, and nobody has anything reserved.
+        (model.waiting, model.dead) = (Vec::new(), Vec::new());
+        assert_same(&handles[0], &model, &[]);
+        assert_content(&handles[0], &model);
+        let operations = 5 + rng.below(60);
+        let held = session(&mut rng, &handles, &mut model, &mut stamp, operations);
+        assert_content(&handles[handles.len() - 1], &model);
+        let end = match rng.below(3) {
+            0 => End::Crash,
+            1 if is_shared => End::OneDies,
+            _ => End::Closed,
+        };
+        match end {
+            End::Closed => drop(held),
+            End::Crash => {
+                let image = std::fs::read(&path).unwrap();
+                drop(held);
+                handles.clear();
+                std::fs::write(&path, image).unwrap();
+            }
+            End::OneDies => {
+                for Held { reservation, handle, .. } in held {
+                    if handle == 0 {
+                        model.dead.push(reservation.whole());
+                        std::mem::forget(reservation);
+                    }
+                }
+                let second = handles.pop().unwrap();
+                handles.clear();
+                let again = open(&path, true);
+                let handles = [second, again];
+                session(&mut rng, &handles, &mut model, &mut stamp, 30).clear();
+                handles[1].checkpoint().unwrap();
+                model.pass(handles[0].tail_lsn());
+                model.dead.clear();
+                assert_same(&handles[0], &model, &[]);
+            }
+        }
+    }
+    let pool = open(&path, false);
+    model.waiting.clear();
+    model.dead.clear();
+    assert_same(&pool, &model, &[]);
+    assert_content(&pool, &model);
+}
+
+#[test]
+fn the_allocator_is_like_its_model() {
+    let seed = seed(1);
+    for round in 0..steps(12) as u64 {
+        println!("round {round}");
+        run(seed ^ round << 32, 12, None);
+    }
+}
+
+/// The model would notice.
+#[test]
+fn deliberate_mistakes_are_noticed() {
+    for mutant in [Mutant::NoRevoke, Mutant::EarlyReuse] {
+        let noticed =
+            (0..10).any(|seed| std::panic::catch_unwind(|| run(seed, 5, Some(mutant))).is_err());
+        assert!(noticed, "{mutant:?}");
+    }
+}
+
+#[test]
+fn reserving_what_cannot_be_is_an_error() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let info = pool.info().unwrap();
+    for (pages, align) in [(0, 1), (u64::MAX, 1), (1 << 40, 1), (1, u64::MAX), (1, 1 << 63)] {
+        for outcome in [pool.reserve(pages, align), pool.reserve_zeroed(pages, align)] {
+            let error = outcome.map(drop).unwrap_err();
+            assert!(
+                matches!(error, PoolError::Full { .. } | PoolError::Parameter { .. }),
+                "{pages} by {align}: {error}"
+            );
+        }
+    }
+    for (start_page, pages) in [(0, 1), (info.layout.page_count, 1), (u64::MAX, u64::MAX), (30, 0)]
+    {
+        let outcome = pool.reserve_zeroed_at(start_page, pages);
+        assert!(!matches!(outcome, Ok(Some(_))), "{pages} from {start_page}");
+    }
+    // More at once than one handle can have.
+    let mut held: Vec<_> = (0..8).map(|_| pool.reserve(1, 1).unwrap()).collect();
+    assert!(matches!(pool.reserve(1, 1), Err(PoolError::Parameter { .. })));
+    held.pop();
+    held.push(pool.reserve(1, 0).unwrap());
+    drop(held);
+    assert_eq!(pool.info().unwrap().free_pages, info.free_pages);
+}
+
+#[test]
+fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
+    let media = FileMedia::of(&vec![0; 8 << 20]);
+    let options =
+        aquifer_pool::CreateOptions { inodes: Some(600), log_bytes: Some(2 << 20), ..small() };
+    let pool = Pool::create_on(media, &options, &alone()).unwrap();
+    let many = |count: u64| {
+        pool.transact(vec![], |transaction| {
+            (1..=count).for_each(|number| transaction.put(Inode::free(number, 1)));
+            Ok(())
+        })
+    };
+    many(200).unwrap();
+    let error = many(300).unwrap_err();
+    assert!(matches!(error, PoolError::Parameter { .. }), "{error}");
+    for number in [0, 601, 1 << 40] {
+        let error = pool.transact(vec![], |transaction| {
+            transaction.put(Inode::free(number, 1));
+            Ok(())
+        });
+        if number != 601 || pool.layout().slots() <= 601 {
+            assert!(matches!(error, Err(PoolError::Parameter { .. })), "{number}: {error:?}");
+        }
+    }
+}
+
+/// What is written to reserved pages that nobody names in the end is not found by who has them next.
+#[test]
+fn pages_given_up_are_zero_for_the_next_one() {
+    for crashes in [false, true] {
+        let media = FileMedia::of(&vec![0; POOL_BYTES]);
+        let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+        let reservation = pool.reserve(20, 1).unwrap();
+        let whole = reservation.whole();
+        pool.media().write_at(whole.bytes().offset_bytes, &page(77).repeat(20)).unwrap();
+        let image = media.image();
+        drop(reservation);
+        let pool = match crashes {
+            true => Pool::open_on(FileMedia::of(&image), &alone()).unwrap(),
+            false => pool,
+        };
+        let inode = sample::create(&pool, "alpha", 40, 0).unwrap();
+        assert!(inode.runs[0].overlaps(whole));
+        assert!(sample::read(&pool, &inode).unwrap().iter().all(|&byte| byte == 0));
+    }
+}
