@@ -161,9 +161,10 @@ fn only_force_overwrites_and_nothing_that_is_in_use() {
 fn a_domain_can_be_forced() {
     let place = Place::new();
     for domain in ["dax", "page-cache", "volatile"] {
-        let path = place.text(domain);
-        let made = works(&["pool", "create", &path, "--size", "1M", "--domain", domain]);
-        says(&made, &[domain]);
+        let path = place.text("data.pool");
+        let size = ["--size", "1M", "--force"];
+        let made = [&["pool", "create", &path, "--domain", domain], &size[..]].concat();
+        says(&works(&made), &[&format!("domain  {domain} (")]);
         works(&["pool", "info", &path]);
     }
 }
@@ -263,6 +264,16 @@ fn damage_is_explained_and_is_status_1() {
     let list = run(&["object", "list", &path]);
     says(text(&list.stderr), &["warning: one slot damaged", "aquifer pool check"]);
     assert_eq!(list.status.code(), Some(0));
+}
+
+#[test]
+fn free_space_is_looked_at_if_that_is_asked_for() {
+    let place = Place::new();
+    let path = place.pool();
+    damage(&path, (3 << 20) + 5);
+    works(&["pool", "check", &path]);
+    let (said, _) = damaged(&["pool", "check", &path, "--full"]);
+    says(&said, &["never used", "3145733"]);
 }
 
 #[test]

@@ -9,6 +9,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 pub use watched::Watched;
 
+const TICK: Duration = Duration::from_millis(200);
+
 /// A bar that counts bytes. It goes away when it is dropped.
 pub struct Bytes(ProgressBar);
 
@@ -20,7 +22,9 @@ impl Bytes {
 
     /// A count, where nobody knows how much there is to do.
     pub fn without_end(what: &'static str) -> Bytes {
-        Self::with_template("{elapsed_precise} {spinner} {bytes} {msg}", what)
+        let bar = Self::with_template("{elapsed_precise} {spinner} {bytes} {msg}", what);
+        bar.0.enable_steady_tick(TICK);
+        bar
     }
 
     fn with_template(template: &str, what: &'static str) -> Bytes {
@@ -31,12 +35,15 @@ impl Bytes {
         let style = ProgressStyle::with_template(template).expect("a valid template");
         let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
         bar.set_message(what);
-        bar.enable_steady_tick(Duration::from_millis(200));
         Bytes(bar)
     }
 
     /// So much of so much is done.
     pub fn at(&self, done_bytes: u64, all_bytes: u64) {
+        if self.0.length() == Some(0) {
+            // Not before: a bar towards nothing is full.
+            self.0.enable_steady_tick(TICK);
+        }
         self.0.set_length(all_bytes);
         self.0.set_position(done_bytes);
     }
