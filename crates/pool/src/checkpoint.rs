@@ -27,6 +27,7 @@ use crate::image::{load_slot, set_bit};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
 use crate::mutant::{self, Mutant};
+use crate::point;
 use crate::replay::Committed;
 
 /// The number of an image page, and its bytes.
@@ -84,6 +85,7 @@ impl Core {
         let control = self.control();
         let tail_lsn = control.tail_lsn.load(Relaxed);
         let (head_lsn, pages) = self.take_changed_pages()?;
+        point::pass("checkpoint-taken");
         let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
         if outcome.is_err() {
             self.mark_changed(&pages)?;
@@ -103,7 +105,9 @@ impl Core {
         }
         let control = self.control();
         self.wait_durable(head_lsn)?;
+        point::pass("checkpoint-durable");
         self.apply(maintaining, head_lsn)?;
+        point::pass("checkpoint-applied");
         let mut ranges = self.committed_between(tail_lsn, head_lsn)?.ranges();
         let written = (|| -> std::result::Result<(), MediaError> {
             for (page, bytes) in pages {
@@ -111,6 +115,7 @@ impl Core {
                 self.media.write_at(offset_bytes, bytes)?;
                 ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
             }
+            point::pass("checkpoint-written");
             if !mutant::is(self.mutant, Mutant::TailBeforeFlush) {
                 self.media.write_back(&ranges)?;
                 self.media.flush()?;
@@ -118,12 +123,16 @@ impl Core {
             Ok(())
         })();
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
+        point::pass("checkpoint-flushed");
         let superblock = self.superblock(head_lsn);
         write_superblocks(&*self.media, &superblock, 0, self.mutant)
             .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
+        point::pass("checkpoint-superblocks");
         control.sequence.store(superblock.sequence, Relaxed);
+        point::pass("checkpoint-sequence");
         let locked = self.lock()?;
         control.tail_lsn.store(head_lsn, Relaxed);
+        point::pass("checkpoint-tail");
         alloc::release(&locked);
         alloc::take_from_the_dead(&locked)?;
         drop(locked);
@@ -212,6 +221,9 @@ pub(crate) fn write_superblocks(
         match mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
             false => media.write_durable(copy * PAGE_BYTES, &page)?,
             true => media.write_at(copy * PAGE_BYTES, &page)?,
+        }
+        if copy != spared {
+            point::pass("superblock-first");
         }
     }
     Ok(())

@@ -15,6 +15,7 @@ use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, Sl
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::owners::Flaw;
+use crate::point;
 use crate::segment::Segment;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -28,7 +29,11 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
 
 /// Writes a slot of the image, and notes that its page differs from the media's.
 pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
-    for (word, source) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)) {
+    for (index, (word, source)) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)).enumerate()
+    {
+        if index == SLOT_BYTES / 16 {
+            point::pass("apply-half");
+        }
         word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
     }
     let page = slot / SLOTS_PER_PAGE;
@@ -62,10 +67,12 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
             alloc::note_freed(locked, &before, &after, record.header.end_lsn());
         }
     }
+    point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;
     control.image_version.store(version, Relaxed);
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
+    point::pass("apply-odd");
     for (slot, after) in record.slots() {
         if slot < segment.slots() {
             store_slot(segment, slot, after);
@@ -73,6 +80,7 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     }
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
+    point::pass("apply-stored");
     if control.metadata_lsn.load(Relaxed) < record.header.end_lsn() {
         control.metadata_lsn.store(record.header.end_lsn(), Release);
     }

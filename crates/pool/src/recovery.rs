@@ -28,6 +28,7 @@ use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
+use crate::point;
 use crate::pool::OpenOptions;
 use crate::replay::Committed;
 use crate::segment::{Owner, Segment};
@@ -188,6 +189,7 @@ fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> 
     if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
+    point::pass("open-locked");
     let superblocks = read_superblocks(&**media)?;
     let role = choose_role(&**media, &members, options)?;
     let opened = match role {
@@ -229,7 +231,12 @@ fn new_core(
 
 fn take_slot(core: &Core) -> Result<()> {
     match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
-        true => alloc::inherit_slot(&core.lock()?),
+        true => {
+            point::pass("join-slot");
+            alloc::inherit_slot(&core.lock()?)?;
+            point::pass("join-inherited");
+            Ok(())
+        }
         false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
     }
 }
@@ -278,17 +285,23 @@ fn build(
         _ => (Segment::private(owner, &superblock.layout)?, Uuid::nil()),
     };
     let core = new_core(media, members, superblock, segment, segment_id, options);
+    point::pass("open-segment");
     let built = replay(&core, superblock).and_then(|(end_lsn, overlay, records)| {
+        point::pass("open-replayed");
         if core.is_writable {
             take_slot(&core)?;
+            point::pass("open-slot");
             write_recovered(&core, &superblocks, end_lsn, &overlay)?;
+            point::pass("open-recovered");
             alloc::rebuild(&core.lock()?)?;
+            point::pass("open-rebuilt");
             if matches!(role, Role::First) {
                 // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
                 let _ = core
                     .membership
                     .try_lock(Byte::Openers, LockKind::Shared)
                     .map_err(|error| lock_error(&*core.media, error))?;
+                point::pass("open-shared");
             }
         }
         Ok((overlay, records))
@@ -401,6 +414,7 @@ fn write_recovered(
     if !ranges.is_empty() && !mutant::is(core.mutant, Mutant::TailBeforeFlush) {
         core.make_durable(&ranges)?;
     }
+    point::pass("open-written");
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
         false => superblock.generation + 1,
         true => superblock.generation,
