@@ -23,7 +23,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
 use crate::format::superblock::{COPIES, Superblock};
-use crate::image::{load_slot, set_bit};
+use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
 use crate::mutant::{self, Mutant};
@@ -77,6 +77,7 @@ impl Core {
     /// Brings the media up to date, and frees the log up to where it was when this was called.
     pub fn checkpoint(&self) -> Result<()> {
         self.check_writable()?;
+        point::pass("checkpoint-begun");
         let maintaining = self.maintain()?;
         self.checkpoint_while(&maintaining)
     }
@@ -88,7 +89,7 @@ impl Core {
         point::pass("checkpoint-taken");
         let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
         if outcome.is_err() {
-            self.mark_changed(&pages)?;
+            image::mark_changed(self, pages.iter().map(|(page, _)| *page));
         }
         outcome
     }
@@ -171,12 +172,6 @@ impl Core {
         let head_lsn = self.head_lsn();
         drop(locked);
         Ok((head_lsn, pages))
-    }
-
-    fn mark_changed(&self, pages: &[ImagePage]) -> Result<()> {
-        let _locked = self.lock()?;
-        pages.iter().for_each(|(page, _)| set_bit(self.segment.dirty_image_pages(), *page));
-        Ok(())
     }
 
     /// Waits for, or makes, room in the log for a record of `len_bytes`, and for freed runs.

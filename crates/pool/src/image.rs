@@ -40,16 +40,15 @@ pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
     set_bit(segment.dirty_image_pages(), page);
 }
 
+/// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
 pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
-    let word = &words[(bit / 64) as usize];
-    word.store(word.load(Relaxed) | 1 << (bit % 64), Relaxed);
+    words[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
 }
 
-/// Notes that no page of the image is known to be on media.
-pub(crate) fn mark_all_changed(locked: &Locked<'_>) {
-    let core = locked.core();
-    (0..core.layout.metadata_pages)
-        .for_each(|page| set_bit(core.segment.dirty_image_pages(), page));
+/// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes
+/// are taken away; and without the metadata mutex, whose holder may be stopped: a note that is lost is a page that is.
+pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
+    pages.for_each(|page| set_bit(core.segment.dirty_image_pages(), page));
 }
 
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever

@@ -33,6 +33,7 @@ pub const POINTS: &[&str] = &[
     "release-lsn",
     "release-run",
     "release-count",
+    "checkpoint-begun",
     "checkpoint-taken",
     "checkpoint-durable",
     "checkpoint-applied",

@@ -6,21 +6,28 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CommitPages, CreateOptions, OpenOptions, POINTS, Pool};
+use aquifer_pool::{CommitPages, CreateOptions, OpenOptions, POINTS, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::child;
+use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
 use common::{Change, Model, contents, create, destroy, find, page, place};
 
 /// What a child does. Not a test by itself.
 #[test]
 fn child() {
-    child::play(&[("changer", changer), ("committer", committer), ("leaver", leaver)]);
+    child::play(&[
+        ("changer", changer),
+        ("committer", committer),
+        ("leaver", leaver),
+        ("impatient", impatient),
+        ("idler", idler),
+    ]);
 }
 
 const CHANGES: u64 = 40;
@@ -89,6 +96,20 @@ fn leaver() {
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let _commit = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(99))).unwrap();
     std::process::abort();
+}
+
+/// Tries a checkpoint, and does not wait long.
+fn impatient() {
+    let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
+    let pool = Pool::open(environment("POOL"), &options).unwrap();
+    let refused = matches!(pool.checkpoint(), Err(PoolError::Stalled { .. }));
+    said(if refused { "refused" } else { "done" });
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// Opens, brings the media up to date, and leaves.
+fn idler() {
+    Pool::open(environment("POOL"), &options()).unwrap().checkpoint().unwrap();
 }
 
 fn commit(pool: &Pool, stamp: u64) {
@@ -250,4 +271,88 @@ fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
     commit(&pool, 3);
     commit(&next, 4);
     assert_eq!(contents(&pool).unwrap()[b"own".as_slice()], [4]);
+}
+
+/// Plays a role that is held at a point. It goes on with each line it is sent.
+struct Held {
+    child: Reaped,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Held {
+    fn at(point: &str, role: &str, path: &Path) -> Held {
+        let mut command = child::command(role);
+        command.env("POOL", path).env("AQUIFER_HOLD_AT", point).stdin(Stdio::piped());
+        let mut child = Reaped(command.spawn().unwrap());
+        let input = child.0.stdin.take().unwrap();
+        let output = BufReader::new(child.0.stdout.take().unwrap());
+        let mut held = Held { child, input, output };
+        held.hear("held");
+        held
+    }
+
+    fn go_on(&mut self) {
+        self.input.write_all(b"\n").unwrap();
+    }
+
+    fn hear(&mut self, expected: &str) {
+        let mut line = String::new();
+        while line.trim_end() != expected {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended before {expected}");
+        }
+    }
+}
+
+/// A file as a power cut would leave it, if everything written were durable.
+fn copy_of(path: &Path) -> PathBuf {
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy).unwrap();
+    copy
+}
+
+/// A checkpoint takes note of the changed pages, and then can neither go on nor take the metadata lock: the pages are still
+/// to be written by the next one.
+#[test]
+fn a_checkpoint_that_is_given_up_forgets_no_page() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &options()).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    let inode = find(&pool, b"own").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    let begun = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(3))).unwrap();
+    let mut held = Held::at("checkpoint-taken", "impatient", &scene.path);
+    pool.transact(vec![], |_| {
+        // It waits for the commit, and then for the metadata lock.
+        held.go_on();
+        held.hear("refused");
+        Ok(())
+    })
+    .unwrap();
+    begun.finish().unwrap();
+    pool.checkpoint().unwrap();
+    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![3])]));
+    drop(held.child);
+}
+
+/// The same when the one that took note has died, and its successor cannot take the metadata lock at first.
+#[test]
+fn who_follows_a_dead_checkpoint_may_be_late() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &options()).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    assert!(play("idler", &scene.path, 0, Some("checkpoint-taken")).1);
+    let mut held = Held::at("checkpoint-begun", "impatient", &scene.path);
+    pool.transact(vec![], |_| {
+        held.go_on();
+        held.hear("refused");
+        Ok(())
+    })
+    .unwrap();
+    drop(held.child);
+    pool.checkpoint().unwrap();
+    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
