@@ -20,6 +20,7 @@ use crate::format::inode::{HEAD_SLOT, Inode};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
 use crate::image::load_slot;
 use crate::mutant::{self, Mutant};
+use crate::point;
 use crate::segment::{FREED, ProcessSlot};
 
 fn to_word(run: Run) -> u64 {
@@ -114,9 +115,11 @@ pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<bool> {
     Ok(is_any_left)
 }
 
-/// Gives back what the last owner of this process's slot had reserved when it died: with a new owner, the slot
-/// would count as alive, and those pages as its. They may belong to an inode by now, so the map is computed anew.
+/// Gives up what the last owner of this process's slot had under way when it died: with a new owner, the slot
+/// counts as alive, so its appends would be waited for and its pages kept for ever. The pages may belong to an inode by
+/// now, so the map is computed anew.
 pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
+    locked.core().abandon_appends_of(locked, locked.core().membership.index());
     let process = &locked.control().processes[locked.core().membership.index()];
     if reservations(process).next().is_none() {
         return Ok(());
@@ -158,6 +161,7 @@ pub(crate) fn note_freed(locked: &Locked<'_>, before: &Inode, after: &Inode, end
         if let Some(freed) = control.freed.get(count as usize) {
             freed.run.store(to_word(gone), Relaxed);
             freed.lsn.store(end_lsn, Relaxed);
+            point::pass("apply-noting");
             // Release: the entry counts from here on.
             control.freed_count.store(count + 1, Release);
         }
@@ -184,9 +188,12 @@ pub(crate) fn release(locked: &Locked<'_>) {
         // first: a run beside the position of the one that was here would be taken for free too early.
         let last = &control.freed[control.freed_count.load(Relaxed) as usize - 1];
         freed.lsn.store(last.lsn.load(Relaxed), Relaxed);
+        point::pass("release-lsn");
         // Release: not before the position, and not after the count.
         freed.run.store(last.run.load(Relaxed), Release);
+        point::pass("release-run");
         control.freed_count.store(control.freed_count.load(Relaxed) - 1, Release);
+        point::pass("release-count");
         mark(map, run, false);
     }
 }
@@ -225,6 +232,7 @@ impl Reservation<'_> {
     /// Forgets the reservation because an inode names the pages now. With the metadata mutex.
     pub(crate) fn keep(mut self, _locked: &Locked<'_>) {
         self.clear_words();
+        point::pass("keep-cleared");
         self.runs.clear();
     }
 
@@ -243,6 +251,7 @@ impl Drop for Reservation<'_> {
         }
         if let Ok(_locked) = self.core.lock() {
             self.clear_words();
+            point::pass("pages-cleared");
             let map = self.core.segment.used_pages();
             self.runs.iter().for_each(|run| mark(map, *run, false));
         }
@@ -309,7 +318,9 @@ impl Core {
         for (word, run) in words[index..].iter().zip(&runs) {
             word.store(to_word(*run), Relaxed);
         }
+        point::pass("pages-noted");
         mark(self.segment.used_pages(), whole, true);
+        point::pass("pages-marked");
         Ok(Reservation { core: self, index, runs })
     }
 

@@ -23,10 +23,11 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
 use crate::format::superblock::{COPIES, Superblock};
-use crate::image::{load_slot, set_bit};
+use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
 use crate::mutant::{self, Mutant};
+use crate::point;
 use crate::replay::Committed;
 
 /// The number of an image page, and its bytes.
@@ -76,6 +77,7 @@ impl Core {
     /// Brings the media up to date, and frees the log up to where it was when this was called.
     pub fn checkpoint(&self) -> Result<()> {
         self.check_writable()?;
+        point::pass("checkpoint-begun");
         let maintaining = self.maintain()?;
         self.checkpoint_while(&maintaining)
     }
@@ -84,9 +86,10 @@ impl Core {
         let control = self.control();
         let tail_lsn = control.tail_lsn.load(Relaxed);
         let (head_lsn, pages) = self.take_changed_pages()?;
+        point::pass("checkpoint-taken");
         let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
         if outcome.is_err() {
-            self.mark_changed(&pages)?;
+            image::mark_changed(self, pages.iter().map(|(page, _)| *page));
         }
         outcome
     }
@@ -103,7 +106,9 @@ impl Core {
         }
         let control = self.control();
         self.wait_durable(head_lsn)?;
+        point::pass("checkpoint-durable");
         self.apply(maintaining, head_lsn)?;
+        point::pass("checkpoint-applied");
         let mut ranges = self.committed_between(tail_lsn, head_lsn)?.ranges();
         let written = (|| -> std::result::Result<(), MediaError> {
             for (page, bytes) in pages {
@@ -111,6 +116,7 @@ impl Core {
                 self.media.write_at(offset_bytes, bytes)?;
                 ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
             }
+            point::pass("checkpoint-written");
             if !mutant::is(self.mutant, Mutant::TailBeforeFlush) {
                 self.media.write_back(&ranges)?;
                 self.media.flush()?;
@@ -118,12 +124,16 @@ impl Core {
             Ok(())
         })();
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
+        point::pass("checkpoint-flushed");
         let superblock = self.superblock(head_lsn);
         write_superblocks(&*self.media, &superblock, 0, self.mutant)
             .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
+        point::pass("checkpoint-superblocks");
         control.sequence.store(superblock.sequence, Relaxed);
+        point::pass("checkpoint-sequence");
         let locked = self.lock()?;
         control.tail_lsn.store(head_lsn, Relaxed);
+        point::pass("checkpoint-tail");
         alloc::release(&locked);
         alloc::take_from_the_dead(&locked)?;
         drop(locked);
@@ -162,12 +172,6 @@ impl Core {
         let head_lsn = self.head_lsn();
         drop(locked);
         Ok((head_lsn, pages))
-    }
-
-    fn mark_changed(&self, pages: &[ImagePage]) -> Result<()> {
-        let _locked = self.lock()?;
-        pages.iter().for_each(|(page, _)| set_bit(self.segment.dirty_image_pages(), *page));
-        Ok(())
     }
 
     /// Waits for, or makes, room in the log for a record of `len_bytes`, and for freed runs.
@@ -212,6 +216,9 @@ pub(crate) fn write_superblocks(
         match mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
             false => media.write_durable(copy * PAGE_BYTES, &page)?,
             true => media.write_at(copy * PAGE_BYTES, &page)?,
+        }
+        if copy != spared {
+            point::pass("superblock-first");
         }
     }
     Ok(())

@@ -13,6 +13,7 @@ use crate::error::{PoolError, Result};
 use crate::format::record::RecordBuilder;
 use crate::log::Append;
 use crate::media::ByteRange;
+use crate::point;
 use crate::pool::Pool;
 
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -127,6 +128,7 @@ impl Core {
             drop(locked);
             self.make_room(len_bytes)?;
         };
+        point::pass("capture-reserved");
         let identity = self.identity();
         let acknowledged_lsn = append.acknowledged_lsn;
         builder.seal(buffer.bytes_mut(), body_checksum, append.lsn, acknowledged_lsn, identity);
@@ -147,6 +149,7 @@ impl Commit {
     pub fn finish(mut self) -> Result<()> {
         if let Some(mut filler) = self.filler.take() {
             self.core.write_filler(&mut filler)?;
+            point::pass("finish-filler");
         }
         let buffer = self.buffer.take().expect("taken only here");
         let written = self.core.write_append(&mut self.append, buffer.bytes());

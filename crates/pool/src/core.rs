@@ -154,7 +154,7 @@ impl Core {
         let mut guard = self.take(&self.control().maintenance_mutex, "the maintenance lock")?;
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
-            image::mark_all_changed(&self.lock()?);
+            image::mark_changed(self, 0..self.layout.metadata_pages);
             guard.repaired();
         }
         Ok(Maintaining { _guard: guard })

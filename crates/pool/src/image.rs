@@ -15,6 +15,7 @@ use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, Sl
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::owners::Flaw;
+use crate::point;
 use crate::segment::Segment;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -28,23 +29,26 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
 
 /// Writes a slot of the image, and notes that its page differs from the media's.
 pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
-    for (word, source) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)) {
+    for (index, (word, source)) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)).enumerate()
+    {
+        if index == SLOT_BYTES / 16 {
+            point::pass("apply-half");
+        }
         word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
     }
     let page = slot / SLOTS_PER_PAGE;
     set_bit(segment.dirty_image_pages(), page);
 }
 
+/// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
 pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
-    let word = &words[(bit / 64) as usize];
-    word.store(word.load(Relaxed) | 1 << (bit % 64), Relaxed);
+    words[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
 }
 
-/// Notes that no page of the image is known to be on media.
-pub(crate) fn mark_all_changed(locked: &Locked<'_>) {
-    let core = locked.core();
-    (0..core.layout.metadata_pages)
-        .for_each(|page| set_bit(core.segment.dirty_image_pages(), page));
+/// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes
+/// are taken away; and without the metadata mutex, whose holder may be stopped: a note that is lost is a page that is.
+pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
+    pages.for_each(|page| set_bit(core.segment.dirty_image_pages(), page));
 }
 
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
@@ -62,10 +66,12 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
             alloc::note_freed(locked, &before, &after, record.header.end_lsn());
         }
     }
+    point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;
     control.image_version.store(version, Relaxed);
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
+    point::pass("apply-odd");
     for (slot, after) in record.slots() {
         if slot < segment.slots() {
             store_slot(segment, slot, after);
@@ -73,6 +79,7 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     }
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
+    point::pass("apply-stored");
     if control.metadata_lsn.load(Relaxed) < record.header.end_lsn() {
         control.metadata_lsn.store(record.header.end_lsn(), Release);
     }

@@ -32,6 +32,7 @@ pub mod media;
 mod membership;
 mod mutant;
 mod owners;
+mod point;
 mod pool;
 mod recovery;
 mod replay;
@@ -43,6 +44,9 @@ pub use commit::{Commit, CommitCopied, CommitPages};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use mutant::Mutant;
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
+pub use point::POINTS;
 pub use pool::{Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
 pub use replay::PageSource;
 pub use transaction::Transaction;

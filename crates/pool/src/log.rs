@@ -28,12 +28,13 @@ use std::time::{Duration, Instant};
 
 use aquifer_sys::futex;
 
-use crate::core::Core;
+use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::record::{Header, Record, skip_page};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::media::{Media, MediaError};
 use crate::mutant::{self, Mutant};
+use crate::point;
 use crate::segment::{PENDING, Pending, append};
 
 /// How long to wait before looking whether the append that all wait for still has an owner.
@@ -193,7 +194,7 @@ impl Core {
     /// now. A record never crosses the end of the ring: what is left before it is filled, by an append of its own.
     pub fn reserve(
         &self,
-        _locked: &crate::core::Locked<'_>,
+        _locked: &Locked<'_>,
         len_bytes: u64,
         is_metadata: bool,
     ) -> Option<(Append, Option<Append>)> {
@@ -217,9 +218,12 @@ impl Core {
         let filler = (len_bytes > to_end).then(|| {
             let filler = take(lsn, to_end, false);
             lsn += to_end;
+            point::pass("reserve-filler");
             filler
         });
-        Some((take(lsn, len_bytes, is_metadata), filler))
+        let append = take(lsn, len_bytes, is_metadata);
+        point::pass("reserve-pending");
+        Some((append, filler))
     }
 
     /// Reports an append as durable, and moves the durable prefix on.
@@ -227,6 +231,7 @@ impl Core {
         let locked = self.lock()?;
         self.pending(append.index).state.store(append::DURABLE, Relaxed);
         append.is_complete = true;
+        point::pass("complete-durable");
         let has_moved = self.advance();
         drop(locked);
         if has_moved {
@@ -256,6 +261,7 @@ impl Core {
             // Release: pairs with the Acquire in `wait_durable`. Before the entry is removed: who repairs after
             // a death in between only removes it again.
             control.durable_lsn.store(end_lsn, Release);
+            point::pass("advance-between");
             control.pending_first.store(first + 1, Release);
             has_moved = true;
         }
@@ -282,6 +288,7 @@ impl Core {
     /// Makes an append durable with `bytes`, the whole record.
     pub fn write_append(&self, append: &mut Append, bytes: &[u8]) -> Result<()> {
         self.write_log(append.lsn, bytes)?;
+        point::pass("append-written");
         self.complete(append)
     }
 
@@ -339,16 +346,14 @@ impl Core {
         PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "an append" }
     }
 
-    /// Gives up the appends of the last owner of this process's slot: with a new owner, the slot would count as
-    /// alive, and nobody would complete them.
-    pub fn abandon_inherited(&self, _locked: &crate::core::Locked<'_>) {
-        let control = self.control();
-        let own = self.membership.index() as u64;
-        for index in control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed) {
-            let pending = self.pending(index);
-            let is_open = pending.state.load(Relaxed) != append::DURABLE;
-            if pending.owner.load(Relaxed) == own && is_open {
-                pending.state.store(append::ABANDONED, Relaxed);
+    /// Leaves the appends of a process slot, whose owner is dead, to whoever waits for them.
+    pub fn abandon_appends_of(&self, locked: &Locked<'_>, slot: usize) {
+        let control = locked.control();
+        let pending = control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed);
+        for pending in pending.map(|index| self.pending(index)) {
+            let is_durable = pending.state.load(Relaxed) == append::DURABLE;
+            if pending.owner.load(Relaxed) == slot as u64 && !is_durable {
+                pending.state.store(append::ABANDONED, Release);
             }
         }
     }
@@ -392,6 +397,7 @@ impl Core {
         };
         let is_metadata = pending.is_metadata.load(Relaxed) != 0;
         drop(locked);
+        point::pass("help-adopted");
         match self.read_record(adopted.lsn) {
             Ok(record) if record.header.end_lsn() == adopted.end_lsn => {
                 if is_metadata {
@@ -400,6 +406,7 @@ impl Core {
                         crate::image::apply(&locked, &record);
                     }
                 }
+                point::pass("help-decided");
                 self.write_append(&mut adopted, record.bytes())?;
             }
             _ => {
@@ -408,6 +415,7 @@ impl Core {
                     let _locked = self.lock()?;
                     self.pending(adopted.index).is_metadata.store(0, Relaxed);
                 }
+                point::pass("help-decided");
                 self.write_filler(&mut adopted)?;
             }
         }

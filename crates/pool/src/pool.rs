@@ -22,6 +22,7 @@ use crate::format::run::Run;
 use crate::media::{self, ByteRange, Media, PersistenceDomain};
 use crate::membership::Byte;
 use crate::mutant::Mutant;
+use crate::point;
 use crate::recovery;
 use crate::replay::Committed;
 use crate::segment::Segment;
@@ -658,8 +659,14 @@ impl Core {
         if self.is_writable && recovery().unwrap_or(false) {
             let is_last = self.membership.try_lock(Byte::Openers, LockKind::Exclusive);
             if is_last.unwrap_or(false) {
-                let _ = self.checkpoint().and_then(|()| self.write_closed_superblock());
+                point::pass("close-last");
+                let _ = self.checkpoint().and_then(|()| {
+                    point::pass("close-checkpoint");
+                    self.write_closed_superblock()
+                });
+                point::pass("close-superblock");
                 Segment::remove(self.segment_id);
+                point::pass("close-removed");
             }
         }
         self.membership.leave();

@@ -28,6 +28,7 @@ use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
+use crate::point;
 use crate::pool::OpenOptions;
 use crate::replay::Committed;
 use crate::segment::{Owner, Segment};
@@ -209,6 +210,7 @@ fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> 
     if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
+    point::pass("open-locked");
     let superblocks = read_superblocks(&**media)?;
     let role = choose_role(&**media, &members, options)?;
     let opened = match role {
@@ -251,9 +253,10 @@ fn new_core(
 fn take_slot(core: &Core) -> Result<()> {
     match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
         true => {
-            let locked = core.lock()?;
-            core.abandon_inherited(&locked);
-            alloc::inherit_slot(&locked)
+            point::pass("join-slot");
+            alloc::inherit_slot(&core.lock()?)?;
+            point::pass("join-inherited");
+            Ok(())
         }
         false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
     }
@@ -303,20 +306,26 @@ fn build(
         _ => (Segment::private(owner, &superblock.layout)?, Uuid::nil()),
     };
     let core = new_core(media, members, superblock, segment, segment_id, options);
+    point::pass("open-segment");
     let built = replay(&core, superblock).and_then(|(end_lsn, overlay, records)| {
+        point::pass("open-replayed");
         if core.is_writable {
             take_slot(&core)?;
+            point::pass("open-slot");
             write_recovered(&core, &superblocks, end_lsn, &overlay)?;
             // Read and zeroed in large pieces, the log is cached in large folios, and ext4 walks over all blocks of a
             // folio to write two of them: 80 instead of 40 µs for a commit of one page.
             core.media.forget_cached(core.layout.log());
+            point::pass("open-recovered");
             alloc::rebuild(&core.lock()?)?;
+            point::pass("open-rebuilt");
             if matches!(role, Role::First) {
                 // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
                 let _ = core
                     .membership
                     .try_lock(Byte::Openers, LockKind::Shared)
                     .map_err(|error| lock_error(&*core.media, error))?;
+                point::pass("open-shared");
             }
         }
         Ok((overlay, records))
@@ -429,6 +438,7 @@ fn write_recovered(
     if !ranges.is_empty() && !mutant::is(core.mutant, Mutant::TailBeforeFlush) {
         core.make_durable(&ranges)?;
     }
+    point::pass("open-written");
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
         // By a number that nobody can know: records that an older superblock, found again by accident, makes the
         // future of the log are not taken for it.

@@ -17,6 +17,7 @@ use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
+use crate::point;
 use crate::segment::FREED;
 
 /// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
@@ -192,6 +193,7 @@ impl Core {
                 self.make_room(builder.len_bytes())?;
                 continue;
             };
+            point::pass("transact-reserved");
             let identity = self.identity();
             let (lsn, end_lsn) = (append.lsn, append.end_lsn);
             builder.seal(&mut bytes, body_checksum, lsn, append.acknowledged_lsn, identity);
@@ -199,11 +201,14 @@ impl Core {
                 .and_then(|header| Record::decode(header, bytes))
                 .map_err(|error| self.damaged("a record just made", error))?;
             self.publish_append(&append, record.bytes())?;
+            point::pass("transact-published");
             image::apply(&transaction.locked, &record);
+            point::pass("transact-applied");
             for reserved in reservations {
                 reserved.keep(&transaction.locked);
             }
             drop(transaction);
+            point::pass("transact-unlocked");
             if let Some(mut filler) = filler {
                 self.write_filler(&mut filler)?;
             }

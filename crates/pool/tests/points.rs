@@ -1,0 +1,358 @@
+//! Processes that die at each named moment (`src/point.rs`), while others have the pool open and while nobody has.
+//!
+//! The child goes through changes that are a function of a seed, and says when each is acknowledged. Afterwards the pool has the
+//! state of the last acknowledged one or of the next; no page is lost or has two owners; those that stayed
+//! and those that come work on, also in the slot of the dead.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::time::Duration;
+
+use aquifer_pool::media::PersistenceDomain;
+use aquifer_pool::{CommitPages, CreateOptions, OpenOptions, POINTS, Pool, PoolError};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child::{self, Reaped};
+use aquifer_testkit::rng::Rng;
+use common::{Change, Model, contents, create, destroy, find, page, place};
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[
+        ("changer", changer),
+        ("committer", committer),
+        ("leaver", leaver),
+        ("impatient", impatient),
+        ("idler", idler),
+    ]);
+}
+
+const CHANGES: u64 = 40;
+
+fn environment(name: &str) -> String {
+    std::env::var(name).expect("set by the parent")
+}
+
+fn said(text: &str) {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{text}").unwrap();
+    output.flush().unwrap();
+}
+
+fn options() -> OpenOptions {
+    // Whoever waits this long waits for ever.
+    OpenOptions {
+        stall_timeout: Duration::from_secs(4),
+        background: false,
+        domain: Some(PersistenceDomain::PageCache),
+        ..Default::default()
+    }
+}
+
+/// The changes and the states they lead through.
+fn history(seed: u64) -> (Vec<Change>, Vec<Model>) {
+    let mut rng = Rng::new(seed);
+    let mut states = vec![Model::new()];
+    let mut changes = Vec::new();
+    for id in 1..=CHANGES {
+        let mut model = states.last().unwrap().clone();
+        let change = Change::random(&mut rng, &model, id);
+        change.apply(&mut model);
+        states.push(model);
+        changes.push(change);
+    }
+    (changes, states)
+}
+
+/// Goes through all changes of a seed.
+fn changer() {
+    let path = environment("POOL");
+    let mut pool = Pool::open(&path, &options()).unwrap();
+    let (changes, _) = history(environment("SEED").parse().unwrap());
+    drop(pool.reserve(1, 1).unwrap());
+    for (id, change) in (1..).zip(&changes) {
+        if *change == Change::Reopen {
+            drop(pool);
+            pool = Pool::open(&path, &options()).unwrap();
+        }
+        change.run(&pool).unwrap_or_else(|error| panic!("{change:?}: {error}"));
+        said(&format!("acknowledged {id}"));
+    }
+}
+
+/// Commits once.
+fn committer() {
+    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    commit(&pool, environment("SEED").parse().unwrap());
+}
+
+/// Takes its place in the log for a commit, and dies.
+fn leaver() {
+    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    let inode = find(&pool, b"other").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    let _commit = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(99))).unwrap();
+    std::process::abort();
+}
+
+/// Tries a checkpoint, and does not wait long.
+fn impatient() {
+    let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
+    let pool = Pool::open(environment("POOL"), &options).unwrap();
+    let refused = matches!(pool.checkpoint(), Err(PoolError::Stalled { .. }));
+    said(if refused { "refused" } else { "done" });
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// Opens, brings the media up to date, and leaves.
+fn idler() {
+    Pool::open(environment("POOL"), &options()).unwrap().checkpoint().unwrap();
+}
+
+fn commit(pool: &Pool, stamp: u64) {
+    let inode = find(pool, b"own").unwrap().expect("made before");
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(stamp)))
+        .unwrap()
+        .finish()
+        .unwrap();
+}
+
+struct Scene {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn scene() -> Scene {
+    // What is looked at is memory, and a disk would only make it slow.
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let path = directory.path().join("pool");
+    let small = CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..Default::default() };
+    Pool::create(&path, 512 << 10, &small, &options()).unwrap();
+    Scene { _directory: directory, path }
+}
+
+/// Plays a role that may die at a point. Says what the role has said, and whether it died.
+fn play(role: &str, path: &Path, seed: u64, die_at: Option<&str>) -> (String, bool) {
+    let mut command = child::command(role);
+    command.env("POOL", path).env("SEED", seed.to_string());
+    if let Some(point) = die_at {
+        command.env("AQUIFER_DIE_AT", point);
+    }
+    let output = command.output().unwrap();
+    let text = [&output.stdout, &output.stderr].map(|s| String::from_utf8_lossy(s).into_owned());
+    let has_died = std::os::unix::process::ExitStatusExt::signal(&output.status).is_some();
+    assert!(
+        output.status.success() || has_died,
+        "{role}, to die at {die_at:?}: {}\n{}",
+        text[0],
+        text[1]
+    );
+    (text[0].clone(), has_died)
+}
+
+fn last_acknowledged(said: &str) -> u64 {
+    said.lines()
+        .filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok())
+        .last()
+        .unwrap_or(0)
+}
+
+/// No page is lost, and none has two owners.
+fn check_pages(pool: &Pool, when: &str) {
+    pool.checkpoint().unwrap_or_else(|error| panic!("{when}: {error}"));
+    // What the dead had reserved is given back when it is needed.
+    drop(pool.reserve(1 << 20, 1));
+    let layout = pool.layout();
+    let mut runs: Vec<_> = pool
+        .inodes()
+        .unwrap()
+        .iter()
+        .flat_map(|inode| inode.all_runs().collect::<Vec<_>>())
+        .collect();
+    runs.sort_unstable();
+    assert!(runs.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "{when}: {runs:?}");
+    let named: u64 = runs.iter().map(|run| run.pages).sum();
+    let free = pool.info().unwrap().free_pages;
+    assert_eq!(free + named, layout.page_count - layout.data_start_page, "{when}");
+}
+
+fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
+    let known = last_acknowledged(said);
+    // Whatever the dead one was doing is decided by whoever comes next.
+    pool.checkpoint().unwrap_or_else(|error| panic!("{when}: {error}"));
+    let found = contents(&pool).unwrap_or_else(|error| panic!("{when}: {error}"));
+    let allowed = [Some(known), Some(known + 1).filter(|id| *id <= CHANGES)];
+    let is_allowed = |id: u64| states[id as usize] == found;
+    assert!(
+        allowed.into_iter().flatten().any(is_allowed),
+        "{when}: {known} acknowledged, found {found:?}, then {:?}",
+        states[known as usize]
+    );
+    check_pages(&pool, when);
+    // Those that are there and those that come work on.
+    create(&pool, b"own", 1).unwrap_or_else(|error| panic!("{when}: {error}"));
+    commit(&pool, 5);
+    play("committer", path, 6, None);
+    let mut expected = found;
+    expected.insert(b"own".to_vec(), vec![6]);
+    assert_eq!(contents(&pool).unwrap(), expected, "{when}");
+    check_pages(&pool, when);
+    drop(pool);
+    let pool = Pool::open(path, &options()).unwrap_or_else(|error| panic!("{when}: {error}"));
+    assert_eq!(contents(&pool).unwrap(), expected, "{when}, reopened");
+    check_pages(&pool, when);
+    for inode in pool.inodes().unwrap() {
+        destroy(&pool, &inode.name).unwrap();
+    }
+    check_pages(&pool, when);
+}
+
+#[test]
+fn a_process_may_die_at_every_point() {
+    let mut rng = Rng::new(seed(3));
+    let mut visited = std::collections::BTreeSet::new();
+    for point in POINTS.iter().filter(|point| !point.starts_with("help-")) {
+        for round in 0..steps(8).max(2) {
+            let others_stay = round % 2 == 0;
+            let seed = rng.next_u64();
+            let nth = if round < 2 { 1 } else { 1 + rng.below(2 * round as u64) };
+            let scene = scene();
+            let staying = others_stay.then(|| Pool::open(&scene.path, &options()).unwrap());
+            let die_at = format!("{point}*{nth}");
+            let (_, states) = history(seed);
+            let (said, has_died) = play("changer", &scene.path, seed, Some(&die_at));
+            if has_died {
+                visited.insert(*point);
+            }
+            let when = format!("{die_at}, others stay: {others_stay}, seed {seed}");
+            let pool = match staying {
+                Some(pool) => pool,
+                None => Pool::open(&scene.path, &options())
+                    .unwrap_or_else(|error| panic!("{when}: {error}")),
+            };
+            check(&scene.path, pool, &states, &said, &when);
+        }
+    }
+    let missed: Vec<_> =
+        POINTS.iter().filter(|p| !p.starts_with("help-") && !visited.contains(*p)).collect();
+    assert!(missed.is_empty(), "nobody came by {missed:?}");
+}
+
+/// Who died in the middle of an append, and who died completing it.
+#[test]
+fn a_hole_is_filled_by_whoever_lives() {
+    for point in POINTS.iter().filter(|point| point.starts_with("help-")) {
+        let scene = scene();
+        let pool = Pool::open(&scene.path, &options()).unwrap();
+        create(&pool, b"own", 1).unwrap();
+        create(&pool, b"other", 1).unwrap();
+        assert!(play("leaver", &scene.path, 0, None).1);
+        assert!(play("committer", &scene.path, 7, Some(point)).1, "{point}");
+        commit(&pool, 8);
+        let found = contents(&pool).unwrap();
+        assert_eq!((&found[b"own".as_slice()], &found[b"other".as_slice()]), (&vec![8], &vec![0]));
+        check_pages(&pool, point);
+    }
+}
+
+/// The slot of a process that died in the middle of an append has a new owner, who does not know of it.
+#[test]
+fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &options()).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    create(&pool, b"other", 1).unwrap();
+    assert!(play("leaver", &scene.path, 0, None).1);
+    let next = Pool::open(&scene.path, &options()).unwrap();
+    commit(&pool, 3);
+    commit(&next, 4);
+    assert_eq!(contents(&pool).unwrap()[b"own".as_slice()], [4]);
+}
+
+/// Plays a role that is held at a point. It goes on with each line it is sent.
+struct Held {
+    child: Reaped,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Held {
+    fn at(point: &str, role: &str, path: &Path) -> Held {
+        let mut command = child::command(role);
+        command.env("POOL", path).env("AQUIFER_HOLD_AT", point).stdin(Stdio::piped());
+        let mut child = Reaped(command.spawn().unwrap());
+        let input = child.0.stdin.take().unwrap();
+        let output = BufReader::new(child.0.stdout.take().unwrap());
+        let mut held = Held { child, input, output };
+        held.hear("held");
+        held
+    }
+
+    fn go_on(&mut self) {
+        self.input.write_all(b"\n").unwrap();
+    }
+
+    fn hear(&mut self, expected: &str) {
+        let mut line = String::new();
+        while line.trim_end() != expected {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended before {expected}");
+        }
+    }
+}
+
+/// A file as a power cut would leave it, if everything written were durable.
+fn copy_of(path: &Path) -> PathBuf {
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy).unwrap();
+    copy
+}
+
+/// A checkpoint takes note of the changed pages, and then can neither go on nor take the metadata lock: the pages are still
+/// to be written by the next one.
+#[test]
+fn a_checkpoint_that_is_given_up_forgets_no_page() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &options()).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    let inode = find(&pool, b"own").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    let begun = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(3))).unwrap();
+    let mut held = Held::at("checkpoint-taken", "impatient", &scene.path);
+    pool.transact(vec![], |_| {
+        // It waits for the commit, and then for the metadata lock.
+        held.go_on();
+        held.hear("refused");
+        Ok(())
+    })
+    .unwrap();
+    begun.finish().unwrap();
+    pool.checkpoint().unwrap();
+    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![3])]));
+    drop(held.child);
+}
+
+/// The same when the one that took note has died, and its successor cannot take the metadata lock at first.
+#[test]
+fn who_follows_a_dead_checkpoint_may_be_late() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &options()).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    assert!(play("idler", &scene.path, 0, Some("checkpoint-taken")).1);
+    let mut held = Held::at("checkpoint-begun", "impatient", &scene.path);
+    pool.transact(vec![], |_| {
+        held.go_on();
+        held.hear("refused");
+        Ok(())
+    })
+    .unwrap();
+    drop(held.child);
+    pool.checkpoint().unwrap();
+    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
+}
