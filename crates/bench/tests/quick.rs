@@ -113,6 +113,13 @@ fn bfs() {
     }
 }
 
+fn assert_ratios(report: &Value, names: &[&str]) {
+    for name in names {
+        let value = report["ratios"][name].as_f64();
+        assert!(value.is_some_and(|value| value > 0.0), "{name} is not in {}", report["ratios"]);
+    }
+}
+
 #[test]
 fn psync() {
     let report = report(&["psync", "--threads", "1,2"]);
@@ -124,14 +131,30 @@ fn psync() {
     for metric in ["commit_1p_busy", "commit_together_1t", "commit_together_2t"] {
         assert_contains(&systems_of(&report, metric), &["object", "msync"], &report);
     }
+    for pages in ["1p", "10p", "100p"] {
+        let names = ["lmdb", "sqlite", "redb", "msync", "log_alone"];
+        let names = names.map(|name| format!("psync_vs_{name}_{pages}"));
+        assert_ratios(&report, &names.each_ref().map(String::as_str));
+    }
+    assert_ratios(&report, &["psync_1p_quiet_vs_busy_pool", "group_commit_2t_vs_1t"]);
     let notes = report["notes"].to_string();
     assert!(notes.contains("msync is not atomic"), "{notes}");
+    let has_libpmemobj = !notes.contains("commit_1p of libpmemobj is left out");
+    if has_libpmemobj {
+        assert_ratios(&report, &["psync_vs_libpmemobj_1p", "psync_vs_libpmemobj_10p"]);
+    } else {
+        assert!(notes.contains("libpmemobj1"), "the package is not named: {notes}");
+        eprintln!("skipped: libpmemobj is not installed");
+    }
     if notes.contains("the Dax domain is left out") {
         return eprintln!("skipped: the Dax domain, there is no tmpfs with room");
     }
     for metric in ["dax_1p", "dax_10k_stores"] {
         let names = systems_of(&report, metric);
         assert_contains(&names, &["object", "libpmemobj", "libpmemobj_records"], &report);
+    }
+    if has_libpmemobj {
+        assert_ratios(&report, &["psync_dax_vs_libpmemobj_10k_stores"]);
     }
 }
 
@@ -146,8 +169,10 @@ fn compute() {
     for row in report["rows"].as_array().unwrap() {
         if row["system"] != "memory" {
             assert!(row["details"]["syncs"].as_f64().unwrap() >= 1.0, "{row}");
+            assert!(row["details"]["pages_a_sync"].as_f64().is_some(), "{row}");
         }
     }
+    assert_ratios(&report, &["overhead_geomean_100hz", "overhead_vs_memory_geomean_100hz"]);
 }
 
 #[test]

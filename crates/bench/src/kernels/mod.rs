@@ -40,10 +40,10 @@ impl Scale {
     pub const fn of(kernel: KernelName, sizes: Sizes, quick: bool) -> Self {
         let (rows, columns, width) = match (kernel, sizes) {
             (KernelName::Lu, _) if quick => (160, 160, 0),
-            (KernelName::Lu, Sizes::Default) => (2304, 2304, 0),
+            (KernelName::Lu, Sizes::Default) => (2816, 2816, 0),
             (KernelName::Lu, Sizes::Paper) => (3584, 3584, 0),
             (KernelName::Convolution, _) if quick => (256, 128, 9),
-            (KernelName::Convolution, Sizes::Default | Sizes::Paper) => (4096, 128, 159),
+            (KernelName::Convolution, Sizes::Default | Sizes::Paper) => (4096, 128, 127),
             (KernelName::Multiplication, _) if quick => (160, 160, 16),
             (KernelName::Multiplication, Sizes::Default) => (2560, 2560, 16),
             (KernelName::Multiplication, Sizes::Paper) => (3072, 3072, 16),

@@ -17,6 +17,7 @@ use crate::cells::{CellArray, Reference, Transaction, Transactions};
 use crate::contender::regions::Home;
 use crate::contender::stores::{self, CellStore};
 use crate::harness::{CommitWork, Job, LaneAnswer, Measured};
+use crate::interrupt;
 use crate::rng::Rng;
 use crate::stats::Histogram;
 
@@ -71,14 +72,17 @@ struct LaneResult {
 struct Lanes {
     stores: Vec<Box<dyn CellStore>>,
     references: Vec<Reference>,
+    /// Contenders may hold more than memory and files; who is interrupted lets go of it.
+    _signals: interrupt::Guard,
 }
 
 impl Lanes {
     fn create(job: &Job, work: &CommitWork, count: u32) -> Result<Self> {
+        let signals = interrupt::Guard::install();
         let array = array_of(job)?;
         let stores = stores::create(job.system, &home_of(job, work), &array, count)?;
         let references = vec![Reference::new(&array); stores.len()];
-        Ok(Self { stores, references })
+        Ok(Self { stores, references, _signals: signals })
     }
 
     fn run(&mut self, job: &Job, work: &CommitWork) -> Result<Vec<LaneResult>> {
@@ -140,6 +144,7 @@ fn commits(
     let mut transaction = Transaction::default();
     let dirty_pages = work.dirty_pages as usize;
     let mut commit = |store: &mut dyn CellStore| -> Result<Duration> {
+        interrupt::check()?;
         transactions.next_into(&mut transaction);
         if dirty_pages > 0 {
             store.keep_dirty(dirty_pages)?;

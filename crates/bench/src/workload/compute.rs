@@ -15,11 +15,14 @@ use anyhow::{Result, ensure};
 use crate::contender::System;
 use crate::contender::regions::{self, Domain, Home, Region, Written};
 use crate::harness::{ComputeWork, Job, LaneAnswer, Measured};
+use crate::interrupt;
 use crate::kernels::{self, Kernel, team};
 use crate::raw::PAGE_BYTES;
 
 /// Computes.
 pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
+    // Who is interrupted lets go of what a contender holds.
+    let _signals = interrupt::Guard::install();
     let kernel = kernels::find(work.kernel, work.scale);
     let shapes = kernel.matrices();
     let lens_bytes: Vec<usize> =
@@ -73,6 +76,7 @@ fn compute(
         // SAFETY: initialised matrices; the team does every part once and steps one after the other.
         |step, thread| unsafe { kernel.step(memory.bases(), step, thread, threads) },
         |step| {
+            interrupt::check()?;
             if pace.is_due(step + 1 == steps) {
                 let all = regions.iter_mut().zip(&changes);
                 pace.sync(all.filter(|(_, changes)| **changes).map(|(region, _)| region))?;

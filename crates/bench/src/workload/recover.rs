@@ -15,10 +15,13 @@ use super::commit::{array_of, check, home_of, transactions_of};
 use crate::cells::{Reference, Transaction};
 use crate::contender::stores::{self, CellStore};
 use crate::harness::{CommitWork, Job, LaneAnswer, Measured, Work, run_to_its_death};
+use crate::interrupt;
 use crate::raw::{drop_cache, kill_this_process};
 
 /// The process that crashes: commits as often as the job says, and dies.
 pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {
+    // Nothing but its own end may end it: what it leaves is put away by who recovers it.
+    let _signals = interrupt::Guard::install();
     let array = array_of(job)?;
     let mut store = stores::create(job.system, &home_of(job, work), &array, 1)?.remove(0);
     let mut transactions = transactions_of(job, work, 0)?;
@@ -32,6 +35,7 @@ pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {
 
 /// The process that measures.
 pub fn run(job: &Job, work: &CommitWork) -> Result<Measured> {
+    let _signals = interrupt::Guard::install();
     run_to_its_death(&Job { work: Work::Crash(*work), ..job.clone() })?;
     let home = home_of(job, work);
     for entry in fs::read_dir(&home.directory)? {
