@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod forge;
+pub mod parsers;
 pub mod sample;
 
 use std::fs::{File, OpenOptions as FileOptions};

@@ -1,0 +1,175 @@
+//! What is done with arbitrary bytes: by the fuzzer for hours, by a test for a moment.
+//!
+//! Each parser is given the bytes as they are, and again with its magic and checksum made right, or nothing but those
+//! would ever be tested. What it accepts has to come back from its own encoding, and all that is computed from it
+//! has to be computable.
+
+use std::sync::OnceLock;
+
+use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::{Inode, PoolHead, SLOT_BYTES};
+use aquifer_pool::format::record::{Entry, HEADER_BYTES, Header, LogIdentity, Record};
+use aquifer_pool::format::superblock::{SUPERBLOCK_BYTES, Superblock};
+use aquifer_pool::media::Media;
+use aquifer_pool::{OpenOptions, Pool};
+
+use super::{FileMedia, forge, sample};
+
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// At least `len` bytes.
+fn padded(data: &[u8], len: usize) -> Vec<u8> {
+    let mut bytes = data.to_vec();
+    bytes.resize(bytes.len().max(len), 0);
+    bytes
+}
+
+/// Any bytes as a superblock.
+pub fn superblock(data: &[u8]) {
+    for copy in 0..2 {
+        accept_superblock(data, copy);
+        let mut image = vec![0; 2 * PAGE];
+        let page = &mut image[copy as usize * PAGE..][..PAGE];
+        let len = data.len().min(SUPERBLOCK_BYTES);
+        page[..len].copy_from_slice(&data[..len]);
+        page[..12].copy_from_slice(b"AQUIFER\0\0\0\0\0");
+        page[12..16].copy_from_slice(&(PAGE as u32).to_le_bytes());
+        page[120..128].fill(0);
+        page[128..136].copy_from_slice(&copy.to_le_bytes());
+        forge::seal_superblock(&mut image, copy as usize);
+        accept_superblock(&image[copy as usize * PAGE..], copy);
+    }
+}
+
+fn accept_superblock(bytes: &[u8], copy: u64) {
+    let Ok(superblock) = Superblock::decode(bytes, copy) else { return };
+    let layout = superblock.layout;
+    layout.validate().expect("it was validated");
+    assert!(layout.metadata().end_bytes() == layout.log().offset_bytes);
+    assert!(layout.log().end_bytes() == layout.data().offset_bytes);
+    assert!(layout.data().end_bytes() == layout.len_bytes());
+    assert!(layout.slot_offset_bytes(layout.slots()) == layout.log().offset_bytes);
+    let _ = superblock.sequence + 1;
+    let _ = superblock.generation + (1 << 40);
+    let _ = superblock.tail_lsn + layout.log().len_bytes;
+    assert!(superblock.is_of_same_pool(&superblock));
+    let page = superblock.encode(copy);
+    assert_eq!(Superblock::decode(&page, copy), Ok(superblock));
+}
+
+/// Any bytes as an inode and as the head.
+pub fn slot(data: &[u8]) {
+    for magic in [None, Some(b"AQIN"), Some(b"AQHD")] {
+        let mut bytes = padded(data, SLOT_BYTES);
+        bytes.truncate(SLOT_BYTES);
+        if let Some(magic) = magic {
+            bytes[..4].copy_from_slice(magic);
+            forge::seal_slot(&mut bytes);
+        }
+        let number = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+        if let Ok(inode) = Inode::decode(&bytes, number) {
+            let _ = inode.content_pages();
+            for run in inode.all_runs() {
+                assert!(!run.is_empty() && run.bytes().end_bytes() >= run.bytes().len_bytes);
+            }
+            let again = inode.encode().expect("it was decoded");
+            assert_eq!(Inode::decode(&again, number), Ok(inode));
+        }
+        if let Ok(head) = PoolHead::decode(&bytes) {
+            assert_eq!(PoolHead::decode(&head.encode()), Ok(head));
+        }
+    }
+    let _ = Inode::decode(data, 1);
+    let _ = PoolHead::decode(data);
+}
+
+/// Any bytes as a record of a log.
+pub fn record(data: &[u8]) {
+    const LOG_BYTES: u64 = 64 << 10;
+    const IDENTITY: LogIdentity = LogIdentity { pool: 3, generation: 7 };
+    const LSN: u64 = 5 * LOG_BYTES + PAGE_BYTES;
+    for is_sealed in [false, true] {
+        let mut bytes = data.to_vec();
+        if is_sealed {
+            bytes = padded(data, HEADER_BYTES);
+            bytes.resize(bytes.len().next_multiple_of(PAGE).min(15 * PAGE), 0);
+            bytes[..4].copy_from_slice(b"AQLR");
+            // The kind is a transaction's more often than the bytes have it.
+            bytes[4..8].copy_from_slice(&(1 + u32::from(data.first() == Some(&9))).to_le_bytes());
+            bytes[8..16].copy_from_slice(&LSN.to_le_bytes());
+            bytes[16..24].copy_from_slice(&IDENTITY.generation.to_le_bytes());
+            let len_bytes = bytes.len() as u64;
+            bytes[24..32].copy_from_slice(&len_bytes.to_le_bytes());
+            bytes[34..40].fill(0);
+            bytes[40..48].copy_from_slice(&IDENTITY.pool.to_le_bytes());
+            bytes[51..56].fill(0);
+            forge::seal_record(&mut bytes);
+        }
+        let Ok(header) = Header::decode(&bytes, LSN, LOG_BYTES, IDENTITY) else { continue };
+        assert!(header.end_lsn() > LSN && header.end_lsn() <= LSN + LOG_BYTES);
+        bytes.resize(header.len_bytes as usize, 0);
+        let Ok(record) = Record::decode(header, bytes) else { continue };
+        let _ = record.content_inodes().count();
+        for (_, bytes) in record.slots() {
+            assert_eq!(bytes.len(), SLOT_BYTES);
+        }
+        let mut payload_bytes = 0;
+        for entry in &record.entries {
+            match *entry {
+                Entry::Slot { payload_offset, .. } => {
+                    payload_bytes += record.payload(payload_offset, SLOT_BYTES as u64).len();
+                }
+                Entry::Pages { target, payload_offset, .. } => {
+                    payload_bytes += record.payload(payload_offset, target.len_bytes).len();
+                }
+                Entry::Copied { target, .. } => assert!(target.end_bytes() > target.offset_bytes),
+                Entry::NewRun { range } => assert!(range.end_bytes() > range.offset_bytes),
+                _ => {}
+            }
+        }
+        assert!(payload_bytes <= record.bytes().len(), "each has its own part");
+    }
+}
+
+/// A pool in which some bytes were changed, some of them with the checksum made right: four bytes of `data` each, a
+/// place, a value, and what to seal.
+pub fn image(data: &[u8]) {
+    static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
+    let mut image = SAMPLE.get_or_init(|| sample::crashed_image(320 << 10)).clone();
+    let layout = forge::superblock(&image).layout;
+    let records = forge::records(&image);
+    let end = layout.data_start_page as usize * PAGE;
+    for change in data.chunks_exact(4).take(64) {
+        let at = (usize::from(change[0])
+            | usize::from(change[1]) << 8
+            | usize::from(change[3] >> 6) << 16)
+            % end;
+        image[at] = change[2];
+        if change[3] & 1 == 0 {
+            continue;
+        }
+        if at < 2 * PAGE {
+            forge::seal_superblock(&mut image, at / PAGE);
+        } else if (at as u64) < layout.log().offset_bytes {
+            let number = (at as u64 - layout.metadata().offset_bytes) / SLOT_BYTES as u64;
+            forge::seal_slot(forge::slot(&mut image, &layout, number));
+        } else if let Some(record) =
+            records.iter().find(|record| (record.offset..record.offset + record.len).contains(&at))
+        {
+            forge::seal_record(&mut image[record.offset..record.offset + record.len]);
+        }
+    }
+    let media = FileMedia::of(&image);
+    let report = check_on(&*media, &CheckOptions::default());
+    let _ = report.to_string();
+    assert!(media.image() == image, "the check wrote something");
+    let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
+    for options in [OpenOptions { read_only: true, ..options.clone() }, options] {
+        match Pool::open_on(media.clone(), &options) {
+            Ok(pool) => drop(sample::read_all(&pool)),
+            Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
+        }
+    }
+    assert!(media.len_bytes() == image.len() as u64);
+}
