@@ -174,6 +174,9 @@ impl Core {
         loop {
             let mut transaction =
                 Transaction { locked: self.lock()?, changed: BTreeMap::new(), used_to_page: 0 };
+            // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
+            // is appended that could contradict it.
+            self.check_not_failed()?;
             let value = change(&mut transaction)?;
             if transaction.changed.is_empty() && transaction.used_to_page == 0 {
                 return Ok(value);
