@@ -122,6 +122,7 @@ impl Core {
         let body_checksum = builder.finish_body(buffer.bytes_mut());
         let (append, filler) = loop {
             let locked = self.lock()?;
+            self.check_not_failed()?;
             if let Some(space) = self.reserve(&locked, len_bytes, false) {
                 break space;
             }

@@ -19,7 +19,7 @@ use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
 use crate::image;
-use crate::log::FailureKind;
+use crate::log::{FailureKind, ReadError};
 use crate::media::Media;
 use crate::membership::Membership;
 use crate::mutant::Mutant;
@@ -180,7 +180,9 @@ impl Core {
             // counts if all of it is in the log.
             match self.read_record(lsn) {
                 Ok(record) => image::apply(locked, &record),
-                Err(_) => pending.is_metadata.store(0, Relaxed),
+                Err(ReadError::Format(_)) => pending.is_metadata.store(0, Relaxed),
+                // It may count or not: nothing may be appended that could contradict it.
+                Err(unreadable) => drop(self.fail_unreadable(lsn, unreadable)),
             }
         }
         let version = control.image_version.load(Relaxed);

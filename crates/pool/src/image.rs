@@ -77,12 +77,14 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
             store_slot(segment, slot, after);
         }
     }
-    // Release: pairs with the Acquire in `consistent`.
-    control.image_version.store(version + 1, Release);
     point::pass("apply-stored");
+    // Before the version: who sees the change also sees how far the log must be durable for it to last.
     if control.metadata_lsn.load(Relaxed) < record.header.end_lsn() {
         control.metadata_lsn.store(record.header.end_lsn(), Release);
     }
+    point::pass("apply-counted");
+    // Release: pairs with the Acquire in `consistent`.
+    control.image_version.store(version + 1, Release);
 }
 
 impl Core {

@@ -93,7 +93,8 @@ impl Drop for Append {
         }
         // Without the lock: the entry is this append's own until it is durable. Whoever waits behind it
         // completes it.
-        pending.state.store(append::ABANDONED, Relaxed);
+        // Release: who finds it abandoned finds the failure that came before it.
+        pending.state.store(append::ABANDONED, Release);
         self.core.signal();
     }
 }
@@ -274,7 +275,10 @@ impl Core {
             false => self.media.write_durable(position, bytes),
             true => self.media.write_at(position, bytes),
         };
-        write().or_else(|_| write()).map_err(|error| {
+        if write().is_ok() {
+            return Ok(());
+        }
+        write().map_err(|error| {
             self.fail(FailureKind::Log, &error.source);
             PoolError::Failed {
                 what: FailureKind::Log.name(),
@@ -282,7 +286,13 @@ impl Core {
                     error.source.raw_os_error().unwrap_or(libc::EIO),
                 ),
             }
-        })
+        })?;
+        // The record is there. But the system may have spoken of another page, which was to be written back and is
+        // lost, and it says so once: a checkpoint of another process would take it for written. The media know.
+        if let Err(error) = self.media.flush() {
+            self.fail(FailureKind::Data, &error.source);
+        }
+        Ok(())
     }
 
     /// Makes an append durable with `bytes`, the whole record.
@@ -346,6 +356,20 @@ impl Core {
         PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "an append" }
     }
 
+    /// Makes the pool read-only because a record that counts cannot be read.
+    pub fn fail_unreadable(&self, lsn: u64, error: ReadError) -> PoolError {
+        match error {
+            ReadError::Media(error) => {
+                self.fail(FailureKind::Log, &error.source);
+                error.into()
+            }
+            ReadError::Format(error) => {
+                self.fail(FailureKind::Log, &io::Error::from_raw_os_error(libc::EIO));
+                self.damaged(format!("the log at {lsn}"), error)
+            }
+        }
+    }
+
     /// Leaves the appends of a process slot, whose owner is dead, to whoever waits for them.
     pub fn abandon_appends_of(&self, locked: &Locked<'_>, slot: usize) {
         let control = locked.control();
@@ -368,7 +392,11 @@ impl Core {
         }
         let pending = self.pending(first);
         let owner = pending.owner.load(Relaxed) as usize;
-        let is_abandoned = pending.state.load(Relaxed) == append::ABANDONED;
+        // Acquire: pairs with the Release in the drop of an append.
+        let is_abandoned = pending.state.load(Acquire) == append::ABANDONED;
+        // What was given up because it cannot be written is not tried a third time, or something behind it might be
+        // acknowledged.
+        self.check_not_failed()?;
         if !is_abandoned && self.membership.is_alive(owner) {
             // Perhaps it is complete, and its owner died before it could move the prefix on.
             let has_moved = self.advance();
@@ -409,10 +437,15 @@ impl Core {
                 point::pass("help-decided");
                 self.write_append(&mut adopted, record.bytes())?;
             }
-            _ => {
+            unread => {
                 if is_metadata {
-                    // It never became visible; nothing waits for it to be applied.
                     let _locked = self.lock()?;
+                    if control.metadata_lsn.load(Relaxed) >= adopted.end_lsn {
+                        // Others have seen it, and it cannot be written again.
+                        let error = unread.err().unwrap_or(FormatError::Short.into());
+                        return Err(self.fail_unreadable(adopted.lsn, error));
+                    }
+                    // It never became visible; nothing waits for it to be applied.
                     self.pending(adopted.index).is_metadata.store(0, Relaxed);
                 }
                 point::pass("help-decided");

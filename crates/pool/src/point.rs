@@ -22,6 +22,7 @@ pub const POINTS: &[&str] = &[
     "apply-odd",
     "apply-half",
     "apply-stored",
+    "apply-counted",
     "transact-applied",
     "keep-cleared",
     "transact-unlocked",

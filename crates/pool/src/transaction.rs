@@ -5,6 +5,7 @@
 //! a process that dies anywhere leaves at most one record to apply.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Acquire;
 
 use crate::alloc::{self, Reservation};
 use crate::core::{Core, Locked};
@@ -148,7 +149,9 @@ impl Core {
     /// whoever writes to them dies before an inode names them. Durable on return.
     pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
         if end_page <= self.head()?.fresh_from_page {
-            return Ok(());
+            // Another transaction may have noted it that is visible and not durable yet. Without its record a crash
+            // would make these pages fresh again, with what was written to them.
+            return self.wait_durable(self.control().metadata_lsn.load(Acquire));
         }
         self.transact(Vec::new(), |transaction| {
             transaction.used_to_page = end_page;
@@ -171,6 +174,9 @@ impl Core {
         loop {
             let mut transaction =
                 Transaction { locked: self.lock()?, changed: BTreeMap::new(), used_to_page: 0 };
+            // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
+            // is appended that could contradict it.
+            self.check_not_failed()?;
             let value = change(&mut transaction)?;
             if transaction.changed.is_empty() && transaction.used_to_page == 0 {
                 return Ok(value);

@@ -4,9 +4,10 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use aquifer_pool::media::{MediaOperation, PersistenceDomain};
-use aquifer_pool::{CommitPages, CreateOptions, Mutant, Pool, PoolError};
+use aquifer_pool::{CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError};
 use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
 use common::{alone, contents, create, find, open, page, place, small};
 
@@ -144,6 +145,45 @@ fn nothing_is_acknowledged_behind_a_failed_write() {
             assert!(outcomes.1.is_err(), "acknowledged behind a failed one");
         }
     });
+}
+
+/// What failed a log write may have been the loss of a page that somebody else wrote: the system says it once, to
+/// whoever syncs next. Repeating the log write does not bring that page back.
+#[test]
+fn a_loss_that_a_log_write_was_told_of_is_everybodys() {
+    let media = prepared(1, PersistenceDomain::PageCache);
+    let pool = open(&media, &alone(None)).unwrap();
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteDurable)));
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::Flush).lasting()));
+    commit(&pool, &name(0), 7).unwrap();
+    assert!(matches!(commit(&pool, &name(0), 8), Err(PoolError::Failed { .. })));
+    assert_eq!(contents(&pool).unwrap()[&name(0)], [7]);
+}
+
+/// Pages that are noted as used by a record that is not durable yet are still fresh after a crash, and then taken for
+/// zeros: nobody may write to them before.
+#[test]
+fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
+    let media = prepared(1, PersistenceDomain::PageCache);
+    let options = OpenOptions { stall_timeout: Duration::from_millis(100), ..alone(None) };
+    let pool = open(&media, &options).unwrap();
+    let first = pool.reserve_zeroed(1, 1).unwrap();
+    let record = pool.layout().log();
+    std::thread::scope(|scope| {
+        let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(record));
+        let raising = scope.spawn(|| create(&pool, b"raises", 4));
+        gate.wait_until_reached();
+        // Its pages lie before those of the object being made.
+        drop(first);
+        let refused = pool.reserve(1, 1).map(|reservation| {
+            pool.media().write_at(reservation.whole().bytes().offset_bytes, &page(9)).unwrap();
+        });
+        gate.open();
+        assert!(matches!(refused, Err(PoolError::Stalled { .. })), "{refused:?}");
+        // How long the other one was held is nobody's fault.
+        let _ = raising.join().unwrap();
+    });
+    drop(pool.reserve(1, 1).unwrap());
 }
 
 #[test]
