@@ -61,18 +61,16 @@ pub fn file_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: all-zero is a valid `statx`.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };
     // SAFETY: an empty path, and `status` is valid for the call to fill in.
-    crate::check(
-        unsafe {
-            libc::statx(
-                file.as_raw_fd(),
-                c"".as_ptr(),
-                libc::AT_EMPTY_PATH,
-                libc::STATX_SIZE,
-                &raw mut status,
-            )
-        }
-        .into(),
-    )?;
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_SIZE,
+            &raw mut status,
+        )
+    };
+    crate::check(result.into())?;
     Ok(status.stx_size)
 }
 
