@@ -603,3 +603,81 @@ fn a_copy_of_an_open_pool_takes_nothing_from_it() {
     sample::assert_complete(&joined);
     drop((pool, joined));
 }
+
+/// Superblocks as of an earlier generation, as a disk shows that has lost the last writes: what is in the log of the one
+/// that they forgot is not taken for the continuation of what is appended now.
+#[test]
+fn records_of_a_generation_that_was_forgotten_stay_dead() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    drop(Pool::create_on(media.clone(), &small(), &alone()).unwrap());
+    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    sample::create(&pool, "alpha", 4, 0).unwrap();
+    pool.checkpoint().unwrap();
+    drop(pool);
+    let forgotten = media.image();
+    // One generation later: records behind the point where both logs begin.
+    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    for id in 1..4 {
+        sample::commit(&pool, &[("alpha", id)], id).unwrap();
+    }
+    let mut image = media.image();
+    image[..2 * PAGE].copy_from_slice(&forgotten[..2 * PAGE]);
+    drop(pool);
+    let media = FileMedia::of(&image);
+    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    // Of the same length as what lay there: the next old record would follow.
+    sample::commit(&pool, &[("alpha", 0)], 100).unwrap();
+    let image = media.image();
+    let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
+    assert_eq!(pool.info().unwrap().recovered_records, 1);
+    let (_, bytes) = &sample::read_all(&pool).unwrap()[0];
+    assert!(bytes[..PAGE] == page("alpha", 100));
+}
+
+#[test]
+fn numbers_that_could_not_be_counted_on_from_are_refused() {
+    let image = sample::crashed_image(POOL_BYTES);
+    // Sequence, generation, tail.
+    for field in [32, 80, 88] {
+        let mut forged = image.clone();
+        for copy in 0..2 {
+            forged[copy * PAGE + field..][..8].copy_from_slice(&(u64::MAX - 4095).to_le_bytes());
+            forge::seal_superblock(&mut forged, copy);
+        }
+        assert_refused(&forged, |error| {
+            matches!(error, PoolError::Damaged { error: FormatError::Field { .. }, .. })
+        });
+    }
+}
+
+/// A forked child has a copy of the handle of a commit, and drops it.
+#[test]
+fn a_forked_child_does_not_give_up_its_parents_commit() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let stall_timeout = std::time::Duration::from_millis(300);
+    let open = || Pool::open_on(FileMedia::open(&path), &OpenOptions { stall_timeout, ..shared() });
+    let (pool, other) = (open().unwrap(), open().unwrap());
+    let alpha = sample::find(&pool, "alpha").unwrap();
+    let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
+    let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page("alpha", 31));
+    let commit = pool.capture(&[pages], &[], fill).unwrap();
+    // SAFETY: the child drops a value and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(commit);
+        // SAFETY: ends the child without unwinding.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: our child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    // Others wait for it still, and nobody fills its place.
+    let error = other.checkpoint().unwrap_err();
+    assert!(matches!(error, PoolError::Stalled { .. }), "{error}");
+    commit.finish().unwrap();
+    other.checkpoint().unwrap();
+    assert!(sample::read(&other, &alpha).unwrap()[..PAGE] == page("alpha", 31));
+}

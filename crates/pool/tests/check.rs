@@ -195,7 +195,7 @@ fn flaws_of_the_metadata_are_explained_one_by_one() {
         change_inode(image, "delta", |inode| inode.name = b"alpha".to_vec());
     });
     assert!(only(&renamed, FindingKind::SameName).what.contains("\"alpha\""));
-    for address in [0x1234_5678_9000, 0x2000_0000_1000, 0x4fff_ffff_f000, u64::MAX - 4095] {
+    for address in [0x1234_5678_9000, 0x2000_0000_0800, 0x4fff_ffff_f000, u64::MAX - 4095] {
         let moved = with(&|image| {
             change_inode(image, "delta", |inode| inode.address = address);
         });

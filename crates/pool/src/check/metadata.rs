@@ -15,9 +15,6 @@ use crate::format::superblock::Superblock;
 use crate::media::ByteRange;
 use crate::owners::{Flaw, Owners};
 
-/// Objects begin at multiples of this address.
-const ADDRESS_ALIGNMENT_BYTES: u64 = 2 << 20;
-
 /// What the metadata say.
 pub(super) struct Metadata {
     pub inodes: u64,
@@ -165,7 +162,7 @@ impl Checker<'_> {
             let end = inode.address.checked_add(inode.content_bytes);
             let is_inside =
                 WINDOW.contains(&inode.address) && end.is_some_and(|end| end <= WINDOW.end);
-            if !is_inside || inode.address % ADDRESS_ALIGNMENT_BYTES != 0 {
+            if !is_inside || inode.address % PAGE_BYTES != 0 {
                 self.find_of_inode(
                     Severity::Damage,
                     FindingKind::Address,
