@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::core::Core;
 use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
 use crate::format::record::RecordBuilder;
 use crate::log::Append;
 use crate::media::ByteRange;
@@ -63,6 +64,12 @@ pub struct CommitCopied {
     pub checksum: u64,
 }
 
+impl CommitCopied {
+    fn source(&self) -> ByteRange {
+        ByteRange { offset_bytes: self.source_offset_bytes, ..self.target }
+    }
+}
+
 /// A commit that was captured. Dropped without [`Commit::finish`] it is given up, and may have happened or not.
 pub struct Commit {
     core: Arc<Core>,
@@ -92,6 +99,22 @@ impl Core {
         }
     }
 
+    /// Refuses what recovery would not read: the log would end there for everybody.
+    fn check_commit_range(&self, inode: u64, range: ByteRange) -> Result<()> {
+        let data = self.layout.data();
+        let is_whole = range.offset_bytes.is_multiple_of(PAGE_BYTES)
+            && range.len_bytes.is_multiple_of(PAGE_BYTES)
+            && range.len_bytes > 0;
+        if is_whole && data.intersection(range) == range && inode < self.layout.slots() {
+            return Ok(());
+        }
+        Err(PoolError::Parameter {
+            what: "a range of a commit",
+            value: format!("{range:?} of inode {inode}"),
+            reason: "whole pages of data of an inode can be committed",
+        })
+    }
+
     /// The most bytes of pages that a commit may carry in the log: a quarter of it.
     pub fn max_commit_bytes(&self) -> u64 {
         self.layout.log().len_bytes / 4
@@ -105,6 +128,13 @@ impl Core {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
         self.check_writable()?;
+        let targets = pages.iter().map(|pages| (pages.inode, pages.target));
+        for (inode, range) in targets
+            .chain(copied.iter().map(|from| (from.inode, from.target)))
+            .chain(copied.iter().map(|from| (from.inode, from.source())))
+        {
+            self.check_commit_range(inode, range)?;
+        }
         let mut builder = RecordBuilder::new();
         pages.iter().for_each(|pages| builder.pages(pages.inode, pages.target));
         for from in copied {

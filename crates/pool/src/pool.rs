@@ -210,7 +210,8 @@ impl Pool {
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
         let opened = recovery::open(media, options)?;
         let checkpointer = (opened.core.is_writable && options.background)
-            .then(|| Checkpointer::start(&opened.core));
+            .then(|| Checkpointer::start(&opened.core))
+            .flatten();
         Ok(Pool {
             shared: Arc::new(Shared {
                 core: opened.core,
@@ -686,14 +687,15 @@ struct Bell {
 }
 
 impl Checkpointer {
-    fn start(core: &Arc<Core>) -> Checkpointer {
+    /// Without a thread, checkpoints run when the log is full.
+    fn start(core: &Arc<Core>) -> Option<Checkpointer> {
         let bell = Arc::new((Mutex::new(Bell::default()), Condvar::new()));
         let (core, own_bell) = (Arc::downgrade(core), bell.clone());
         let thread = std::thread::Builder::new()
             .name("aquifer-ckpt".to_owned())
             .spawn(move || Self::run(&core, &own_bell))
-            .expect("a thread for checkpoints");
-        Checkpointer { bell, thread }
+            .ok()?;
+        Some(Checkpointer { bell, thread })
     }
 
     fn run(core: &Weak<Core>, bell: &(Mutex<Bell>, Condvar)) {

@@ -299,11 +299,11 @@ fn build(
     }
     let (segment, segment_id) = match role {
         Role::First => {
-            let id = new_uuid()?;
+            let id = owner.new_segment_id()?;
             let mode = options.segment_mode;
-            (Segment::create(id, owner, &superblock.layout, mode)?, id)
+            (Segment::create(id, superblock.uuid, &superblock.layout, mode)?, id)
         }
-        _ => (Segment::private(owner, &superblock.layout)?, Uuid::nil()),
+        _ => (Segment::private(superblock.uuid, &superblock.layout)?, Uuid::nil()),
     };
     let core = new_core(media, members, superblock, segment, segment_id, options);
     point::pass("open-segment");

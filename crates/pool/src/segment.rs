@@ -28,7 +28,9 @@ use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
+use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
+use crate::format::checksum;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
 
@@ -92,8 +94,6 @@ pub(crate) struct Control {
     /// What a mutex of the maker's C library looks like.
     mutex_layout: AtomicU64,
     uuid: [AtomicU64; 2],
-    /// The file the pool lies in: a copy of it has the same uuid, and names the same segment.
-    file: [AtomicU64; 2],
     pub metadata_mutex: RobustMutex,
     pub maintenance_mutex: RobustMutex,
     /// 0, or 1 + the error that made the pool read-only for everybody.
@@ -152,45 +152,46 @@ const NAME_START: &str = "aquifer-";
 /// Where the system has its shared memory.
 const DIRECTORY: &str = "/dev/shm";
 
-/// Whose segment it is.
+/// Whose segment it is: the first half of its name's number. So one that its maker died over, still empty, can
+/// be told from those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Owner {
-    pool: Uuid,
-    /// File system and number of the pool's file, or of its device.
-    file: (u64, u64),
-}
+pub(crate) struct Owner(u64);
 
 impl Owner {
-    /// The pool with this uuid in this file.
+    /// The pool with this uuid in this file: a copy of the file has the same uuid, and names the same segment.
     pub fn new(pool: Uuid, file: BorrowedFd<'_>) -> std::io::Result<Owner> {
         let metadata = std::fs::File::from(file.try_clone_to_owned()?).metadata()?;
-        Ok(Owner {
-            pool,
-            file: match metadata.rdev() {
-                0 => (metadata.dev(), metadata.ino()),
-                device => (0, device),
-            },
-        })
+        let (device, number) = match metadata.rdev() {
+            0 => (metadata.dev(), metadata.ino()),
+            device => (0, device),
+        };
+        let parts: [&[u8]; 3] = [pool.as_bytes(), &device.to_le_bytes(), &number.to_le_bytes()];
+        Ok(Owner(checksum(&parts)))
+    }
+
+    /// The id of a new segment.
+    pub fn new_segment_id(self) -> Result<Uuid> {
+        Ok(Uuid::from_u64_pair(self.0, new_uuid()?.as_u64_pair().1))
     }
 }
 
 impl Segment {
     /// Makes a segment that other processes can open by `id`.
-    pub fn create(id: Uuid, owner: Owner, layout: &Layout, mode: u32) -> Result<Segment> {
+    pub fn create(id: Uuid, pool: Uuid, layout: &Layout, mode: u32) -> Result<Segment> {
         let len_bytes = len_bytes(layout);
         let memory = SharedMemory::create(&Self::name(id), len_bytes, mode)
             .map_err(PoolError::SharedMemory)?;
-        Self::initialise(memory, owner, layout)
+        Self::initialise(memory, pool, layout)
     }
 
     /// Makes a segment for this process alone.
-    pub fn private(owner: Owner, layout: &Layout) -> Result<Segment> {
+    pub fn private(pool: Uuid, layout: &Layout) -> Result<Segment> {
         let len_bytes = len_bytes(layout);
         let memory = SharedMemory::anonymous(len_bytes).map_err(PoolError::SharedMemory)?;
-        Self::initialise(memory, owner, layout)
+        Self::initialise(memory, pool, layout)
     }
 
-    fn initialise(memory: SharedMemory, owner: Owner, layout: &Layout) -> Result<Segment> {
+    fn initialise(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Result<Segment> {
         use std::sync::atomic::Ordering::Relaxed;
         let segment =
             Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
@@ -200,11 +201,9 @@ impl Segment {
             unsafe { RobustMutex::init(std::ptr::from_ref(mutex).cast_mut()) }
                 .map_err(PoolError::Mutex)?;
         }
-        let (high, low) = owner.pool.as_u64_pair();
+        let (high, low) = pool.as_u64_pair();
         control.uuid[0].store(high, Relaxed);
         control.uuid[1].store(low, Relaxed);
-        control.file[0].store(owner.file.0, Relaxed);
-        control.file[1].store(owner.file.1, Relaxed);
         control.mutex_layout.store(robust::LAYOUT.into(), Relaxed);
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
@@ -240,8 +239,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Segments of this pool in this file that can be found by name. When nobody has the pool open, they were left by
-    /// processes that died; those of a copy of the file are not among them.
+    /// Segments of this pool in this file. When nobody has the pool open, they were left by processes that died, perhaps
+    /// before they were complete; those of a copy of the file are not among them.
     pub fn left_by(owner: Owner) -> Vec<Uuid> {
         let Ok(entries) = std::fs::read_dir(DIRECTORY) else { return Vec::new() };
         (entries.flatten())
@@ -249,28 +248,8 @@ impl Segment {
                 let name = entry.file_name().into_string().ok()?;
                 Uuid::try_parse(name.strip_prefix(NAME_START)?).ok()
             })
-            .filter(|id| Self::owner_of(*id) == Some(owner))
+            .filter(|id| id.as_u64_pair().0 == owner.0)
             .collect()
-    }
-
-    fn owner_of(id: Uuid) -> Option<Owner> {
-        use std::sync::atomic::Ordering::Relaxed;
-        let memory = SharedMemory::open(&Self::name(id), false).ok()?;
-        if memory.len_bytes() < CONTROL_BYTES {
-            return None;
-        }
-        // Only its control part is looked at.
-        let segment = Segment { memory, slots: 0, pages: 0 };
-        let control = segment.control();
-        if control.magic.load(Relaxed) != MAGIC {
-            return None;
-        }
-        let [high, low] = &control.uuid;
-        let [device, number] = &control.file;
-        Some(Owner {
-            pool: Uuid::from_u64_pair(high.load(Relaxed), low.load(Relaxed)),
-            file: (device.load(Relaxed), number.load(Relaxed)),
-        })
     }
 
     /// Removes what [`Segment::left_by`] finds; for whoever has the pool for itself.

@@ -102,6 +102,9 @@ impl Core {
             let bytes = inode
                 .encode()
                 .map_err(|error| self.damaged(format!("new inode {}", inode.number), error))?;
+            // What recovery would refuse is refused before it is written.
+            Inode::decode(&bytes, inode.number)
+                .map_err(|error| self.damaged(format!("new inode {}", inode.number), error))?;
             slots.push((inode.number, bytes));
         }
         let mut builder = RecordBuilder::new();

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use aquifer_pool::media::{MediaOperation, PersistenceDomain};
-use aquifer_pool::{CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError};
+use aquifer_pool::format::inode::Inode;
+use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
+use aquifer_pool::{CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError, Transaction};
 use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
 use common::{alone, contents, create, find, open, page, place, small};
 
@@ -184,6 +185,43 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
         let _ = raising.join().unwrap();
     });
     drop(pool.reserve(1, 1).unwrap());
+}
+
+/// What recovery would not read is refused, and not written where everything behind it would be lost.
+#[test]
+fn commits_and_inodes_that_recovery_would_refuse_are_refused_before() {
+    let media = prepared(1, PersistenceDomain::PageCache);
+    let pool = open(&media, &alone(None)).unwrap();
+    let inode = find(&pool, &name(0)).unwrap().unwrap();
+    let good = place(&inode, 0);
+    let layout = pool.layout();
+    for (number, target) in [
+        (inode.number, ByteRange { offset_bytes: good.offset_bytes + 8, ..good }),
+        (inode.number, ByteRange { offset_bytes: layout.log().offset_bytes, ..good }),
+        (inode.number, ByteRange { offset_bytes: layout.len_bytes(), ..good }),
+        (inode.number, ByteRange { len_bytes: 0, ..good }),
+        (layout.slots(), good),
+    ] {
+        let pages = [CommitPages { inode: number, target }];
+        let refused = pool.capture(&pages, &[], |_| {}).map(drop);
+        assert!(matches!(refused, Err(PoolError::Parameter { .. })), "{target:?}: {refused:?}");
+    }
+    for broken in [
+        Inode { name: Vec::new(), ..inode.clone() },
+        Inode { size_bytes: 1 << 40, ..inode.clone() },
+        Inode { runs: Vec::new(), ..inode.clone() },
+    ] {
+        let put = |transaction: &mut Transaction<'_>| {
+            transaction.put(broken.clone());
+            Ok(())
+        };
+        assert!(pool.transact(vec![], put).is_err(), "{broken:?}");
+    }
+    commit(&pool, &name(0), 3).unwrap();
+    pool.checkpoint().unwrap();
+    drop(pool);
+    let pool = open(&media, &alone(None)).unwrap();
+    assert_eq!(contents(&pool).unwrap()[&name(0)], [3]);
 }
 
 #[test]

@@ -239,6 +239,32 @@ fn a_pool_whose_shared_memory_is_elsewhere_is_refused() {
     create(&pool, b"more", 1).unwrap();
 }
 
+/// Who makes shared memory may die before it is complete. It says whose it is nevertheless, and is removed by the next one;
+/// that of another pool is not.
+#[test]
+fn shared_memory_that_was_never_complete_is_removed() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let own = uuid_of_segment(&std::fs::read(&scene.path).unwrap());
+    drop(pool);
+    let place = |first: &str| {
+        Path::new("/dev/shm").join(format!("aquifer-{first}{:016x}", seed(1) ^ 0x5eed))
+    };
+    let half_made = place(&own[..16]);
+    let flipped: String =
+        own[..16].chars().map(|digit| if digit == '0' { '1' } else { '0' }).collect();
+    let of_another = place(&flipped);
+    for path in [&half_made, &of_another] {
+        std::fs::write(path, b"").unwrap();
+    }
+    let opened = Pool::open(&scene.path, &OpenOptions::default()).map(drop);
+    let are_left = (half_made.exists(), of_another.exists());
+    std::fs::remove_file(&of_another).unwrap();
+    let _ = std::fs::remove_file(&half_made);
+    opened.unwrap();
+    assert_eq!(are_left, (false, true));
+}
+
 fn uuid_of_segment(pool: &[u8]) -> String {
     pool[96..112].iter().map(|byte| format!("{byte:02x}")).collect()
 }
