@@ -281,6 +281,8 @@ fn plain_pointers_hold_between_processes_and_restarts() {
     // Nobody has the pool open: the next one recovers it.
     Actor::start("walker", &place.path(), &[]).until("walked");
     Actor::start("walker", &place.path(), &[]).until("walked");
+    // Removes the shared memory of the one that was killed.
+    drop(place.open());
 }
 
 // ---- states -----------------------------------------------------------------------------------------------------

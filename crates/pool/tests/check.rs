@@ -410,6 +410,8 @@ fn a_pool_that_changes_meanwhile_is_not_called_damaged() {
     assert_eq!(damaged, 0, "reports of damage that was none");
     let report = check(&path, &CheckOptions::default()).unwrap();
     assert!(!report.is_in_use && report.is_sound(), "{report}");
+    // Removes the shared memory of the one that was killed.
+    repair(&path, &CheckOptions::default()).unwrap();
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn play(role: &str, path: &Path, seed: u64, die_at: Option<&str>) -> (String, bo
 fn last_acknowledged(said: &str) -> u64 {
     said.lines()
         .filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok())
-        .last()
+        .next_back()
         .unwrap_or(0)
 }
 
