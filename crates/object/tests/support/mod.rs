@@ -59,6 +59,13 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Killed processes leave their shared memory behind; the next one that opens the pool removes it.
+        drop(Pool::open(self.path(), &OpenOptions::default()));
+    }
+}
+
 /// Media that differ from others in one thing.
 pub struct Wrapped {
     media: Arc<dyn Media>,
