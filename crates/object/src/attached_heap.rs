@@ -17,7 +17,15 @@ use crate::error::{ObjectError, Result};
 use crate::heap::{HeapError, ObjectHeap, Placement, Scope};
 use crate::psync::{self, Stores};
 
-/// The heap in an attached object. Gives everything that [`ObjectHeap`] does by shared reference.
+/// The heap in an attached object, for as long as the attachment is borrowed:
+///
+/// ```compile_fail
+/// fn swap(one: &mut aquifer_object::Attachment, other: &mut aquifer_object::Attachment) {
+///     std::mem::swap(&mut *one.heap().unwrap(), &mut *other.heap().unwrap());
+/// }
+/// ```
+///
+/// Gives everything that [`ObjectHeap`] does by shared reference.
 #[derive(Debug)]
 pub struct AttachedHeap<'a> {
     /// Not handed out mutably: it could be swapped with the heap of another attachment, and outlive its memory.

@@ -23,6 +23,14 @@ use crate::psync::{self, Stores};
 /// mutably, so none can be alive. A program that stores through pointers sees to it itself, and one whose
 /// threads share the attachment uses [`Attachment::psync_shared`].
 ///
+/// ```compile_fail
+/// fn store_during_psync(object: &mut aquifer_object::Attachment) {
+///     let bytes = object.as_mut_slice().unwrap();
+///     object.psync().unwrap();
+///     bytes[0] = 1;
+/// }
+/// ```
+///
 /// # Threads and processes
 /// It can be sent and shared. In a forked child it is inert: the memory is not there, and calls are
 /// [`ObjectError::Forked`].

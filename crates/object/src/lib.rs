@@ -1,4 +1,91 @@
 //! Persistent objects: data structures that survive, with one call.
+//!
+//! An *object* is a named range of memory in a pool. A program attaches it, uses it with plain loads and stores, and
+//! calls `psync` where its data is consistent: after a crash, of the process or of the machine, the object is as the last
+//! completed psync left it. It lies at the same address in every process and after every restart, so plain pointers inside
+//! objects and between them hold.
+//!
+//! ```
+//! use aquifer_object::{Access, CreateObject, Objects};
+//! use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("pool");
+//! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let objects = Objects::new(pool);
+//! objects.create("numbers", 1 << 20, &CreateObject::default())?;
+//!
+//! let mut numbers = objects.attach("numbers", Access::Write, None)?;
+//! numbers.as_mut_slice()?[..3].copy_from_slice(&[1, 2, 3]);
+//! numbers.psync()?; // From here on they survive.
+//! numbers.as_mut_slice()?[0] = 99; // This one does not: no psync follows.
+//! numbers.detach()?;
+//!
+//! drop(objects);
+//! let objects = Objects::open(&path, &OpenOptions::default())?;
+//! let numbers = objects.attach("numbers", Access::Read, None)?;
+//! assert_eq!(numbers.as_slice()?[..4], [1, 2, 3, 0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! An object created with `heap: true` holds an allocator and structures made of it, all in safe Rust:
+//!
+//! ```
+//! use aquifer_object::collections::{PString, PVec};
+//! use aquifer_object::heap::HeapError;
+//! use aquifer_object::{Access, CreateObject, Objects};
+//! # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("pool");
+//! # let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! # let objects = Objects::new(pool);
+//! objects.create("notes", 1 << 20, &CreateObject { heap: true, ..CreateObject::default() })?;
+//! let mut notes = objects.attach("notes", Access::Write, None)?;
+//! notes.heap()?.enter(|scope| {
+//!     let heap = scope.heap();
+//!     let list: &mut PVec<'_, PString<'_>> =
+//!         scope.root_or_insert_with(1, |heap| Ok(PVec::new_in(heap)))?;
+//!     list.push(PString::from_str_in("survives", heap)?)?;
+//!     Ok::<(), HeapError>(())
+//! })?;
+//! notes.psync()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The calls of the paper
+//! This follows "PMOs: Fast and Easy Crash Consistency for Persistent Memory":
+//!
+//! | there | here |
+//! |---|---|
+//! | `pcreate(name, size, key)` | [`Objects::create`] |
+//! | `attach(name, perm, key)` | [`Objects::attach`]; [`Objects::attach_raw`] gives a bare pointer |
+//! | `psync(addr)` | [`Attachment::psync`]; [`Objects::psync_at`] |
+//! | `detach(addr)` | [`Attachment::detach`], or dropping it; [`Objects::detach`] |
+//! | `pdestroy(name, key)` | [`Objects::destroy`] |
+//! | | [`Objects::psync_many`]: atomic over several objects |
+//! | | [`Attachment::psync_begin`]: returns when the object may be stored to again |
+//! | | [`Objects::resize`], [`Objects::relocate`], [`Objects::rename`] |
+//!
+//! One process writes or many read, never both. Whatever that paper calls undefined, detaching what is not attached for
+//! instance, is an error. One thing is left to the program as it is there: nobody stores to an object while its psync
+//! captures it. In safe Rust the compiler sees to that.
+//!
+//! # How it works
+//! ```text
+//!   objects ── create ── resize          names, sizes, keys: transactions of the pool's metadata
+//!      │
+//!   attach ── memory ── attachment       lock, private mapping at the object's address
+//!      │
+//!   psync ── writing ── shadow           capture: pages stored to, copied into one record of the pool's log
+//!      │
+//!   flight ── committer                  on its way to being durable, here or in the background
+//!
+//!   states ── keys                       what things are called; who may
+//!   heap ── collections ── persist       what programs keep in objects
+//! ```
+//!
+//! [`ObjectState`] says what the paper's five states are here.
 
 mod access;
 mod attach;

@@ -4,19 +4,18 @@
 mod actor;
 mod support;
 
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use actor::{Actor, hear, say, told};
 use aquifer_object::{Access, Attachment, CreateObject, ObjectError, ObjectState, Objects};
-use aquifer_pool::media::{self, ByteRange, Media, MediaError, PersistenceDomain};
+use aquifer_pool::media;
 use aquifer_pool::{OpenOptions, Pool};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use support::{PAGE, Place, load, load_all, store};
+use support::{PAGE, Place, Wrapped, load, load_all, store};
 
 /// The roles of children. Not a test by itself.
 #[test]
@@ -287,71 +286,30 @@ fn plain_pointers_hold_between_processes_and_restarts() {
 
 // ---- states -----------------------------------------------------------------------------------------------------
 
-/// Media whose next durable write waits until it is let go: before it is made, or after.
-struct Stuck {
-    media: Arc<dyn Media>,
-    is_armed: AtomicBool,
-    is_written: bool,
-}
-
-impl Media for Stuck {
-    fn path(&self) -> &Path {
-        self.media.path()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.media.len_bytes()
-    }
-    fn domain(&self) -> PersistenceDomain {
-        self.media.domain()
-    }
-    fn is_writable(&self) -> bool {
-        self.media.is_writable()
-    }
-    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
-        self.media.read_at(offset_bytes, bytes)
-    }
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_at(offset_bytes, bytes)
-    }
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        let is_armed = self.is_armed.swap(false, Ordering::SeqCst);
-        if is_armed && self.is_written {
-            self.media.write_durable(offset_bytes, bytes)?;
+fn stuck_writer() {
+    let media = media::open(Path::new(&told("POOL")), true, None).unwrap();
+    let mut media = Wrapped::new(media);
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let (armed, is_written) = (is_armed.clone(), std::env::var("WRITTEN").is_ok());
+    // The next durable write waits until it is let go: before it is made, or after.
+    media.on_write_durable = Box::new(move |write| {
+        let is_armed = armed.swap(false, Ordering::SeqCst);
+        if is_armed && is_written {
+            write()?;
         }
         if is_armed {
             say("writing");
             hear();
         }
-        self.media.write_durable(offset_bytes, bytes)
-    }
-    fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
-        self.media.write_back(ranges)
-    }
-    fn flush(&self) -> Result<(), MediaError> {
-        self.media.flush()
-    }
-    fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
-        self.media.grow(len_bytes)
-    }
-    fn file(&self) -> BorrowedFd<'_> {
-        self.media.file()
-    }
-    fn maps_privately(&self) -> bool {
-        self.media.maps_privately()
-    }
-}
-
-fn stuck_writer() {
-    let media = media::open(Path::new(&told("POOL")), true, None).unwrap();
-    let is_written = std::env::var("WRITTEN").is_ok();
-    let media = Arc::new(Stuck { media, is_armed: AtomicBool::new(false), is_written });
+        write()
+    });
     let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let objects = Objects::new(Pool::open_on(media.clone(), &options).unwrap());
+    let objects = Objects::new(Pool::open_on(Arc::new(media), &options).unwrap());
     let mut attached = objects.attach("object", Access::Write, None).unwrap();
     store(&mut attached, 0, 5);
     say("stored");
     hear();
-    media.is_armed.store(true, Ordering::SeqCst);
+    is_armed.store(true, Ordering::SeqCst);
     attached.psync().unwrap();
     say("committed");
     hear();

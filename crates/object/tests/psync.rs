@@ -13,13 +13,13 @@ use aquifer_object::{
     Access, AttachOptions, Attachment, CreateObject, ObjectError, ObjectState, Objects,
     PendingPsync,
 };
-use aquifer_pool::PoolError;
-use aquifer_pool::media::{ByteRange, Media, MediaOperation};
+use aquifer_pool::media::{self, ByteRange, Media, MediaOperation, PersistenceDomain};
+use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{CrashMedia, Fault, Trigger};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
-use support::{PAGE, Place, load, load_all, on_media, operations, reopen, store};
+use support::{PAGE, Place, Wrapped, load, load_all, on_media, operations, reopen, store};
 
 fn create(objects: &Objects, name: &str, pages: usize) {
     objects.create(name, (pages * PAGE) as u64, &CreateObject::default()).unwrap();
@@ -110,56 +110,106 @@ fn only_pages_that_were_stored_to_are_written() {
 
 // ---- what is there afterwards -----------------------------------------------------------------------
 
-/// Random stores, psyncs, detaches and restarts against a plain array, in both forms, with and without room for
-/// shadows, through small and large commits.
-#[test]
-fn an_object_is_as_its_last_psync_left_it() {
-    const PAGES: u64 = 600;
-    for form in forms() {
-        for budget_pages in [1 << 20, 20] {
-            let seed = seed(2);
-            let mut rng = Rng::new(seed);
-            let place = Place::new();
-            let mut objects = place.create(16 << 20, 256 << 10);
-            create(&objects, "object", PAGES as usize);
-            let mut object = attach_with(&objects, "object", form, budget_pages);
-            let (mut durable, mut present) = (vec![0; PAGES as usize], vec![0; PAGES as usize]);
-            for step in 1..=steps(400) as u64 {
-                match rng.below(20) {
-                    0..12 => {
-                        let most = if rng.chance(0.1) { PAGES } else { 12 };
-                        let first = rng.below(PAGES);
-                        for _ in 0..rng.below(most) {
-                            let page =
-                                if rng.chance(0.5) { rng.below(PAGES) } else { first } as usize;
-                            present[page] = step;
-                            store(&mut object, page, step);
-                        }
-                    }
-                    12..15 => {
-                        object.psync().unwrap();
-                        durable.clone_from(&present);
-                    }
-                    15..17 => {
-                        drop(object.psync_begin().unwrap());
-                        durable.clone_from(&present);
-                    }
-                    17 => objects.pool().checkpoint().unwrap(),
-                    18 => {
-                        object.detach().unwrap();
-                        object = attach_with(&objects, "object", form, budget_pages);
-                        present.clone_from(&durable);
-                    }
-                    _ => {
-                        drop((object, objects));
-                        objects = place.open();
-                        object = attach_with(&objects, "object", form, budget_pages);
-                        present.clone_from(&durable);
-                    }
+const PAGES: u64 = 600;
+
+/// Random stores, psyncs, detaches and restarts of one object, against plain arrays. `open` opens the pool again.
+fn random_work(
+    seed: u64,
+    what: &str,
+    mut objects: Objects,
+    open: impl Fn() -> Objects,
+    attach: impl Fn(&Objects) -> Attachment,
+) {
+    let mut rng = Rng::new(seed);
+    create(&objects, "object", PAGES as usize);
+    let mut object = attach(&objects);
+    let (mut durable, mut present) = (vec![0; PAGES as usize], vec![0; PAGES as usize]);
+    for step in 1..=steps(300) as u64 {
+        match rng.below(20) {
+            0..12 => {
+                let most = if rng.chance(0.1) { PAGES } else { 12 };
+                let first = rng.below(PAGES);
+                for _ in 0..rng.below(most) {
+                    let page = if rng.chance(0.5) { rng.below(PAGES) } else { first } as usize;
+                    present[page] = step;
+                    store(&mut object, page, step);
                 }
-                assert!(load_all(&object) == present, "seed {seed}, {form:?}, step {step}");
+            }
+            12..15 => {
+                object.psync().unwrap();
+                durable.clone_from(&present);
+            }
+            15..17 => {
+                drop(object.psync_begin().unwrap());
+                durable.clone_from(&present);
+            }
+            17 => objects.pool().checkpoint().unwrap(),
+            18 => {
+                object.detach().unwrap();
+                if rng.chance(0.3) {
+                    let reader = objects.attach("object", Access::Read, None).unwrap();
+                    assert!(load_all(&reader) == durable, "seed {seed}, {what}, step {step}");
+                }
+                object = attach(&objects);
+                present.clone_from(&durable);
+            }
+            _ => {
+                drop((object, objects));
+                objects = open();
+                object = attach(&objects);
+                present.clone_from(&durable);
             }
         }
+        assert!(load_all(&object) == present, "seed {seed}, {what}, step {step}");
+    }
+}
+
+/// In both forms, with and without room for shadows, through small and large commits.
+#[test]
+fn an_object_is_as_its_last_psync_left_it() {
+    let seed = seed(2);
+    for form in forms() {
+        for budget_pages in [1 << 20, 20] {
+            let place = Place::new();
+            let attach = |objects: &Objects| attach_with(objects, "object", form, budget_pages);
+            let what = format!("{form:?}, {budget_pages}");
+            random_work(seed, &what, place.create(16 << 20, 256 << 10), || place.open(), attach);
+        }
+    }
+}
+
+#[test]
+fn all_persistence_domains_are_alike() {
+    let seed = seed(3);
+    for domain in
+        [PersistenceDomain::PageCache, PersistenceDomain::Dax, PersistenceDomain::Volatile]
+    {
+        let place = Place::new();
+        let options = OpenOptions { domain: Some(domain), ..OpenOptions::default() };
+        let objects =
+            Pool::create(place.path(), 16 << 20, &support::with_log(256 << 10), &options).unwrap();
+        assert_eq!(objects.media().domain(), domain);
+        let open = || Objects::open(place.path(), &options).unwrap();
+        let attach = |objects: &Objects| attach(objects, "object");
+        random_work(seed, &domain.to_string(), Objects::new(objects), open, attach);
+    }
+}
+
+/// Media that cannot be mapped privately, as hugetlbfs and device DAX: the object is a copy in memory.
+#[test]
+fn an_object_that_cannot_be_mapped_is_copied() {
+    let seed = seed(4);
+    for form in forms() {
+        let place = Place::new();
+        let open = || {
+            let media = media::open(&place.path(), true, None).unwrap();
+            let mut media = Wrapped::new(media);
+            media.maps_privately = false;
+            Objects::new(Pool::open_on(Arc::new(media), &OpenOptions::default()).unwrap())
+        };
+        drop(place.create(16 << 20, 256 << 10));
+        let attach = |objects: &Objects| attach_with(objects, "object", form, 20);
+        random_work(seed, &format!("copied, {form:?}"), open(), open, attach);
     }
 }
 
@@ -215,7 +265,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
         });
         object.detach().unwrap();
         let crashed = CrashMedia::from_image(&image, media.domain()).unwrap();
-        let pool = aquifer_pool::Pool::open_on(Arc::new(crashed), &support::alone()).unwrap();
+        let pool = Pool::open_on(Arc::new(crashed), &support::alone()).unwrap();
         let survivor = Objects::new(pool).attach("object", Access::Read, None).unwrap();
         assert!(load_all(&survivor).iter().all(|&number| number == round), "round {round}");
         drop(survivor);
@@ -687,7 +737,7 @@ fn recovery_keeps_what_was_copying_and_drops_what_was_persisting() {
     drop((object, objects));
     for (image, expected) in [(while_writing, 0), (while_copying, 1)] {
         let media = CrashMedia::from_image(&image, media.domain()).unwrap();
-        let pool = aquifer_pool::Pool::open_on(Arc::new(media), &support::alone()).unwrap();
+        let pool = Pool::open_on(Arc::new(media), &support::alone()).unwrap();
         let objects = Objects::new(pool);
         assert_eq!(objects.state_of("object").unwrap(), ObjectState::Detached);
         assert_eq!(load(&attach(&objects, "object"), 0), expected);

@@ -2,11 +2,12 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::path::PathBuf;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_object::{Attachment, Objects};
-use aquifer_pool::media::{MediaOperation, PersistenceDomain};
+use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 use aquifer_testkit::crash::CrashMedia;
 use tempfile::TempDir;
@@ -55,6 +56,69 @@ impl Place {
     pub fn open_for_reading(&self) -> Objects {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         Objects::open(self.path(), &options).expect("the pool")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Killed processes leave their shared memory behind; the next one that opens the pool removes it.
+        drop(Pool::open(self.path(), &OpenOptions::default()));
+    }
+}
+
+/// Media that differ from others in one thing.
+pub struct Wrapped {
+    media: Arc<dyn Media>,
+    /// Called with each durable write, which it makes, or not.
+    pub on_write_durable: Box<dyn Fn(&Write<'_>) -> Result<(), MediaError> + Send + Sync>,
+    pub maps_privately: bool,
+}
+
+pub type Write<'a> = dyn Fn() -> Result<(), MediaError> + 'a;
+
+impl Wrapped {
+    pub fn new(media: Arc<dyn Media>) -> Wrapped {
+        let maps_privately = media.maps_privately();
+        Wrapped { media, on_write_durable: Box::new(|write| write()), maps_privately }
+    }
+}
+
+impl Media for Wrapped {
+    fn path(&self) -> &Path {
+        self.media.path()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.media.len_bytes()
+    }
+    fn domain(&self) -> PersistenceDomain {
+        self.media.domain()
+    }
+    fn is_writable(&self) -> bool {
+        self.media.is_writable()
+    }
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        self.media.read_at(offset_bytes, bytes)
+    }
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.media.write_at(offset_bytes, bytes)
+    }
+    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        (self.on_write_durable)(&|| self.media.write_durable(offset_bytes, bytes))
+    }
+    fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
+        self.media.write_back(ranges)
+    }
+    fn flush(&self) -> Result<(), MediaError> {
+        self.media.flush()
+    }
+    fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
+        self.media.grow(len_bytes)
+    }
+    fn file(&self) -> BorrowedFd<'_> {
+        self.media.file()
+    }
+    fn maps_privately(&self) -> bool {
+        self.maps_privately
     }
 }
 
