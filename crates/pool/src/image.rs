@@ -2,11 +2,12 @@
 //!
 //! Changes are applied by [`apply`] only, from a log record, under the metadata mutex: a transaction, recovery and the
 //! repair after a dead process all go this way. It is idempotent. Readers take no lock: they
-//! copy, and copy again if `image_version` was odd or has changed.
+//! copy, and copy again if `image_version` was odd or has changed. If it stays odd, whoever changes the image is stopped or
+//! dead; the record being applied is whole in the log, and they read its slots there.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::alloc;
 use crate::core::{Core, Locked};
@@ -16,7 +17,7 @@ use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::owners::Flaw;
 use crate::point;
-use crate::segment::Segment;
+use crate::segment::{PENDING, Segment};
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
@@ -87,17 +88,53 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     control.image_version.store(version + 1, Release);
 }
 
+/// The image as a reader sees it.
+pub(crate) struct View<'a> {
+    segment: &'a Segment,
+    /// What is being applied by somebody who does not go on.
+    changing: Option<&'a Record>,
+}
+
+impl View<'_> {
+    pub fn slots(&self) -> u64 {
+        self.segment.slots()
+    }
+
+    pub fn slot(&self, slot: u64) -> SlotBytes {
+        let is_this = |(number, _): &(u64, &[u8])| *number == slot;
+        match self.changing.and_then(|record| record.slots().filter(is_this).last()) {
+            Some((_, after)) => after.try_into().expect("a slot's bytes"),
+            None => load_slot(self.segment, slot),
+        }
+    }
+
+    /// Whether there is anything in a slot.
+    fn is_used(&self, slot: u64) -> bool {
+        self.changing.is_some() || self.segment.slot(slot)[0].load(Relaxed) != 0
+    }
+}
+
+/// How long a change of the image takes at most, if whoever makes it runs.
+const PATIENCE: Duration = Duration::from_millis(10);
+
 impl Core {
     /// Runs `read` over an image that does not change meanwhile; perhaps several times.
-    pub fn consistent<T>(&self, mut read: impl FnMut(&Segment) -> T) -> Result<T> {
+    pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
         let control = self.control();
         let started = Instant::now();
         loop {
             // Acquire: pairs with the Release at the end of `apply`.
             let version = control.image_version.load(Acquire);
-            if version.is_multiple_of(2) {
-                let value = read(&self.segment);
-                // Acquire: the loads above come before the one below. Pairs with the fence in `apply`.
+            let is_late = started.elapsed() > PATIENCE;
+            let changing = match version % 2 {
+                0 => Some(None),
+                _ if is_late => self.record_being_applied(),
+                _ => None,
+            };
+            if let Some(changing) = changing {
+                let value = read(&View { segment: &self.segment, changing: changing.as_ref() });
+                // Acquire: the loads above come before the one below. Pairs with the fence in `apply`. While an odd
+                // version stays, only slots of its record are written to.
                 fence(Acquire);
                 if control.image_version.load(Relaxed) == version {
                     return Ok(value);
@@ -107,12 +144,28 @@ impl Core {
             if started.elapsed() > self.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             }
-            if self.is_writable && started.elapsed().as_millis() > 10 {
+            if self.is_writable && is_late {
                 // Its holder may be dead, which taking the lock repairs; or it changes all the time, and not
                 // while the lock is held.
                 let _locked = self.lock()?;
-                return Ok(read(&self.segment));
+                return Ok(read(&View { segment: &self.segment, changing: None }));
             }
+        }
+    }
+
+    /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
+    /// that cannot be told.
+    fn record_being_applied(&self) -> Option<Option<Record>> {
+        let control = self.control();
+        let applied_lsn = control.metadata_lsn.load(Acquire);
+        let pending = control.pending_first.load(Acquire)..control.pending_next.load(Acquire);
+        let unapplied = pending.take(PENDING).map(|index| self.pending(index)).filter(|pending| {
+            pending.is_metadata.load(Relaxed) != 0 && pending.end_lsn.load(Relaxed) > applied_lsn
+        });
+        // Only the holder of the metadata mutex makes such records, one after the other.
+        match unapplied.last() {
+            Some(pending) => self.read_record(pending.lsn.load(Relaxed)).ok().map(Some),
+            None => Some(None),
         }
     }
 
@@ -153,24 +206,22 @@ impl Core {
         if number == HEAD_SLOT || number >= self.segment.slots() {
             return Ok(Inode::free(number, 0));
         }
-        let bytes = self.consistent(|segment| load_slot(segment, number))?;
+        let bytes = self.consistent(|image| image.slot(number))?;
         self.decode_inode(&bytes, number)
     }
 
     /// The pool's head.
     pub fn head(&self) -> Result<PoolHead> {
-        let bytes = self.consistent(|segment| load_slot(segment, HEAD_SLOT))?;
+        let bytes = self.consistent(|image| image.slot(HEAD_SLOT))?;
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
     }
 
     /// All inodes in use, as of one moment. Damaged ones are left out, and counted.
     pub fn inodes(&self) -> Result<(Vec<Inode>, usize)> {
-        let slots = self.consistent(|segment| {
-            (HEAD_SLOT + 1..segment.slots())
-                .filter(|&slot| {
-                    segment.slot(slot)[0].load(Relaxed) != 0 || self.distrusts(slot).is_some()
-                })
-                .map(|slot| (slot, load_slot(segment, slot)))
+        let slots = self.consistent(|image| {
+            (HEAD_SLOT + 1..image.slots())
+                .filter(|&slot| image.is_used(slot) || self.distrusts(slot).is_some())
+                .map(|slot| (slot, image.slot(slot)))
                 .collect::<Vec<_>>()
         })?;
         let mut damaged = 0;

@@ -356,3 +356,34 @@ fn who_follows_a_dead_checkpoint_may_be_late() {
     let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
+
+/// Who only reads cannot repair what a dead or stopped process has half done. It sees the metadata whole all the same,
+/// and does not wait.
+#[test]
+fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
+    for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
+        let scene = scene();
+        let pool = Pool::open(&scene.path, &options()).unwrap();
+        create(&pool, b"own", 1).unwrap();
+        create(&pool, b"other", 1).unwrap();
+        // A reader that is patient would not be noticed.
+        let reading = OpenOptions { read_only: true, ..options() };
+        let reader = Pool::open(&scene.path, &reading).unwrap();
+        drop(pool);
+        let names = || {
+            let mut names: Vec<_> =
+                reader.inodes().unwrap().into_iter().map(|inode| inode.name).collect();
+            names.sort();
+            names
+        };
+        let before = names();
+        let (said, has_died) = play("changer", &scene.path, 5, Some(point));
+        assert!(has_died && last_acknowledged(&said) == 0, "{point}: {said}");
+        let after = names();
+        assert!(reader.info().unwrap().damaged_inodes == 0, "{point}");
+        let next = Pool::open(&scene.path, &options()).unwrap();
+        assert_eq!(names(), after, "{point}: and stays so");
+        drop(next);
+        assert!(before.iter().all(|name| after.contains(name)), "{point}: {after:?}");
+    }
+}

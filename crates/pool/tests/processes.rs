@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use aquifer_pool::media::ByteRange;
 use aquifer_pool::{CommitPages, CreateOptions, LockMode, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
@@ -16,7 +17,12 @@ use common::{contents, create, find, page, place};
 /// What a child does. Not a test by itself.
 #[test]
 fn child() {
-    child::play(&[("writer", writer), ("holder", holder), ("churner", churner)]);
+    child::play(&[
+        ("writer", writer),
+        ("holder", holder),
+        ("churner", churner),
+        ("sharer", sharer),
+    ]);
 }
 
 fn environment(name: &str) -> String {
@@ -49,6 +55,45 @@ fn writer() {
         .unwrap();
         said(&format!("acknowledged {number}"));
     }
+}
+
+/// Commits what the object has plus one to both of its pages, and gives the lock back each time.
+fn sharer() {
+    let pool = pool_of_parent();
+    let inode = find(&pool, b"object-0").unwrap().expect("made by the parent");
+    let pages = [0, 1].map(|page| CommitPages { inode: inode.number, target: place(&inode, page) });
+    loop {
+        let Ok(lock) = pool.lock_inode(inode.number, LockMode::Exclusive) else { continue };
+        let number = stamp_of_object(&pool) + 1;
+        pool.capture(&pages, &[], |payload| {
+            payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
+        })
+        .unwrap()
+        .finish()
+        .unwrap();
+        drop(lock);
+        said(&format!("acknowledged {number}"));
+    }
+}
+
+/// What both pages of the object have, which this handle has locked.
+fn stamp_of_object(pool: &Pool) -> u64 {
+    let inode = find(pool, b"object-0").unwrap().unwrap();
+    let (first, last) = (place(&inode, 0), place(&inode, 1));
+    let whole = ByteRange { len_bytes: 2 * first.len_bytes, ..first };
+    let patches = pool.bring_up_to_date(whole).unwrap();
+    let stamps = [first, last].map(|range| {
+        let mut bytes = vec![0; 4096];
+        match patches.iter().find(|(offset, _)| *offset == range.offset_bytes) {
+            Some((_, patch)) => bytes.copy_from_slice(patch),
+            None => pool.media().read_at(range.offset_bytes, &mut bytes).unwrap(),
+        }
+        let stamp = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert!(bytes == page(stamp), "a page holds two commits' bytes");
+        stamp
+    });
+    assert_eq!(stamps[0], stamps[1], "the object is torn");
+    stamps[0]
 }
 
 /// Creates and destroys objects of its own, and says what it has after each.
@@ -182,6 +227,46 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
         assert_eq!(free + named, layout.page_count - layout.data_start_page, "round {round}");
     }
     println!("{kills} processes killed");
+}
+
+/// Readers that only read follow writers that die and are replaced: whole states, and never an older one than before. The pool
+/// lives on through the readers alone.
+#[test]
+fn a_reader_follows_writers_that_die() {
+    let scene = scene();
+    let mut rng = Rng::new(seed(12));
+    let mut first = Some(spawn("churner", &scene.path, "churn", 1));
+    hear(first.as_mut().unwrap(), "acknowledged");
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let reader = Pool::open(&scene.path, &reading).unwrap();
+    let number = find(&reader, b"object-0").unwrap().unwrap().number;
+    let (mut seen, mut looks) = (0, 0);
+    for round in 0..steps(12) as u64 {
+        let mut children = vec![
+            spawn("sharer", &scene.path, "", 0),
+            spawn("sharer", &scene.path, "", 0),
+            spawn("churner", &scene.path, "other", round),
+        ];
+        children.iter_mut().for_each(|child| drop(hear(child, "acknowledged")));
+        drop(first.take());
+        for _ in 0..rng.below(300) {
+            let Ok(_lock) = reader.lock_inode(number, LockMode::Shared) else { continue };
+            let stamp = stamp_of_object(&reader);
+            assert!(stamp >= seen, "round {round}: {stamp} after {seen}");
+            seen = stamp;
+            looks += 1;
+        }
+        drop(children.pop());
+        let last = children.into_iter().filter_map(|child| last_acknowledged(&child.kill())).max();
+        let Ok(_lock) = reader.lock_inode(number, LockMode::Shared) else {
+            panic!("round {round}: all who had it locked are dead");
+        };
+        let stamp = stamp_of_object(&reader);
+        let acknowledged = last.unwrap_or(0).max(seen);
+        assert!(stamp >= acknowledged, "round {round}: {stamp}, acknowledged were {acknowledged}");
+        seen = stamp;
+    }
+    println!("{looks} looks, up to {seen}");
 }
 
 #[test]
