@@ -66,11 +66,14 @@ impl Drop for Place {
     }
 }
 
+/// Called in place of a durable write.
+type WriteHook = Box<dyn Fn(&Write<'_>) -> Result<(), MediaError> + Send + Sync>;
+
 /// Media that differ from others in one thing.
 pub struct Wrapped {
     media: Arc<dyn Media>,
     /// Called with each durable write, which it makes, or not.
-    pub on_write_durable: Box<dyn Fn(&Write<'_>) -> Result<(), MediaError> + Send + Sync>,
+    pub on_write_durable: WriteHook,
     pub maps_privately: bool,
 }
 

@@ -54,6 +54,10 @@ const ZEROS_BYTES: usize = 4 << 20;
 const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
 /// More ranges than this are synced as one, where each sync commits.
 const SINGLE_SYNCS_MAX: usize = 8;
+/// With more ranges than this, those at most [`REACH_BYTES`] apart are written back together: a call for each page of
+/// a checkpoint costs more than what may be dirty between them, which the kernel then writes in larger requests.
+const MANY_RANGES: usize = 64;
+const REACH_BYTES: u64 = 256 << 10;
 const PAGE_BYTES: u64 = 4096;
 
 /// A file or block device as media. See the module's documentation.
@@ -300,15 +304,19 @@ pub(super) fn write_zeros(
 }
 
 /// The ranges in order, without empty ones, neighbours and overlapping ones joined; pages touched by two are
-/// written once.
+/// written once. Many ranges are joined over small gaps as well.
 fn merge(ranges: &[ByteRange]) -> Vec<ByteRange> {
+    let reach_bytes = if ranges.len() > MANY_RANGES { REACH_BYTES } else { 0 };
     let mut sorted: Vec<ByteRange> =
         ranges.iter().copied().filter(|range| range.len_bytes > 0).collect();
     sorted.sort_unstable();
     let mut merged: Vec<ByteRange> = Vec::with_capacity(sorted.len());
     for range in sorted {
         match merged.last_mut() {
-            Some(last) if range.offset_bytes <= last.end_bytes().next_multiple_of(PAGE_BYTES) => {
+            Some(last)
+                if range.offset_bytes
+                    <= last.end_bytes().next_multiple_of(PAGE_BYTES) + reach_bytes =>
+            {
                 let end_bytes = last.end_bytes().max(range.end_bytes());
                 last.len_bytes = end_bytes - last.offset_bytes;
             }
