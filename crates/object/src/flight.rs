@@ -29,6 +29,8 @@ struct State {
     begun: u64,
     /// Numbers of those under way.
     under_way: Vec<u64>,
+    /// Threads that wait for a landing.
+    waiting: usize,
     /// Pages of failed ones.
     returned: Vec<PageRun>,
     /// Who wants to hear when none up to a number is under way.
@@ -71,8 +73,11 @@ impl Flights {
             .into_iter()
             .partition(|(number, ..)| state.has_landed(*number));
         state.watchers = waiting;
+        let is_awaited = state.waiting > 0;
         drop(state);
-        self.landed.notify_all();
+        if is_awaited {
+            self.landed.notify_all();
+        }
         for (_, earlier, completion) in done {
             completion.end_part(earlier.outcome(has_returned));
         }
@@ -87,7 +92,9 @@ impl Flights {
     pub fn wait_landed(&self, number: u64) {
         let mut state = self.state();
         while !state.has_landed(number) {
+            state.waiting += 1;
             state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
         }
     }
 

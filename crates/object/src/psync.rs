@@ -148,6 +148,10 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         }
     };
     let commit = pool.capture(&pages, &copied, fill)?;
+    if !copied.is_empty() {
+        // The next large commit needs the shadow runs again, and then nobody may have to wait for it.
+        pool.checkpoint_soon();
+    }
     for (part, is_aside) in parts.iter_mut().zip(is_aside) {
         let writing = part.writing();
         if !writing.captured.is_empty() {

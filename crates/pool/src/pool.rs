@@ -403,10 +403,8 @@ impl Pool {
     ) -> Result<Commit> {
         let mut commit = self.core().capture(pages, copied, fill)?;
         commit.pool = Some(self.clone());
-        if let Some(checkpointer) = &self.shared.checkpointer
-            && self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT
-        {
-            checkpointer.ring();
+        if self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT {
+            self.checkpoint_soon();
         }
         Ok(commit)
     }
@@ -496,6 +494,13 @@ impl Pool {
     /// [`PoolError::Media`]; the pool is read-only from then on.
     pub fn checkpoint(&self) -> Result<()> {
         self.core().checkpoint()
+    }
+
+    /// Has the checkpoint made in the background, as far as this handle does such work.
+    pub fn checkpoint_soon(&self) {
+        if let Some(checkpointer) = &self.shared.checkpointer {
+            checkpointer.ring();
+        }
     }
 
     /// Locks an inode, for as long as the result lives; does not wait.
