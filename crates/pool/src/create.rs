@@ -19,7 +19,7 @@ use crate::media::{ByteRange, Media};
 pub struct CreateOptions {
     /// How many inodes it can have; by default one for each MiB, between 1,000 and 65,000.
     pub inodes: Option<u64>,
-    /// Length of the log; by default an eighth of the pool, between 64 KiB and 64 MiB.
+    /// Length of the log; by default a quarter of the pool, between 64 KiB and 128 MiB.
     pub log_bytes: Option<u64>,
     /// Whether the media may hold something other than zeros: then nothing is taken to be zero that was not
     /// zeroed here.
@@ -67,7 +67,7 @@ impl CreateOptions {
             true => len_bytes >> 13,
             false => (len_bytes >> 20).clamp(1000, 65_000),
         });
-        let log_bytes = self.log_bytes.unwrap_or((len_bytes / 8).clamp(64 << 10, 64 << 20));
+        let log_bytes = self.log_bytes.unwrap_or((len_bytes / 4).clamp(64 << 10, 128 << 20));
         // The head has a slot too.
         Layout::new(len_bytes, inodes.saturating_add(1), log_bytes).map_err(|_| {
             PoolError::Parameter {

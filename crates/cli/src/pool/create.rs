@@ -33,8 +33,8 @@ pub struct Args {
     #[arg(long, value_name = "BYTES")]
     size: Bytes,
 
-    /// Length of the log: a quarter of it is the largest commit that goes through it whole [default: an eighth of
-    /// the pool, between 64 KiB and 64 MiB]
+    /// Length of the log: a quarter of it is the largest commit that goes through it whole [default: a quarter of
+    /// the pool, between 64 KiB and 128 MiB]
     #[arg(long, value_name = "BYTES")]
     log: Option<Bytes>,
 

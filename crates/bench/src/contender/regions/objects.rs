@@ -47,7 +47,7 @@ fn name_of(index: usize) -> String {
 /// Makes a pool with one object for each length.
 pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     let content_bytes: u64 = lens_bytes.iter().map(|&len_bytes| len_bytes as u64).sum();
-    // Every object may put one large commit aside; the log has an eighth.
+    // Every object may put one large commit aside; the log has a quarter.
     let pool_bytes = 3 * content_bytes + OTHER_BYTES + (64 << 20);
     let pool =
         Pool::create(path_of(home), pool_bytes, &CreateOptions::default(), &open_options(home))?;
