@@ -102,6 +102,7 @@ impl Core {
         pages: &[ImagePage],
     ) -> Result<()> {
         if tail_lsn == head_lsn && pages.is_empty() {
+            alloc::take_from_the_dead(&self.lock()?)?;
             return Ok(());
         }
         let control = self.control();
