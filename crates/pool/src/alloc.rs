@@ -101,18 +101,18 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gives back what processes had reserved that have died since. Says whether there was anything.
-pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<bool> {
+/// Gives back what processes had reserved that have died since. Whoever finds no room makes a checkpoint, which comes
+/// here.
+pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
     let core = locked.core();
     // Looking for reservations is cheap, looking whether their owner lives is a system call.
     let is_left = |(index, process): (usize, &ProcessSlot)| {
         reservations(process).next().is_some() && !core.membership.is_alive(index)
     };
-    let is_any_left = core.control().processes.iter().enumerate().any(is_left);
-    if is_any_left {
-        rebuild(locked)?;
+    match core.control().processes.iter().enumerate().any(is_left) {
+        true => rebuild(locked),
+        false => Ok(()),
     }
-    Ok(is_any_left)
 }
 
 /// Gives up what the last owner of this process's slot had under way when it died: with a new owner, the slot
@@ -267,11 +267,7 @@ impl Core {
             let start_page = free.start_page.checked_next_multiple_of(align_pages.max(1))?;
             (start_page.checked_add(pages)? <= free.end_page()).then_some(start_page)
         };
-        let mut found = free_runs(self).find_map(fits);
-        if found.is_none() && take_from_the_dead(&locked)? {
-            found = free_runs(self).find_map(fits);
-        }
-        let start_page = found.ok_or_else(|| PoolError::Full {
+        let start_page = free_runs(self).find_map(fits).ok_or_else(|| PoolError::Full {
             wanted_pages: pages,
             largest_free_pages: free_runs(self).map(|run| run.pages).max().unwrap_or(0),
         })?;

@@ -466,6 +466,30 @@ fn pages_that_cannot_be_content_are_refused() {
     }
 }
 
+/// The record of the large commit, with the content of another object as what was copied.
+fn copied_from_another() -> Vec<u8> {
+    let mut image = sample::crashed_image(POOL_BYTES);
+    let epsilon = {
+        let pool = Pool::open_on(FileMedia::of(&image), &reading()).unwrap();
+        sample::find(&pool, "epsilon").unwrap().runs[0].bytes()
+    };
+    let content = epsilon.offset_bytes as usize..epsilon.end_bytes() as usize;
+    let sum = aquifer_pool::format::checksum(&[&image[content]]);
+    let is_copied = |record: &&forge::Place| image[record.offset + 64] == 3;
+    let record = *forge::records(&image).iter().find(is_copied).expect("the sample has one");
+    let bytes = &mut image[record.offset..record.offset + record.len];
+    bytes[88..96].copy_from_slice(&epsilon.offset_bytes.to_le_bytes());
+    bytes[96..104].copy_from_slice(&sum.to_le_bytes());
+    forge::seal_record(bytes);
+    assert_refused(&image, |error| {
+        matches!(
+            error,
+            PoolError::Damaged { error: FormatError::Field { field: "source", .. }, .. }
+        )
+    });
+    image
+}
+
 #[test]
 fn a_record_shows_no_object_the_pages_of_another() {
     let image = sample::crashed_image(POOL_BYTES);
@@ -484,7 +508,7 @@ fn a_record_shows_no_object_the_pages_of_another() {
     let target_of_another = forge(&|bytes| copy(bytes, entry(0) + 8, entry(1) + 8, 8));
     let inode_of_another = forge(&|bytes| copy(bytes, entry(0) + 4, entry(1) + 4, 4));
     let payload_of_another = forge(&|bytes| copy(bytes, entry(0) + 24, entry(1) + 24, 8));
-    for forged in [target_of_another, inode_of_another, payload_of_another] {
+    for forged in [target_of_another, inode_of_another, payload_of_another, copied_from_another()] {
         for options in [reading(), alone()] {
             let Ok(pool) = Pool::open_on(FileMedia::of(&forged), &options) else { continue };
             for (inode, bytes) in sample::read_all(&pool).unwrap() {

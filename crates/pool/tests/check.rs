@@ -2,8 +2,11 @@
 
 mod support;
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::check::{
     CheckOptions, CheckReport, Finding, FindingKind, Severity, check, check_on, repair, repair_on,
@@ -11,7 +14,7 @@ use aquifer_pool::check::{
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{Inode, PoolHead};
 use aquifer_pool::format::run::Run;
-use aquifer_pool::media::{ByteRange, Media};
+use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_testkit::child;
 use support::*;
@@ -352,6 +355,128 @@ fn a_pool_in_use_is_a_snapshot_and_is_not_repaired() {
     let report = check(&path, &CheckOptions::default()).unwrap();
     assert!(!report.is_in_use);
     drop(reader);
+}
+
+#[test]
+fn a_superblock_is_not_repaired_under_those_who_have_the_pool_open() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    pool.media().write_at(PAGE_BYTES, &[0xab; 512]).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    only(&check(&path, &CheckOptions::default()).unwrap(), FindingKind::Superblock);
+    let error = repair(&path, &CheckOptions::default()).unwrap_err();
+    assert!(matches!(error, PoolError::Busy { .. } | PoolError::BusyElsewhere { .. }), "{error}");
+    assert!(std::fs::read(&path).unwrap() == before);
+}
+
+#[test]
+fn a_superblock_of_a_later_version_beside_one_of_this_is_left_alone() {
+    let mut image = closed_image();
+    image[8] = 1;
+    forge::seal_superblock(&mut image, 0);
+    let report = report_of(&image);
+    assert_eq!(only(&report, FindingKind::FutureVersion).severity, Severity::Damage);
+    image[PAGE + 60] ^= 1;
+    let media = FileMedia::of(&image);
+    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    assert!(repaired.done.is_empty() && media.image() == image);
+    image[PAGE + 60] ^= 1;
+    // Even if there is something else to do.
+    image[PAGE + 96] = 1;
+    forge::seal_superblock(&mut image, 1);
+    let media = FileMedia::of(&image);
+    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    assert!(repaired.done.is_empty() && media.image() == image, "{:?}", repaired.done);
+}
+
+/// Media that show superblocks of a while ago, the first time they are read.
+struct Shifting {
+    media: Arc<FileMedia>,
+    old: Vec<u8>,
+    stale_reads: AtomicUsize,
+}
+
+impl Media for Shifting {
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        if offset_bytes < 2 * PAGE_BYTES {
+            let is_stale = |left: usize| left.checked_sub(1);
+            if self.stale_reads.fetch_update(Relaxed, Relaxed, is_stale).is_ok() {
+                bytes.copy_from_slice(&self.old[offset_bytes as usize..][..bytes.len()]);
+                return Ok(());
+            }
+        }
+        self.media.read_at(offset_bytes, bytes)
+    }
+
+    fn path(&self) -> &Path {
+        self.media.path()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.media.len_bytes()
+    }
+
+    fn domain(&self) -> PersistenceDomain {
+        self.media.domain()
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), MediaError> {
+        panic!("a check writes nothing")
+    }
+
+    fn write_durable(&self, _: u64, _: &[u8]) -> Result<(), MediaError> {
+        panic!("a check writes nothing")
+    }
+
+    fn write_back(&self, _: &[ByteRange]) -> Result<(), MediaError> {
+        panic!("a check writes nothing")
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        panic!("a check writes nothing")
+    }
+
+    fn grow(&self, _: u64) -> Result<(), MediaError> {
+        panic!("a check writes nothing")
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        self.media.file()
+    }
+
+    fn maps_privately(&self) -> bool {
+        true
+    }
+}
+
+/// A checkpoint that comes between two reads looks like damage, and is gone when one looks again.
+#[test]
+fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    let old = std::fs::read(&path).unwrap()[..2 * PAGE].to_vec();
+    // More than the log holds: what the old superblocks lead to is written over.
+    for id in 0..11 {
+        sample::commit(&pool, &[("alpha", id % 2)], id).unwrap();
+    }
+    let look = |stale_reads| {
+        let media = FileMedia::open_read_only(&path);
+        let stale_reads = AtomicUsize::new(stale_reads);
+        check_on(&Shifting { media, old: old.clone(), stale_reads }, &CheckOptions::default())
+    };
+    let report = look(2);
+    assert!(report.is_in_use && report.is_sound(), "{report}");
+    let always = look(usize::MAX);
+    assert!(!always.is_sound(), "it does look like damage");
+    drop(pool);
 }
 
 /// Commits until it is stopped; not a test by itself.
