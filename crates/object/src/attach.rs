@@ -23,6 +23,7 @@ use aquifer_vm::dirty::{PageIndex, PageRun, TrackerForm};
 use aquifer_vm::{DirtyTracker, FixedRange, ProcessMark};
 
 use crate::access::Access;
+use crate::base::{Bases, Changes};
 use crate::error::{ObjectError, Result, text};
 use crate::flight::Flights;
 use crate::keys;
@@ -58,6 +59,7 @@ pub(crate) struct Attached {
     pub flights: Arc<Flights>,
     pub psyncs: AtomicU64,
     pub psync_pages: AtomicU64,
+    pub psync_bytes: AtomicU64,
     /// `None` once it is detached.
     held: Mutex<Option<Held>>,
 }
@@ -182,6 +184,8 @@ impl Attached {
                 Some(Writing {
                     tracker,
                     captured: Vec::new(),
+                    changes: Changes::default(),
+                    bases: Bases::new(media.len_bytes / PAGE_BYTES),
                     is_behind: false,
                     last_lsn: 0,
                     shadow: Shadow::found(inode.shadow),
@@ -202,6 +206,7 @@ impl Attached {
             flights: Arc::default(),
             psyncs: AtomicU64::new(0),
             psync_pages: AtomicU64::new(0),
+            psync_bytes: AtomicU64::new(0),
             held: Mutex::new(Some(Held { writing, memory, lock: Arc::new(lock) })),
         })
     }

@@ -48,11 +48,12 @@ pub struct Attachment {
 /// What an attachment's psyncs have committed so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PsyncStatistics {
-    /// Commits that carried pages of this object.
+    /// Commits that carried something of this object.
     pub psyncs: u64,
-    /// Pages in them.
+    /// Pages stored to before them.
     pub pages: u64,
-    /// The same in bytes.
+    /// Bytes written for them: patches and whole pages in the log, and pages put aside. Each record adds up to
+    /// a page to that, and a checkpoint writes each page once to its place.
     pub bytes: u64,
 }
 
@@ -178,11 +179,10 @@ impl Attachment {
 
     /// What its psyncs have committed.
     pub fn statistics(&self) -> PsyncStatistics {
-        let pages = self.attached.psync_pages.load(Relaxed);
         PsyncStatistics {
             psyncs: self.attached.psyncs.load(Relaxed),
-            pages,
-            bytes: pages * PAGE_BYTES,
+            pages: self.attached.psync_pages.load(Relaxed),
+            bytes: self.attached.psync_bytes.load(Relaxed),
         }
     }
 

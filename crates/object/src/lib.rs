@@ -91,6 +91,7 @@ mod access;
 mod attach;
 mod attached_heap;
 mod attachment;
+mod base;
 pub mod collections;
 mod committer;
 mod create;

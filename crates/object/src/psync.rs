@@ -4,13 +4,15 @@
 //!  stores …   capture                                  stores …
 //!  ───────▶ ┌─────────────────────────────────────┐ ───────────────────────────────────────────▶
 //!           │ take the set of pages stored to     │
-//!           │ copy them into a record             │ ── write the record, durably ── acknowledge ──▶ later: apply
+//!           │ compare them with their bases       │
+//!           │ copy what differs into a record     │ ── write the record, durably ── acknowledge ──▶ later: apply
 //!           │ take its place in the log           │        (one device sync)         in order
 //!           └─────────────────────────────────────┘
 //!                  W                              P                               C              W
 //! ```
 //!
-//! During *capture* nobody may store to the object; it takes as long as copying the pages does. A commit larger
+//! During *capture* nobody may store to the object; it takes as long as comparing and copying the pages does. A record
+//! has of a page the bytes that changed, or the whole page if that is most of it ([`base`](crate::base)). A commit larger
 //! than a quarter of the log is put aside first ([`shadow`]), which is part of capture.
 //!
 //! Whatever fails, the pages that were taken are reported again by the next capture.
@@ -21,11 +23,13 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::{Commit, CommitCopied, CommitPages};
+use aquifer_pool::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 use aquifer_sys::memory::copy_racy;
+use aquifer_vm::dirty::PageRun;
 
 use crate::access::Access;
 use crate::attach::{Attached, Held};
+use crate::base::Changes;
 use crate::committer::PendingPsync;
 use crate::error::{ObjectError, Result};
 use crate::flight::{Earlier, Flight};
@@ -55,6 +59,11 @@ struct Part<'a> {
 impl Part<'_> {
     fn held(&mut self) -> &mut Held {
         self.held.as_mut().expect("looked at when it was locked")
+    }
+
+    fn written(&self) -> &Writing {
+        let held = self.held.as_ref().expect("looked at when it was locked");
+        held.writing.as_ref().expect("attached for writing")
     }
 
     fn writing(&mut self) -> &mut Writing {
@@ -112,33 +121,52 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         let attached = part.attached;
         part.writing().collect(attached, stores)?;
     }
-    let sizes: Vec<u64> =
-        parts.iter_mut().map(|part| part.writing().captured_pages() * PAGE_BYTES).collect();
+    for part in parts.iter_mut() {
+        let attached = part.attached;
+        part.writing().compare(attached);
+    }
     let Some(pool) = parts.first().map(|part| &part.attached.shared.pool) else { return Ok(None) };
-    if sizes.iter().all(|size| *size == 0) {
+    if parts.iter_mut().all(|part| part.writing().changes.is_empty()) {
+        for part in parts.iter_mut() {
+            // Stored to, perhaps, but as it was.
+            part.writing().captured.clear();
+            part.writing().is_behind = false;
+        }
         return Ok(None);
     }
+    let sizes: Vec<u64> = parts.iter_mut().map(|part| part.writing().changes.len_bytes()).collect();
     let is_aside = shadow::too_large(&sizes, pool.max_commit_bytes());
     let most_entries =
         shadow::most_entries(pool, is_aside.iter().filter(|is_aside| **is_aside).count());
-    let (mut pages, mut copied): (Vec<CommitPages>, Vec<CommitCopied>) = (Vec::new(), Vec::new());
-    for (part, &is_aside) in parts.iter_mut().zip(&is_aside) {
+    let mut copied: Vec<CommitCopied> = Vec::new();
+    for (part, _) in parts.iter_mut().zip(&is_aside).filter(|(_, is_aside)| **is_aside) {
         let attached = part.attached;
         let Writing { captured, shadow, .. } = part.writing();
-        if is_aside {
-            shadow.put_aside(attached, captured, most_entries, &mut copied)?;
-        } else {
-            pages.extend(captured.iter().map(|run| CommitPages {
-                inode: attached.number,
-                target: attached.on_media(*run),
-            }));
-        }
+        shadow.put_aside(attached, captured, most_entries, &mut copied)?;
     }
+    let logged: Vec<(&Attached, &Changes)> = (parts.iter().zip(&is_aside))
+        .filter(|(_, is_aside)| !**is_aside)
+        .map(|(part, _)| (part.attached, &part.written().changes))
+        .collect();
+    let pages: Vec<CommitPages> = (logged.iter())
+        .flat_map(|(attached, changes)| {
+            changes
+                .whole
+                .iter()
+                .map(|run| CommitPages { inode: attached.number, target: attached.on_media(*run) })
+        })
+        .collect();
+    let patches: Vec<CommitPatches<'_>> = (logged.iter())
+        .filter(|(_, changes)| !changes.patches.is_empty())
+        .map(|(attached, changes)| CommitPatches {
+            inode: attached.number,
+            target: attached.media,
+            patches: &changes.patches,
+        })
+        .collect();
     let fill = |mut target: &mut [u8]| {
-        for part in parts.iter_mut().zip(&is_aside).filter(|(_, is_aside)| !**is_aside) {
-            let (part, _) = part;
-            let attached = part.attached;
-            for run in &part.writing().captured {
+        for (attached, changes) in &logged {
+            for run in &changes.whole {
                 let (here, rest) =
                     std::mem::take(&mut target).split_at_mut((run.count * PAGE_BYTES) as usize);
                 // SAFETY: pages of the mapping; the target is as long.
@@ -147,21 +175,31 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
             }
         }
     };
-    let commit = pool.capture(&pages, &copied, fill)?;
+    let content = CommitContent { pages: &pages, patches: &patches, copied: &copied };
+    let commit = pool.capture(&content, fill)?;
     if !copied.is_empty() {
         // The next large commit needs the shadow runs again, and then nobody may have to wait for it.
         pool.checkpoint_soon();
     }
-    for (part, is_aside) in parts.iter_mut().zip(is_aside) {
+    for ((part, is_aside), size_bytes) in parts.iter_mut().zip(is_aside).zip(sizes) {
+        let attached = part.attached;
         let writing = part.writing();
-        if !writing.captured.is_empty() {
-            writing.last_lsn = commit.end_lsn();
-        }
+        writing.committed(commit.end_lsn(), is_aside);
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }
+        let bytes = match is_aside {
+            true => pages_of(&writing.captured) * PAGE_BYTES,
+            false => size_bytes,
+        };
+        // Relaxed: statistics.
+        attached.psync_bytes.fetch_add(bytes, Relaxed);
     }
     Ok(Some(commit))
+}
+
+fn pages_of(runs: &[PageRun]) -> u64 {
+    runs.iter().map(|run| run.count).sum()
 }
 
 /// Hands the captured pages over to a flight.
@@ -178,7 +216,7 @@ fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
         }
         // Relaxed: statistics.
         attached.psyncs.fetch_add(1, Relaxed);
-        attached.psync_pages.fetch_add(captured.iter().map(|run| run.count).sum(), Relaxed);
+        attached.psync_pages.fetch_add(pages_of(&captured), Relaxed);
         flight.add(&attached.flights, lock, captured);
     }
     flight

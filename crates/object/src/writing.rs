@@ -1,4 +1,5 @@
-//! What an attachment for writing has besides its memory: which pages were stored to, and how many it keeps.
+//! What an attachment for writing has besides its memory: which pages were stored to, what they were before, and how
+//! many copies it keeps.
 //!
 //! Pages that were stored to have a private copy, the *shadow*. It stays after the commit, because the program will
 //! probably store to it again, until there are more of them than the budget: then those that hold nothing new are
@@ -10,6 +11,7 @@ use aquifer_vm::DirtyTracker;
 use aquifer_vm::dirty::{PageIndex, PageRun};
 
 use crate::attach::Attached;
+use crate::base::{Bases, Changes};
 use crate::error::{ObjectError, Result, text};
 use crate::psync::Stores;
 use crate::shadow::Shadow;
@@ -19,13 +21,17 @@ pub(crate) struct Writing {
     pub tracker: DirtyTracker,
     /// What the capture under way, or the last one, took.
     pub captured: Vec<PageRun>,
+    /// What is committed of them.
+    pub changes: Changes,
+    /// What these changes are relative to.
+    pub bases: Bases,
     /// Whether a capture failed, and none has succeeded since.
     pub is_behind: bool,
     /// The end of the last commit that was captured, in the log.
     pub last_lsn: u64,
     /// Where large commits are put aside.
     pub shadow: Shadow,
-    /// Private copies above this number are dropped when they can be.
+    /// Private copies and twins above this number are dropped when they can be.
     pub budget_pages: u64,
 }
 
@@ -42,6 +48,27 @@ impl Writing {
             .map_err(|source| ObjectError::Memory { name: text(&attached.name), source })
     }
 
+    /// Finds out what has changed in the pages that were taken.
+    pub fn compare(&mut self, attached: &Attached) {
+        if attached.shared.pool.applied_lsn() >= self.last_lsn {
+            self.bases.catch_up();
+        }
+        let most_twins = self.budget_pages.saturating_sub(self.tracker.known_private_pages());
+        self.bases.compare(attached, &self.captured, most_twins, &mut self.changes);
+    }
+
+    /// Notes that what was taken is in the log before `end_lsn`: as changes, or put aside.
+    pub fn committed(&mut self, end_lsn: u64, is_aside: bool) {
+        if self.captured.is_empty() {
+            return;
+        }
+        match is_aside {
+            true => self.bases.forget(&self.captured),
+            false => self.bases.commit(&self.changes),
+        }
+        self.last_lsn = end_lsn;
+    }
+
     /// Has the pages that were taken reported again.
     pub fn give_back(&mut self) {
         self.is_behind |= !self.captured.is_empty();
@@ -49,18 +76,18 @@ impl Writing {
         self.captured.clear();
     }
 
-    /// How many pages were taken.
-    pub fn captured_pages(&self) -> u64 {
-        self.captured.iter().map(|run| run.count).sum()
-    }
-
-    /// Drops private copies beyond the budget that hold nothing that is not at its place, if nobody stores to the object
+    /// Drops twins and private copies beyond the budget that hold nothing that is not at its place, if nobody stores to the object
     /// meanwhile.
     ///
     /// Does what it can: a pool that fails is noticed by the next commit, and a program that locks its memory keeps it.
     pub fn trim(&mut self, attached: &Attached, stores: Stores) {
-        self.tracker.give_back(&attached.flights.take_returned());
+        let returned = attached.flights.take_returned();
+        self.bases.forget(&returned);
+        self.tracker.give_back(&returned);
         let private_pages = self.tracker.known_private_pages();
+        if private_pages + self.bases.twins() > self.budget_pages {
+            self.bases.drop_twins();
+        }
         if private_pages <= self.budget_pages || stores != Stores::Excluded {
             return;
         }

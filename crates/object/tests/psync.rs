@@ -19,7 +19,9 @@ use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{CrashMedia, Fault, Trigger};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
-use support::{PAGE, Place, Wrapped, load, load_all, on_media, operations, reopen, store};
+use support::{
+    PAGE, Place, Wrapped, fill, filled, load, load_all, on_media, operations, reopen, store, stored,
+};
 
 fn create(objects: &Objects, name: &str, pages: usize) {
     objects.create(name, (pages * PAGE) as u64, &CreateObject::default()).unwrap();
@@ -108,6 +110,87 @@ fn only_pages_that_were_stored_to_are_written() {
     }
 }
 
+/// A few bytes of a page are logged as such, whatever was committed of it before.
+#[test]
+fn little_that_changed_is_little_that_is_written() {
+    let (media, objects) = on_media(8 << 20, 1 << 20);
+    create(&objects, "object", 64);
+    let mut object = attach(&objects, "object");
+    let mut expected = vec![0; 64];
+    let mut written = 0;
+    let mut commit = |object: &mut Attachment, expected: &[u64]| {
+        object.psync().unwrap();
+        let before = std::mem::replace(&mut written, object.statistics().bytes);
+        let survivor = reopen(&media);
+        // One and the same address: read in a child's place, beside the attachment.
+        let found = survivor.pool().bring_up_to_date(survivor_range(&survivor)).unwrap();
+        assert!(found.is_empty(), "applied when it was opened");
+        assert_eq!(content(&survivor), expected);
+        written - before
+    };
+    for round in 1..=4 {
+        // Its base is what is at its place, then its twin.
+        store(&mut object, 3, round);
+        expected[3] = stored(expected[3], round);
+        assert_eq!(commit(&mut object, &expected), 16, "round {round}");
+    }
+    fill(&mut object, 3, 9);
+    expected[3] = filled(9);
+    assert_eq!(commit(&mut object, &expected), 4096, "most of it is other");
+    store(&mut object, 3, 10);
+    expected[3] = stored(expected[3], 10);
+    assert_eq!(commit(&mut object, &expected), 4096, "its base is only in the log");
+    objects.pool().checkpoint().unwrap();
+    store(&mut object, 3, 11);
+    store(&mut object, 4, 11);
+    expected[3] = stored(expected[3], 11);
+    expected[4] = 11;
+    assert_eq!(commit(&mut object, &expected), 32, "now it is at its place");
+    store(&mut object, 3, 11);
+    assert_eq!(commit(&mut object, &expected), 0, "stored to, and the same as before");
+}
+
+fn survivor_range(objects: &Objects) -> ByteRange {
+    let info = objects.info("object").unwrap();
+    ByteRange { offset_bytes: info.media_offset_bytes, len_bytes: info.size_bytes }
+}
+
+/// The numbers of an object's pages as they are at their place.
+fn content(objects: &Objects) -> Vec<u64> {
+    let range = survivor_range(objects);
+    let mut bytes = vec![0; range.len_bytes as usize];
+    objects.pool().media().read_at(range.offset_bytes, &mut bytes).unwrap();
+    let word = |page: &[u8], at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
+    bytes.chunks_exact(PAGE).map(|page| word(page, 8) << 32 | word(page, 0)).collect()
+}
+
+/// What could not be captured is not taken for committed by the next capture.
+#[test]
+fn a_capture_that_fails_changes_no_base() {
+    let (media, objects) = on_media(8 << 20, 64 << 10);
+    create(&objects, "object", 64);
+    let mut object = attach(&objects, "object");
+    for round in 1..200 {
+        store(&mut object, round as usize % 64, round);
+        store(&mut object, 7, round);
+        if round % 50 == 0 {
+            // The log is full sooner or later, and cannot be emptied.
+            while let Ok(()) = {
+                media.fail(Fault::io_error(Trigger::on(MediaOperation::Read)));
+                let outcome = object.psync();
+                media.clear_faults();
+                outcome
+            } {
+                let before = load(&object, 9);
+                store(&mut object, 9, before + 1);
+            }
+        }
+        object.psync().unwrap();
+    }
+    let expected = load_all(&object);
+    assert_eq!(content(&reopen(&media)), expected);
+}
+
 // ---- what is there afterwards -----------------------------------------------------------------------
 
 const PAGES: u64 = 600;
@@ -129,10 +212,15 @@ fn random_work(
             0..12 => {
                 let most = if rng.chance(0.1) { PAGES } else { 12 };
                 let first = rng.below(PAGES);
+                let is_whole = rng.chance(0.4);
+                // Sometimes what was there before.
+                let value = if rng.chance(0.4) { rng.below(2) } else { step };
                 for _ in 0..rng.below(most) {
                     let page = if rng.chance(0.5) { rng.below(PAGES) } else { first } as usize;
-                    present[page] = step;
-                    store(&mut object, page, step);
+                    present[page] =
+                        if is_whole { filled(value) } else { stored(present[page], value) };
+                    let change = if is_whole { fill } else { store };
+                    change(&mut object, page, value);
                 }
             }
             12..15 => {
@@ -221,7 +309,7 @@ fn a_commit_larger_than_the_log_is_put_aside() {
     let mut object = attach(&objects, "object");
     // Contiguous, then every other page: more ranges than a record has room for.
     for (round, stride) in [(1, 1), (2, 2), (3, 1), (4, 3)] {
-        (0..2000).step_by(stride).for_each(|page| store(&mut object, page, round));
+        (0..2000).step_by(stride).for_each(|page| fill(&mut object, page, round));
         object.psync().unwrap();
         assert!(objects.info("object").unwrap().shadow_bytes > 0);
         let here = load_all(&object);
@@ -248,9 +336,9 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
     create(&objects, "object", 100);
     let mut object = attach(&objects, "object");
     for round in (1..10).step_by(2) {
-        (0..100).for_each(|page| store(&mut object, page, round));
+        (0..100).for_each(|page| fill(&mut object, page, round));
         object.psync().unwrap();
-        (0..100).for_each(|page| store(&mut object, page, round + 1));
+        (0..100).for_each(|page| fill(&mut object, page, round + 1));
         let number = objects.info("object").unwrap().number;
         let shadow = objects.pool().inode(number).unwrap().shadow.bytes();
         let gate = media.hold(Trigger::on(MediaOperation::WriteBack).within(shadow));
@@ -267,7 +355,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
         let crashed = CrashMedia::from_image(&image, media.domain()).unwrap();
         let pool = Pool::open_on(Arc::new(crashed), &support::alone()).unwrap();
         let survivor = Objects::new(pool).attach("object", Access::Read, None).unwrap();
-        assert!(load_all(&survivor).iter().all(|&number| number == round), "round {round}");
+        assert!(load_all(&survivor).iter().all(|&number| number == filled(round)), "round {round}");
         drop(survivor);
         object = attach(&objects, "object");
     }
@@ -290,13 +378,13 @@ fn several_objects_are_committed_by_one_record() {
     assert_eq!(b.statistics().psyncs, 0);
     // One of them too large for the log, two, all three.
     for round in 10..14u64 {
-        (0..200).for_each(|page| store(&mut b, page, round));
+        (0..200).for_each(|page| fill(&mut b, page, round));
         store(&mut c, 9, round);
         if round > 11 {
-            (0..200).for_each(|page| store(&mut a, page, round));
+            (0..200).for_each(|page| fill(&mut a, page, round));
         }
         if round > 12 {
-            (0..200).for_each(|page| store(&mut c, page, round));
+            (0..200).for_each(|page| fill(&mut c, page, round));
         }
         objects.psync_many(&mut [&mut a, &mut b, &mut c]).unwrap();
         let expected = [&a, &b, &c].map(load_all);
@@ -571,7 +659,7 @@ fn a_full_pool_takes_a_large_commit_once_there_is_room() {
     create(&objects, "more ballast", 500);
     create(&objects, "ballast", free - 500 - 50);
     let mut object = attach(&objects, "object");
-    (0..300).for_each(|page| store(&mut object, page, 1));
+    (0..300).for_each(|page| fill(&mut object, page, 1));
     for _ in 0..2 {
         let full = object.psync().unwrap_err();
         assert!(matches!(full, ObjectError::NoRoomForShadow { .. }), "{full}");
@@ -592,9 +680,9 @@ fn data_that_cannot_be_written_back_fails_the_commit_that_needs_it() {
         let (media, objects) = on_media(4 << 20, 64 << 10);
         create(&objects, "object", 100);
         let mut object = attach(&objects, "object");
-        (0..100).for_each(|page| store(&mut object, page, 1));
+        (0..100).for_each(|page| fill(&mut object, page, 1));
         object.psync().unwrap();
-        (0..100).for_each(|page| store(&mut object, page, 2));
+        (0..100).for_each(|page| fill(&mut object, page, 2));
         let data = objects.pool().layout().data();
         let trigger = Trigger::on(operation);
         let trigger =
@@ -607,7 +695,7 @@ fn data_that_cannot_be_written_back_fails_the_commit_that_needs_it() {
         drop(objects);
         let again = reopen(&media);
         let found = load_all(&attach(&again, "object"));
-        assert!(found == vec![1; 100], "{operation}: not acknowledged, and wholly absent");
+        assert!(found == vec![filled(1); 100], "{operation}: not acknowledged, and wholly absent");
     }
 }
 
@@ -618,7 +706,7 @@ fn pages_of_a_failed_commit_are_part_of_the_next() {
         let (media, objects) = on_media(4 << 20, 64 << 10);
         create(&objects, "object", 100);
         let mut object = attach_with(&objects, "object", form, 1 << 20);
-        (0..100).for_each(|page| store(&mut object, page, 1));
+        (0..100).for_each(|page| fill(&mut object, page, 1));
         let shadow = Trigger::on(MediaOperation::Write).within(objects.pool().layout().data());
         media.fail(Fault::io_error(shadow));
         let failed = object.psync().unwrap_err();
@@ -687,7 +775,8 @@ fn an_object_goes_through_the_states_of_the_figure() {
     assert_eq!(state(), ObjectState::Writing);
     for from in [ObjectState::Writing, ObjectState::Copying] {
         assert_eq!(state(), from);
-        store(&mut object, 1, 2);
+        let before = load(&object, 1);
+        store(&mut object, 1, before + 1);
         let gate = media.hold(Trigger::on(MediaOperation::WriteDurable));
         let pending = object.psync_begin().unwrap();
         gate.wait_until_reached();

@@ -42,16 +42,19 @@ impl Core {
             return Ok(());
         }
         let maintaining = self.maintain()?;
-        self.apply(&maintaining, lsn)
-    }
-
-    fn apply(&self, _maintaining: &Maintaining<'_>, lsn: u64) -> Result<()> {
-        let control = self.control();
-        let from_lsn = control.applied_lsn.load(Relaxed);
+        let from_lsn = self.control().applied_lsn.load(Relaxed);
         if from_lsn >= lsn {
             return Ok(());
         }
-        let committed = self.committed_between(from_lsn, lsn)?;
+        self.apply(&maintaining, &self.committed_between(from_lsn, lsn)?, lsn)
+    }
+
+    /// Copies to its place what was committed before `lsn` and is not there yet.
+    fn apply(&self, _maintaining: &Maintaining<'_>, committed: &Committed, lsn: u64) -> Result<()> {
+        let control = self.control();
+        if control.applied_lsn.load(Relaxed) >= lsn {
+            return Ok(());
+        }
         committed.copy_to_place(&*self.media).inspect_err(|error| {
             if let PoolError::Media(error) = error {
                 self.fail(FailureKind::Data, &error.source);
@@ -108,9 +111,12 @@ impl Core {
         let control = self.control();
         self.wait_durable(head_lsn)?;
         point::pass("checkpoint-durable");
-        self.apply(maintaining, head_lsn)?;
+        let committed = self.committed_between(tail_lsn, head_lsn)?;
+        // A part of it may have been applied before: doing that again changes nothing.
+        self.apply(maintaining, &committed, head_lsn)?;
         point::pass("checkpoint-applied");
-        let mut ranges = self.committed_between(tail_lsn, head_lsn)?.ranges();
+        let mut ranges = committed.ranges();
+        drop(committed);
         let written = (|| -> std::result::Result<(), MediaError> {
             for (page, bytes) in pages {
                 let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
+use crate::format::patch::Patches;
 use crate::format::record::RecordBuilder;
 use crate::log::Append;
 use crate::media::ByteRange;
@@ -42,13 +43,25 @@ impl CommitBuffer {
     }
 }
 
-/// Pages of one inode that are committed: from memory, or from another place on media.
+/// Pages of one inode that are committed.
 #[derive(Debug, Clone, Copy)]
 pub struct CommitPages {
     /// The inode.
     pub inode: u64,
     /// Where on media they belong.
     pub target: ByteRange,
+}
+
+/// Bytes of pages of one inode that are committed: relative to its last commit, or to what is at the pages' place if
+/// all its commits are.
+#[derive(Debug, Clone, Copy)]
+pub struct CommitPatches<'a> {
+    /// The inode.
+    pub inode: u64,
+    /// Where on media the pages lie from which patches count theirs.
+    pub target: ByteRange,
+    /// The bytes.
+    pub patches: &'a Patches,
 }
 
 /// Pages of one inode that were written to another place on media, and flushed, before the commit.
@@ -67,6 +80,36 @@ pub struct CommitCopied {
 impl CommitCopied {
     fn source(&self) -> ByteRange {
         ByteRange { offset_bytes: self.source_offset_bytes, ..self.target }
+    }
+}
+
+/// What a commit makes durable. No page is in more than one of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CommitContent<'a> {
+    /// Whole pages.
+    pub pages: &'a [CommitPages],
+    /// Bytes of pages.
+    pub patches: &'a [CommitPatches<'a>],
+    /// Pages that lie elsewhere on media.
+    pub copied: &'a [CommitCopied],
+}
+
+impl CommitContent<'_> {
+    /// All ranges with their inodes that must be data of the pool.
+    fn ranges(&self) -> impl Iterator<Item = (u64, ByteRange)> {
+        let pages = self.pages.iter().map(|pages| (pages.inode, pages.target));
+        let patched = self.patches.iter().map(|part| (part.inode, part.target));
+        let targets = self.copied.iter().map(|from| (from.inode, from.target));
+        let sources = self.copied.iter().map(|from| (from.inode, from.source()));
+        pages.chain(patched).chain(targets).chain(sources)
+    }
+}
+
+fn bad_range(inode: u64, range: ByteRange) -> PoolError {
+    PoolError::Parameter {
+        what: "a range of a commit",
+        value: format!("{range:?} of inode {inode}"),
+        reason: "whole pages of data of an inode can be committed, and patches inside of them",
     }
 }
 
@@ -108,11 +151,7 @@ impl Core {
         if is_whole && data.intersection(range) == range && inode < self.layout.slots() {
             return Ok(());
         }
-        Err(PoolError::Parameter {
-            what: "a range of a commit",
-            value: format!("{range:?} of inode {inode}"),
-            reason: "whole pages of data of an inode can be committed",
-        })
+        Err(bad_range(inode, range))
     }
 
     /// The most bytes of pages that a commit may carry in the log: a quarter of it.
@@ -123,21 +162,22 @@ impl Core {
     /// Captures a commit: `fill` copies the pages, in order, into the memory it is given.
     pub fn capture(
         &self,
-        pages: &[CommitPages],
-        copied: &[CommitCopied],
+        content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
         self.check_writable()?;
-        let targets = pages.iter().map(|pages| (pages.inode, pages.target));
-        for (inode, range) in targets
-            .chain(copied.iter().map(|from| (from.inode, from.target)))
-            .chain(copied.iter().map(|from| (from.inode, from.source())))
-        {
+        for (inode, range) in content.ranges() {
             self.check_commit_range(inode, range)?;
         }
         let mut builder = RecordBuilder::new();
-        pages.iter().for_each(|pages| builder.pages(pages.inode, pages.target));
-        for from in copied {
+        content.pages.iter().for_each(|pages| builder.pages(pages.inode, pages.target));
+        for part in content.patches {
+            if part.patches.page_count() * PAGE_BYTES > part.target.len_bytes {
+                return Err(bad_range(part.inode, part.target));
+            }
+            builder.patches(part.inode, part.target, part.patches.len_bytes());
+        }
+        for from in content.copied {
             builder.copied(from.inode, from.target, from.source_offset_bytes, from.checksum);
         }
         let len_bytes = builder.len_bytes();
@@ -146,9 +186,13 @@ impl Core {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
         let mut buffer = self.take_buffer(len_bytes as usize);
-        let payload_bytes: u64 = pages.iter().map(|pages| pages.target.len_bytes).sum();
-        let start = builder.payload_offset_bytes();
-        fill(&mut buffer.bytes_mut()[start..start + payload_bytes as usize]);
+        fill(builder.page_part(buffer.bytes_mut()));
+        let mut rest = builder.small_part(buffer.bytes_mut());
+        for part in content.patches {
+            rest.split_off_mut(..part.patches.as_bytes().len())
+                .expect("as long as was announced")
+                .copy_from_slice(part.patches.as_bytes());
+        }
         let body_checksum = builder.finish_body(buffer.bytes_mut());
         let (append, filler) = loop {
             let locked = self.lock()?;

@@ -28,6 +28,7 @@ pub mod format;
 mod grow;
 mod image;
 mod log;
+mod logged_page;
 pub mod media;
 mod membership;
 mod mutant;
@@ -40,13 +41,13 @@ mod segment;
 mod transaction;
 
 pub use alloc::Reservation;
-pub use commit::{Commit, CommitCopied, CommitPages};
+pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
+pub use format::patch::Patches;
 pub use mutant::Mutant;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;
 pub use pool::{Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
-pub use replay::PageSource;
 pub use transaction::Transaction;

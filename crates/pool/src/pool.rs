@@ -11,7 +11,7 @@ use aquifer_sys::lock::LockKind;
 use uuid::Uuid;
 
 use crate::alloc::Reservation;
-use crate::commit::{Commit, CommitCopied, CommitPages};
+use crate::commit::{Commit, CommitContent};
 use crate::core::Core;
 use crate::create::CreateOptions;
 use crate::error::{PoolError, Result};
@@ -390,18 +390,17 @@ impl Pool {
         self.core().max_commit_bytes()
     }
 
-    /// Captures a commit: `fill` copies the pages, in order, into the memory it is given. All pages
-    /// become durable together when [`Commit::finish`] returns. The pool stays open until then.
+    /// Captures a commit: `fill` copies the whole pages, in order, into the memory it is given. All content
+    /// becomes durable together when [`Commit::finish`] returns. The pool stays open until then.
     ///
     /// # Errors
     /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.
     pub fn capture(
         &self,
-        pages: &[CommitPages],
-        copied: &[CommitCopied],
+        content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
-        let mut commit = self.core().capture(pages, copied, fill)?;
+        let mut commit = self.core().capture(content, fill)?;
         commit.pool = Some(self.clone());
         if self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT {
             self.checkpoint_soon();
@@ -463,9 +462,9 @@ impl Pool {
         }
         core.committed_for_reader(range, self.overlay(), |seen| {
             (seen.within(range))
-                .map(|(offset, source)| {
+                .map(|(offset, content)| {
                     let mut page = vec![0; PAGE_BYTES as usize];
-                    core.media.read_at(source.offset_bytes, &mut page)?;
+                    content.read(&*core.media, offset, &mut page)?;
                     Ok((offset, page))
                 })
                 .collect()

@@ -7,9 +7,11 @@ use std::sync::atomic::fence;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
+use crate::format::patch::{self, Patch};
 use crate::format::record::{Entry, Header, LogIdentity, Record};
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::log::{ReadError, read_record};
+use crate::logged_page::LoggedPage;
 use crate::media::{ByteRange, Media};
 use crate::mutant::Mutant;
 use crate::owners::Owners;
@@ -95,18 +97,11 @@ impl LogReader<'_> {
     }
 }
 
-/// Where the newest logged content of a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageSource {
-    /// Where on media its bytes lie.
-    pub offset_bytes: u64,
-}
-
 /// Content that records have for pages of objects: for each page the newest. A page that was committed many times is
 /// copied once.
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
-    pages: BTreeMap<u64, PageSource>,
+    pages: BTreeMap<u64, LoggedPage>,
 }
 
 impl Committed {
@@ -130,7 +125,12 @@ impl Committed {
             match *entry {
                 Entry::Pages { inode, target, payload_offset } => {
                     let part = owned(inode, target);
-                    self.insert(reader, target, part, record_offset + payload_offset)?;
+                    self.replace(reader, target, part, record_offset + payload_offset)?;
+                }
+                Entry::Patches { inode, target, payload_offset, len_bytes } => {
+                    let part = owned(inode, target);
+                    let bytes = record.payload(payload_offset, len_bytes);
+                    self.patch(reader, target, part, patch::iter(bytes))?;
                 }
                 Entry::Copied { inode, target, source_offset_bytes, checksum: sum } => {
                     let part = owned(inode, target);
@@ -145,7 +145,7 @@ impl Committed {
                         return Err(damaged(reader, error));
                     }
                     check_content(reader, source, sum)?;
-                    self.insert(reader, target, part, source_offset_bytes)?;
+                    self.replace(reader, target, part, source_offset_bytes)?;
                 }
                 Entry::Slot { .. } | Entry::NewRun { .. } => {}
             }
@@ -153,7 +153,8 @@ impl Committed {
         Ok(())
     }
 
-    /// Adds the places of the pages of `range` that a record is for. Says whether there are any.
+    /// Adds the places of the pages of `range` that a record is for, with the content they have there. Says
+    /// whether there are any.
     fn add_targets(
         &mut self,
         reader: &LogReader<'_>,
@@ -162,17 +163,25 @@ impl Committed {
     ) -> Result<bool> {
         let mut has_any = false;
         for entry in &record.entries {
-            if let Entry::Pages { target, .. } | Entry::Copied { target, .. } = *entry {
-                let part = target.intersection(range);
-                self.insert(reader, target, part, target.offset_bytes)?;
-                has_any |= part.len_bytes > 0;
+            match *entry {
+                Entry::Pages { target, .. } | Entry::Copied { target, .. } => {
+                    let part = target.intersection(range);
+                    self.replace(reader, target, part, target.offset_bytes)?;
+                    has_any |= part.len_bytes > 0;
+                }
+                Entry::Patches { target, payload_offset, len_bytes, .. } => {
+                    let bytes = record.payload(payload_offset, len_bytes);
+                    let places = patch::iter(bytes).map(|patch| Patch { bytes: &[], ..patch });
+                    has_any |= self.patch(reader, target, target.intersection(range), places)?;
+                }
+                Entry::Slot { .. } | Entry::NewRun { .. } => {}
             }
         }
         Ok(has_any)
     }
 
-    /// Adds the pages of `part`, which lies in `target`, whose content begins at `source`.
-    fn insert(
+    /// Replaces the pages of `part`, which lies in `target`, whose content begins at `source`.
+    fn replace(
         &mut self,
         reader: &LogReader<'_>,
         target: ByteRange,
@@ -185,17 +194,38 @@ impl Committed {
         check_in_data(reader, part)?;
         for offset in (0..part.len_bytes).step_by(PAGE_BYTES as usize) {
             let page = part.offset_bytes + offset;
-            let offset_bytes = source + (page - target.offset_bytes);
-            self.pages.insert(page, PageSource { offset_bytes });
+            let source = source + (page - target.offset_bytes);
+            self.pages.entry(page).or_default().replace(source);
         }
         Ok(())
     }
 
-    /// Pages inside `range` that have newer content in the log: their place, and where the content is.
-    pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, PageSource)> + '_ {
-        self.pages
-            .range(range.offset_bytes..range.end_bytes())
-            .map(|(offset, source)| (*offset, *source))
+    /// Patches pages of `target`, those that lie in `part`. Says whether there are any.
+    fn patch<'a>(
+        &mut self,
+        reader: &LogReader<'_>,
+        target: ByteRange,
+        part: ByteRange,
+        patches: impl Iterator<Item = Patch<'a>>,
+    ) -> Result<bool> {
+        if part.len_bytes == 0 {
+            return Ok(false);
+        }
+        check_in_data(reader, part)?;
+        let mut has_any = false;
+        for patch in patches {
+            let page = target.offset_bytes + u64::from(patch.page) * PAGE_BYTES;
+            if (part.offset_bytes..part.end_bytes()).contains(&page) {
+                self.pages.entry(page).or_default().patch(patch.offset, patch.bytes);
+                has_any = true;
+            }
+        }
+        Ok(has_any)
+    }
+
+    /// Pages inside `range` that have newer content in the log, and their place.
+    pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, &LoggedPage)> + '_ {
+        self.pages.range(range.offset_bytes..range.end_bytes()).map(|(place, page)| (*place, page))
     }
 
     /// Places of all pages, adjacent ones merged.
@@ -212,28 +242,48 @@ impl Committed {
 
     /// Copies each page to its place: visible, not durable.
     pub fn copy_to_place(&self, media: &dyn Media) -> Result<()> {
-        const BATCH_PAGES: usize = 64;
-        let mut buffer: Vec<u8> = Vec::with_capacity(BATCH_PAGES * PAGE_BYTES as usize);
+        const BATCH_PAGES: u64 = 64;
+        let mut buffer: Vec<u8> = Vec::with_capacity((BATCH_PAGES * PAGE_BYTES) as usize);
+        let mut batch: Vec<&LoggedPage> = Vec::with_capacity(BATCH_PAGES as usize);
         let mut pages = self.pages.iter().peekable();
-        while let Some((&target, &source)) = pages.next() {
-            // Neighbours that lie together in the log as well are copied together.
-            let mut count = 1;
-            while count < BATCH_PAGES as u64
-                && pages
-                    .next_if(|(next_target, next_source)| {
-                        **next_target == target + count * PAGE_BYTES
-                            && next_source.offset_bytes == source.offset_bytes + count * PAGE_BYTES
-                    })
-                    .is_some()
+        while let Some((&place, page)) = pages.next() {
+            let next_place = |count: usize| place + count as u64 * PAGE_BYTES;
+            batch.clear();
+            batch.push(page);
+            while batch.len() < BATCH_PAGES as usize
+                && let Some((_, page)) =
+                    pages.next_if(|(other, _)| **other == next_place(batch.len()))
             {
-                count += 1;
+                batch.push(page);
             }
-            buffer.resize((count * PAGE_BYTES) as usize, 0);
-            media.read_at(source.offset_bytes, &mut buffer)?;
-            media.write_at(target, &buffer)?;
+            buffer.resize(batch.len() * PAGE_BYTES as usize, 0);
+            read_batch(media, place, &batch, &mut buffer)?;
+            media.write_at(place, &buffer)?;
         }
         Ok(())
     }
+}
+
+/// Reads adjacent pages, the first of which has its place at `place`: those that lie together at once.
+fn read_batch(
+    media: &dyn Media,
+    place: u64,
+    batch: &[&LoggedPage],
+    buffer: &mut [u8],
+) -> Result<()> {
+    let source = |index: usize| batch[index].source(place + index as u64 * PAGE_BYTES);
+    let mut first = 0;
+    while first < batch.len() {
+        let lies_behind = |index: &usize| source(*index) == source(*index - 1) + PAGE_BYTES;
+        let end = first + 1 + (first + 1..batch.len()).take_while(lies_behind).count();
+        let bytes = first * PAGE_BYTES as usize..end * PAGE_BYTES as usize;
+        media.read_at(source(first), &mut buffer[bytes])?;
+        first = end;
+    }
+    for (page, bytes) in batch.iter().zip(buffer.chunks_exact_mut(PAGE_BYTES as usize)) {
+        page.apply_patches(bytes);
+    }
+    Ok(())
 }
 
 fn damaged(reader: &LogReader<'_>, error: FormatError) -> PoolError {
@@ -356,11 +406,10 @@ pub(crate) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Pages inside `range` that a reader must have copies of: their place, and where the content is.
-    pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, PageSource)> + '_ {
+    /// Pages inside `range` that a reader must have copies of, and their place.
+    pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, &LoggedPage)> + '_ {
         let undecided = (self.undecided.within(range))
-            .filter(|(offset, _)| !self.committed.pages.contains_key(offset))
-            .map(|(offset, _)| (offset, PageSource { offset_bytes: offset }));
+            .filter(|(place, _)| !self.committed.pages.contains_key(place));
         self.committed.within(range).chain(undecided)
     }
 }

@@ -127,10 +127,8 @@ impl Core {
             builder.new_run(run.bytes());
         }
         let mut bytes = vec![0; builder.len_bytes() as usize];
-        let start = builder.payload_offset_bytes();
-        for ((_, slot), target) in slots.iter().zip(bytes[start..].chunks_exact_mut(SLOT_BYTES)) {
-            target.copy_from_slice(slot);
-        }
+        let images = builder.small_part(&mut bytes).chunks_exact_mut(SLOT_BYTES);
+        slots.iter().zip(images).for_each(|((_, slot), image)| image.copy_from_slice(slot));
         let body_checksum = builder.finish_body(&mut bytes);
         Ok(Prepared { builder, bytes, body_checksum })
     }

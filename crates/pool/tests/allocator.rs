@@ -15,7 +15,7 @@ use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::layout::Layout;
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::Media;
-use aquifer_pool::{CommitPages, Mutant, OpenOptions, Pool, PoolError, Reservation};
+use aquifer_pool::{CommitContent, CommitPages, Mutant, OpenOptions, Pool, PoolError, Reservation};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::*;
@@ -281,7 +281,10 @@ fn session<'a>(
                 let target = Run { start_page: object.run.start_page + index, pages: 1 }.bytes();
                 let pages = CommitPages { inode: number, target };
                 let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page(stamp));
-                pool.capture(&[pages], &[], fill).unwrap().finish().unwrap();
+                pool.capture(&CommitContent { pages: &[pages], ..Default::default() }, fill)
+                    .unwrap()
+                    .finish()
+                    .unwrap();
                 object.stamps[index as usize] = stamp;
             }
             (11, _) if rng.chance(0.3) => {

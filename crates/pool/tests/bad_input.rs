@@ -9,7 +9,7 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::media::{ByteRange, Media};
-use aquifer_pool::{CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
 use support::sample::{self, page};
 use support::*;
 
@@ -303,7 +303,10 @@ fn a_record_larger_than_the_log_is_refused_and_the_pool_works_on() {
     for pages in [8, 16, 20] {
         let target = Run { start_page: inode.runs[0].start_page, pages }.bytes();
         let commit = CommitPages { inode: inode.number, target };
-        let refused = pool.capture(&[commit], &[], |_| panic!("nothing is captured"));
+        let refused = pool
+            .capture(&CommitContent { pages: &[commit], ..Default::default() }, |_| {
+                panic!("nothing is captured")
+            });
         let error = refused.err().expect("too large");
         assert!(matches!(error, PoolError::TooLargeForLog { .. }), "{error}");
     }
@@ -311,7 +314,10 @@ fn a_record_larger_than_the_log_is_refused_and_the_pool_works_on() {
     let pages = pool.max_commit_bytes() / PAGE_BYTES;
     let target = Run { start_page: inode.runs[0].start_page, pages }.bytes();
     let commit = CommitPages { inode: inode.number, target };
-    pool.capture(&[commit], &[], |bytes| bytes.fill(1)).unwrap().finish().unwrap();
+    pool.capture(&CommitContent { pages: &[commit], ..Default::default() }, |bytes| bytes.fill(1))
+        .unwrap()
+        .finish()
+        .unwrap();
 }
 
 #[test]
@@ -335,7 +341,7 @@ fn media_that_cannot_be_written_serve_readers() {
     is_refused(pool.apply_through(u64::MAX));
     is_refused(pool.make_durable(&[]));
     is_refused(pool.transact(vec![], |_| Ok(())));
-    is_refused(pool.capture(&[], &[], |_| {}).map(drop));
+    is_refused(pool.capture(&CommitContent::default(), |_| {}).map(drop));
 }
 
 #[test]
@@ -564,10 +570,12 @@ fn an_object_that_shrank_keeps_what_was_committed_with_pages_it_lost() {
     let whole = inode.runs[0];
     let commit = CommitPages { inode: inode.number, target: whole.bytes() };
     let bytes = page("alpha", 5).repeat(4);
-    pool.capture(&[commit], &[], |payload| payload.copy_from_slice(&bytes))
-        .unwrap()
-        .finish()
-        .unwrap();
+    pool.capture(&CommitContent { pages: &[commit], ..Default::default() }, |payload| {
+        payload.copy_from_slice(&bytes)
+    })
+    .unwrap()
+    .finish()
+    .unwrap();
     let half = Run { pages: 2, ..whole };
     pool.transact(vec![], |transaction| {
         transaction.put(Inode { runs: vec![half], size_bytes: 1, ..inode.clone() });
@@ -591,7 +599,8 @@ fn a_pool_outlives_its_last_handle_until_its_commits_are_done() {
     let alpha = sample::find(&pool, "alpha").unwrap();
     let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
     let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page("alpha", 8));
-    let commit = pool.capture(&[pages], &[], fill).unwrap();
+    let commit =
+        pool.capture(&CommitContent { pages: &[pages], ..Default::default() }, fill).unwrap();
     drop(pool);
     let stall_timeout = std::time::Duration::from_millis(10);
     let options = OpenOptions { stall_timeout, ..alone() };
@@ -686,7 +695,8 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     let alpha = sample::find(&pool, "alpha").unwrap();
     let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
     let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page("alpha", 31));
-    let commit = pool.capture(&[pages], &[], fill).unwrap();
+    let commit =
+        pool.capture(&CommitContent { pages: &[pages], ..Default::default() }, fill).unwrap();
     // SAFETY: the child drops a value and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {

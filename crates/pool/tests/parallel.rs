@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
-use aquifer_pool::{CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError, Transaction};
+use aquifer_pool::{
+    CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError, Transaction,
+};
 use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
 use common::{alone, contents, create, find, open, page, place, small};
 
@@ -18,7 +20,10 @@ const POOL_BYTES: u64 = 512 << 10;
 fn commit(pool: &Pool, name: &[u8], stamp: u64) -> Result<(), PoolError> {
     let inode = find(pool, name)?.expect("made before");
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
-    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(stamp)))?.finish()
+    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        payload.copy_from_slice(&page(stamp))
+    })?
+    .finish()
 }
 
 fn name(thread: u64) -> Vec<u8> {
@@ -207,7 +212,8 @@ fn commits_and_inodes_that_recovery_would_refuse_are_refused_before() {
         (layout.slots(), good),
     ] {
         let pages = [CommitPages { inode: number, target }];
-        let refused = pool.capture(&pages, &[], |_| {}).map(drop);
+        let refused =
+            pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |_| {}).map(drop);
         assert!(matches!(refused, Err(PoolError::Parameter { .. })), "{target:?}: {refused:?}");
     }
     for broken in [

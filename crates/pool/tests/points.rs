@@ -12,7 +12,9 @@ use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CommitPages, CreateOptions, OpenOptions, POINTS, Pool, PoolError};
+use aquifer_pool::{
+    CommitContent, CommitPages, CreateOptions, OpenOptions, POINTS, Pool, PoolError,
+};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -94,7 +96,11 @@ fn leaver() {
     let pool = Pool::open(environment("POOL"), &options()).unwrap();
     let inode = find(&pool, b"other").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
-    let _commit = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(99))).unwrap();
+    let _commit = pool
+        .capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+            payload.copy_from_slice(&page(99))
+        })
+        .unwrap();
     std::process::abort();
 }
 
@@ -115,10 +121,12 @@ fn idler() {
 fn commit(pool: &Pool, stamp: u64) {
     let inode = find(pool, b"own").unwrap().expect("made before");
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
-    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(stamp)))
-        .unwrap()
-        .finish()
-        .unwrap();
+    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        payload.copy_from_slice(&page(stamp))
+    })
+    .unwrap()
+    .finish()
+    .unwrap();
 }
 
 struct Scene {
@@ -321,7 +329,11 @@ fn a_checkpoint_that_is_given_up_forgets_no_page() {
     create(&pool, b"own", 1).unwrap();
     let inode = find(&pool, b"own").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
-    let begun = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(3))).unwrap();
+    let begun = pool
+        .capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+            payload.copy_from_slice(&page(3))
+        })
+        .unwrap();
     let mut held = Held::at("checkpoint-taken", "impatient", &scene.path);
     pool.transact(vec![], |_| {
         // It waits for the commit, and then for the metadata lock.

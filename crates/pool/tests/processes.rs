@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{CommitPages, CreateOptions, LockMode, OpenOptions, Pool, PoolError};
+use aquifer_pool::{
+    CommitContent, CommitPages, CreateOptions, LockMode, OpenOptions, Pool, PoolError,
+};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -47,7 +49,7 @@ fn writer() {
     let _lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
     let pages = [0, 1].map(|page| CommitPages { inode: inode.number, target: place(&inode, page) });
     for number in environment("FROM").parse::<u64>().unwrap().. {
-        pool.capture(&pages, &[], |payload| {
+        pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
         })
         .unwrap()
@@ -65,7 +67,7 @@ fn sharer() {
     loop {
         let Ok(lock) = pool.lock_inode(inode.number, LockMode::Exclusive) else { continue };
         let number = stamp_of_object(&pool) + 1;
-        pool.capture(&pages, &[], |payload| {
+        pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
         })
         .unwrap()
@@ -366,10 +368,12 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     let pool = Pool::open(&scene.path, &options).unwrap();
     let inode = find(&pool, b"object-0").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 1) }];
-    pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(77)))
-        .unwrap()
-        .finish()
-        .unwrap();
+    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        payload.copy_from_slice(&page(77))
+    })
+    .unwrap()
+    .finish()
+    .unwrap();
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let reader = Pool::open(&scene.path, &reading).unwrap();
     assert_eq!(contents(&reader).unwrap()[b"object-0".as_slice()], [0, 77]);

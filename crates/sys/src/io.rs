@@ -81,6 +81,32 @@ pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io
     Ok(done)
 }
 
+/// Reads what is in the page cache, up to the first byte that is not: 0 if not even that is.
+///
+/// # Errors
+/// [`io::ErrorKind::Unsupported`] where the file system cannot tell.
+pub fn read_resident_at(
+    file: BorrowedFd<'_>,
+    target: &mut [u8],
+    offset_bytes: u64,
+) -> io::Result<usize> {
+    let at = signed(offset_bytes)?;
+    let vector = libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() };
+    let got = uninterrupted(|| {
+        // SAFETY: one vector on this stack, of bytes that are valid for writes.
+        let got =
+            unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_NOWAIT) };
+        got as libc::c_long
+    });
+    match got {
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(0),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        other => other,
+    }
+}
+
 /// Fills `target`; [`io::ErrorKind::UnexpectedEof`] where the file is too short for it.
 pub fn read_exact_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<()> {
     let wanted = target.len();

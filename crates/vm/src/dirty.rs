@@ -74,10 +74,9 @@ mod test_support;
 #[cfg(test)]
 mod tests;
 
-pub use runs::{PageIndex, PageRun};
+pub use runs::{PageBits, PageIndex, PageRun};
 
 use pieces::TrackedRange;
-use runs::PageBits;
 use scan::Scan;
 
 /// How stores are found.

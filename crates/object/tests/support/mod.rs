@@ -143,19 +143,38 @@ pub fn operations(media: &CrashMedia, from: usize) -> Vec<MediaOperation> {
     media.recording().operations()[from..].iter().map(|operation| operation.kind()).collect()
 }
 
-/// Stores a number at the start of a page.
+/// Stores a number at the start of a page: little enough for a patch.
 pub fn store(attachment: &mut Attachment, page: usize, value: u64) {
     let bytes = attachment.as_mut_slice().unwrap();
     bytes[page * PAGE..page * PAGE + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// The number at the start of a page.
-pub fn load(attachment: &Attachment, page: usize) -> u64 {
-    let bytes = attachment.as_slice().unwrap();
-    u64::from_le_bytes(bytes[page * PAGE..page * PAGE + 8].try_into().unwrap())
+/// Fills a page with a number, below 2^32: too much for a patch.
+pub fn fill(attachment: &mut Attachment, page: usize, value: u64) {
+    let bytes = attachment.as_mut_slice().unwrap();
+    let words = bytes[page * PAGE..(page + 1) * PAGE].chunks_exact_mut(8);
+    words.for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
 }
 
-/// The numbers at the start of all pages.
+/// What [`load`] finds in a page with this after [`store`].
+pub fn stored(before: u64, value: u64) -> u64 {
+    before >> 32 << 32 | value
+}
+
+/// What [`load`] finds in a page after [`fill`].
+pub fn filled(value: u64) -> u64 {
+    value << 32 | value
+}
+
+/// The number at the start of a page; in the upper half that of the rest, which is one and the same all through.
+pub fn load(attachment: &Attachment, page: usize) -> u64 {
+    let bytes = &attachment.as_slice().unwrap()[page * PAGE..(page + 1) * PAGE];
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert!(bytes[8..PAGE - 8] == bytes[16..], "page {page} holds parts of several states");
+    word(8) << 32 | word(0)
+}
+
+/// [`load`] of all pages.
 pub fn load_all(attachment: &Attachment) -> Vec<u64> {
     (0..attachment.len_bytes() as usize / PAGE).map(|page| load(attachment, page)).collect()
 }

@@ -211,7 +211,9 @@ impl Checker<'_> {
             let inodes: Vec<u64> = record.content_inodes().collect();
             for entry in &record.entries {
                 let (inode, target, source) = match *entry {
-                    Entry::Pages { inode, target, .. } => (inode, target, None),
+                    Entry::Pages { inode, target, .. } | Entry::Patches { inode, target, .. } => {
+                        (inode, target, None)
+                    }
                     Entry::Copied { inode, target, source_offset_bytes, checksum } => {
                         let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                         (inode, target, Some((source, checksum)))
@@ -314,7 +316,9 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
                     flaws.push(format!("changes slot {slot} to something damaged: {error}"));
                 }
             }
-            Entry::Pages { inode, target, .. } | Entry::Copied { inode, target, .. } => {
+            Entry::Pages { inode, target, .. }
+            | Entry::Patches { inode, target, .. }
+            | Entry::Copied { inode, target, .. } => {
                 if inode == HEAD_SLOT || inode >= layout.slots() {
                     flaws.push(format!("has content for inode {inode}, which cannot be"));
                 }

@@ -14,6 +14,7 @@
 
 pub mod inode;
 pub mod layout;
+pub mod patch;
 pub mod record;
 pub mod run;
 pub mod superblock;

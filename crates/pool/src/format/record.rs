@@ -1,14 +1,15 @@
 //! Records of the log.
 //!
-//! A record is one atomic change of the pool: after-images of metadata slots, pages of objects, or the
-//! place where pages too many for the log were put. It starts and ends at page boundaries of the log, so that
+//! A record is one atomic change of the pool: after-images of metadata slots, pages of objects or patches of them,
+//! or the place where pages too many for the log were put. It starts and ends at page boundaries of the log, so that
 //! writing one never rewrites bytes of another, and it never crosses the end of the ring.
 //!
 //! ```text
-//!  0        64                      payload_offset (multiple of 4096, or 0: no payload) … len
-//!  ┌────────┬───────────────────────┬────────────────────────────────────────────┐
-//!  │ header │ entries, 40 bytes     │ payload: slots or pages, in entry order    │
-//!  └────────┴───────────────────────┴────────────────────────────────────────────┘
+//!  0        64                  multiple of 64               multiple of 4096                  len
+//!  ┌────────┬───────────────────┬────────────────────────────┬────────────────────────────────┐
+//!  │ header │ entries, 40 bytes │ slots and patches, in the  │ pages, in the order of their   │
+//!  │        │                   │ order of their entries     │ entries                        │
+//!  └────────┴───────────────────┴────────────────────────────┴────────────────────────────────┘
 //! ```
 //!
 //! A record counts only if its LSN is the position it lies at, its generation the pool's, its pool
@@ -20,7 +21,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::inode::SLOT_BYTES;
-use super::{FormatError, PAGE_BYTES, checksum};
+use super::{FormatError, PAGE_BYTES, checksum, patch};
 use crate::media::ByteRange;
 
 /// Bytes of a record's header.
@@ -60,6 +61,17 @@ pub enum Entry {
         target: ByteRange,
         /// Where in the record they lie.
         payload_offset: u64,
+    },
+    /// Bytes of pages of an object's content; the payload has them.
+    Patches {
+        /// The object's inode.
+        inode: u64,
+        /// Where on media the pages lie from which patches count theirs.
+        target: ByteRange,
+        /// Where in the record they lie.
+        payload_offset: u64,
+        /// Their length there.
+        len_bytes: u64,
     },
     /// Pages of an object's content that were put elsewhere on media.
     Copied {
@@ -102,7 +114,8 @@ struct RawEntry {
     target: U64,
     len_bytes: U64,
     source: U64,
-    checksum: U64,
+    /// Of `Copied`, the checksum of the content; of `Patches`, their length.
+    detail: U64,
 }
 
 const _: () = {
@@ -115,6 +128,7 @@ const ENTRY_SLOT: u32 = 1;
 const ENTRY_PAGES: u32 = 2;
 const ENTRY_COPIED: u32 = 3;
 const ENTRY_NEW_RUN: u32 = 4;
+const ENTRY_PATCHES: u32 = 5;
 
 /// A header, validated as far as it can be without the rest of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -237,11 +251,17 @@ impl Record {
         let (raw_entries, _) =
             <[RawEntry]>::ref_from_prefix_with_elems(rest, header.entry_count as usize)
                 .map_err(|_| FormatError::Short)?;
-        let entries: Vec<Entry> = (raw_entries.iter())
-            .map(|raw| decode_entry(raw, header.len_bytes))
-            .collect::<Result<_, _>>()?;
-        check_payload_order(&entries)?;
-        Ok(Record { header, entries, bytes })
+        let entries: Vec<Entry> =
+            (raw_entries.iter()).map(decode_entry).collect::<Result<_, _>>()?;
+        check_payload_order(&entries, header.len_bytes)?;
+        let record = Record { header, entries, bytes };
+        for entry in &record.entries {
+            if let Entry::Patches { target, payload_offset, len_bytes, .. } = *entry {
+                let patches = record.payload(payload_offset, len_bytes);
+                patch::validate(patches, target.len_bytes / PAGE_BYTES)?;
+            }
+        }
+        Ok(record)
     }
 
     /// The payload of an entry.
@@ -257,7 +277,9 @@ impl Record {
     /// The inodes for which it has content.
     pub fn content_inodes(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries.iter().filter_map(|entry| match *entry {
-            Entry::Pages { inode, .. } | Entry::Copied { inode, .. } => Some(inode),
+            Entry::Pages { inode, .. }
+            | Entry::Patches { inode, .. }
+            | Entry::Copied { inode, .. } => Some(inode),
             Entry::Slot { .. } | Entry::NewRun { .. } => None,
         })
     }
@@ -274,35 +296,47 @@ impl Record {
 }
 
 /// Each entry has its own part of the payload, and they follow one another: none can show what is another's.
-fn check_payload_order(entries: &[Entry]) -> Result<(), FormatError> {
-    let mut next = payload_offset_bytes(
-        entries.len(),
-        entries.iter().any(|entry| matches!(entry, Entry::Pages { .. })),
-    ) as u64;
+fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), FormatError> {
+    let small_bytes = (entries.iter())
+        .map(|entry| match *entry {
+            Entry::Slot { .. } => SLOT_BYTES as u64,
+            Entry::Patches { len_bytes, .. } => len_bytes,
+            Entry::Pages { .. } | Entry::Copied { .. } | Entry::NewRun { .. } => 0,
+        })
+        .fold(0, u64::saturating_add);
+    let (mut next_small, mut next_pages) = payload_places(entries.len(), small_bytes);
     for entry in entries {
-        let (payload_offset, len_bytes) = match *entry {
-            Entry::Slot { payload_offset, .. } => (payload_offset, SLOT_BYTES as u64),
-            Entry::Pages { payload_offset, target, .. } => (payload_offset, target.len_bytes),
+        let (payload_offset, len_bytes, next) = match *entry {
+            Entry::Slot { payload_offset, .. } => {
+                (payload_offset, SLOT_BYTES as u64, &mut next_small)
+            }
+            Entry::Patches { payload_offset, len_bytes, .. } => {
+                (payload_offset, len_bytes, &mut next_small)
+            }
+            Entry::Pages { payload_offset, target, .. } => {
+                (payload_offset, target.len_bytes, &mut next_pages)
+            }
             Entry::Copied { .. } | Entry::NewRun { .. } => continue,
         };
-        if payload_offset != next {
+        if payload_offset != *next {
             return Err(FormatError::Field { field: "payload offset", value: payload_offset });
         }
-        next += len_bytes;
+        *next = next.saturating_add(len_bytes);
+        if *next > record_len_bytes {
+            return Err(FormatError::Field { field: "payload length", value: len_bytes });
+        }
     }
     Ok(())
 }
 
-/// Where the payload of a record with so many entries starts.
-fn payload_offset_bytes(entry_count: usize, has_pages: bool) -> usize {
-    (HEADER_BYTES + entry_count * ENTRY_BYTES).next_multiple_of(if has_pages {
-        PAGE_BYTES as usize
-    } else {
-        HEADER_BYTES
-    })
+/// Where in a record with so many entries, and so many bytes of slots and patches, these start, and where pages do.
+fn payload_places(entry_count: usize, small_bytes: u64) -> (u64, u64) {
+    let small =
+        ((HEADER_BYTES + entry_count * ENTRY_BYTES) as u64).next_multiple_of(HEADER_BYTES as u64);
+    (small, small.saturating_add(small_bytes).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES))
 }
 
-fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatError> {
+fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
     let field = |field, value| Err(FormatError::Field { field, value });
     let len_bytes = raw.len_bytes.get();
     let range = ByteRange { offset_bytes: raw.target.get(), len_bytes };
@@ -311,13 +345,11 @@ fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatEr
         && range.offset_bytes.is_multiple_of(PAGE_BYTES)
         && range.offset_bytes.checked_add(len_bytes).is_some();
     let payload_offset = raw.source.get();
-    let payload_fits =
-        payload_offset.checked_add(len_bytes).is_some_and(|end| end <= record_len_bytes);
     match raw.kind.get() {
-        ENTRY_SLOT if len_bytes == SLOT_BYTES as u64 && payload_fits => {
+        ENTRY_SLOT if len_bytes == SLOT_BYTES as u64 => {
             Ok(Entry::Slot { slot: raw.target.get(), payload_offset })
         }
-        ENTRY_PAGES if is_page_range && payload_fits => {
+        ENTRY_PAGES if is_page_range => {
             Ok(Entry::Pages { inode: raw.inode.get().into(), target: range, payload_offset })
         }
         ENTRY_COPIED if is_page_range && payload_offset.is_multiple_of(PAGE_BYTES) => {
@@ -325,67 +357,76 @@ fn decode_entry(raw: &RawEntry, record_len_bytes: u64) -> Result<Entry, FormatEr
                 inode: raw.inode.get().into(),
                 target: range,
                 source_offset_bytes: payload_offset,
-                checksum: raw.checksum.get(),
+                checksum: raw.detail.get(),
             })
         }
+        ENTRY_PATCHES if is_page_range => Ok(Entry::Patches {
+            inode: raw.inode.get().into(),
+            target: range,
+            payload_offset,
+            len_bytes: raw.detail.get(),
+        }),
         ENTRY_NEW_RUN if is_page_range => Ok(Entry::NewRun { range }),
-        ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN => field("entry", len_bytes),
+        ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN | ENTRY_PATCHES => {
+            field("entry", len_bytes)
+        }
         other => field("entry kind", other.into()),
     }
 }
 
 /// A record under construction: entries first, then as many payload bytes as they announced, in their order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RecordBuilder {
     entries: Vec<RawEntry>,
-    payload_bytes: u64,
+    small_bytes: u64,
+    page_bytes: u64,
     new_runs: Vec<ByteRange>,
-}
-
-impl Default for RecordBuilder {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl RecordBuilder {
     /// An empty record.
     pub fn new() -> RecordBuilder {
-        RecordBuilder { entries: Vec::new(), payload_bytes: 0, new_runs: Vec::new() }
+        RecordBuilder::default()
     }
 
-    fn push(&mut self, kind: u32, inode: u64, target: u64, len_bytes: u64, source: u64, sum: u64) {
+    fn push(&mut self, kind: u32, inode: u64, target: ByteRange, source: u64, detail: u64) {
         self.entries.push(RawEntry {
             kind: U32::new(kind),
             inode: U32::new(inode as u32),
-            target: U64::new(target),
-            len_bytes: U64::new(len_bytes),
+            target: U64::new(target.offset_bytes),
+            len_bytes: U64::new(target.len_bytes),
             source: U64::new(source),
-            checksum: U64::new(sum),
+            detail: U64::new(detail),
         });
     }
 
-    /// Announces an after-image of a slot: the next 512 bytes of payload.
+    /// Announces an after-image of a slot: the next 512 bytes of slots and patches.
     pub fn slot(&mut self, slot: u64) {
-        self.push(ENTRY_SLOT, 0, slot, SLOT_BYTES as u64, self.payload_bytes, 0);
-        self.payload_bytes += SLOT_BYTES as u64;
+        let target = ByteRange { offset_bytes: slot, len_bytes: SLOT_BYTES as u64 };
+        self.push(ENTRY_SLOT, 0, target, self.small_bytes, 0);
+        self.small_bytes += SLOT_BYTES as u64;
     }
 
-    /// Announces pages of an object: the next `target.len_bytes` of payload.
+    /// Announces patches of pages of `target`: the next `len_bytes` of slots and patches.
+    pub fn patches(&mut self, inode: u64, target: ByteRange, len_bytes: u64) {
+        self.push(ENTRY_PATCHES, inode, target, self.small_bytes, len_bytes);
+        self.small_bytes += len_bytes;
+    }
+
+    /// Announces pages of an object: the next `target.len_bytes` of pages.
     pub fn pages(&mut self, inode: u64, target: ByteRange) {
-        self.push(ENTRY_PAGES, inode, target.offset_bytes, target.len_bytes, self.payload_bytes, 0);
-        self.payload_bytes += target.len_bytes;
+        self.push(ENTRY_PAGES, inode, target, self.page_bytes, 0);
+        self.page_bytes += target.len_bytes;
     }
 
     /// Adds pages that lie elsewhere on media.
     pub fn copied(&mut self, inode: u64, target: ByteRange, source_offset_bytes: u64, sum: u64) {
-        let len_bytes = target.len_bytes;
-        self.push(ENTRY_COPIED, inode, target.offset_bytes, len_bytes, source_offset_bytes, sum);
+        self.push(ENTRY_COPIED, inode, target, source_offset_bytes, sum);
     }
 
     /// Adds a run that is referenced from now on.
     pub fn new_run(&mut self, range: ByteRange) {
-        self.push(ENTRY_NEW_RUN, 0, range.offset_bytes, range.len_bytes, 0, 0);
+        self.push(ENTRY_NEW_RUN, 0, range, 0, 0);
         self.new_runs.push(range);
     }
 
@@ -394,33 +435,42 @@ impl RecordBuilder {
         &self.new_runs
     }
 
-    /// Where in the record the payload starts.
-    pub fn payload_offset_bytes(&self) -> usize {
-        payload_offset_bytes(self.entries.len(), self.has_pages())
+    fn places(&self) -> (usize, usize) {
+        let (small, pages) = payload_places(self.entries.len(), self.small_bytes);
+        (small as usize, pages as usize)
     }
 
-    fn has_pages(&self) -> bool {
-        self.entries.iter().any(|entry| entry.kind.get() == ENTRY_PAGES)
+    /// Where in `record` slots and patches lie.
+    pub fn small_part<'a>(&self, record: &'a mut [u8]) -> &'a mut [u8] {
+        &mut record[self.places().0..][..self.small_bytes as usize]
+    }
+
+    /// Where in `record` pages lie.
+    pub fn page_part<'a>(&self, record: &'a mut [u8]) -> &'a mut [u8] {
+        &mut record[self.places().1..][..self.page_bytes as usize]
     }
 
     /// Length of the whole record.
     pub fn len_bytes(&self) -> u64 {
-        (self.payload_offset_bytes() as u64 + self.payload_bytes).next_multiple_of(PAGE_BYTES)
+        self.places().1 as u64 + self.page_bytes
     }
 
     /// Writes the entries to the front of `record`, whose payload is complete, and returns the checksum of all
     /// behind the header, for [`RecordBuilder::seal`]. `record` has [`RecordBuilder::len_bytes`].
     pub fn finish_body(&self, record: &mut [u8]) -> u64 {
         debug_assert_eq!(record.len() as u64, self.len_bytes());
-        let payload_offset = self.payload_offset_bytes();
+        let (small, pages) = self.places();
         let entries_end = HEADER_BYTES + self.entries.len() * ENTRY_BYTES;
-        record[entries_end..payload_offset].fill(0);
-        record[payload_offset + self.payload_bytes as usize..].fill(0);
+        record[entries_end..small].fill(0);
+        record[small + self.small_bytes as usize..pages].fill(0);
         for (index, entry) in self.entries.iter().enumerate() {
             let mut entry = *entry;
-            if matches!(entry.kind.get(), ENTRY_SLOT | ENTRY_PAGES) {
-                entry.source = U64::new(entry.source.get() + payload_offset as u64);
-            }
+            let part = match entry.kind.get() {
+                ENTRY_SLOT | ENTRY_PATCHES => small,
+                ENTRY_PAGES => pages,
+                _ => 0,
+            };
+            entry.source = U64::new(entry.source.get() + part as u64);
             let start = HEADER_BYTES + index * ENTRY_BYTES;
             record[start..start + ENTRY_BYTES].copy_from_slice(entry.as_bytes());
         }

@@ -355,6 +355,17 @@ impl Media for FileMedia {
         Err(MediaError::at(&self.path, MediaOperation::Read, range)(outside.unwrap_or(error)))
     }
 
+    fn read_resident_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<bool, MediaError> {
+        match file_io::read_resident_at(self.file.as_fd(), bytes, offset_bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                self.read_at(offset_bytes, bytes).map(|()| true)
+            }
+            // What is wrong with it, an ordinary read tells better.
+            Err(_) => Ok(false),
+            Ok(got) => Ok(got == bytes.len()),
+        }
+    }
+
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::Write, range, || {

@@ -204,6 +204,11 @@ pub trait Media: Send + Sync + 'static {
     /// Fills `bytes` from `offset_bytes`.
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError>;
 
+    /// As [`Media::read_at`], if that takes no I/O; says whether it did. Where that cannot be told, it reads.
+    fn read_resident_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<bool, MediaError> {
+        self.read_at(offset_bytes, bytes).map(|()| true)
+    }
+
     /// Writes `bytes`, visible to all at once, durable at some time or never.
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 

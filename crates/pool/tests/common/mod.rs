@@ -8,8 +8,8 @@ use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
-    CommitCopied, CommitPages, CreateOptions, LockMode, Mutant, OpenOptions, Pool, PoolError,
-    Result,
+    CommitContent, CommitCopied, CommitPages, CreateOptions, LockMode, Mutant, OpenOptions, Pool,
+    PoolError, Result,
 };
 use aquifer_testkit::rng::Rng;
 
@@ -168,7 +168,7 @@ fn commit(pool: &Pool, pages: &[(Vec<u8>, u64, u64)], is_large: bool) -> Result<
 fn commit_through_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<()> {
     let pages: Vec<CommitPages> =
         targets.iter().map(|&(inode, target, _)| CommitPages { inode, target }).collect();
-    pool.capture(&pages, &[], |payload| {
+    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
         for (chunk, (_, _, stamp)) in payload.chunks_exact_mut(PAGE_BYTES as usize).zip(targets) {
             chunk.copy_from_slice(&page(*stamp));
         }
@@ -199,7 +199,7 @@ fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<(
         });
     }
     pool.make_durable(&[shadow.bytes()])?;
-    pool.capture(&[], &copied, |_| {})?.finish()?;
+    pool.capture(&CommitContent { copied: &copied, ..Default::default() }, |_| {})?.finish()?;
     pool.checkpoint()?;
     pool.transact(vec![], |transaction| {
         let inode =

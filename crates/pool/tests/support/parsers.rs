@@ -123,6 +123,15 @@ pub fn record(data: &[u8]) {
                 Entry::Pages { target, payload_offset, .. } => {
                     payload_bytes += record.payload(payload_offset, target.len_bytes).len();
                 }
+                Entry::Patches { target, payload_offset, len_bytes, .. } => {
+                    let bytes = record.payload(payload_offset, len_bytes);
+                    payload_bytes += bytes.len();
+                    let pages = target.len_bytes / PAGE_BYTES;
+                    for patch in aquifer_pool::format::patch::iter(bytes) {
+                        let end = usize::from(patch.offset) + patch.bytes.len();
+                        assert!(u64::from(patch.page) < pages && end <= PAGE);
+                    }
+                }
                 Entry::Copied { target, .. } => assert!(target.end_bytes() > target.offset_bytes),
                 Entry::NewRun { range } => assert!(range.end_bytes() > range.offset_bytes),
                 _ => {}

@@ -9,7 +9,9 @@ use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_pool::media::{ByteRange, Media};
-use aquifer_pool::{CommitCopied, CommitPages, Pool, Result};
+use aquifer_pool::{
+    CommitContent, CommitCopied, CommitPages, CommitPatches, Patches, Pool, Result,
+};
 
 /// Names of the objects, in the order in which they are made. The second one is destroyed.
 pub const NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
@@ -89,19 +91,28 @@ pub fn place(inode: &Inode, page: u64) -> ByteRange {
     Run { start_page: inode.runs[0].start_page + page, pages: 1 }.bytes()
 }
 
-/// Commits one page of each of these objects.
+/// Commits one page of each of these objects: the first one as a patch, the others whole.
 pub fn commit(pool: &Pool, objects: &[(&str, u64)], id: u64) -> Result<()> {
     let mut pages = Vec::new();
-    for (name, page) in objects {
+    for (name, page) in &objects[1..] {
         let inode = find(pool, name)?;
         pages.push(CommitPages { inode: inode.number, target: place(&inode, *page) });
     }
     let fill = |payload: &mut [u8]| {
-        for (chunk, (name, _)) in payload.chunks_exact_mut(PAGE_BYTES as usize).zip(objects) {
+        for (chunk, (name, _)) in payload.chunks_exact_mut(PAGE_BYTES as usize).zip(&objects[1..]) {
             chunk.copy_from_slice(&page(name, id));
         }
     };
-    pool.capture(&pages, &[], fill)?.finish()
+    let (name, patched) = objects[0];
+    let inode = find(pool, name)?;
+    let (all, start) = (read(pool, &inode)?, (patched * PAGE_BYTES) as usize);
+    let mut patches = Patches::new();
+    let base = &all[start..start + PAGE_BYTES as usize];
+    patches.push_difference(patched as u32, base, &page(name, id), usize::MAX);
+    let target = Run { start_page: inode.runs[0].start_page, pages: inode.content_pages() }.bytes();
+    let patches = [CommitPatches { inode: inode.number, target, patches: &patches }];
+    let content = CommitContent { pages: &pages, patches: &patches, copied: &[] };
+    pool.capture(&content, fill)?.finish()
 }
 
 /// Commits the first pages of an object through a run of its own.
@@ -123,7 +134,7 @@ pub fn commit_beside_log(pool: &Pool, name: &str, pages: u64, id: u64) -> Result
         source_offset_bytes: shadow.bytes().offset_bytes,
         checksum: checksum(&[&bytes]),
     };
-    pool.capture(&[], &[copied], |_| {})?.finish()
+    pool.capture(&CommitContent { copied: &[copied], ..Default::default() }, |_| {})?.finish()
 }
 
 /// An address for the `index`-th object.

@@ -82,7 +82,7 @@ pub(super) fn clusters(runs: &[PageRun], gap: u64) -> impl Iterator<Item = PageR
 }
 
 /// One bit a page, and how many are set. Memory that is never set is never touched.
-pub(super) struct PageBits {
+pub struct PageBits {
     words: Vec<u64>,
     count: u64,
 }
@@ -94,18 +94,22 @@ impl std::fmt::Debug for PageBits {
 }
 
 impl PageBits {
+    /// An empty set of pages below `pages`.
     pub fn new(pages: u64) -> PageBits {
         PageBits { words: vec![0; pages.div_ceil(64) as usize], count: 0 }
     }
 
+    /// How many pages are in it.
     pub fn count(&self) -> u64 {
         self.count
     }
 
+    /// Whether a page is in it.
     pub fn contains(&self, page: PageIndex) -> bool {
         self.words[(page.0 / 64) as usize] & (1 << (page.0 % 64)) != 0
     }
 
+    /// Adds pages.
     pub fn insert_run(&mut self, run: PageRun) {
         for (index, mask) in words_of(run) {
             let word = &mut self.words[index];
@@ -114,6 +118,7 @@ impl PageBits {
         }
     }
 
+    /// Removes pages.
     pub fn remove_run(&mut self, run: PageRun) {
         for (index, mask) in words_of(run) {
             let word = &mut self.words[index];
@@ -134,6 +139,7 @@ impl PageBits {
         }
     }
 
+    /// Removes all.
     pub fn clear(&mut self) {
         self.words.fill(0);
         self.count = 0;
