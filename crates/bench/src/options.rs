@@ -145,7 +145,11 @@ pub struct PsyncOptions {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub stores: u32,
 
-    /// Commits of each measurement [default: 3000 of one page, fewer of more]
+    /// Length of each measurement, in seconds: long enough for several checkpoints
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = count(), conflicts_with = "commits")]
+    pub seconds: u32,
+
+    /// Commits of each measurement, instead of a time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub commits: Option<u64>,
 

@@ -3,11 +3,12 @@
 //! | the page | its base | how it is committed |
 //! |---|---|---|
 //! | has a *twin* | the twin | patched, if little changed |
-//! | was committed since the primary was brought up to date, and has no twin | not at hand (it is *behind*) | whole |
+//! | was committed since the primary was brought up to date, and has no twin | not at hand (it is *behind*) | whole; and it gets a twin |
 //! | else | what lies at its place | patched, if little changed; and it gets a twin |
 //!
-//! A twin is a copy in memory; after a commit it is patched as the log is. Pages of which much changes at a time get
-//! none, and neither does any page once twins and private copies together fill the budget.
+//! A twin is a copy in memory; after a commit it is patched as the log is. Pages of which most changed when they were
+//! compared last get none until they are compared with their place again, and neither does any page once twins and
+//! private copies together fill the budget.
 //!
 //! # Invariant
 //! What the log has of a page, up to the last commit captured, makes of its place what the twin holds; without a twin,
@@ -16,8 +17,8 @@
 
 use std::collections::HashMap;
 
+use aquifer_pool::Patches;
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::{Patches, Pool};
 use aquifer_sys::memory::copy_racy;
 use aquifer_vm::dirty::{PageBits, PageIndex, PageRun};
 
@@ -27,12 +28,44 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// A page that takes more than this to patch is committed whole: about as much to write, and simpler to read.
 const MOST_PATCH_BYTES: usize = PAGE / 2;
 
-type Page = Box<[u8; PAGE]>;
+/// The content of a page.
+pub(crate) type Page = Box<[u8; PAGE]>;
 
 /// The bases of an object's pages.
 pub(crate) struct Bases {
     twins: HashMap<PageIndex, Page>,
-    behind: PageBits,
+    behind: Behind,
+    /// Most of them changed when they were compared last.
+    rewritten: PageBits,
+}
+
+/// Pages that were committed, and are not at their place yet. The primary is brought up to date while commits go on, so
+/// they are kept in two parts: one for what was committed up to `mark_lsn`, and one for what came later.
+struct Behind {
+    older: PageBits,
+    newer: PageBits,
+    mark_lsn: u64,
+}
+
+impl Behind {
+    fn contains(&self, page: PageIndex) -> bool {
+        self.older.contains(page) || self.newer.contains(page)
+    }
+
+    /// Everything before `applied_lsn` is at its place, and nothing was committed from `last_lsn` on.
+    fn catch_up(&mut self, applied_lsn: u64, last_lsn: u64) {
+        if applied_lsn < self.mark_lsn {
+            return;
+        }
+        if self.older.count() > 0 {
+            self.older.clear();
+        }
+        std::mem::swap(&mut self.older, &mut self.newer);
+        self.mark_lsn = last_lsn;
+        if applied_lsn >= last_lsn && self.older.count() > 0 {
+            self.older.clear();
+        }
+    }
 }
 
 /// What a capture commits of an object, in two parts. No page is in both, and one that has its base's content is
@@ -41,13 +74,35 @@ pub(crate) struct Bases {
 pub(crate) struct Changes {
     pub patches: Patches,
     pub whole: Vec<PageRun>,
+    /// Of the whole pages, those that are to get a twin.
+    wanted: Vec<PageIndex>,
 }
 
 impl Changes {
+    /// Copies the whole pages into `target`, which is as long, and those that are to get a twin from there: a
+    /// twin is what is logged, whatever is stored meanwhile.
+    pub fn copy_whole(&self, attached: &Attached, target: &mut [u8]) -> Vec<(PageIndex, Page)> {
+        let mut twins = Vec::with_capacity(self.wanted.len());
+        let mut wanted = self.wanted.iter().copied().peekable();
+        let pages = self.whole.iter().flat_map(|run| run.pages());
+        for (page, bytes) in pages.zip(target.as_chunks_mut::<PAGE>().0) {
+            // SAFETY: a page of the mapping, and a buffer of one page.
+            unsafe { copy_racy(attached.page(page), bytes.as_mut_ptr(), PAGE) };
+            if wanted.next_if_eq(&page).is_some() {
+                twins.push((page, Box::new(*bytes)));
+            }
+        }
+        twins
+    }
+
+    /// Bytes of the whole pages.
+    pub fn whole_bytes(&self) -> u64 {
+        self.whole.iter().map(|run| run.count).sum::<u64>() * PAGE_BYTES
+    }
+
     /// Bytes of it in the log.
     pub fn len_bytes(&self) -> u64 {
-        let pages: u64 = self.whole.iter().map(|run| run.count).sum();
-        self.patches.len_bytes() + pages * PAGE_BYTES
+        self.patches.len_bytes() + self.whole_bytes()
     }
 
     /// Whether nothing has changed.
@@ -58,6 +113,7 @@ impl Changes {
     fn clear(&mut self) {
         self.patches.clear();
         self.whole.clear();
+        self.wanted.clear();
     }
 
     fn push_whole(&mut self, page: PageIndex) {
@@ -71,7 +127,12 @@ impl Changes {
 impl Bases {
     /// Of an object of so many pages whose primary is up to date.
     pub fn new(pages: u64) -> Bases {
-        Bases { twins: HashMap::new(), behind: PageBits::new(pages) }
+        let none = || PageBits::new(pages);
+        Bases {
+            twins: HashMap::new(),
+            behind: Behind { older: none(), newer: none(), mark_lsn: 0 },
+            rewritten: none(),
+        }
     }
 
     /// How many pages have a twin.
@@ -79,17 +140,15 @@ impl Bases {
         self.twins.len() as u64
     }
 
-    /// The primary has everything that was committed.
-    pub fn catch_up(&mut self) {
-        if self.behind.count() > 0 {
-            self.behind.clear();
-        }
+    /// Everything that was committed before `applied_lsn` is at its place. The last commit ends at `last_lsn`.
+    pub fn catch_up(&mut self, applied_lsn: u64, last_lsn: u64) {
+        self.behind.catch_up(applied_lsn, last_lsn);
     }
 
     /// Nothing is known about these pages: commits of them have failed, or the log has them from elsewhere.
     pub fn forget(&mut self, runs: &[PageRun]) {
         for &run in runs {
-            self.behind.insert_run(run);
+            self.behind.newer.insert_run(run);
             if !self.twins.is_empty() {
                 run.pages().for_each(|page| _ = self.twins.remove(&page));
             }
@@ -99,7 +158,7 @@ impl Bases {
     /// Gives up all twins.
     pub fn drop_twins(&mut self) {
         for (page, _) in std::mem::take(&mut self.twins) {
-            self.behind.insert_run(PageRun { first: page, count: 1 });
+            self.behind.newer.insert_run(PageRun { first: page, count: 1 });
         }
     }
 
@@ -115,47 +174,55 @@ impl Bases {
         let mut now = [0; PAGE];
         let mut base = [0; PAGE];
         for page in captured.iter().flat_map(|run| run.pages()) {
+            let has_twin = self.twins.contains_key(&page);
+            let may_have_twin = most_twins > self.twins() + changes.wanted.len() as u64;
+            if !has_twin && self.behind.contains(page) {
+                changes.push_whole(page);
+                if may_have_twin && !self.rewritten.contains(page) {
+                    changes.wanted.push(page);
+                }
+                continue;
+            }
+            if !has_twin && !read_primary(attached, page, &mut base) {
+                changes.push_whole(page);
+                continue;
+            }
+            let base = self.twins.get(&page).map_or(&base, |twin| twin);
             // SAFETY: a page of the mapping, and a buffer of one page.
             unsafe { copy_racy(attached.page(page), now.as_mut_ptr(), PAGE) };
-            let base: &[u8; PAGE] = match self.twins.get(&page) {
-                Some(twin) => twin,
-                None if self.behind.contains(page) => {
-                    changes.push_whole(page);
-                    continue;
-                }
-                None if read_primary(&attached.shared.pool, attached, page, &mut base) => &base,
-                None => {
-                    changes.push_whole(page);
-                    continue;
-                }
-            };
+            let run = PageRun { first: page, count: 1 };
             // Runs have at most 2^24 pages.
             if !changes.patches.push_difference(page.0 as u32, base, &now, MOST_PATCH_BYTES) {
+                self.rewritten.insert_run(run);
                 changes.push_whole(page);
-            } else if !self.twins.contains_key(&page) && self.twins() < most_twins {
+                continue;
+            }
+            self.rewritten.remove_run(run);
+            if !has_twin && may_have_twin {
                 // As of the last commit, which is right whether this one succeeds or not.
                 self.twins.insert(page, Box::new(*base));
             }
         }
     }
 
-    /// The changes are in the log.
-    pub fn commit(&mut self, changes: &Changes) {
+    /// The changes are in the log; whole pages with this content, as far as they are to get a twin.
+    pub fn commit(&mut self, changes: &Changes, twins: Vec<(PageIndex, Page)>) {
         self.forget(&changes.whole);
+        self.twins.extend(twins);
         for patch in changes.patches.iter() {
             let page = PageIndex(patch.page.into());
             match self.twins.get_mut(&page) {
                 Some(twin) => {
                     twin[patch.offset.into()..][..patch.bytes.len()].copy_from_slice(patch.bytes);
                 }
-                None => self.behind.insert_run(PageRun { first: page, count: 1 }),
+                None => self.behind.newer.insert_run(PageRun { first: page, count: 1 }),
             }
         }
     }
 }
 
 /// Reads a page at its place, if that takes no I/O.
-fn read_primary(pool: &Pool, attached: &Attached, page: PageIndex, base: &mut [u8]) -> bool {
+fn read_primary(attached: &Attached, page: PageIndex, base: &mut [u8]) -> bool {
     let offset_bytes = attached.media.offset_bytes + page.0 * PAGE_BYTES;
-    pool.media().read_resident_at(offset_bytes, base).unwrap_or(false)
+    attached.shared.pool.media().read_resident_at(offset_bytes, base).unwrap_or(false)
 }

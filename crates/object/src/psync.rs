@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
-use aquifer_sys::memory::copy_racy;
 use aquifer_vm::dirty::PageRun;
 
 use crate::access::Access;
@@ -164,15 +163,12 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
             patches: &changes.patches,
         })
         .collect();
+    let mut twins = Vec::new();
     let fill = |mut target: &mut [u8]| {
         for (attached, changes) in &logged {
-            for run in &changes.whole {
-                let (here, rest) =
-                    std::mem::take(&mut target).split_at_mut((run.count * PAGE_BYTES) as usize);
-                // SAFETY: pages of the mapping; the target is as long.
-                unsafe { copy_racy(attached.page(run.first), here.as_mut_ptr(), here.len()) };
-                target = rest;
-            }
+            let here = target.split_off_mut(..changes.whole_bytes() as usize);
+            let here = here.expect("as long as all whole pages together");
+            twins.push(changes.copy_whole(attached, here));
         }
     };
     let content = CommitContent { pages: &pages, patches: &patches, copied: &copied };
@@ -181,10 +177,12 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         // The next large commit needs the shadow runs again, and then nobody may have to wait for it.
         pool.checkpoint_soon();
     }
+    let mut twins = twins.into_iter();
     for ((part, is_aside), size_bytes) in parts.iter_mut().zip(is_aside).zip(sizes) {
         let attached = part.attached;
         let writing = part.writing();
-        writing.committed(commit.end_lsn(), is_aside);
+        let twins = if is_aside { None } else { twins.next() };
+        writing.committed(commit.end_lsn(), is_aside, twins.unwrap_or_default());
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }

@@ -11,7 +11,7 @@ use aquifer_vm::DirtyTracker;
 use aquifer_vm::dirty::{PageIndex, PageRun};
 
 use crate::attach::Attached;
-use crate::base::{Bases, Changes};
+use crate::base::{Bases, Changes, Page};
 use crate::error::{ObjectError, Result, text};
 use crate::psync::Stores;
 use crate::shadow::Shadow;
@@ -50,21 +50,20 @@ impl Writing {
 
     /// Finds out what has changed in the pages that were taken.
     pub fn compare(&mut self, attached: &Attached) {
-        if attached.shared.pool.applied_lsn() >= self.last_lsn {
-            self.bases.catch_up();
-        }
+        self.bases.catch_up(attached.shared.pool.applied_lsn(), self.last_lsn);
         let most_twins = self.budget_pages.saturating_sub(self.tracker.known_private_pages());
         self.bases.compare(attached, &self.captured, most_twins, &mut self.changes);
     }
 
     /// Notes that what was taken is in the log before `end_lsn`: as changes, or put aside.
-    pub fn committed(&mut self, end_lsn: u64, is_aside: bool) {
+    /// `twins` are copies of what is there of whole pages.
+    pub fn committed(&mut self, end_lsn: u64, is_aside: bool, twins: Vec<(PageIndex, Page)>) {
         if self.captured.is_empty() {
             return;
         }
         match is_aside {
             true => self.bases.forget(&self.captured),
-            false => self.bases.commit(&self.changes),
+            false => self.bases.commit(&self.changes, twins),
         }
         self.last_lsn = end_lsn;
     }

@@ -45,7 +45,7 @@ const DAX: &[System] = &[System::Object, System::Libpmemobj, System::LibpmemobjR
 const BUSY_PAGES: u32 = 1000;
 /// The commit of many stores: this many on each of this many pages.
 const MANY_STORES: (u32, u32) = (100, 100);
-/// A measurement ends after this, however few commits were made.
+/// So many commits end after this, however few were made.
 const PATIENCE_MS: u64 = 8_000;
 /// The commits in advance, too.
 const WARM_PATIENCE_MS: u64 = 4_000;
@@ -181,16 +181,14 @@ impl Plan<'_> {
     }
 
     fn cell(&self, metric: String, system: System, work: Work, directory: &Path) -> Cell {
-        let (pages, domain) = match work {
-            Work::Commit(commit) | Work::CommitTogether { commit, .. } => {
-                (commit.pages, commit.domain)
-            }
-            _ => (1, Domain::PageCache),
+        let pages = match work {
+            Work::Commit(commit) | Work::CommitTogether { commit, .. } => commit.pages,
+            _ => 1,
         };
-        let commits = match self.options.commits {
-            Some(commits) => commits,
-            None if self.stage.quick => 10,
-            None => default_commits(pages, domain),
+        let (commits, deadline_ms) = match self.options.commits {
+            Some(commits) => (commits, PATIENCE_MS),
+            None if self.stage.quick => (10, PATIENCE_MS),
+            None => (u64::MAX, u64::from(self.options.seconds) * 1000),
         };
         // SQLite's log goes round every 1,000 pages; nobody else's state takes longer to become the usual one.
         let warm = if self.stage.quick { 3 } else { 1200 / u64::from(pages) + 50 };
@@ -207,23 +205,12 @@ impl Plan<'_> {
             seed: self.stage.seed,
             round: 0,
             accesses: commits,
-            deadline_ms: PATIENCE_MS,
+            deadline_ms,
             warm_accesses: warm,
             warm_deadline_ms: WARM_PATIENCE_MS,
             limit_bytes: None,
         };
         Cell { metric, unit: ("µs", 1e3), job, limit_bytes: None }
-    }
-}
-
-/// Enough for the slowest thousandth of small commits, and for several checkpoints of large ones.
-fn default_commits(pages: u32, domain: Domain) -> u64 {
-    let commits = (6000.0 / f64::from(pages).sqrt()).clamp(200.0, 3000.0) as u64;
-    match domain {
-        Domain::PageCache => commits,
-        // A hundred times cheaper without a device.
-        Domain::Dax if pages == 1 => 10 * commits,
-        Domain::Dax => commits,
     }
 }
 

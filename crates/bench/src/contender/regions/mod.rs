@@ -68,6 +68,11 @@ pub trait Region: Send {
         Err(Unavailable("it has no file in which other pages could be dirty".to_owned()).into())
     }
 
+    /// Does the work that syncs so far have put off.
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Ends the use of it in an orderly way.
     fn close(self: Box<Self>) -> Result<()>;
 }

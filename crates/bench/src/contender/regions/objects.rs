@@ -96,6 +96,10 @@ impl Region for ObjectRegion {
         Ok(Written { pages: after.pages - before.pages, bytes: after.bytes - before.bytes })
     }
 
+    fn settle(&mut self) -> Result<()> {
+        Ok(self.objects.pool().checkpoint()?)
+    }
+
     fn keep_dirty(&mut self, pages: usize) -> Result<()> {
         if self.other.as_ref().is_none_or(|other| other.pages() != pages) {
             let size_bytes = (pages * PAGE_BYTES) as u64;

@@ -59,6 +59,10 @@ impl CellStore for MemoryStore {
         self.region.keep_dirty(pages)
     }
 
+    fn settle(&mut self) -> Result<()> {
+        self.region.settle()
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.region.close()
     }

@@ -11,7 +11,7 @@
 //! | `msync` | stores to memory, then `msync` | **not atomic**: a crash leaves some stores and not others |
 //! | `log_alone` | pages appended to a log, one flush | no contender: the least that a commit can cost |
 //!
-//! All of them run in the thread that commits; none gets a thread for checkpoints that the others do not have.
+//! All of them as they come: SQLite's checkpoints run in the thread that commits, an object's in one that the pool has.
 
 mod libpmemobj;
 mod lmdb;
@@ -42,6 +42,11 @@ pub trait CellStore: Send {
     /// Keeps this many unrelated pages of its file dirty in the page cache. Does nothing while they are.
     fn keep_dirty(&mut self, _pages: usize) -> Result<()> {
         Err(Unavailable("it has its file to itself".to_owned()).into())
+    }
+
+    /// Does the work that commits so far have put off: brings what is only in a log to its place.
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
     }
 
     /// Ends the use of it in an orderly way.

@@ -73,6 +73,10 @@ impl CellStore for SqliteStore {
         Ok(writer.commit()?)
     }
 
+    fn settle(&mut self) -> Result<()> {
+        Ok(self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", (), |_| Ok(()))?)
+    }
+
     fn scan(&mut self, see: &mut See<'_>) -> Result<()> {
         let mut select =
             self.connection.prepare("SELECT number, cells FROM records ORDER BY number")?;
