@@ -249,7 +249,12 @@ impl Attached {
         self.check_process()?;
         self.flights.wait_landed(u64::MAX);
         let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
-        let Some(writing) = writing else { return Ok(()) };
+        let Some(writing) = writing else {
+            // Who gets the lock next finds the addresses free.
+            drop(memory);
+            drop(lock);
+            return Ok(());
+        };
         let Writing { tracker, mut shadow, is_behind, .. } = writing;
         drop(tracker);
         drop(memory);
