@@ -28,6 +28,7 @@ use crate::error::{ObjectError, Result, text};
 use crate::flight::Flights;
 use crate::keys;
 use crate::memory::Source;
+use crate::name::ObjectName;
 use crate::objects::Shared;
 use crate::shadow::Shadow;
 use crate::writing::Writing;
@@ -212,7 +213,7 @@ impl Attached {
     }
 
     /// Its name, for people.
-    pub fn name_text(&self) -> String {
+    pub fn name_text(&self) -> ObjectName {
         text(&self.name)
     }
 

@@ -16,6 +16,7 @@ use crate::attach::{AttachOptions, Attached, content};
 use crate::attachment::Attachment;
 use crate::committer::{Committer, PendingPsync};
 use crate::error::{ObjectError, Result, text};
+use crate::name::ObjectName;
 use crate::psync::{self, Stores};
 use crate::states::{ObjectState, Unapplied};
 
@@ -44,8 +45,8 @@ impl fmt::Debug for Objects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectInfo {
-    /// Its name; bytes that are no UTF-8 are replaced.
-    pub name: String,
+    /// Its name.
+    pub name: ObjectName,
     /// The number of its inode.
     pub number: u64,
     /// Its length in bytes, a multiple of the page.
