@@ -113,8 +113,10 @@ impl Objects {
             check_address(address, len_bytes)?;
         }
         let exists = || ObjectError::Exists { name: text(name) };
-        if shared.find(name).is_ok() {
-            return Err(exists());
+        match shared.find(name) {
+            Ok(_) => return Err(exists()),
+            Err(ObjectError::NotFound { .. }) => {}
+            Err(other) => return Err(other),
         }
         let keys = keys::hashes(options.keys)?;
         let reservation = shared.pool.reserve_zeroed(pages, alignment_pages(pages))?;

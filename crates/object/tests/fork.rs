@@ -33,6 +33,8 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
     for name in ["object", "other"] {
         objects.create(name, 4096, &CreateObject::default()).unwrap();
     }
+    let heap = CreateObject { heap: true, ..CreateObject::default() };
+    objects.create("child's", 1 << 16, &heap).unwrap();
     let mut object = objects.attach("object", Access::Write, None).unwrap();
     store(&mut object, 0, 5);
     drop(object.psync_begin().unwrap());
@@ -60,6 +62,14 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
             objects.attach("object", Access::Read, None).map(drop),
             objects.create("new", 1, &CreateObject::default()).map(drop),
             objects.destroy("other", None),
+            objects.resize("other", 1 << 16, None).map(drop),
+            objects.relocate("other", None, None).map(drop),
+            objects.rename("other", "another", None),
+            objects.list().map(drop),
+            objects.info("object").map(drop),
+            objects.psync_many(&mut [&mut object]),
+            objects.psync_many_begin(&mut [&mut object]).map(drop),
+            objects.attach_raw("other", Access::Read, None, &Default::default()).map(drop),
             objects.detach(raw.as_ptr()),
             // SAFETY: nobody stores.
             unsafe { objects.psync_at(raw.as_ptr()) },
@@ -76,4 +86,24 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
         }
     });
     assert_eq!(inert, Ok(0), "everything is refused, and dropping does nothing");
+
+    let objects = place.open();
+    let mut object = objects.attach("object", Access::Write, None).unwrap();
+    store(&mut object, 0, 7);
+    let own = in_child(|| {
+        let objects = place.open();
+        let mut own = objects.attach("child's", Access::Write, None).unwrap();
+        own.heap().unwrap().enter(|scope| scope.insert_root(1, 7u64)).unwrap();
+        own.psync().unwrap();
+        own.detach().unwrap();
+        let parents = objects.attach("object", Access::Read, None).unwrap_err();
+        i32::from(!matches!(parents, ObjectError::Attached { .. }))
+    });
+    assert_eq!(own, Ok(0));
+    let mut childs = objects.attach("child's", Access::Read, None).unwrap();
+    let root = childs.heap().unwrap().enter(|scope| scope.root::<u64>(1).copied());
+    assert_eq!(root, Ok(7));
+    // The parent's attachment is as it was.
+    object.psync().unwrap();
+    object.detach().unwrap();
 }
