@@ -430,7 +430,7 @@ impl ObjectHeap {
 
 impl Drop for ObjectHeap {
     fn drop(&mut self) {
-        // In a forked child the registry may have been locked by a thread that does not exist here.
+        // A forked child does not have it.
         if self.shared.is_ours() {
             registry::remove(&self.shared);
         }
