@@ -63,7 +63,7 @@ pub use aquifer_object::heap::ObjectHeap;
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{
     self as object, Access, AttachOptions, AttachedHeap, Attachment, CreateObject, Keys,
-    ObjectError, ObjectInfo, ObjectState, Objects, PendingPsync, Resized,
+    ObjectError, ObjectInfo, ObjectName, ObjectState, Objects, PendingPsync, Resized,
 };
 pub use aquifer_pool::media::PersistenceDomain;
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};

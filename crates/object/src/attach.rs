@@ -28,6 +28,7 @@ use crate::error::{ObjectError, Result, text};
 use crate::flight::Flights;
 use crate::keys;
 use crate::memory::Source;
+use crate::name::ObjectName;
 use crate::objects::Shared;
 use crate::shadow::Shadow;
 use crate::writing::Writing;
@@ -212,7 +213,7 @@ impl Attached {
     }
 
     /// Its name, for people.
-    pub fn name_text(&self) -> String {
+    pub fn name_text(&self) -> ObjectName {
         text(&self.name)
     }
 
@@ -249,7 +250,12 @@ impl Attached {
         self.check_process()?;
         self.flights.wait_landed(u64::MAX);
         let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
-        let Some(writing) = writing else { return Ok(()) };
+        let Some(writing) = writing else {
+            // Who gets the lock next finds the addresses free.
+            drop(memory);
+            drop(lock);
+            return Ok(());
+        };
         let Writing { tracker, mut shadow, is_behind, .. } = writing;
         drop(tracker);
         drop(memory);

@@ -42,7 +42,8 @@ pub struct ScopePsync<'h, 'a> {
 
 impl Attachment {
     /// The heap in the object; made by the first who attaches it for writing, and durable with the next psync. It
-    /// takes in what the object was made larger by.
+    /// takes in what the object was made larger by, unless that is a page or the heap's header is full
+    /// ([`ObjectHeap::grow`]).
     ///
     /// # Errors
     /// [`ObjectError::NoHeap`] if the object was not created for one; [`ObjectError::Heap`];
@@ -77,8 +78,8 @@ impl Attachment {
         if heap.len_bytes() < len_bytes {
             // SAFETY: as above.
             match unsafe { heap.grow(len_bytes) } {
-                // Too little to be of use to it.
-                Err(HeapError::TooSmall { .. }) => {}
+                // Too little to be of use to it, or too often: what it has is there all the same.
+                Err(HeapError::TooSmall { .. } | HeapError::TooManyZones { .. }) => {}
                 grown => grown?,
             }
         }

@@ -11,6 +11,7 @@ use crate::attach::Attached;
 use crate::committer::PendingPsync;
 use crate::error::{ObjectError, Result};
 use crate::heap::ObjectHeap;
+use crate::name::ObjectName;
 use crate::psync::{self, Stores};
 
 /// An object, attached: its bytes are in memory at [`Attachment::address`], in every process that attaches it, now and
@@ -71,7 +72,7 @@ impl fmt::Debug for Attachment {
 
 impl Attachment {
     /// The object's name.
-    pub fn name(&self) -> String {
+    pub fn name(&self) -> ObjectName {
         self.attached.name_text()
     }
 

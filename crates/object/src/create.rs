@@ -61,7 +61,7 @@ pub(crate) fn pages_for(size_bytes: u64) -> Result<u64> {
 fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(&0) {
         let reason = "it has between 1 and 255 bytes, and no NUL";
-        return Err(parameter("the name", format!("{:?}", text(name)), reason));
+        return Err(parameter("the name", text(name), reason));
     }
     Ok(())
 }
@@ -81,12 +81,16 @@ pub(crate) fn check_address(address: u64, len_bytes: u64) -> Result<()> {
     }
 }
 
-/// A random address for so many bytes that no object has.
-pub(crate) fn random_address(inodes: impl Iterator<Item = Inode>, len_bytes: u64) -> Result<u64> {
+/// A random address for so many bytes of the object `name` that no object has.
+pub(crate) fn random_address(
+    inodes: impl Iterator<Item = Inode>,
+    name: &[u8],
+    len_bytes: u64,
+) -> Result<u64> {
     let taken: Vec<(u64, u64)> =
         inodes.map(|inode| (inode.address, content(&inode).len_bytes)).collect();
     fixed::random_base(len_bytes, &taken)
-        .map_err(|source| ObjectError::Memory { name: "a new one".to_owned(), source })
+        .map_err(|source| ObjectError::Memory { name: text(name), source })
 }
 
 impl Objects {
@@ -109,8 +113,10 @@ impl Objects {
             check_address(address, len_bytes)?;
         }
         let exists = || ObjectError::Exists { name: text(name) };
-        if shared.find(name).is_ok() {
-            return Err(exists());
+        match shared.find(name) {
+            Ok(_) => return Err(exists()),
+            Err(ObjectError::NotFound { .. }) => {}
+            Err(other) => return Err(other),
         }
         let keys = keys::hashes(options.keys)?;
         let reservation = shared.pool.reserve_zeroed(pages, alignment_pages(pages))?;
@@ -120,7 +126,7 @@ impl Objects {
                 return Err(exists());
             }
             let address = match options.address {
-                None => random_address(transaction.inodes(), len_bytes)?,
+                None => random_address(transaction.inodes(), name, len_bytes)?,
                 Some(address) => {
                     if let Some(other) = overlapping(transaction.inodes(), address, len_bytes, 0) {
                         let by = text(&other.name);

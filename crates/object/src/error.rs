@@ -4,6 +4,7 @@ use aquifer_pool::PoolError;
 use aquifer_vm::VmError;
 
 use crate::access::Access;
+use crate::name::ObjectName;
 
 /// What can go wrong with objects. None of these changes an object, except where it is said.
 #[derive(Debug, thiserror::Error)]
@@ -13,28 +14,28 @@ pub enum ObjectError {
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// There is no object of this name.
-    #[error("there is no object {name:?}; `aquifer object list` shows those there are")]
+    #[error("there is no object {name}; `aquifer object list` shows those there are")]
     NotFound {
         /// The name.
-        name: String,
+        name: ObjectName,
     },
     /// The object was destroyed, or replaced by another one of this name again and again, while it was being attached.
-    #[error("the object {name:?} was destroyed while it was being looked for; create it anew")]
+    #[error("the object {name} was destroyed while it was being looked for; create it anew")]
     Destroyed {
         /// The name.
-        name: String,
+        name: ObjectName,
     },
     /// There is an object of this name.
-    #[error("there is an object {name:?} already; choose another name, or destroy that one")]
+    #[error("there is an object {name} already; choose another name, or destroy that one")]
     Exists {
         /// The name.
-        name: String,
+        name: ObjectName,
     },
     /// The key does not fit, or there is none where one is asked for.
-    #[error("{} to the object {name:?} asks for its key, and {}", access.noun(), given_text(*.given))]
+    #[error("{} to the object {name} asks for its key, and {}", access.noun(), given_text(*.given))]
     WrongKey {
         /// The name.
-        name: String,
+        name: ObjectName,
         /// What was asked for.
         access: Access,
         /// Whether a key was given.
@@ -42,22 +43,22 @@ pub enum ObjectError {
     },
     /// The key for reading was used where the one for writing is asked for.
     #[error(
-        "the key given opens the object {name:?} for reading only; use its key for writing, or attach it for reading"
+        "the key given opens the object {name} for reading only; use its key for writing, or attach it for reading"
     )]
     ReadKeyForWriting {
         /// The name.
-        name: String,
+        name: ObjectName,
     },
     /// The object is attached elsewhere, in a way that stands against it.
     #[error(
-        "the object {name:?} is attached {} and cannot be used for {} here; it can when that process has \
+        "the object {name} is attached {} and cannot be used for {} here; it can when that process has \
          detached it, or has ended",
         holder_text(*.holder),
         access.noun()
     )]
     Attached {
         /// The name.
-        name: String,
+        name: ObjectName,
         /// The process that has it, if it is known, as its own namespace numbers it.
         holder: Option<u32>,
         /// What was asked for.
@@ -65,11 +66,11 @@ pub enum ObjectError {
     },
     /// The object is attached through this handle of the pool already.
     #[error(
-        "the object {name:?} is attached in this process already; use that attachment, or detach it first"
+        "the object {name} is attached in this process already; use that attachment, or detach it first"
     )]
     AttachedHere {
         /// The name.
-        name: String,
+        name: ObjectName,
     },
     /// Nothing is attached at an address.
     #[error(
@@ -82,12 +83,12 @@ pub enum ObjectError {
     },
     /// The object's addresses are in use in this process.
     #[error(
-        "the object {name:?} belongs to the {len_bytes} bytes at {address:#x}, where {by} lies in this process; \
+        "the object {name} belongs to the {len_bytes} bytes at {address:#x}, where {by} lies in this process; \
          unmap that, attach from another process, or, if the object may move, relocate it"
     )]
     AddressTaken {
         /// The object.
-        name: String,
+        name: ObjectName,
         /// Where it belongs.
         address: u64,
         /// Its length.
@@ -97,7 +98,7 @@ pub enum ObjectError {
     },
     /// The addresses asked for belong to another object.
     #[error(
-        "{len_bytes} bytes at {address:#x} overlap the object {by:?}; choose another address, or none"
+        "{len_bytes} bytes at {address:#x} overlap the object {by}; choose another address, or none"
     )]
     AddressOfAnother {
         /// First byte.
@@ -105,58 +106,59 @@ pub enum ObjectError {
         /// Length.
         len_bytes: u64,
         /// The other object.
-        by: String,
+        by: ObjectName,
     },
     /// An object that must stay where it is has no room to grow.
     #[error(
-        "the object {name:?} cannot grow to {size_bytes} bytes at its address, because {by:?} lies behind it, and it \
-         was not created as relocatable: pointers into it would break; copy its content into a new object"
+        "the object {name} cannot grow to {size_bytes} bytes at its address, because {} lies behind it, and it \
+         was not created as relocatable: pointers into it would break; copy its content into a new object",
+        behind_text(by.as_ref())
     )]
     MustMove {
         /// The object.
-        name: String,
+        name: ObjectName,
         /// The size asked for.
         size_bytes: u64,
-        /// The object that is in the way.
-        by: String,
+        /// The object that is in the way; `None` if the addresses for objects end there.
+        by: Option<ObjectName>,
     },
     /// An object that must stay where it is was to be moved.
     #[error(
-        "the object {name:?} was not created as relocatable: pointers into it would break; copy its content into a new \
+        "the object {name} was not created as relocatable: pointers into it would break; copy its content into a new \
          object"
     )]
     NotRelocatable {
         /// The object.
-        name: String,
+        name: ObjectName,
     },
     /// An object that holds a heap was to be made smaller.
     #[error(
-        "the object {name:?} holds a heap, whose allocations may lie anywhere: it cannot be made smaller; copy its \
+        "the object {name} holds a heap, whose allocations may lie anywhere: it cannot be made smaller; copy its \
          content into a new object"
     )]
     HeapCannotShrink {
         /// The object.
-        name: String,
+        name: ObjectName,
     },
     /// The object holds a heap, and its bytes cannot be stored to past it.
-    #[error("the object {name:?} holds a heap; store to it through `Attachment::heap`")]
+    #[error("the object {name} holds a heap; store to it through `Attachment::heap`")]
     HoldsHeap {
         /// The object.
-        name: String,
+        name: ObjectName,
     },
     /// The object holds plain bytes.
     #[error(
-        "the object {name:?} holds plain bytes, no heap; create objects for heaps with `heap: true`"
+        "the object {name} holds plain bytes, no heap; create objects for heaps with `heap: true`"
     )]
     NoHeap {
         /// The object.
-        name: String,
+        name: ObjectName,
     },
     /// The heap in an object cannot be used.
-    #[error("the object {name:?}: {source}")]
+    #[error("the object {name}: {source}")]
     Heap {
         /// The object.
-        name: String,
+        name: ObjectName,
         /// Why.
         #[source]
         source: crate::heap::HeapError,
@@ -175,20 +177,20 @@ pub enum ObjectError {
     },
     /// Pages of a failed psync were never made durable.
     #[error(
-        "an earlier psync of {name:?} failed, and its pages are not durable; call psync again before detaching"
+        "an earlier psync of {name} failed, and its pages are not durable; call psync again before detaching"
     )]
     Unsynced {
         /// The object.
-        name: String,
+        name: ObjectName,
     },
     /// Attachments of several pools cannot be committed together.
     #[error("psync_many is atomic within one pool; these objects are in several: psync each")]
     SeveralPools,
     /// The attachment is for reading.
-    #[error("the object {name:?} is attached for reading; attach it for writing")]
+    #[error("the object {name} is attached for reading; attach it for writing")]
     AttachedForReading {
         /// The object.
-        name: String,
+        name: ObjectName,
     },
     /// A parameter makes no sense.
     #[error("{what} cannot be {value}: {reason}")]
@@ -201,10 +203,10 @@ pub enum ObjectError {
         reason: &'static str,
     },
     /// The object's addresses cannot be mapped, or stores to them cannot be found.
-    #[error("the object {name:?}: {source}")]
+    #[error("the object {name}: {source}")]
     Memory {
         /// The object.
-        name: String,
+        name: ObjectName,
         /// Why.
         #[source]
         source: VmError,
@@ -233,9 +235,13 @@ fn holder_text(holder: Option<u32>) -> String {
     }
 }
 
+fn behind_text(by: Option<&ObjectName>) -> String {
+    by.map_or_else(|| "the end of the addresses for objects".to_owned(), ToString::to_string)
+}
+
 /// A name for a message.
-pub(crate) fn text(name: &[u8]) -> String {
-    String::from_utf8_lossy(name).into_owned()
+pub(crate) fn text(name: &[u8]) -> ObjectName {
+    ObjectName::from(name)
 }
 
 /// The result of an operation on objects.

@@ -81,7 +81,7 @@
 //!      │
 //!   flight ── committer                  on its way to being durable, here or in the background
 //!
-//!   states ── keys                       what things are called; who may
+//!   states ── keys ── name               what things are called; who may
 //!   heap ── collections ── persist       what programs keep in objects
 //! ```
 //!
@@ -100,6 +100,7 @@ mod flight;
 pub mod heap;
 mod keys;
 mod memory;
+mod name;
 mod objects;
 pub mod persist;
 pub mod pointer;
@@ -118,6 +119,7 @@ pub use committer::PendingPsync;
 pub use create::CreateObject;
 pub use error::{ObjectError, Result};
 pub use keys::Keys;
+pub use name::ObjectName;
 pub use objects::{ObjectInfo, Objects};
 pub use resize::Resized;
 pub use states::ObjectState;

@@ -16,6 +16,7 @@ use crate::attach::{AttachOptions, Attached, content};
 use crate::attachment::Attachment;
 use crate::committer::{Committer, PendingPsync};
 use crate::error::{ObjectError, Result, text};
+use crate::name::ObjectName;
 use crate::psync::{self, Stores};
 use crate::states::{ObjectState, Unapplied};
 
@@ -44,8 +45,8 @@ impl fmt::Debug for Objects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectInfo {
-    /// Its name; bytes that are no UTF-8 are replaced.
-    pub name: String,
+    /// Its name.
+    pub name: ObjectName,
     /// The number of its inode.
     pub number: u64,
     /// Its length in bytes, a multiple of the page.
@@ -159,7 +160,7 @@ impl Objects {
     /// All objects, by name.
     ///
     /// # Errors
-    /// [`ObjectError::Pool`].
+    /// [`ObjectError::Pool`], [`ObjectError::Forked`].
     pub fn list(&self) -> Result<Vec<ObjectInfo>> {
         let mut inodes = self.shared.objects()?;
         inodes.sort_by(|one, other| one.name.cmp(&other.name));
@@ -170,7 +171,7 @@ impl Objects {
     /// One object.
     ///
     /// # Errors
-    /// [`ObjectError::NotFound`], [`ObjectError::Pool`].
+    /// [`ObjectError::NotFound`], [`ObjectError::Pool`], [`ObjectError::Forked`].
     pub fn info(&self, name: impl AsRef<[u8]>) -> Result<ObjectInfo> {
         let inode = self.shared.find(name.as_ref())?;
         let unapplied = Unapplied::of(&self.shared.pool)?;
@@ -211,6 +212,10 @@ impl Objects {
 impl Shared {
     /// All objects.
     pub fn objects(&self) -> Result<Vec<Inode>> {
+        // Every call by a name begins here. What a forked child has of the pool is no pool.
+        if !self.process.is_current() {
+            return Err(ObjectError::Forked);
+        }
         let mut inodes = self.pool.inodes()?;
         inodes.retain(|inode| inode.kind == InodeKind::Object);
         Ok(inodes)

@@ -57,6 +57,8 @@
 //! [`PBTreeMap`]: crate::collections::PBTreeMap
 //! [`PHashMap`]: crate::collections::PHashMap
 
+use std::any::TypeId;
+use std::marker::PhantomData;
 use std::num::{
     NonZeroI8, NonZeroI16, NonZeroI32, NonZeroI64, NonZeroI128, NonZeroIsize, NonZeroU8,
     NonZeroU16, NonZeroU32, NonZeroU64, NonZeroU128, NonZeroUsize,
@@ -75,8 +77,8 @@ use crate::pointer::RelPtr;
 ///   address outside the object that it follows, and its layout is defined (`repr(C)`, `repr(u8)`, `repr(transparent)`).
 /// * What it owns of a heap, it owns of the one with the lifetime `'h`.
 /// * Shared references to it change nothing in the object.
-/// * [`Persist::shape`] tells types apart whose bytes must not be taken for each other: two types with the same
-///   [`std::any::type_name`], size and alignment have the same shape.
+/// * [`Persist::shape`] tells types apart whose bytes must not be taken for each other, and does not depend on
+///   lifetimes.
 pub unsafe trait Persist<'h>: Sized {
     /// Tells `shape` how the type is laid out.
     fn shape(shape: &mut Shape);
@@ -86,8 +88,9 @@ pub unsafe trait Persist<'h>: Sized {
 #[derive(Debug)]
 pub struct Shape {
     hash: u64,
-    /// Types told already. Types may contain each other through owners; each is told once.
-    told: Vec<(&'static str, usize, usize)>,
+    /// Types told already. Types may contain each other through owners; each is told once. Not known by their names:
+    /// two types in one function may have the same.
+    told: Vec<TypeId>,
 }
 
 impl Shape {
@@ -113,12 +116,12 @@ impl Shape {
 
     /// A type with parts, which `tell` tells of. The kind's name is part of the format.
     pub fn parts<T>(&mut self, kind: &str, tell: impl FnOnce(&mut Shape)) {
-        let key = (std::any::type_name::<T>(), size_of::<T>(), align_of::<T>());
-        if let Some(index) = self.told.iter().position(|&told| told == key) {
+        let id = id_but_for_lifetimes::<T>();
+        if let Some(index) = self.told.iter().position(|&told| told == id) {
             self.add("told", [index as u64, 0]);
             return;
         }
-        self.told.push(key);
+        self.told.push(id);
         self.leaf::<T>(kind);
         tell(self);
         self.add("end", [0, 0]);
@@ -128,6 +131,30 @@ impl Shape {
     pub fn at(&mut self, offset: usize) {
         self.add("at", [offset as u64, 0]);
     }
+}
+
+/// What type it is, apart from the lifetimes in it.
+fn id_but_for_lifetimes<T>() -> TypeId {
+    trait Identified {
+        fn id(&self) -> TypeId
+        where
+            Self: 'static;
+    }
+    impl<T> Identified for PhantomData<T> {
+        fn id(&self) -> TypeId
+        where
+            Self: 'static,
+        {
+            TypeId::of::<T>()
+        }
+    }
+    let nothing = PhantomData::<T>;
+    let identified: &dyn Identified = &nothing;
+    // SAFETY: only the bound on lifetimes changes. The value is empty, and the method returns a number: nothing is
+    // kept that a lifetime could end for.
+    let identified =
+        unsafe { std::mem::transmute::<&dyn Identified, &(dyn Identified + 'static)>(identified) };
+    identified.id()
 }
 
 macro_rules! leaves {
@@ -309,6 +336,20 @@ mod tests {
         ];
         let distinct: std::collections::HashSet<_> = shapes.iter().collect();
         assert_eq!(distinct.len(), shapes.len(), "{shapes:x?}");
+    }
+
+    /// Otherwise a number could be taken for the address of a box, in safe Rust.
+    #[test]
+    fn types_of_the_same_name_are_told_apart() {
+        persist! { struct Part<'h> { number: u64, memory: Option<PBox<'h, u8>> } }
+        type First<'h> = Part<'h>;
+        {
+            persist! { struct Part<'h> { memory: Option<PBox<'h, u8>>, number: u64 } }
+            persist! { struct Different<'h> { one: First<'h>, other: Part<'h> } }
+            persist! { struct Same<'h> { one: First<'h>, other: First<'h> } }
+            assert_eq!(std::any::type_name::<Part<'_>>(), std::any::type_name::<First<'_>>());
+            assert_ne!(Shape::of::<Different<'_>>(), Shape::of::<Same<'_>>());
+        }
     }
 
     /// A shape is part of the format: objects made yesterday have it.

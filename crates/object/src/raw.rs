@@ -14,21 +14,27 @@ use crate::attachment::Attachment;
 use crate::error::{ObjectError, Result};
 use crate::objects::Objects;
 
+/// The first byte of the object that an address lies in.
+fn start_of(raw: &BTreeMap<u64, Arc<Attachment>>, address: *const u8) -> Result<u64> {
+    let address = address as u64;
+    (raw.range(..=address).next_back())
+        .filter(|(_, attachment)| attachment.attached.contains(address))
+        .map(|(start, _)| *start)
+        .ok_or(ObjectError::NotAttached { address })
+}
+
 impl Objects {
-    fn raw(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Attachment>>> {
-        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    fn raw(&self) -> Result<MutexGuard<'_, BTreeMap<u64, Arc<Attachment>>>> {
+        // The lock may have been held by a thread that a forked child does not have.
+        match self.shared.process.is_current() {
+            true => Ok(self.raw.lock().unwrap_or_else(PoisonError::into_inner)),
+            false => Err(ObjectError::Forked),
+        }
     }
 
     fn attached_at(&self, address: *const u8) -> Result<Arc<Attachment>> {
-        // The lock may have been held by a thread that a forked child does not have.
-        if !self.shared.process.is_current() {
-            return Err(ObjectError::Forked);
-        }
-        let address = address as u64;
-        (self.raw().range(..=address).next_back())
-            .filter(|(_, attachment)| attachment.attached.contains(address))
-            .map(|(_, attachment)| attachment.clone())
-            .ok_or(ObjectError::NotAttached { address })
+        let raw = self.raw()?;
+        Ok(raw[&start_of(&raw, address)?].clone())
     }
 
     /// Attaches an object, as [`Objects::attach_with`] does, until [`Objects::detach`] of its address or until the last
@@ -45,7 +51,7 @@ impl Objects {
     ) -> Result<NonNull<u8>> {
         let attachment = self.attach_with(name, access, key, options)?;
         let start = attachment.start();
-        self.raw().insert(attachment.address(), Arc::new(attachment));
+        self.raw()?.insert(attachment.address(), Arc::new(attachment));
         Ok(start)
     }
 
@@ -69,11 +75,12 @@ impl Objects {
     /// [`ObjectError::NotAttached`] if none was attached by [`Objects::attach_raw`] there, or was detached already:
     /// nothing happens then. As for [`Attachment::detach`].
     pub fn detach(&self, address: *const u8) -> Result<()> {
-        let attachment = self.attached_at(address)?;
-        // Who is faster detaches it, and the other one hears that nothing is attached there.
-        match self.raw().remove(&attachment.address()) {
-            Some(_) => attachment.attached.detach(),
-            None => Err(ObjectError::NotAttached { address: address as u64 }),
-        }
+        let attachment = {
+            let mut raw = self.raw()?;
+            let start = start_of(&raw, address)?;
+            // Who is faster detaches it, and the other one hears that nothing is attached there.
+            raw.remove(&start).expect("it was found there")
+        };
+        attachment.attached.detach()
     }
 }

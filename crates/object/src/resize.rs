@@ -60,14 +60,12 @@ impl Shared {
     fn address_for(&self, inodes: &[Inode], inode: &Inode, len_bytes: u64) -> Result<u64> {
         let other = overlapping(inodes.iter().cloned(), inode.address, len_bytes, inode.number);
         let by = match other {
-            Some(other) => text(&other.name),
-            None if inode.address.saturating_add(len_bytes) > WINDOW.end => {
-                "the end of the addresses for objects".to_owned()
-            }
+            Some(other) => Some(text(&other.name)),
+            None if inode.address.saturating_add(len_bytes) > WINDOW.end => None,
             None => return Ok(inode.address),
         };
         match inode.is_relocatable {
-            true => random_address(inodes.iter().cloned(), len_bytes),
+            true => random_address(inodes.iter().cloned(), &inode.name, len_bytes),
             false => {
                 Err(ObjectError::MustMove { name: text(&inode.name), size_bytes: len_bytes, by })
             }
@@ -178,7 +176,7 @@ impl Objects {
         }
         let address = shared.change(Vec::new(), |transaction| {
             let address = match address {
-                None => random_address(transaction.inodes(), len_bytes)?,
+                None => random_address(transaction.inodes(), &inode.name, len_bytes)?,
                 Some(address) => {
                     let inodes = transaction.inodes();
                     if let Some(other) = overlapping(inodes, address, len_bytes, inode.number) {

@@ -1,5 +1,6 @@
 //! Heaps in attached objects: safe Rust whose structures survive.
 
+mod heap_support;
 mod support;
 
 use aquifer_object::collections::{PBTreeMap, PString, PVec};
@@ -149,4 +150,20 @@ fn a_heap_takes_in_what_its_object_was_made_larger_by() {
         assert!(map.iter().map(|(number, _)| *number).eq(0..second));
         assert!(map.iter().all(|(number, text)| **text == *number.to_string()));
     });
+}
+
+/// What it has can be used; that it cannot be larger is no reason to refuse it.
+#[test]
+fn a_heap_that_cannot_take_more_in_is_opened_all_the_same() {
+    let (_, objects) = on_media(32 << 20, 1 << 20);
+    objects.create("notes", 129 * PAGE as u64, &HEAP).unwrap();
+    let mut object = objects.attach("notes", Access::Write, None).unwrap();
+    let header = heap_support::header_of_small_zones(object.address(), 64);
+    // SAFETY: the object's first page, which nobody uses; it is a heap afterwards.
+    unsafe { object.start().cast().write(header) };
+    object.psync().unwrap();
+    object.detach().unwrap();
+    objects.resize("notes", (129 + 4096) * PAGE as u64, None).unwrap();
+    assert_eq!(add(&objects, "a note", true), 1);
+    assert_eq!(read(&objects), ["a note"]);
 }

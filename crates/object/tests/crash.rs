@@ -174,7 +174,7 @@ fn contents(objects: &Objects) -> Result<Model, ObjectError> {
     let mut contents = Model::new();
     for info in objects.list()? {
         let attached = objects.attach(&info.name, Access::Read, None)?;
-        contents.insert(info.name, load_all(&attached));
+        contents.insert(info.name.to_str().expect("text").to_owned(), load_all(&attached));
     }
     Ok(contents)
 }

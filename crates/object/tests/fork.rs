@@ -1,9 +1,20 @@
-//! What a fork of a process with attached objects can do. One test: a child has only the thread that forked.
+//! What a fork of a process with attached objects can do. One test at a time: a child has only the thread that forked.
 
 mod support;
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aquifer_object::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
 use aquifer_object::{Access, CreateObject, ObjectError};
 use support::{Place, store};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs `body` in a child; returns the signal that ended it, or its exit status.
 fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
@@ -12,7 +23,7 @@ fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
     if child == 0 {
         // SAFETY: ends a child that hangs, and one that is done.
         unsafe {
-            libc::alarm(30);
+            libc::alarm(20);
             libc::_exit(body());
         }
     }
@@ -28,11 +39,14 @@ fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
 
 #[test]
 fn a_child_has_no_objects_and_may_attach_its_own() {
+    let _alone = alone();
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     for name in ["object", "other"] {
         objects.create(name, 4096, &CreateObject::default()).unwrap();
     }
+    let heap = CreateObject { heap: true, ..CreateObject::default() };
+    objects.create("child's", 1 << 16, &heap).unwrap();
     let mut object = objects.attach("object", Access::Write, None).unwrap();
     store(&mut object, 0, 5);
     drop(object.psync_begin().unwrap());
@@ -60,6 +74,14 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
             objects.attach("object", Access::Read, None).map(drop),
             objects.create("new", 1, &CreateObject::default()).map(drop),
             objects.destroy("other", None),
+            objects.resize("other", 1 << 16, None).map(drop),
+            objects.relocate("other", None, None).map(drop),
+            objects.rename("other", "another", None),
+            objects.list().map(drop),
+            objects.info("object").map(drop),
+            objects.psync_many(&mut [&mut object]),
+            objects.psync_many_begin(&mut [&mut object]).map(drop),
+            objects.attach_raw("other", Access::Read, None, &Default::default()).map(drop),
             objects.detach(raw.as_ptr()),
             // SAFETY: nobody stores.
             unsafe { objects.psync_at(raw.as_ptr()) },
@@ -76,4 +98,94 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
         }
     });
     assert_eq!(inert, Ok(0), "everything is refused, and dropping does nothing");
+
+    let objects = place.open();
+    let mut object = objects.attach("object", Access::Write, None).unwrap();
+    store(&mut object, 0, 7);
+    let own = in_child(|| {
+        let objects = place.open();
+        let mut own = objects.attach("child's", Access::Write, None).unwrap();
+        own.heap().unwrap().enter(|scope| scope.insert_root(1, 7u64)).unwrap();
+        own.psync().unwrap();
+        own.detach().unwrap();
+        let parents = objects.attach("object", Access::Read, None).unwrap_err();
+        i32::from(!matches!(parents, ObjectError::Attached { .. }))
+    });
+    assert_eq!(own, Ok(0));
+    let mut childs = objects.attach("child's", Access::Read, None).unwrap();
+    let root = childs.heap().unwrap().enter(|scope| scope.root::<u64>(1).copied());
+    assert_eq!(root, Ok(7));
+    // The parent's attachment is as it was.
+    object.psync().unwrap();
+    object.detach().unwrap();
+}
+
+/// However many threads of the parent are in the middle of allocating.
+#[test]
+fn a_child_of_busy_threads_may_have_heaps() {
+    let _alone = alone();
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    let heap = CreateObject { heap: true, ..CreateObject::default() };
+    for name in ["parent's", "child's"] {
+        objects.create(name, 1 << 16, &heap).unwrap();
+    }
+    let mut object = objects.attach("parent's", Access::Write, None).unwrap();
+    object.heap().unwrap().enter(|scope| {
+        let heap = scope.heap();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    drop(PBox::new_in(1u64, heap).unwrap());
+                }
+            });
+            let outcomes: Vec<_> = (0..50)
+                .map(|_| {
+                    in_child(|| {
+                        let objects = place.open();
+                        let mut own = objects.attach("child's", Access::Write, None).unwrap();
+                        own.heap().unwrap().enter(|scope| {
+                            drop(PBox::new_in(2u64, scope.heap()).unwrap());
+                        });
+                        0
+                    })
+                })
+                .collect();
+            is_done.store(true, Relaxed);
+            assert!(outcomes.iter().all(|outcome| *outcome == Ok(0)), "{outcomes:?}");
+        });
+    });
+}
+
+/// Their memory is not there: nothing is to be given back.
+#[test]
+fn dropping_the_parents_structures_does_nothing_in_a_child() {
+    let _alone = alone();
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    let heap = CreateObject { heap: true, ..CreateObject::default() };
+    objects.create("heap", 1 << 20, &heap).unwrap();
+    let mut object = objects.attach("heap", Access::Write, None).unwrap();
+    object.heap().unwrap().enter(|scope| {
+        let heap = scope.heap();
+        let text = || PString::from_str_in("text", heap).unwrap();
+        let boxed = PBox::new_in(text(), heap).unwrap();
+        let (mut vec, mut tree, mut table) =
+            (PVec::new_in(heap), PBTreeMap::new_in(heap), PHashMap::new_in(heap));
+        vec.push(text()).unwrap();
+        tree.insert(text(), text()).unwrap();
+        table.insert(text(), text()).unwrap();
+        let all = (text(), boxed, vec, tree, table);
+        let mut all = std::mem::ManuallyDrop::new(all);
+        let outcome = in_child(|| {
+            // SAFETY: the child's copy, which is not used again.
+            drop(unsafe { std::mem::ManuallyDrop::take(&mut all) });
+            0
+        });
+        assert_eq!(outcome, Ok(0));
+        assert_eq!(*all.1, "text");
+        drop(std::mem::ManuallyDrop::into_inner(all));
+    });
+    assert_eq!(object.heap().unwrap().check().unwrap().allocations, 0);
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use aquifer_object::heap::{Damage, HeapError, NotAllocated, ObjectHeap, Placement};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE};
+use heap_support::{Object, PAGE, header_of_small_zones};
 
 /// What is allocated: offset → (size asked for, byte it is filled with).
 type Model = BTreeMap<u64, (usize, u8)>;
@@ -341,26 +341,36 @@ fn a_heap_grows_in_its_zone_and_beyond() {
     assert!(matches!(shrunk, HeapError::TooSmall { .. }));
 }
 
+/// As a program does that makes its object a little larger whenever it is full.
+#[test]
+fn a_heap_grows_in_many_small_steps() {
+    const STEP: usize = 256 * PAGE;
+    let mut object = Object::with_room(STEP, 3000 * STEP);
+    let heap = object.format(Placement::Fixed);
+    for steps in 2..=3000 {
+        object.grow(steps * STEP);
+        // SAFETY: the memory is there.
+        unsafe { heap.grow((steps * STEP) as u64) }.unwrap();
+    }
+    let statistics = heap.check().unwrap();
+    assert_eq!(statistics.len_bytes, 3000 * STEP as u64);
+    assert!(statistics.metadata_bytes < statistics.len_bytes / 1000, "{statistics:?}");
+}
+
 #[test]
 fn a_header_without_room_for_a_zone_is_an_error() {
-    // The smallest growths that need a new zone each time; hardly a page of them is ever touched.
-    let added = |zone: usize| 2048 * (zone + 1);
-    let mut len = 3;
-    let mut object =
-        Object::with_room(len * PAGE, (1..=64).map(added).sum::<usize>() * PAGE + len * PAGE);
-    let heap = object.format(Placement::Fixed);
-    for zone in 1..=64 {
-        len += added(zone);
-        object.grow(len * PAGE);
-        // SAFETY: the memory is there.
-        let grown = unsafe { heap.grow((len * PAGE) as u64) };
-        let expected = if zone < 64 { Ok(()) } else { Err(HeapError::TooManyZones { zones: 64 }) };
-        assert_eq!(grown, expected);
-    }
-    drop(heap);
+    let mut object = Object::with_room(129 * PAGE, (129 + 4096) * PAGE);
+    let header = header_of_small_zones(object.start().as_ptr() as u64, 64);
+    header.into_iter().enumerate().for_each(|(at, byte)| object.damage(at, |_| byte));
     let heap = object.open().unwrap();
-    assert_eq!(heap.len_bytes(), ((len - added(64)) * PAGE) as u64);
-    heap.check().unwrap();
+    let before = heap.check().unwrap();
+    assert_eq!((before.len_bytes, before.free_page_bytes), (129 * 4096, 64 * 4096));
+    // More than the last map has room for.
+    object.grow((129 + 4096) * PAGE);
+    // SAFETY: the memory is there.
+    let refused = unsafe { heap.grow(object.len()) };
+    assert_eq!(refused, Err(HeapError::TooManyZones { zones: 64 }));
+    assert_eq!(heap.check().unwrap(), before);
 }
 
 #[test]

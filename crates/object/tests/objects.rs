@@ -100,7 +100,7 @@ fn impossible_objects_are_refused() {
     assert!(matches!(exists, ObjectError::Exists { .. }), "{exists}");
     for address in [made.address, made.address + PAGE as u64] {
         let taken = objects.create("there", 1, &at(address)).unwrap_err();
-        assert!(matches!(&taken, ObjectError::AddressOfAnother { by, .. } if *by == longest));
+        assert!(matches!(&taken, ObjectError::AddressOfAnother { by, .. } if *by == *longest));
     }
     let behind = objects.create("behind", 1, &at(made.address + 2 * PAGE as u64)).unwrap();
     assert_eq!(behind.address, made.address + 2 * PAGE as u64);
@@ -288,7 +288,7 @@ fn objects_are_listed_described_and_renamed() {
     objects.create("b", 5000, &CreateObject { keys, relocatable: true, ..PLAIN }).unwrap();
     objects.create("a", 3 << 20, &CreateObject { heap: true, ..PLAIN }).unwrap();
     let list = objects.list().unwrap();
-    let names: Vec<&str> = list.iter().map(|info| info.name.as_str()).collect();
+    let names: Vec<_> = list.iter().map(|info| info.name.to_str().unwrap()).collect();
     assert_eq!(names, ["a", "b"]);
     assert_eq!(list[1], objects.info("b").unwrap());
     assert_eq!((list[0].size_bytes, list[1].size_bytes), (3 << 20, 8192));
@@ -309,6 +309,29 @@ fn objects_are_listed_described_and_renamed() {
     assert_eq!((renamed.number, renamed.address), (list[1].number, list[1].address));
     drop(objects);
     assert_eq!(place.open().info("c").unwrap().address, renamed.address);
+}
+
+/// Two names that only a replacement character would make equal, each found under what the list says and told apart
+/// in errors.
+#[test]
+fn names_are_bytes() {
+    let place = Place::new();
+    let objects = small(&place);
+    let names = [&b"caf\xe8"[..], b"caf\xe9", "caf\u{fffd}".as_bytes(), b"a\nb"];
+    names.iter().for_each(|name| drop(objects.create(name, 1, &PLAIN).unwrap()));
+    let list = objects.list().unwrap();
+    assert_eq!(list.len(), names.len());
+    let mut messages = std::collections::BTreeSet::new();
+    for info in &list {
+        let attached = objects.attach(&info.name, Access::Write, None).unwrap();
+        assert_eq!((attached.name(), attached.address()), (info.name.clone(), info.address));
+        let error = objects.destroy(&info.name, None).unwrap_err().to_string();
+        assert!(error.contains(&info.name.to_string()), "{error}");
+        messages.insert(error);
+    }
+    assert_eq!(messages.len(), names.len(), "{messages:?}");
+    let error = objects.create(b"a\0b\xff", 1, &PLAIN).unwrap_err().to_string();
+    assert!(error.contains(r"$'a\x00b\xff'"), "{error}");
 }
 
 #[test]

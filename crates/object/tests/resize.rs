@@ -8,6 +8,7 @@ use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{Fault, Trigger};
 use aquifer_testkit::rng::Rng;
+use aquifer_vm::fixed::WINDOW;
 use support::{PAGE, Place, load_all, on_media, reopen, store};
 
 fn size(pages: usize) -> u64 {
@@ -85,7 +86,10 @@ fn an_object_whose_addresses_end_moves_only_if_it_may() {
     fill(&objects, "moves", 0, 5);
     let before = objects.pool().info().unwrap().free_pages;
     let refused = objects.resize("stays", size(5), None).unwrap_err();
-    assert!(matches!(&refused, ObjectError::MustMove { by, .. } if by == "moves"), "{refused}");
+    assert!(
+        matches!(&refused, ObjectError::MustMove { by: Some(by), .. } if *by == "moves"),
+        "{refused}"
+    );
     assert_eq!(objects.pool().info().unwrap().free_pages, before);
     let refused = objects.relocate("stays", None, None).unwrap_err();
     assert!(matches!(refused, ObjectError::NotRelocatable { .. }), "{refused}");
@@ -97,7 +101,15 @@ fn an_object_whose_addresses_end_moves_only_if_it_may() {
     // Now there is room.
     assert!(!objects.resize("stays", size(8), None).unwrap().has_moved());
     let refused = objects.resize("stays", size(9), None).unwrap_err();
-    assert!(matches!(&refused, ObjectError::MustMove { by, .. } if by == "last"), "{refused}");
+    assert!(
+        matches!(&refused, ObjectError::MustMove { by: Some(by), .. } if *by == "last"),
+        "{refused}"
+    );
+    // Nor beyond the addresses for objects.
+    let end = CreateObject { address: Some(WINDOW.end - size(1)), ..CreateObject::default() };
+    objects.create("end", size(1), &end).unwrap();
+    let refused = objects.resize("end", size(2), None).unwrap_err();
+    assert!(matches!(refused, ObjectError::MustMove { by: None, .. }), "{refused}");
 }
 
 #[test]

@@ -94,9 +94,9 @@ impl Object {
         let inode = inodes
             .iter()
             .find(|inode| inode.number == info.number && inode.created_ns == info.created_ns);
-        let name = inode.map_or(info.name.as_bytes(), |inode| &inode.name);
+        let name = info.name.as_bytes();
         let runs = inode.map_or(&[][..], |inode| &inode.runs);
-        let utf8 = str::from_utf8(name).ok();
+        let utf8 = info.name.to_str();
         Object {
             name: utf8.map_or_else(|| output::escaped(name), str::to_owned),
             name_is_utf8: utf8.is_some(),

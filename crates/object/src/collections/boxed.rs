@@ -75,6 +75,9 @@ impl<'h, T: Persist<'h>> DerefMut for PBox<'h, T> {
 
 impl<'h, T: Persist<'h>> Drop for PBox<'h, T> {
     fn drop(&mut self) {
+        if self.place.is_parents() {
+            return;
+        }
         // SAFETY: the box owns a value there, which nobody uses any more.
         unsafe { self.place.pointer::<T>().drop_in_place() };
         // SAFETY: as above.

@@ -304,6 +304,9 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
 
 impl<'h, K: Persist<'h>, V: Persist<'h>> Drop for PHashMap<'h, K, V> {
     fn drop(&mut self) {
+        if self.place.is_parents() {
+            return;
+        }
         self.clear();
         if self.slots > 0 {
             // SAFETY: there is a table, and nothing is in it any more.

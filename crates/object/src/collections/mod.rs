@@ -50,6 +50,9 @@
 //!
 //! # Panics
 //! A collection panics where its memory cannot be given back: the allocator's metadata was damaged meanwhile.
+//!
+//! # Fork
+//! A forked child has neither the heap nor its memory. Dropping what it inherited does nothing; looking into it faults.
 
 mod boxed;
 mod btree_map;

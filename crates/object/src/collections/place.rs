@@ -47,6 +47,12 @@ impl<'h> Place<'h> {
             .expect("a collection's memory lies in the heap that is entered; the object is damaged")
     }
 
+    /// Whether this is a forked child's copy of what its parent has in a heap: there is nothing to drop, and its memory
+    /// is not there to be looked at.
+    pub fn is_parents(&self) -> bool {
+        registry::is_parents(self.address.get())
+    }
+
     /// Changes to other memory of the heap.
     pub fn set(&mut self, memory: NonNull<u8>) {
         self.address = number(memory);

@@ -268,6 +268,9 @@ impl<'h, T: Persist<'h>> DerefMut for PVec<'h, T> {
 
 impl<'h, T: Persist<'h>> Drop for PVec<'h, T> {
     fn drop(&mut self) {
+        if self.place.is_parents() {
+            return;
+        }
         self.clear();
         if self.capacity > 0 {
             // SAFETY: there is memory, and no element is in it any more.

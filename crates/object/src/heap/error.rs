@@ -140,7 +140,9 @@ pub enum HeapError {
     #[error("a relocatable heap has no typed scope: keep `RelPtr`s and offsets in it")]
     Relocatable,
     /// The heap was grown too often in small steps.
-    #[error("the heap was grown {zones} times: it cannot grow again")]
+    #[error(
+        "the heap was grown {zones} times and cannot grow again; copy its content into a new object"
+    )]
     TooManyZones {
         /// How often.
         zones: usize,

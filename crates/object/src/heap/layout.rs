@@ -19,8 +19,8 @@
 //! address. Only `maps_ready` pages of a zone's map count; what lies behind them is free, whatever the bytes
 //! say. So formatting writes a header and one page of map, however long the object is.
 //!
-//! A page map is given room for twice the pages that are there, so that a heap that grows usually keeps its
-//! zones. A run never crosses from one zone to the next.
+//! A page map is given room for as many pages more as the heap has, so that a heap that grows in small steps has few
+//! zones: a new one each time it has doubled. A run never crosses from one zone to the next.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -106,7 +106,10 @@ pub(crate) struct Zone {
 impl Zone {
     /// A zone in `pages` pages from `first_page`, all of it free. `None` if they are too few.
     pub fn fresh(first_page: u64, pages: u64) -> Option<Zone> {
-        let map_pages = pages.checked_mul(2)?.div_ceil(PAGE_BYTES).max(1);
+        // The heap's pages but for its header, and the zone's.
+        let room_pages = pages.checked_mul(2)?.checked_add(first_page - 1)?;
+        // Where little is added to much, the map must leave room for what it describes.
+        let map_pages = room_pages.div_ceil(PAGE_BYTES).min(pages / 2).max(1);
         let data_pages = pages.checked_sub(map_pages).filter(|&left| left > 0)?;
         Some(Zone { map_first_page: first_page, map_pages, maps_ready: 0, data_pages })
     }
@@ -363,12 +366,16 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_zone_has_room_to_double() {
-        for pages in [2, 3, 100, 4096, 5000, 1 << 20] {
-            let zone = Zone::fresh(1, pages).unwrap();
-            assert_eq!(zone.end_page(), 1 + pages);
-            assert!(zone.capacity_pages() >= 2 * zone.data_pages);
+    fn a_fresh_zone_has_room_for_the_heap_to_double() {
+        for first_page in [1, 4000, 100_000] {
+            for pages in [2, 3, 100, 4096, 5000, 1 << 20] {
+                let zone = Zone::fresh(first_page, pages).unwrap();
+                assert_eq!(zone.end_page(), first_page + pages);
+                let heap_may_double = zone.capacity_pages() >= first_page - 1 + 2 * zone.data_pages;
+                assert!(heap_may_double || zone.map_pages == (pages / 2).max(1));
+            }
         }
         assert_eq!(Zone::fresh(1, 1), None);
+        assert_eq!(Zone::fresh(1, u64::MAX), None);
     }
 }

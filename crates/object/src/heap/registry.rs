@@ -2,8 +2,16 @@
 //!
 //! A collection inside an object cannot hold a pointer to the allocator, which lies in DRAM and elsewhere after a
 //! restart. It finds the allocator by an address that it does hold.
+//!
+//! A forked child gets a registry of its own: a thread that does not exist there may have had the parent's locked. The
+//! parent's stays in the child's memory, and nothing leads to it.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use aquifer_vm::fork::ProcessMark;
 
 use super::error::HeapError;
 use super::shared::Shared;
@@ -14,16 +22,67 @@ struct Entry {
     heap: Arc<Shared>,
 }
 
-/// Sorted by address.
-static HEAPS: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+struct Registry {
+    process: ProcessMark,
+    /// Whether the process was forked from one that had a registry.
+    is_childs: bool,
+    /// Sorted by address.
+    heaps: RwLock<Vec<Entry>>,
+}
+
+/// Never freed once it is here.
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
+
+impl Registry {
+    /// This process's.
+    fn here() -> &'static Registry {
+        // Acquire pairs with the release below.
+        let mut found = REGISTRY.load(Acquire);
+        loop {
+            // SAFETY: null, or a registry that is never freed and only looked at.
+            if let Some(registry) = unsafe { found.as_ref() }
+                && registry.process.is_current()
+            {
+                return registry;
+            }
+            let fresh = Box::into_raw(Box::new(Registry {
+                process: ProcessMark::new(),
+                is_childs: !found.is_null(),
+                heaps: RwLock::default(),
+            }));
+            // Release: who finds it finds it whole. Acquire: as above.
+            match REGISTRY.compare_exchange(found, fresh, Release, Acquire) {
+                Ok(_) => found = fresh,
+                Err(other) => {
+                    // SAFETY: made above, and nobody has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    found = other;
+                }
+            }
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
+        self.heaps.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
+        self.heaps.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn heap_at(&self, address: u64) -> Option<Arc<Shared>> {
+        let heaps = self.read();
+        let at = heaps.partition_point(|entry| entry.end <= address);
+        let entry = heaps.get(at).filter(|entry| entry.start <= address)?;
+        Some(Arc::clone(&entry.heap))
+    }
+}
 
 /// Enters a heap.
 pub(crate) fn insert(heap: &Arc<Shared>, len_bytes: u64) -> Result<(), HeapError> {
     let start = heap.address();
     let end = start.saturating_add(len_bytes);
-    let mut heaps = HEAPS.write().unwrap_or_else(PoisonError::into_inner);
-    // What a forked child inherited is not its own.
-    heaps.retain(|entry| entry.heap.is_ours());
+    let mut heaps = Registry::here().write();
     let at = heaps.partition_point(|entry| entry.end <= start);
     if let Some(other) = heaps.get(at).filter(|entry| entry.start < end) {
         return Err(HeapError::AlreadyOpen { address: other.start });
@@ -34,13 +93,12 @@ pub(crate) fn insert(heap: &Arc<Shared>, len_bytes: u64) -> Result<(), HeapError
 
 /// Forgets a heap.
 pub(crate) fn remove(heap: &Arc<Shared>) {
-    let mut heaps = HEAPS.write().unwrap_or_else(PoisonError::into_inner);
-    heaps.retain(|entry| !Arc::ptr_eq(&entry.heap, heap));
+    Registry::here().write().retain(|entry| !Arc::ptr_eq(&entry.heap, heap));
 }
 
 /// Notes that a heap has become longer.
 pub(crate) fn grow(heap: &Arc<Shared>, len_bytes: u64) {
-    let mut heaps = HEAPS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut heaps = Registry::here().write();
     if let Some(entry) = heaps.iter_mut().find(|entry| Arc::ptr_eq(&entry.heap, heap)) {
         entry.end = entry.start.saturating_add(len_bytes);
     }
@@ -48,8 +106,11 @@ pub(crate) fn grow(heap: &Arc<Shared>, len_bytes: u64) {
 
 /// The heap that an address lies in.
 pub(crate) fn heap_at(address: u64) -> Option<Arc<Shared>> {
-    let heaps = HEAPS.read().unwrap_or_else(PoisonError::into_inner);
-    let at = heaps.partition_point(|entry| entry.end <= address);
-    let entry = heaps.get(at).filter(|entry| entry.start <= address)?;
-    Some(Arc::clone(&entry.heap))
+    Registry::here().heap_at(address)
+}
+
+/// Whether an address lies in a heap that only the parent of this process has.
+pub(crate) fn is_parents(address: u64) -> bool {
+    let registry = Registry::here();
+    registry.is_childs && registry.heap_at(address).is_none()
 }

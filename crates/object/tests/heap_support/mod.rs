@@ -11,6 +11,26 @@ pub const PAGE: usize = PAGE_BYTES as usize;
 /// Length of the guards on both sides: more than a slab or a map.
 const GUARD_BYTES: usize = 1 << 20;
 
+/// The first page of a heap at `address` of `count` zones, each a page of map and a free page.
+pub fn header_of_small_zones(address: u64, count: u64) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    page[..8].copy_from_slice(b"AQFRHEAP");
+    let mut put = |at: usize, value: u64| page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    put(16, address);
+    put(24, (1 + 2 * count) * PAGE_BYTES);
+    put(72, count);
+    for zone in 0..count {
+        let at = 80 + 32 * zone as usize;
+        [1 + 2 * zone, 1, 0, 1]
+            .into_iter()
+            .enumerate()
+            .for_each(|(i, value)| put(at + 8 * i, value));
+    }
+    let checksum = aquifer_pool::format::checksum(&[&page[..PAGE - 8]]);
+    page[PAGE - 8..].copy_from_slice(&checksum.to_le_bytes());
+    page
+}
+
 /// Memory as an object's: zero at first, at one address as long as this lives. Outside of it nothing can be
 /// read or written: who tries is killed.
 pub struct Object {

@@ -1,5 +1,7 @@
 //! Children that play a role of the test binary, and talk with their parent by lines.
 
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;

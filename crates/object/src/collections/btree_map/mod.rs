@@ -375,7 +375,9 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
 
 impl<'h, K: Persist<'h>, V: Persist<'h>> Drop for PBTreeMap<'h, K, V> {
     fn drop(&mut self) {
-        self.clear();
+        if !self.place.is_parents() {
+            self.clear();
+        }
     }
 }
 
