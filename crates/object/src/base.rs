@@ -172,9 +172,10 @@ impl Bases {
     ) {
         changes.clear();
         let mut now = [0; PAGE];
-        let mut base = [0; PAGE];
+        let mut place = [0; PAGE];
         for page in captured.iter().flat_map(|run| run.pages()) {
-            let has_twin = self.twins.contains_key(&page);
+            let twin = self.twins.get(&page);
+            let has_twin = twin.is_some();
             let may_have_twin = most_twins > self.twins() + changes.wanted.len() as u64;
             if !has_twin && self.behind.contains(page) {
                 changes.push_whole(page);
@@ -183,11 +184,11 @@ impl Bases {
                 }
                 continue;
             }
-            if !has_twin && !read_primary(attached, page, &mut base) {
+            if !has_twin && !read_primary(attached, page, &mut place) {
                 changes.push_whole(page);
                 continue;
             }
-            let base = self.twins.get(&page).map_or(&base, |twin| twin);
+            let base = twin.map_or(&place, |twin| twin);
             // SAFETY: a page of the mapping, and a buffer of one page.
             unsafe { copy_racy(attached.page(page), now.as_mut_ptr(), PAGE) };
             let run = PageRun { first: page, count: 1 };
@@ -200,7 +201,7 @@ impl Bases {
             self.rewritten.remove_run(run);
             if !has_twin && may_have_twin {
                 // As of the last commit, which is right whether this one succeeds or not.
-                self.twins.insert(page, Box::new(*base));
+                self.twins.insert(page, Box::new(place));
             }
         }
     }

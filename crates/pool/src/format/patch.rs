@@ -117,7 +117,7 @@ fn for_each_difference(base: &[u8], now: &[u8], mut visit: impl FnMut(usize, usi
     assert!(base.len() == PAGE && now.len() == PAGE, "pages are compared");
     let mut open: Option<(usize, usize)> = None;
     let lines = base.as_chunks::<LINE_BYTES>().0.iter().zip(now.as_chunks::<LINE_BYTES>().0);
-    for (line, (base, now)) in lines.enumerate().filter(|(_, (base, now))| base != now) {
+    for (line, (base, now)) in lines.enumerate().filter(|(_, (base, now))| differ(base, now)) {
         let grains = base.as_chunks::<GRAIN_BYTES>().0.iter().zip(now.as_chunks::<GRAIN_BYTES>().0);
         for (grain, _) in grains.enumerate().filter(|(_, (base, now))| base != now) {
             let from = line * LINE_BYTES + grain * GRAIN_BYTES;
@@ -137,6 +137,13 @@ fn for_each_difference(base: &[u8], now: &[u8], mut visit: impl FnMut(usize, usi
     if let Some((from, to)) = open {
         visit(from, to);
     }
+}
+
+/// Without a call for each line.
+fn differ(base: &[u8; LINE_BYTES], now: &[u8; LINE_BYTES]) -> bool {
+    let words = base.as_chunks::<8>().0.iter().zip(now.as_chunks::<8>().0);
+    words.fold(0, |bits, (base, now)| bits | u64::from_ne_bytes(*base) ^ u64::from_ne_bytes(*now))
+        != 0
 }
 
 /// Reads patches of a record, for a target of `pages` pages.
