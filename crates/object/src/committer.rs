@@ -222,13 +222,16 @@ impl Committer {
 
 impl Drop for Committer {
     fn drop(&mut self) {
-        // The thread is the parent's.
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if !self.process.is_current() {
+            // The thread is the parent's. Detaching it here would detach one of the child's own, if it has the
+            // same stack.
+            std::mem::forget(thread);
             return;
         }
         self.queue.state().must_stop = true;
         self.queue.bell.notify_one();
-        if let Some(thread) = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }

@@ -85,12 +85,12 @@ pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured
     {
         return Err(ObjectError::SeveralPools);
     }
+    attached.iter().try_for_each(|one| one.check_process())?;
     attached.retain(|one| one.access == Access::Write);
     attached.sort_unstable_by_key(|one| one.number);
     attached.dedup_by_key(|one| one.number);
     let mut parts = Vec::with_capacity(attached.len());
     for attached in attached {
-        attached.check_process()?;
         let held = attached.held();
         if held.is_none() {
             return Err(ObjectError::NotAttached { address: attached.address });

@@ -120,6 +120,42 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
     object.detach().unwrap();
 }
 
+/// Threads of the child may have the stacks that threads of the parent had: dropping what belonged to the parent's does not
+/// detach them.
+#[test]
+fn a_childs_threads_are_its_own() {
+    let _alone = alone();
+    let place = Place::new();
+    let objects = place.create(8 << 20, 1 << 20);
+    objects.create("object", 1 << 16, &CreateObject::default()).unwrap();
+    let mut object = objects.attach("object", Access::Write, None).unwrap();
+    store(&mut object, 0, 5);
+    object.psync_begin().unwrap().wait().unwrap();
+    drop(object);
+    let mut reader = objects.attach("object", Access::Read, None).unwrap();
+    let joined = in_child(|| {
+        let refused = reader.psync().is_err();
+        let is_done = std::sync::Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let is_done = is_done.clone();
+                std::thread::spawn(move || {
+                    while !is_done.load(Relaxed) {
+                        std::thread::yield_now();
+                    }
+                })
+            })
+            .collect();
+        drop((reader, objects));
+        is_done.store(true, Relaxed);
+        let all = threads.into_iter().all(|thread| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| thread.join())).is_ok()
+        });
+        i32::from(!(all && refused))
+    });
+    assert_eq!(joined, Ok(0));
+}
+
 /// However many threads of the parent are in the middle of allocating.
 #[test]
 fn a_child_of_busy_threads_may_have_heaps() {

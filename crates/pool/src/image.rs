@@ -7,7 +7,9 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use aquifer_sys::patience::Waited;
 
 use crate::alloc;
 use crate::core::{Core, Locked};
@@ -121,11 +123,11 @@ impl Core {
     /// Runs `read` over an image that does not change meanwhile; perhaps several times.
     pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
         let control = self.control();
-        let started = Instant::now();
+        let mut waited = Waited::new();
         loop {
             // Acquire: pairs with the Release at the end of `apply`.
             let version = control.image_version.load(Acquire);
-            let is_late = started.elapsed() > PATIENCE;
+            let is_late = waited.look() > PATIENCE;
             let changing = match version % 2 {
                 0 => Some(None),
                 _ if is_late => self.record_being_applied(),
@@ -141,7 +143,7 @@ impl Core {
                 }
             }
             std::thread::yield_now();
-            if started.elapsed() > self.stall_timeout {
+            if waited.look() > self.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             }
             if self.is_writable && is_late {

@@ -24,9 +24,10 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_sys::futex;
+use aquifer_sys::patience::Waited;
 
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
@@ -323,7 +324,7 @@ impl Core {
     /// Waits until everything before `lsn` is durable, completing what others left behind.
     pub fn wait_durable(&self, lsn: u64) -> Result<()> {
         let control = self.control();
-        let mut stalled_since: Option<(u64, Instant)> = None;
+        let mut stalled: Option<(u64, Waited)> = None;
         loop {
             // Acquire: pairs with `signal`; a change after this load makes the wait return at once.
             let signal = control.signal.load(Acquire);
@@ -338,13 +339,13 @@ impl Core {
             control.waiters.fetch_sub(1, AcqRel);
             if control.signal.load(Acquire) == signal && !self.help()? {
                 let durable = control.durable_lsn.load(Acquire);
-                match stalled_since {
-                    Some((at, since)) if at == durable => {
-                        if since.elapsed() > self.stall_timeout {
+                match &mut stalled {
+                    Some((at, waited)) if *at == durable => {
+                        if waited.look() > self.stall_timeout {
                             return Err(self.stalled_append());
                         }
                     }
-                    _ => stalled_since = Some((durable, Instant::now())),
+                    _ => stalled = Some((durable, Waited::new())),
                 }
             }
         }

@@ -645,10 +645,14 @@ impl Drop for InodeLock {
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = &self.core;
+        let checkpointer = self.checkpointer.take();
         if !core.process.is_current() {
+            // The thread is the parent's. Detaching it here would detach one of the child's own, if it has the
+            // same stack.
+            std::mem::forget(checkpointer);
             return;
         }
-        if let Some(checkpointer) = self.checkpointer.take() {
+        if let Some(checkpointer) = checkpointer {
             checkpointer.stop();
         }
         core.close();

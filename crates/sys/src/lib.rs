@@ -17,6 +17,7 @@ pub mod io;
 pub mod lock;
 pub mod memory;
 pub mod pagemap;
+pub mod patience;
 pub mod random;
 pub mod residency;
 pub mod robust;

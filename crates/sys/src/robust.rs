@@ -40,9 +40,10 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::futex;
+use crate::patience::Waited;
 
 /// The longest sleep before the mutex is tried again.
 pub const PATIENCE: Duration = Duration::from_millis(10);
@@ -236,7 +237,7 @@ impl RobustMutex {
             }
             std::hint::spin_loop();
         }
-        let start = Instant::now();
+        let mut wait = Waited::new();
         loop {
             self.waiting.store(WAITING, Ordering::Relaxed);
             // Pairs with the fence in `unlock`: either this thread finds the mutex released, or the releasing
@@ -246,7 +247,7 @@ impl RobustMutex {
                 // The word stays set: there may be others asleep.
                 return Ok(guard);
             }
-            let waited = start.elapsed();
+            let waited = wait.look();
             let left = match timeout {
                 Some(timeout) if waited >= timeout => {
                     let holder_pid = self.holder.load(Ordering::Relaxed);
