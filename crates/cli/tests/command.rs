@@ -13,7 +13,7 @@ use std::sync::Arc;
 use aquifer::{Cache, MemoryDevice, PageId, publish};
 use serde_json::Value;
 
-use support::{aquifer, fails, run, text, works};
+use support::{Place, aquifer, failed, fails, run, says, text, works};
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -180,6 +180,24 @@ fn a_reader_that_goes_away_is_no_failure() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let place = Place::new();
+    let pool = place.pool();
+    works(&["object", "create", &pool, "graph", "--size", "4K"]);
+    for arguments in [
+        &["version"][..],
+        &["pool", "info", &pool, "--json"],
+        &["object", "dump", &pool, "graph"],
+        &["object", "dump", &pool, "graph", "--raw"],
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = aquifer().args(arguments).stdout(full).output().unwrap();
+        let said = failed(output, 1, arguments);
+        says(&said, &["cannot write to standard output", "No space left"]);
+    }
 }
 
 #[test]
