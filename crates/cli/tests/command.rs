@@ -240,9 +240,10 @@ fn an_interrupted_demo_removes_its_file() {
         assert!(child.try_wait().unwrap().is_none(), "the demo ended without a file");
         std::thread::yield_now();
     }
-    // As a terminal does it: to the whole group, contenders included.
+    // As a terminal does it: to the whole group, contenders included. Not SIGINT, which is ignored where a shell started
+    // the tests in the background.
     let group = format!("-{}", child.id());
-    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-TERM", "--", &group]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
