@@ -248,6 +248,21 @@ fn who_is_interrupted_puts_back_what_was_there() {
     works(&["pool", "grow", &path, "--size", "8M"]);
 }
 
+/// Nobody can clean up then; but nothing takes the file for a pool, and it says what to do.
+#[test]
+fn a_killed_creation_leaves_no_pool() {
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let mut create = aquifer();
+    create.args(["pool", "create", &path, "--size", "1G"]);
+    assert_eq!(interrupt(create, "-KILL", &path, 1 << 30).status.code(), None);
+    says(&fails(&["pool", "info", &path], 1), &["is not a pool", "aquifer pool create"]);
+    let create = ["pool", "create", &path, "--size", "4M"];
+    says(&fails(&create, 1), &["--force"]);
+    works(&[&create[..], &["--force"]].concat());
+    works(&["pool", "check", &path, "--full"]);
+}
+
 /// As under `nohup`.
 #[test]
 fn signals_that_are_ignored_stay_ignored() {
