@@ -49,6 +49,29 @@
 //! * [`Pool`] is a formatted file or device that holds them; [`Objects`] are those of a pool.
 //! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one, and [`object::collections`] lie in it.
 //! * The format is experimental (version 0): a later version may not read a pool made now.
+//!
+//! # What holds everywhere
+//! * *Units.* Lengths, offsets and budgets are bytes; what counts something else says so in its name. Pools and objects
+//!   are rounded to pages of 4,096 bytes.
+//! * *Errors.* Every failure that can be a value is one: [`Error`] for caches, [`PoolError`] for pools, [`ObjectError`] for
+//!   objects. Each names what it is about and says what to do next. Only a load through a bare pointer still raises SIGBUS,
+//!   as with mmap.
+//! * *Durability.* Nothing is promised before a call that makes durable has returned: [`Mapping::flush_all`],
+//!   [`Attachment::psync`]. Creating, resizing and destroying objects is durable on return.
+//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Pool`] and [`Objects`] are shared between threads freely. An
+//!   [`Attachment`] is changed by one thread at a time, as `&mut` says.
+//! * *Processes.* A cache belongs to one process. A pool is opened by many; an object has one writer or many readers. A
+//!   forked child gets errors from what it inherited, and opens anew.
+//!
+//! ```
+//! fn shared_between_threads<T: Send + Sync>() {}
+//! shared_between_threads::<aquifer::Cache>();
+//! shared_between_threads::<aquifer::Mapping>();
+//! shared_between_threads::<aquifer::Pages>();
+//! shared_between_threads::<aquifer::Pool>();
+//! shared_between_threads::<aquifer::Objects>();
+//! shared_between_threads::<aquifer::Attachment>();
+//! ```
 
 pub use aquifer_cache::{
     Advice, Backend, Bytes, Cache, CacheBuilder, Calibration, Error, FrameId, Histogram,

@@ -24,7 +24,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// From now on the three signals only set the flag that [`check`] reads.
+    /// From now on the three signals only set the flag that [`check`] reads, except those that were ignored.
     pub fn install() -> Self {
         let mut former = Vec::new();
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -34,7 +34,14 @@ impl Guard {
             // SAFETY: as above.
             let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
             // SAFETY: both structures are valid; the handler only stores to an atomic.
-            if unsafe { libc::sigaction(signal, &raw const action, &raw mut old) } == 0 {
+            if unsafe { libc::sigaction(signal, &raw const action, &raw mut old) } != 0 {
+                continue;
+            }
+            if old.sa_sigaction == libc::SIG_IGN {
+                // As under `nohup`: who started us wants it to go on.
+                // SAFETY: `old` came from the kernel for this very signal.
+                unsafe { libc::sigaction(signal, &raw const old, std::ptr::null_mut()) };
+            } else {
                 former.push((signal, old));
             }
         }

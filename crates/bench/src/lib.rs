@@ -24,7 +24,7 @@ mod contender;
 mod data;
 mod graph;
 mod harness;
-mod interrupt;
+pub mod interrupt;
 mod kernels;
 mod limit;
 mod machine;
@@ -48,7 +48,7 @@ pub use options::{
     Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, KernelName, Options, PsyncOptions,
     RecoverOptions, Sizes,
 };
-pub use place::{Place, PlaceError};
+pub use place::{Place, PlaceError, free_bytes};
 pub use units::Bytes;
 
 /// Runs the bench that `args` name and prints its report on standard output.

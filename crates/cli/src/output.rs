@@ -6,15 +6,16 @@
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
+
+/// What is said when standard output takes nothing more, in front of the system's reason.
+pub const CANNOT_WRITE: &str = "cannot write to standard output";
 
 /// Writes a text to standard output.
 pub fn print(text: &str) -> Result<()> {
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes())?;
-    output.flush()?;
-    Ok(())
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).context(CANNOT_WRITE)
 }
 
 /// Writes a value to standard output as JSON; `pretty` for one object, else on one line of its own.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use aquifer::{Cache, MemoryDevice, PageId, publish};
 use serde_json::Value;
 
-use support::{aquifer, fails, run, text, works};
+use support::{Place, aquifer, failed, fails, run, says, text, works};
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -183,6 +183,24 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let place = Place::new();
+    let pool = place.pool();
+    works(&["object", "create", &pool, "graph", "--size", "4K"]);
+    for arguments in [
+        &["version"][..],
+        &["pool", "info", &pool, "--json"],
+        &["object", "dump", &pool, "graph"],
+        &["object", "dump", &pool, "graph", "--raw"],
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = aquifer().args(arguments).stdout(full).output().unwrap();
+        let said = failed(output, 1, arguments);
+        says(&said, &["cannot write to standard output", "No space left"]);
+    }
+}
+
+#[test]
 fn what_is_no_statistics_is_passed_over() {
     let runtime = tempfile::tempdir().unwrap();
     let directory = runtime.path().join("aquifer");
@@ -222,9 +240,10 @@ fn an_interrupted_demo_removes_its_file() {
         assert!(child.try_wait().unwrap().is_none(), "the demo ended without a file");
         std::thread::yield_now();
     }
-    // As a terminal does it: to the whole group, contenders included.
+    // As a terminal does it: to the whole group, contenders included. Not SIGINT, which is ignored where a shell started
+    // the tests in the background.
     let group = format!("-{}", child.id());
-    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-TERM", "--", &group]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));

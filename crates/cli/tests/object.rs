@@ -66,6 +66,9 @@ fn an_object_lives_and_dies() {
     assert_eq!(table.lines().count(), 4, "{table}");
     says(&works(&["object", "info", &pool, "a"]), &["0x300000000000 to 0x300000010000, may move"]);
     says(&works(&["object", "info", &pool, "words"]), &["for a heap"]);
+    let made = json(&["object", "create", &pool, "json", "--size", "4K", "--json"]);
+    assert_eq!(made, json(&["object", "info", &pool, "json", "--json"]));
+    works(&["object", "destroy", &pool, "json", "--yes"]);
 
     says(&works(&["object", "destroy", &pool, "graph", "--yes"]), &["destroyed graph (8 KiB)"]);
     says(&fails(&["object", "info", &pool, "graph"], 1), &["no object", "aquifer object list"]);
@@ -84,6 +87,18 @@ fn resizing_says_what_became_of_the_address() {
     create("free", "0x300000002000", &["--relocatable"]);
     create("wall", "0x300000004000", &[]);
     store(&open(&pool), "free", 100, b"content");
+
+    let same = json(&["object", "resize", &pool, "free", "--size", "8K", "--json"]);
+    let at = 0x3000_0000_2000_u64;
+    for (part, value) in [
+        ("previous_size_bytes", 8192),
+        ("size_bytes", 8192),
+        ("previous_address", at),
+        ("address", at),
+    ] {
+        assert_eq!(same[part], value, "{part}");
+    }
+    assert_eq!((&same["name"], &same["has_moved"]), (&"free".into(), &false.into()));
 
     let moved = works(&["object", "resize", &pool, "free", "--size", "1M"]);
     says(&moved, &["from 8 KiB to 1 MiB", "changed from 0x300000002000 to", "invalid"]);
@@ -123,7 +138,8 @@ fn keys_come_from_options_files_and_the_environment() {
 
     let dump = ["object", "dump", &pool, "graph"];
     let resize = ["object", "resize", &pool, "graph", "--size", "8K"];
-    says(&fails(&dump, 1), &["asks for its key", "none was given"]);
+    says(&fails(&dump, 1), &["asks for its key", "none was given", "--key-file", "AQUIFER_KEY"]);
+    says(&fails(&resize, 1), &["none was given", "--key-file"]);
     says(&fails(&[&dump[..], &["--key", "x"]].concat(), 1), &["the one given is another"]);
     works(&[&dump[..], &["--key", "r"]].concat());
     works(&[&dump[..], &["--key-file", &key_file]].concat());
@@ -142,7 +158,7 @@ fn keys_come_from_options_files_and_the_environment() {
     says(&failed(with_variable(&resize, "r"), 1, "the key for reading"), &["reading only"]);
     works(&[&resize[..], &["--key-file", &key_file]].concat());
     let destroy = ["object", "destroy", &pool, "graph", "--yes"];
-    says(&fails(&destroy, 1), &["none was given"]);
+    says(&fails(&destroy, 1), &["none was given", "--key-file"]);
     says(&fails(&[&destroy[..], &["--key", "r"]].concat(), 1), &["reading only"]);
     let missing = place.text("missing");
     for (file, reason) in [
@@ -156,6 +172,11 @@ fn keys_come_from_options_files_and_the_environment() {
     fails(&[&destroy[..], &["--key-file", &key_file, "--key", "r"]].concat(), 2);
     works(&[&destroy[..], &["--key-file", &key_file]].concat());
 
+    // A variable of a script that was not set.
+    for option in ["--read-key", "--write-key"] {
+        let create = ["object", "create", &pool, "other", "--size", "4K", option, ""];
+        says(&fails(&create, 1), &["key is empty", option]);
+    }
     // The keys of a new one, from the environment.
     let made = aquifer()
         .args(["object", "create", &pool, "other", "--size", "4K"])

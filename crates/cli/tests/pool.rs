@@ -3,13 +3,15 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::process::{Child, Command, Output, Stdio};
 
 use aquifer::{Access, CreateObject, Objects, OpenOptions, Pool};
 
 use serde_json::Value;
 use support::{
-    Place, bytes, failed, fails, json, run, run_without_privileges, says, text, worked, works,
+    Place, aquifer, bytes, failed, fails, json, run, run_without_privileges, says, text, worked,
+    works,
 };
 
 /// Everything in one process, and nothing on media that a commit did not put there.
@@ -45,6 +47,26 @@ fn a_pool_is_made_and_described() {
     let table = works(&["pool", "info", &path]);
     says(&table, &["4 MiB", "version 0", "UTC", "objects", "generation", "no process"]);
     says(&table, &[info["uuid"].as_str().unwrap(), info["domain"].as_str().unwrap()]);
+}
+
+/// Programs learn what was made without asking again.
+#[test]
+fn what_was_made_and_grown_is_json_too() {
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let mut made = json(&["pool", "create", &path, "--size", "4M", "--json"]);
+    let mut info = json(&["pool", "info", &path, "--json"]);
+    for report in [&mut made, &mut info] {
+        // Opening raises it.
+        report["generation"] = Value::Null;
+    }
+    assert_eq!(made, info);
+    let grown = json(&["pool", "grow", &path, "--size", "6M", "--json"]);
+    assert_eq!(grown["path"], path.as_str());
+    assert_eq!(
+        (&grown["previous_size_bytes"], &grown["size_bytes"]),
+        (&(4 << 20).into(), &(6 << 20).into())
+    );
 }
 
 #[test]
@@ -120,7 +142,8 @@ fn a_pool_that_cannot_be_made_leaves_nothing() {
     }
     for (arguments, reason) in [
         (&["pool", "create", &path, "--size", "huge"][..], "is not a size"),
-        (&["pool", "create", &path, "--size", "-1"], "unexpected argument"),
+        (&["pool", "create", &path, "--size", "-1"], "`-1` is not a size"),
+        (&["pool", "create", &path, "--size", "1M", "--log", "-1"], "`-1` is not a size"),
         (&["pool", "create", &path], "--size"),
         (&["pool", "create", &path, "--size", "1M", "--domain", "disk"], "page-cache"),
     ] {
@@ -133,6 +156,123 @@ fn a_pool_that_cannot_be_made_leaves_nothing() {
     says(&fails(&["pool", "create", &directory, "--size", "1M", "--force"], 1), &["directory"]);
     let null = ["pool", "create", "/dev/null", "--size", "1M", "--force"];
     says(&fails(&null, 1), &["character device"]);
+}
+
+/// `--force` gives up what is there for a pool, and for nothing else.
+#[test]
+fn what_has_no_room_for_a_pool_keeps_its_content() {
+    let place = Place::new();
+    let path = place.text("precious");
+    fs::write(&path, "content").unwrap();
+    let huge = ["pool", "create", &path, "--size", "4000T", "--force"];
+    says(&fails(&huge, 1), &["no room for 4000 TiB", &path, "make it smaller"]);
+    assert_eq!(bytes(&path), b"content");
+    fs::write(&path, "").unwrap();
+    fails(&huge, 1);
+    assert_eq!(place.entries(), 1);
+
+    let pool = place.pool();
+    let refused = fails(&["pool", "grow", &pool, "--size", "4000T"], 1);
+    says(&refused, &[&pool, "cannot become 4000 TiB longer", "grow it by less"]);
+    assert_eq!(fs::metadata(&pool).unwrap().len(), 4 << 20);
+    works(&["pool", "check", &pool, "--full"]);
+}
+
+#[test]
+fn where_no_pool_can_be_made_another_path_is_asked_for() {
+    let place = Place::public();
+    let link = place.text("link");
+    symlink(place.path("nowhere"), &link).unwrap();
+    for force in [&[][..], &["--force"]] {
+        let create = [&["pool", "create", &link, "--size", "1M"], force].concat();
+        says(&fails(&create, 1), &["leads nowhere", &link, "another path"]);
+    }
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o555)).unwrap();
+    let path = place.text("data.pool");
+    let Some(output) = run_without_privileges(&["pool", "create", &path, "--size", "1M"]) else {
+        return;
+    };
+    says(&failed(output, 1, &path), &["no permission to make", &path, "another path"]);
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Starts the command, and asks it to stop once its file is as long as it is to be, which it is before it is zeroed.
+fn interrupted(arguments: &[&str], path: &str, len_bytes: u64) -> Output {
+    let mut command = aquifer();
+    command.args(arguments);
+    // A shell that started the tests in the background had them ignore SIGINT.
+    interrupt(command, "-TERM", path, len_bytes)
+}
+
+fn interrupt(mut command: Command, signal: &str, path: &str, len_bytes: u64) -> Output {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child: Child = command.spawn().unwrap();
+    while fs::metadata(path).map_or(0, |metadata| metadata.len()) != len_bytes {
+        assert!(child.try_wait().unwrap().is_none(), "{command:?} ended at once");
+        std::thread::yield_now();
+    }
+    let process = child.id().to_string();
+    assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn who_is_interrupted_puts_back_what_was_there() {
+    const LONG_BYTES: u64 = 1 << 30;
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let create = ["pool", "create", &path, "--size", "1G"];
+    let output = interrupted(&create, &path, LONG_BYTES);
+    says(&failed(output, 1, &create), &["interrupted", &path, "removed"]);
+    assert_eq!(place.entries(), 0);
+
+    fs::write(&path, "").unwrap();
+    let output = interrupted(&create, &path, LONG_BYTES);
+    says(&failed(output, 1, &create), &["interrupted", "as it was"]);
+    assert_eq!(bytes(&path), b"");
+    fs::write(&path, "given up").unwrap();
+    let force = [&create[..], &["--force"]].concat();
+    let output = interrupted(&force, &path, LONG_BYTES);
+    says(&failed(output, 1, &force), &["interrupted", "empty now", "lost"]);
+    assert_eq!(bytes(&path), b"");
+    fs::remove_file(&path).unwrap();
+
+    place.pool();
+    works(&["object", "create", &path, "graph", "--size", "1M"]);
+    let grow = ["pool", "grow", &path, "--size", "1G"];
+    let output = interrupted(&grow, &path, LONG_BYTES);
+    says(&failed(output, 1, &grow), &["interrupted", &path, "as it was"]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
+    works(&["pool", "check", &path, "--full"]);
+    assert_eq!(json(&["pool", "info", &path, "--json"])["objects"], 1);
+    works(&["pool", "grow", &path, "--size", "8M"]);
+}
+
+/// Nobody can clean up then; but nothing takes the file for a pool, and it says what to do.
+#[test]
+fn a_killed_creation_leaves_no_pool() {
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let mut create = aquifer();
+    create.args(["pool", "create", &path, "--size", "1G"]);
+    assert_eq!(interrupt(create, "-KILL", &path, 1 << 30).status.code(), None);
+    says(&fails(&["pool", "info", &path], 1), &["is not a pool", "aquifer pool create"]);
+    let create = ["pool", "create", &path, "--size", "4M"];
+    says(&fails(&create, 1), &["--force"]);
+    works(&[&create[..], &["--force"]].concat());
+    works(&["pool", "check", &path, "--full"]);
+}
+
+/// As under `nohup`.
+#[test]
+fn signals_that_are_ignored_stay_ignored() {
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' INT; exec \"$0\" pool create \"$1\" --size 256M"]);
+    shell.arg(env!("CARGO_BIN_EXE_aquifer")).arg(&path);
+    worked(interrupt(shell, "-INT", &path, 256 << 20), "a pool");
+    works(&["pool", "check", &path]);
 }
 
 #[test]

@@ -7,24 +7,24 @@
 
 mod common;
 
-use std::path::Path;
+use std::process::ExitCode;
 
 use common::plain_list::PlainList;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let pool = arguments.next().ok_or("usage: linked_list POOL [NUMBER…]")?;
-    let mut head = common::attach_heap(Path::new(&pool), "list")?;
-    {
-        let heap = head.heap()?;
-        // SAFETY: the only list of this heap, whose root is nothing else.
-        let mut list = unsafe { PlainList::open(&heap) }?;
-        for number in arguments {
-            list.insert(number.parse()?)?;
+fn main() -> ExitCode {
+    common::run("linked_list POOL [NUMBER…]", |pool, arguments| {
+        let mut head = common::attach_heap(pool, "list")?;
+        {
+            let heap = head.heap()?;
+            // SAFETY: the only list of this heap, whose root is nothing else.
+            let mut list = unsafe { PlainList::open(&heap) }?;
+            for argument in arguments {
+                list.insert(common::number(argument)?)?;
+            }
+            println!("{:?}", list.iter().collect::<Vec<_>>());
         }
-        println!("{:?}", list.iter().collect::<Vec<_>>());
-    }
-    head.psync()?; //      everything inserted is durable now, or nothing of it
-    head.detach()?;
-    Ok(())
+        head.psync()?; //      everything inserted is durable now, or nothing of it
+        head.detach()?;
+        Ok(())
+    })
 }

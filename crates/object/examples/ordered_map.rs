@@ -8,38 +8,39 @@
 mod common;
 
 use std::ops::Bound::{Included, Unbounded};
-use std::path::Path;
+use std::process::ExitCode;
 
 use aquifer_object::collections::{PBTreeMap, PString};
 
 const ROOT: u64 = 0x6d61_7000;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let pool = arguments.next().ok_or("usage: ordered_map POOL [KEY=NUMBER | KEY]…")?;
-    let mut attached = common::attach_heap(Path::new(&pool), "map")?;
-    attached.heap()?.enter(|scope| -> Result<(), Box<dyn std::error::Error>> {
-        let heap = scope.heap();
-        let map = scope
-            .root_or_insert_with(ROOT, |heap| Ok(PBTreeMap::<PString<'_>, u64>::new_in(heap)))?;
-        for argument in arguments {
-            match argument.split_once('=') {
-                Some((key, number)) => {
-                    map.insert(PString::from_str_in(key, heap)?, number.parse()?)?;
-                }
-                None => {
-                    for (key, number) in
-                        map.range::<str, _>((Included(argument.as_str()), Unbounded))
-                    {
-                        println!("{}  {number}", &**key);
+fn main() -> ExitCode {
+    common::run("ordered_map POOL [KEY=NUMBER | KEY]…", |pool, arguments| {
+        let mut attached = common::attach_heap(pool, "map")?;
+        attached.heap()?.enter(|scope| -> common::Result<()> {
+            let heap = scope.heap();
+            let map = scope.root_or_insert_with(ROOT, |heap| {
+                Ok(PBTreeMap::<PString<'_>, u64>::new_in(heap))
+            })?;
+            for argument in arguments {
+                match argument.split_once('=') {
+                    Some((key, number)) => {
+                        map.insert(PString::from_str_in(key, heap)?, common::number(number)?)?;
+                    }
+                    None => {
+                        for (key, number) in
+                            map.range::<str, _>((Included(argument.as_str()), Unbounded))
+                        {
+                            println!("{}  {number}", &**key);
+                        }
                     }
                 }
             }
-        }
-        println!("{} keys", map.len());
+            println!("{} keys", map.len());
+            Ok(())
+        })?;
+        attached.psync()?;
+        attached.detach()?;
         Ok(())
-    })?;
-    attached.psync()?;
-    attached.detach()?;
-    Ok(())
+    })
 }

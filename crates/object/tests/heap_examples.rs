@@ -17,6 +17,27 @@ use heap_support::{Object, PAGE};
 
 const ROOT: u64 = 3;
 
+/// Whoever ran an example was killed while the pool was made.
+#[test]
+fn an_unfinished_pool_is_made_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = directory.path().join("example.pool");
+    std::fs::write(directory.path().join("example.pool.unfinished"), [0; 100_000]).unwrap();
+    for is_first in [true, false] {
+        let mut attached = common::attach_heap(&pool, "list").unwrap();
+        {
+            let heap = attached.heap().unwrap();
+            // SAFETY: the only one, and nothing else was made the root.
+            let mut list = unsafe { PlainList::open(&heap) }.unwrap();
+            assert_eq!(list.iter().next().is_none(), is_first);
+            list.insert(7).unwrap();
+        }
+        attached.psync().unwrap();
+        attached.detach().unwrap();
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn plain_pointers_hold_after_a_restart() {
     let mut rng = Rng::new(seed(11));

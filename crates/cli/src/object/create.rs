@@ -23,7 +23,7 @@ pub struct Args {
     name: OsString,
 
     /// Length of the object, rounded up to whole pages
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
     #[command(flatten)]
@@ -40,13 +40,18 @@ pub struct Args {
     /// Where it is attached, for example 0x300000000000 [default: a random address]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     address: Option<u64>,
+
+    /// Print what was made as one JSON object, like `aquifer object info`
+    #[arg(long)]
+    json: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   aquifer object create data.pool graph --size 64M
   aquifer object create data.pool graph --size 64M --write-key-file ~/.graph.key
-  aquifer object create data.pool words --size 1G --heap";
+  aquifer object create data.pool words --size 1G --heap
+  aquifer object create data.pool rows --size 1M --json | jq .address";
 
 fn address(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
@@ -69,6 +74,9 @@ pub fn run(args: &Args) -> Result<()> {
     let objects = open_to_write(&args.pool)?;
     objects.create(name, args.size.0, &options)?;
     let object = describe::one(&objects, name)?;
+    if args.json {
+        return output::print_json(&object, true);
+    }
     let pool = args.pool.display().to_string();
     output::print(&format!("created {}", object.to_text(&pool)))
 }

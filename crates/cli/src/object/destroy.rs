@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use aquifer_bench::Bytes;
 
-use super::keys::{KeyArgs, ONE_KEY_HELP};
+use super::keys::{self, KeyArgs, ONE_KEY_HELP};
 use super::{describe, open_to_write};
 use crate::output;
 
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
         let question = format!("destroy {shown} ({size}) in {} for good?", args.pool.display());
         ensure!(is_meant(&question)?, "{shown} is not destroyed");
     }
-    objects.destroy(name, key.as_deref())?;
+    objects.destroy(name, key.as_deref()).map_err(keys::explain)?;
     output::print(&format!("destroyed {shown} ({size})\n"))
 }
 

@@ -17,9 +17,10 @@ use anyhow::{Context, Result, ensure};
 use aquifer::{Access, Attachment};
 use aquifer_bench::Bytes;
 
-use super::keys::{KeyArgs, ONE_KEY_HELP};
+use super::keys::{self, KeyArgs, ONE_KEY_HELP};
 use super::open_to_read;
-use crate::output;
+use crate::output::{self, CANNOT_WRITE};
+use crate::progress;
 
 /// Arguments of `aquifer object dump`.
 #[derive(Debug, clap::Args)]
@@ -35,7 +36,7 @@ pub struct Args {
     key: KeyArgs,
 
     /// Only these bytes: from the first up to the second, which is not shown; both can be left out
-    #[arg(long, value_name = "A..B")]
+    #[arg(long, value_name = "A..B", allow_hyphen_values = true)]
     range: Option<Part>,
 
     /// Write the bytes as they are
@@ -107,22 +108,28 @@ pub fn run(args: &Args) -> Result<()> {
         "raw bytes would confuse the terminal; write them to a file with `> FILE`"
     );
     let objects = open_to_read(&args.pool)?;
-    let attachment = objects.attach(args.name.as_bytes(), Access::Read, key.as_deref())?;
+    let attachment = objects
+        .attach(args.name.as_bytes(), Access::Read, key.as_deref())
+        .map_err(keys::explain)?;
     let range = args.range.unwrap_or(Part::WHOLE).of(attachment.len_bytes())?;
     let memory = Memory::of(&attachment)?;
+    // On a terminal the lines themselves show it.
+    let bar = (!output.is_terminal()).then(|| progress::Bytes::new("dumping"));
     let mut output = BufWriter::new(output.lock());
     let mut lines = HexLines::default();
     for start in range.clone().step_by(CHUNK_BYTES as usize) {
         let bytes = memory.read(start..range.end.min(start + CHUNK_BYTES))?;
         if args.raw {
-            output.write_all(&bytes)?;
+            output.write_all(&bytes).context(CANNOT_WRITE)?;
         } else {
             lines.add(start, &bytes, &mut output)?;
         }
+        if let Some(bar) = &bar {
+            bar.at(start + bytes.len() as u64 - range.start, range.end - range.start);
+        }
     }
     lines.finish(&mut output)?;
-    output.flush()?;
-    Ok(())
+    output.flush().context(CANNOT_WRITE)
 }
 
 /// The memory of an attached object.
@@ -197,7 +204,7 @@ impl HexLines {
             return write_line(last, &zeros[..self.last_len], output);
         }
         write_line(first, &zeros, output)?;
-        output.write_all(b"*\n")?;
+        output.write_all(b"*\n").context(CANNOT_WRITE)?;
         if is_end {
             write_line(last, &zeros[..self.last_len], output)?;
         }
@@ -223,8 +230,7 @@ fn write_line(offset: u64, bytes: &[u8], output: &mut impl Write) -> Result<()> 
         line.push(if is_visible { byte.into() } else { '.' });
     }
     line.push('\n');
-    output.write_all(line.as_bytes())?;
-    Ok(())
+    output.write_all(line.as_bytes()).context(CANNOT_WRITE)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, anyhow, ensure};
+use aquifer::ObjectError;
 
 /// What the help of each command says that takes `--key`.
 pub const ONE_KEY_HELP: &str = "\
@@ -83,13 +84,33 @@ impl KeyArgs {
 impl NewKeysArgs {
     /// The key for reading, if there is to be one.
     pub fn read_key(&self) -> Result<Option<Vec<u8>>> {
-        choose(self.read_key.clone(), self.read_key_file.as_deref(), "AQUIFER_READ_KEY")
+        let key = choose(self.read_key.clone(), self.read_key_file.as_deref(), "AQUIFER_READ_KEY");
+        not_empty(key?, "--read-key")
     }
 
     /// The key for writing, if there is to be one.
     pub fn write_key(&self) -> Result<Option<Vec<u8>>> {
-        choose(self.write_key.clone(), self.write_key_file.as_deref(), "AQUIFER_WRITE_KEY")
+        let key =
+            choose(self.write_key.clone(), self.write_key_file.as_deref(), "AQUIFER_WRITE_KEY");
+        not_empty(key?, "--write-key")
     }
+}
+
+/// Says how a key is given where one was asked for and there was none.
+pub fn explain(error: ObjectError) -> Error {
+    match error {
+        ObjectError::WrongKey { given: false, .. } => {
+            anyhow!("{error}; give it with --key-file, or in AQUIFER_KEY")
+        }
+        error => error.into(),
+    }
+}
+
+/// A new key that is empty is a variable of a script that was not set: everybody would have it.
+fn not_empty(key: Option<Vec<u8>>, option: &str) -> Result<Option<Vec<u8>>> {
+    let is_empty = key.as_ref().is_some_and(Vec::is_empty);
+    ensure!(!is_empty, "the key is empty; pass one, or leave {option} out");
+    Ok(key)
 }
 
 fn choose(

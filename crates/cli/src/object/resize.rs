@@ -5,9 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use aquifer::Resized;
 use aquifer_bench::Bytes;
+use serde::Serialize;
 
-use super::keys::{KeyArgs, ONE_KEY_HELP};
+use super::describe::Object;
+use super::keys::{self, KeyArgs, ONE_KEY_HELP};
 use super::{describe, open_to_write};
 use crate::output;
 
@@ -22,11 +25,42 @@ pub struct Args {
     name: OsString,
 
     /// Its new length, rounded up to whole pages; what a smaller object has no room for is lost
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
     #[command(flatten)]
     key: KeyArgs,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed.
+#[derive(Serialize)]
+struct Report<'a> {
+    name: &'a str,
+    name_is_utf8: bool,
+    previous_size_bytes: u64,
+    size_bytes: u64,
+    previous_address: u64,
+    address: u64,
+    /// Whether plain pointers into it are invalid now.
+    has_moved: bool,
+}
+
+impl<'a> Report<'a> {
+    fn of(before: &'a Object, resized: &Resized) -> Report<'a> {
+        Report {
+            name: &before.name,
+            name_is_utf8: before.name_is_utf8,
+            previous_size_bytes: before.size_bytes,
+            size_bytes: resized.size_bytes,
+            previous_address: resized.previous_address,
+            address: resized.address,
+            has_moved: resized.has_moved(),
+        }
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -44,7 +78,10 @@ pub fn run(args: &Args) -> Result<()> {
     let key = args.key.key()?;
     let objects = open_to_write(&args.pool)?;
     let before = describe::one(&objects, name)?;
-    let resized = objects.resize(name, args.size.0, key.as_deref())?;
+    let resized = objects.resize(name, args.size.0, key.as_deref()).map_err(keys::explain)?;
+    if args.json {
+        return output::print_json(&Report::of(&before, &resized), true);
+    }
     let address = match resized.has_moved() {
         true => format!(
             "its address changed from {:#x} to {:#x}: plain pointers into it are invalid",

@@ -4,15 +4,17 @@
 //! the size, a file that is there, a device that holds something for all one knows.
 
 use std::fs::Metadata;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Error, Result, anyhow, bail, ensure};
 use aquifer::pool::media::{self, OpenError};
 use aquifer::{CreateOptions, OpenOptions, PersistenceDomain, Pool, PoolError};
 use aquifer_bench::Bytes;
 use aquifer_sys::devdax;
 
+use super::info::Report;
+use super::undo::Undo;
 use super::{explain_domain, format_note};
 use crate::{output, progress};
 
@@ -24,22 +26,24 @@ Examples:
   aquifer pool create /mnt/pmem/data.pool --size 16G       on a DAX mount: found by itself
   aquifer pool create data.pool --size 1G --log 256M       with room for large commits
 
-Every byte of the file is allocated and written, so that no later write fails for want of space.")]
+Every byte of the file is allocated and written, so that no later write fails for want of space. Ctrl-C takes a new \
+file away again.")]
 pub struct Args {
     /// File to make, or device to use
     path: PathBuf,
 
     /// Length of the pool; on a device, the whole device
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
     /// Length of the log: a quarter of it is the largest commit that goes through it whole [default: a quarter of
     /// the pool, between 64 KiB and 128 MiB]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     log: Option<Bytes>,
 
-    /// How many objects there can be [default: one for each MiB, between 1,000 and 65,000]
-    #[arg(long, value_name = "N")]
+    /// How many objects there can be, rounded up [default: one for each MiB, between 1,000 and 65,000; under 16 MiB, one
+    /// for each 8 KiB]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     inodes: Option<u64>,
 
     /// Take the file for this persistence domain while the pool is made, whatever it is: for tests. It is not
@@ -50,6 +54,10 @@ pub struct Args {
     /// Overwrite a file that is there, or a device. What it held is lost
     #[arg(long)]
     force: bool,
+
+    /// Print what was made as one JSON object, like `aquifer pool info`
+    #[arg(long)]
+    json: bool,
 }
 
 /// What makes bytes durable.
@@ -81,15 +89,42 @@ pub fn run(args: &Args) -> Result<()> {
         media_is_used: false,
     };
     options.layout(args.size.0)?;
-    check_device(args)?;
+    check_place(args)?;
     let mut create = media::CreateOptions::new().overwrite(args.force);
     if let Some(domain) = args.domain {
         create = create.domain(domain.into());
     }
+    let undo = Undo::new(&args.path, true);
     let bar = progress::Bytes::new("allocating and zeroing");
-    let media = create.create(&args.path, args.size.0, &mut |done, all| bar.at(done, all));
+    let media = create
+        .create(&args.path, args.size.0, &mut |done, all| {
+            bar.at(done, all);
+            undo.ends_if_interrupted(&bar);
+        })
+        .map_err(explain)?;
+    // Making it durable takes long, too.
+    undo.ends_if_interrupted(&bar);
     drop(bar);
-    let media = media.map_err(|error| match error {
+    // Without shared memory: nobody else needs it yet.
+    let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
+    let pool = Pool::create_on(media, &options, &open)?;
+    let (report, text) = (Report::of(&pool)?.when_closed(), describe(&args.path, &pool)?);
+    drop(pool);
+    match args.json {
+        true => output::print_json(&report, true),
+        false => output::print(&text),
+    }
+}
+
+/// What the library says about media in general, for somebody who makes a pool.
+fn explain(error: OpenError) -> Error {
+    match error {
+        OpenError::Exists { path } if path.is_symlink() && !path.exists() => {
+            anyhow!(
+                "{} is a link that leads nowhere; remove it, or choose another path",
+                path.display()
+            )
+        }
         OpenError::Exists { path } => anyhow!(
             "{} exists already; choose another path, or overwrite it with --force",
             path.display()
@@ -98,22 +133,43 @@ pub fn run(args: &Args) -> Result<()> {
             "cannot make {}: its directory does not exist or takes no files; choose another path",
             path.display()
         ),
+        OpenError::NoPermission { path, .. } => {
+            anyhow!("no permission to make or overwrite {}; choose another path", path.display())
+        }
+        OpenError::ReadOnlyMedia { path } => {
+            anyhow!("{} would lie on read-only media; choose another path", path.display())
+        }
         error => error.into(),
-    })?;
-    // Without shared memory: nobody else needs it yet.
-    let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
-    let pool = Pool::create_on(media, &options, &open)?;
-    let text = describe(&args.path, &pool)?;
-    drop(pool);
-    output::print(&text)
+    }
+}
+
+/// What would only be noticed when what is there is lost already.
+fn check_place(args: &Args) -> Result<()> {
+    match std::fs::metadata(&args.path) {
+        Ok(metadata) if is_device(&metadata) => check_device(args),
+        Ok(metadata) if metadata.is_file() && args.force => check_room(args, &metadata),
+        _ => Ok(()),
+    }
+}
+
+/// A file is emptied before it gets its new length.
+fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
+    /// The unit of `st_blocks`, whatever the file system's is.
+    const BLOCK_BYTES: u64 = 512;
+    let Ok(free_bytes) = aquifer_bench::free_bytes(&args.path) else { return Ok(()) };
+    let there_bytes = free_bytes.saturating_add(metadata.blocks() * BLOCK_BYTES);
+    ensure!(
+        args.size.0 <= there_bytes,
+        "no room for {} at {}: there are {}, with what the file takes up now; free space, or make it smaller",
+        args.size,
+        args.path.display(),
+        Bytes(there_bytes),
+    );
+    Ok(())
 }
 
 /// A pool takes a device whole, and only when that was said.
 fn check_device(args: &Args) -> Result<()> {
-    let Ok(metadata) = std::fs::metadata(&args.path) else { return Ok(()) };
-    if !is_device(&metadata) {
-        return Ok(());
-    }
     let path = args.path.display();
     ensure!(args.force, "{path} is a device; --force makes a pool of it, and what it held is lost");
     let len_bytes = device_len_bytes(&args.path)?;

@@ -1,12 +1,16 @@
 //! `aquifer pool grow`.
 
+use std::io;
 use std::path::PathBuf;
 
-use anyhow::Result;
-use aquifer::Pool;
+use anyhow::{Error, Result, anyhow};
+use aquifer::pool::media::MediaError;
+use aquifer::{Pool, PoolError};
 use aquifer_bench::Bytes;
+use serde::Serialize;
 
 use super::open_to_read;
+use super::undo::Undo;
 use crate::{output, progress};
 
 /// Arguments of `aquifer pool grow`.
@@ -16,28 +20,68 @@ Examples:
   aquifer pool grow data.pool --size 2G      the pool is 2 GiB long afterwards, all of it allocated
   aquifer pool grow /dev/pmem0 --size 2G     after the device has become longer
 
-Nobody may have the pool open. A crash in the middle leaves the old pool or the new one. Pools do not shrink.")]
+Nobody may have the pool open. A crash in the middle leaves the old pool or the new one, and so does Ctrl-C. Pools do \
+not shrink.")]
 pub struct Args {
     /// The pool
     path: PathBuf,
 
     /// How long it is to be
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed.
+#[derive(Serialize)]
+struct Report {
+    path: String,
+    previous_size_bytes: u64,
+    size_bytes: u64,
 }
 
 /// Makes it longer and says what it has become.
 pub fn run(args: &Args) -> Result<()> {
     let before = open_to_read(&args.path)?.layout();
+    let undo = Undo::new(&args.path, false);
     let bar = progress::Bytes::new("allocating and zeroing");
-    let grown = Pool::grow(&args.path, args.size.0, &mut |done, all| bar.at(done, all));
+    let grown = Pool::grow(&args.path, args.size.0, &mut |done, all| {
+        bar.at(done, all);
+        undo.ends_if_interrupted(&bar);
+    });
     drop(bar);
-    let [old, new] = [before.len_bytes(), grown?.len_bytes()];
+    let old = before.len_bytes();
+    let more = Bytes(args.size.0.saturating_sub(old));
+    let new = grown.map_err(|error| explain(error, more))?.len_bytes();
     let path = args.path.display();
+    if args.json {
+        let path = path.to_string();
+        let report = Report { path, previous_size_bytes: old, size_bytes: new };
+        return output::print_json(&report, true);
+    }
     output::print(&match new - old.min(new) {
         0 => format!("{path} has {} already\n", Bytes(new)),
         more => {
             format!("grew {path} from {} to {}: {} more\n", Bytes(old), Bytes(new), Bytes(more))
         }
     })
+}
+
+/// What the system says when there is no room names neither the length nor a way out.
+fn explain(error: PoolError, more: Bytes) -> Error {
+    match error {
+        PoolError::Media(MediaError { source, path, .. }) if is_want_of_room(&source) => anyhow!(
+            "{} cannot become {more} longer ({source}); free space or huge pages, or grow it by less",
+            path.display()
+        ),
+        error => error.into(),
+    }
+}
+
+fn is_want_of_room(error: &io::Error) -> bool {
+    let codes = [libc::ENOSPC, libc::EDQUOT, libc::ENOMEM, libc::EFBIG];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }

@@ -31,7 +31,7 @@ pub struct Args {
 
 /// What is printed.
 #[derive(Serialize)]
-struct Report {
+pub(super) struct Report {
     path: String,
     uuid: String,
     format_version: u32,
@@ -70,7 +70,8 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 impl Report {
-    fn of(pool: &Pool) -> Result<Report> {
+    /// What an open pool is.
+    pub(super) fn of(pool: &Pool) -> Result<Report> {
         let info: PoolInfo = pool.info()?;
         let is_object = |inode: &Inode| inode.kind == InodeKind::Object;
         let objects = pool.inodes()?.into_iter().filter(is_object).count() as u64;
@@ -100,6 +101,11 @@ impl Report {
             recovered_records: info.recovered_records,
             processes: info.processes,
         })
+    }
+
+    /// The same once this process, too, has closed it.
+    pub(super) fn when_closed(self) -> Report {
+        Report { processes: Vec::new(), ..self }
     }
 
     fn to_text(&self) -> String {

@@ -7,6 +7,7 @@ mod check;
 mod create;
 mod grow;
 mod info;
+mod undo;
 
 use std::fmt::Display;
 use std::path::Path;

@@ -15,9 +15,9 @@ const TICK: Duration = Duration::from_millis(200);
 pub struct Bytes(ProgressBar);
 
 impl Bytes {
-    /// A bar towards an end that it will be told of.
+    /// A bar towards an end that it will be told of. It fits into 80 columns: one that is wrapped leaves lines behind.
     pub fn new(what: &'static str) -> Bytes {
-        Self::with_template("{elapsed_precise} {bar:30} {bytes}/{total_bytes} {msg}", what)
+        Self::with_template("{elapsed_precise} {bar:20} {bytes}/{total_bytes} {msg}", what)
     }
 
     /// A count, where nobody knows how much there is to do.
@@ -33,19 +33,24 @@ impl Bytes {
             false => ProgressDrawTarget::hidden(),
         };
         let style = ProgressStyle::with_template(template).expect("a valid template");
+        // `set_message` would draw it, and a bar towards nothing is full.
         let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
-        bar.set_message(what);
-        Bytes(bar)
+        Bytes(bar.with_message(what))
     }
 
     /// So much of so much is done.
     pub fn at(&self, done_bytes: u64, all_bytes: u64) {
-        if self.0.length() == Some(0) {
-            // Not before: a bar towards nothing is full.
-            self.0.enable_steady_tick(TICK);
-        }
+        let is_first = self.0.length() == Some(0);
         self.0.set_length(all_bytes);
         self.0.set_position(done_bytes);
+        if is_first {
+            self.0.enable_steady_tick(TICK);
+        }
+    }
+
+    /// Takes it off the terminal, for what is said next.
+    pub fn clear(&self) {
+        self.0.finish_and_clear();
     }
 
     /// So much more is done.
@@ -56,6 +61,6 @@ impl Bytes {
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.clear();
     }
 }

@@ -64,6 +64,18 @@ impl Media for Watched {
         self.media.grow(len_bytes)
     }
 
+    fn grow_with_progress(
+        &self,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), MediaError> {
+        self.media.grow_with_progress(len_bytes, progress)
+    }
+
+    fn forget_cached(&self, range: ByteRange) {
+        self.media.forget_cached(range);
+    }
+
     fn file(&self) -> BorrowedFd<'_> {
         self.media.file()
     }

@@ -7,22 +7,73 @@ pub mod plain_list;
 pub mod sorted_list;
 pub mod word_index;
 
+use std::error::Error;
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::path::Path;
+use std::process::ExitCode;
 
 use aquifer_object::{Access, Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
-/// Attaches an object with a heap for writing; makes it, and the pool, if they are not there.
-pub fn attach_heap(pool: &Path, name: &str) -> Result<Attachment, Box<dyn std::error::Error>> {
-    let options = OpenOptions::default();
-    let objects = match pool.exists() {
-        true => Objects::open(pool, &options)?,
-        false => Objects::new(Pool::create(pool, 64 << 20, &CreateOptions::default(), &options)?),
+/// What examples return: errors of Aquifer, of numbers, of files.
+pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Calls an example with its pool and the other arguments; errors are shown in their own words, which say what to do.
+pub fn run(usage: &str, example: impl FnOnce(&Path, &[String]) -> Result<()>) -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let pool = match arguments.next() {
+        // A pool of this name would be a surprise.
+        Some(first) if !first.as_encoded_bytes().starts_with(b"-") => first,
+        _ => {
+            eprintln!("usage: {usage}");
+            return ExitCode::from(2);
+        }
     };
+    match text(arguments).and_then(|arguments| example(Path::new(&pool), &arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn text(arguments: impl Iterator<Item = OsString>) -> Result<Vec<String>> {
+    arguments
+        .map(|argument| argument.into_string().map_err(|it| format!("{it:?} is not UTF-8").into()))
+        .collect()
+}
+
+/// An argument that is a number.
+pub fn number(argument: &str) -> Result<u64> {
+    argument.parse().map_err(|error| format!("`{argument}` is no number: {error}").into())
+}
+
+/// Attaches an object with a heap for writing; makes it, and the pool, if they are not there.
+pub fn attach_heap(pool: &Path, name: &str) -> Result<Attachment> {
+    if !pool.exists() {
+        make_pool(pool)?;
+    }
+    let objects = Objects::open(pool, &OpenOptions::default())?;
     let how = CreateObject { heap: true, ..CreateObject::default() };
     match objects.create(name, 8 << 20, &how) {
         Ok(_) | Err(ObjectError::Exists { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     Ok(objects.attach(name, Access::Write, None)?)
+}
+
+/// The pool gets its name when it is whole: who is killed before that starts again, and finds no half of one.
+fn make_pool(path: &Path) -> Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".unfinished");
+    if Path::new(&unfinished).exists() {
+        fs::remove_file(&unfinished)?;
+    }
+    drop(Pool::create(&unfinished, 64 << 20, &CreateOptions::default(), &OpenOptions::default())?);
+    fs::rename(&unfinished, path)?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    // The new name, too, must survive a power cut.
+    Ok(File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?)
 }
