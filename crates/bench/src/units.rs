@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes: parses `256M`, `2GiB`, `4096`; prints `256 MiB`. The units are powers of 1024.
+/// A number of bytes: parses `256M`, `1.5 GiB`, `4096`; prints `256 MiB`. The units are powers of 1024.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -26,10 +26,9 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` is not a size; write for example 256M, 2GiB or 65536");
         let text = text.trim();
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
-        let number: u64 = number.parse().map_err(|_| wrong())?;
-        let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        let shift: u32 = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 0,
             "k" | "kb" | "kib" => 10,
             "m" | "mb" | "mib" => 20,
@@ -37,7 +36,13 @@ impl FromStr for Bytes {
             "t" | "tb" | "tib" => 40,
             _ => return Err(wrong()),
         };
-        number.checked_mul(1 << shift).map(Self).ok_or_else(wrong)
+        if let Ok(number) = number.parse::<u64>() {
+            return number.checked_mul(1 << shift).map(Self).ok_or_else(wrong);
+        }
+        let bytes = number.parse::<f64>().map_err(|_| wrong())? * (1_u64 << shift) as f64;
+        // Above 2^53 not every number of bytes is one of these.
+        let is_whole = bytes.fract() == 0.0 && bytes < (1_u64 << 53) as f64;
+        if is_whole { Ok(Self(bytes as u64)) } else { Err(wrong()) }
     }
 }
 
@@ -50,7 +55,9 @@ mod tests {
         assert_eq!("256M".parse(), Ok(Bytes(256 << 20)));
         assert_eq!("2 GiB".parse(), Ok(Bytes(2 << 30)));
         assert_eq!("4096".parse(), Ok(Bytes(4096)));
-        for wrong in ["", "M", "1.5G", "-1", "1X", "99999999T"] {
+        assert_eq!("1.5G".parse(), Ok(Bytes(1536 << 20)));
+        assert_eq!("0.25 KiB".parse(), Ok(Bytes(256)));
+        for wrong in ["", "M", ".", "1.5", "1.2.3G", "0.3K", "-1", "1X", "99999999T"] {
             assert!(wrong.parse::<Bytes>().is_err(), "{wrong}");
         }
         assert_eq!(Bytes(256 << 20).to_string(), "256 MiB");

@@ -104,7 +104,10 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
     let found = ratios(&definitions(options), &rows);
     let config = [
         ("size_bytes", json!(size_bytes)),
+        ("pages", json!(options.pages)),
         ("stores_a_page", json!(options.stores)),
+        ("seconds", json!(options.commits.is_none().then_some(options.seconds))),
+        ("commits", json!(options.commits)),
         ("threads", json!(options.threads)),
     ];
     Ok(stage.report("psync", rows, found, config))

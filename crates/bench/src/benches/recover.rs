@@ -22,6 +22,8 @@ const SYSTEMS: &[System] =
 
 /// Pages each commit before the crash stores to.
 const COMMIT_PAGES: u32 = 10;
+/// Stores on each of them: most of a record, so that logs are about as long as records are.
+const STORES_A_PAGE: u32 = 400;
 
 /// Runs the bench.
 pub fn run(options: &RecoverOptions) -> Result<Report> {
@@ -37,7 +39,7 @@ pub fn run(options: &RecoverOptions) -> Result<Report> {
         let work = CommitWork {
             domain: Domain::PageCache,
             pages: COMMIT_PAGES,
-            stores_a_page: 1,
+            stores_a_page: STORES_A_PAGE,
             dirty_pages: 0,
         };
         let job = Job {
@@ -88,10 +90,10 @@ pub fn run(options: &RecoverOptions) -> Result<Report> {
     let rows = schedule.run(cells, &mut notes)?;
     drop(schedule);
     stage.notes = notes;
-    let texts = |all: &[Bytes]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let bytes = |all: &[Bytes]| all.iter().map(|size| size.0).collect::<Vec<_>>();
     let config = [
-        ("committed", json!(texts(&logs))),
-        ("sizes", json!(texts(&sizes))),
+        ("committed_bytes", json!(bytes(&logs))),
+        ("size_bytes", json!(bytes(&sizes))),
         ("pages_a_commit", json!(COMMIT_PAGES)),
     ];
     Ok(stage.report("recover", rows, Default::default(), config))
