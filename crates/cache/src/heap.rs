@@ -34,10 +34,10 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_device::FileDevice;
 
-use crate::bytes::Pod;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
+use aquifer_vm::Pod;
 
 /// Every allocation starts and ends at a multiple of this: a cache line.
 const ALIGNMENT_BYTES: u64 = 64;

@@ -18,7 +18,6 @@ mod asynchronous;
 mod attached;
 mod batch;
 mod bounce;
-mod bytes;
 mod cache;
 mod calibrate;
 mod dirty;
@@ -51,7 +50,7 @@ mod sync;
 mod version;
 mod writeback;
 
-pub use bytes::{Bytes, Pod};
+pub use aquifer_vm::{Bytes, Pod};
 pub use cache::{Cache, CacheBuilder};
 pub use calibrate::{Calibration, calibrate, calibrations};
 pub use error::{Error, Result};

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use aquifer_device::Device;
 
 use crate::asynchronous;
-use crate::bytes::Bytes;
 use crate::cache::Running;
 use crate::engine::{Engine, Kind};
 use crate::error::{Error, Result};
@@ -27,6 +26,7 @@ use crate::page_word::{PinKind, State};
 use crate::store::{Access, Geometry, PageMemory, Refused, Store};
 use crate::sync::{Ordering, fence};
 use crate::version::Version;
+use aquifer_vm::Bytes;
 
 /// Frames of the arena. Nothing appears or disappears: a frame is always mapped.
 pub(crate) struct ArenaMemory {

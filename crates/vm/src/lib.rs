@@ -6,17 +6,22 @@
 //!   ones to whoever was there before.
 //! * [`fork`]: what a child process may still do, which is: nothing with its parent's mappings.
 //! * [`fixed`]: mappings at addresses that are part of what they hold.
+//! * [`bytes`]: looking at memory that others may change.
+//! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
+pub mod bytes;
 pub mod dirty;
 pub mod fixed;
 pub mod fork;
+pub mod guard;
 pub mod router;
 mod stack;
 
 pub use arena::{Arena, Reservation};
+pub use bytes::{Bytes, Pod};
 pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 pub use fixed::FixedRange;
 pub use fork::{NotInherited, ProcessMark};

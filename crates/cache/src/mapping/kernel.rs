@@ -8,20 +8,19 @@
 //! * `get`, `read_into`, `touch` load with instructions that can fail (`aquifer_sys::fallible`), and ask
 //!   `pread` for the reason.
 //! * `pin` and `touch_many` let the kernel populate the range, which reports failure.
-//! * The closure of `read` runs under a `guard`, after its pages were brought in.
+//! * The closure of `read` runs under a guard ([`aquifer_vm::guard`]), after its pages were brought in.
 //! * A bare load of a page that cannot be read raises SIGBUS, as with mmap, and is recorded.
 //!
 //! Beyond the end of a truncated file, but within its last page, there are zeros, as with mmap. A thread
 //! that blocks SIGBUS gets no errors: the kernel kills it.
 //!
 //! # Invariants
-//! * `replacements` is raised before a zero page appears and lowered after the file is back.
 //! * The pin table is never locked while mapped memory is touched.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_device::Device;
 use aquifer_sys::fallible;
@@ -29,17 +28,17 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
 use aquifer_sys::signal::FaultContext;
+use aquifer_vm::guard::{Replaceable, Trouble};
 use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
 
-use crate::bytes::Bytes;
 use crate::engine::{BareCause, BareFault, Engine};
 use crate::error::{Error, Result};
 use crate::ids::{PageId, StoreId};
 use crate::mapping::Advice;
-use crate::mapping::guard::{self, Guard};
 use crate::mapping::pattern::Detector;
 use crate::mapping::pins::Pins;
 use crate::store::Geometry;
+use aquifer_vm::Bytes;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Ranges a batch of `touch_many` reads ahead with one call, before it waits for the batch before.
@@ -48,9 +47,6 @@ const TRUNCATED: &str = "the file ends before it; it was truncated after it was 
 const UNREADABLE: &str = "the system could not read it from the device";
 const UNSETTLED: &str =
     "the file could not be read elsewhere in the mapping at the same time; read again";
-/// One replacement, counted; and the part of the count that tells how many are in force.
-const REPLACEMENT: u64 = 1 << 32 | 1;
-const IN_FORCE: u64 = (1 << 32) - 1;
 
 /// How the kernel reads ahead.
 struct Pattern {
@@ -70,8 +66,7 @@ pub(crate) struct KernelFile {
     pub geometry: Geometry,
     pub identity: FileIdentity,
     pub backing: Backing,
-    /// Replacements by zero pages: ever made (high half), in force (low half).
-    replacements: AtomicU64,
+    replaceable: Replaceable,
     pattern: Mutex<Pattern>,
     pins: Mutex<Pins>,
     /// Where the drop manager goes on, in bytes.
@@ -113,7 +108,7 @@ impl KernelFile {
             geometry,
             identity,
             backing,
-            replacements: AtomicU64::new(0),
+            replaceable: Replaceable::new(),
             pattern: Mutex::new(Pattern {
                 advice: memory::Advice::Normal,
                 detector: Some(Detector::new()),
@@ -205,14 +200,12 @@ impl KernelFile {
     pub unsafe fn copy_to(&self, offset_bytes: u64, target: *mut u8, len: usize) -> Result<()> {
         let source = self.address(offset_bytes);
         if fallible::SUPPORTED {
-            // Acquire, here and below, pairs with the handler's increment before the zero page appears: what
-            // is copied in between comes from the file.
-            let before = self.replacements.load(Ordering::Acquire);
-            // SAFETY: mapped; the target is the caller's.
-            let copied = unsafe { fallible::try_copy(source, target, len) };
-            fence(Ordering::Acquire);
-            let after = self.replacements.load(Ordering::Acquire);
-            if copied && before & IN_FORCE == 0 && before == after {
+            // What is copied without a replacement meanwhile comes from the file.
+            let (copied, is_settled) = self.replaceable.is_settled_during(|| {
+                // SAFETY: mapped; the target is the caller's.
+                unsafe { fallible::try_copy(source, target, len) }
+            });
+            if copied && is_settled {
                 return Ok(());
             }
             // SAFETY: the caller's promise.
@@ -256,70 +249,39 @@ impl KernelFile {
         self.guarded(range, || look(bytes))
     }
 
-    /// Runs `access` with faults in `range` turned into an error. See `guard`.
+    /// Runs `access` with faults in `range` turned into an error.
     fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
         let pages = Self::whole_pages(range);
-        let guard =
-            Guard::new(self, self.address(pages.start) as usize, self.address(pages.end) as usize);
-        // Restores the file when dropped, also by a panic of the closure: dropped after `entered`.
-        let restore = Restore { file: self, guard: &guard };
-        let before = self.replacements.load(Ordering::Acquire);
-        let entered = guard.enter();
-        let value = access();
-        drop(entered);
-        fence(Ordering::Acquire);
-        let after = self.replacements.load(Ordering::Acquire);
-        drop(restore);
-        if let Some(failure) = guard.failure() {
-            let offset = (failure.address - self.address(0) as usize) as u64;
-            let reason = if failure.truncated { TRUNCATED } else { UNREADABLE };
-            return Err(self.failed_at(offset, reason));
-        }
-        // Some other thread's closure met a fault meanwhile: what was seen may be its zero page.
-        if before & IN_FORCE != 0 || before != after {
-            return Err(self.failed_at(range.start, UNSETTLED));
-        }
-        Ok(value)
-    }
-
-    /// Puts a zero page where a guarded load has failed, or zero pages to the end of the guarded range
-    /// where the file has ended. Runs in the signal handler.
-    fn replace(&self, guard: &Guard, offset_bytes: u64, truncated: bool) -> bool {
-        let start = self.address(offset_bytes) as usize;
-        let end = if truncated { guard.end() } else { start + SMALL_PAGE_BYTES };
-        // Release pairs with the loads of those who check what they have read.
-        self.replacements.fetch_add(REPLACEMENT, Ordering::AcqRel);
-        // SAFETY: the range lies in this file's own mapping, which is read-only and never borrowed as
-        // references.
-        let replaced =
-            unsafe { memory::map_anonymous_at(start as *mut u8, end - start, Protection::Read) };
-        if replaced.is_err() {
-            self.replacements.fetch_sub(1, Ordering::AcqRel);
-            return false;
-        }
-        guard.note(start, end, truncated);
-        true
+        let addresses = self.address(pages.start) as usize..self.address(pages.end) as usize;
+        self.replaceable.guarded(addresses, |again| self.map_again(again), access).map_err(
+            |trouble| match trouble {
+                Trouble::Failed { address, truncated } => {
+                    let offset = (address - self.address(0) as usize) as u64;
+                    self.failed_at(offset, if truncated { TRUNCATED } else { UNREADABLE })
+                }
+                Trouble::Unsettled => self.failed_at(range.start, UNSETTLED),
+            },
+        )
     }
 
     /// Maps the file again where zero pages are.
-    fn restore(&self, addresses: Range<usize>, replacements: u32) {
+    fn map_again(&self, addresses: Range<usize>) -> bool {
         let start = addresses.start as *mut u8;
         let len = addresses.end - addresses.start;
         let offset = (addresses.start - self.address(0) as usize) as u64;
         let pattern = self.pattern.lock();
-        // SAFETY: as in `replace`.
-        let restored =
+        // SAFETY: the range lies in this file's own mapping, which is read-only and never borrowed as references.
+        let mapped =
             unsafe { memory::map_file_at(start, len, Protection::Read, self.file(), offset) };
-        if restored.is_err() {
-            // The count stays up, so that nobody trusts these pages: loads read instead.
-            return;
+        if mapped.is_err() {
+            return false;
         }
         // Alike its neighbours, so that the kernel merges them. Each is only advice.
         for advice in [memory::Advice::DontFork, memory::Advice::DontDump, pattern.advice] {
             // SAFETY: our own mapping.
             let _ = unsafe { memory::advise(start, len, advice) };
         }
-        self.replacements.fetch_sub(u64::from(replacements), Ordering::AcqRel);
+        true
     }
 
     // ---- residency ------------------------------------------------------------------------------
@@ -382,8 +344,7 @@ impl KernelFile {
             };
             let Err(source) = populated else {
                 // A zero page of somebody's failing `read` populates as well.
-                let settled = self.replacements.load(Ordering::Acquire) & IN_FORCE == 0;
-                return if settled { Ok(()) } else { self.find_error(range) };
+                return if self.replaceable.is_settled() { Ok(()) } else { self.find_error(range) };
             };
             self.find_error(range)?;
             attempts += 1;
@@ -547,20 +508,6 @@ impl Drop for KernelFile {
     }
 }
 
-/// Maps the file again when a guarded call ends.
-struct Restore<'a> {
-    file: &'a KernelFile,
-    guard: &'a Guard,
-}
-
-impl Drop for Restore<'_> {
-    fn drop(&mut self) {
-        if let Some(failure) = self.guard.failure() {
-            self.file.restore(failure.replaced, failure.replacements);
-        }
-    }
-}
-
 impl FaultOwner for KernelFile {
     fn serve(&self, fault: &FaultContext) -> Served {
         // SIGSEGV here is a store to a read-only mapping. A load that can fail is left to.
@@ -570,9 +517,8 @@ impl FaultOwner for KernelFile {
         let page = (fault.address - self.address(0) as usize) as u64 / PAGE;
         let truncated =
             residency::file_len_bytes(self.file()).is_ok_and(|len_bytes| page * PAGE >= len_bytes);
-        if let Some(guard) = guard::covering(self, fault.address)
-            && self.replace(guard, page * PAGE, truncated)
-        {
+        // SAFETY: the guarded addresses are in this file's own mapping, which is never borrowed as references.
+        if unsafe { self.replaceable.replace(fault.address, truncated) } {
             return Served::Yes;
         }
         self.engine.record_bare_fault(BareFault {

@@ -13,7 +13,6 @@
 
 mod choose;
 mod drop_manager;
-mod guard;
 mod kernel;
 mod options;
 mod pattern;
@@ -34,12 +33,12 @@ use aquifer_device::Device;
 use aquifer_sys::memory::copy_racy;
 
 use crate::asynchronous;
-use crate::bytes::{Bytes, Pod};
 use crate::cache::Running;
 use crate::engine::Kind;
 use crate::error::{Error, Result};
 use crate::page_word::PinKind;
 use crate::store::{Access, Geometry};
+use aquifer_vm::{Bytes, Pod};
 use kernel::KernelFile;
 
 /// A device as memory. See the module documentation.

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::mapping::UserStore;
 use crate::mapping::kernel::KernelFile;
 use crate::page_word::PinKind;
 use crate::store::Access;
+use aquifer_vm::Bytes;
 
 /// A resident range of a mapping that is not evicted while this exists. Safe to hand to system calls.
 ///

@@ -25,7 +25,7 @@ unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 /// # Safety
 /// `source` is readable for the value; any alignment.
 #[inline]
-pub(crate) unsafe fn read_racy<T: Pod>(source: *const u8) -> T {
+pub unsafe fn read_racy<T: Pod>(source: *const u8) -> T {
     #[repr(C, packed)]
     struct Unaligned<T>(T);
     // SAFETY: forwarded to the caller; the wrapper has alignment 1.
@@ -46,9 +46,11 @@ pub struct Bytes<'a> {
 }
 
 impl<'a> Bytes<'a> {
+    /// `len` bytes from `base`.
+    ///
     /// # Safety
     /// `base` is readable for `len` bytes during `'a`.
-    pub(crate) unsafe fn new(base: *const u8, len: usize) -> Bytes<'a> {
+    pub unsafe fn new(base: *const u8, len: usize) -> Bytes<'a> {
         Bytes { base, len, _borrow: PhantomData }
     }
 

@@ -1,0 +1,223 @@
+//! Faults inside a call that returns `Result`, on a mapping of a file that the kernel serves.
+//!
+//! A load from the mapping of a truncated or unreadable file raises SIGBUS. Loads that Aquifer makes itself report
+//! failure instead (`aquifer_sys::fallible`). Loads made by an application's closure cannot; so while such a closure runs,
+//! its thread is marked by a guard, and the fault handler puts a zero page where the fault was, for the closure to
+//! finish with. Its result is then discarded, the file is mapped again, and the call returns an error.
+//!
+//! Meanwhile *other* threads see the zero page too. Calls on the same mapping notice that from the count
+//! of replacements and do not trust what they read; a bare load cannot.
+//!
+//! Guards of a thread form a list through its stack, innermost first. The handler runs in the same
+//! thread: the fields are atomics only so that the compiler expects them to change.
+//!
+//! # Invariant
+//! The count of replacements is raised before a zero page appears and lowered after the file is back.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+};
+
+use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+
+thread_local! {
+    /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
+    static INNERMOST: Cell<*const Guard> = const { Cell::new(ptr::null()) };
+}
+
+/// One replacement, counted; and the part of the count that tells how many are in force.
+const REPLACEMENT: u64 = 1 << 32 | 1;
+const IN_FORCE: u64 = (1 << 32) - 1;
+
+/// A mapping whose unreadable pages are replaced while closures look at it.
+#[derive(Debug, Default)]
+pub struct Replaceable {
+    /// Replacements by zero pages: ever made (high half), in force (low half).
+    replacements: AtomicU64,
+}
+
+/// What the file under a mapping could not give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// The page at this address could not be read.
+    Failed {
+        /// The first such address.
+        address: usize,
+        /// Whether the file ends before it.
+        truncated: bool,
+    },
+    /// Some other thread's closure met a fault meanwhile: what was seen may be its zero page.
+    Unsettled,
+}
+
+impl Replaceable {
+    /// Nothing is replaced.
+    pub const fn new() -> Replaceable {
+        Replaceable { replacements: AtomicU64::new(0) }
+    }
+
+    /// Whether every page is the file's at the moment.
+    pub fn is_settled(&self) -> bool {
+        // Acquire: pairs with the release in `replace`.
+        self.replacements.load(Ordering::Acquire) & IN_FORCE == 0
+    }
+
+    /// Runs `access`, and says whether all it has read was the file's.
+    #[inline]
+    pub fn is_settled_during<T>(&self, access: impl FnOnce() -> T) -> (T, bool) {
+        // Acquire, here and below, pairs with the handler's increment before the zero page appears.
+        let before = self.replacements.load(Ordering::Acquire);
+        let value = access();
+        fence(Ordering::Acquire);
+        let after = self.replacements.load(Ordering::Acquire);
+        (value, before & IN_FORCE == 0 && before == after)
+    }
+
+    /// Runs `access` with faults at `addresses`, whole pages, turned into an error. `map_again` maps the file where zero
+    /// pages are and says whether it could; it runs also when `access` panics.
+    pub fn guarded<T>(
+        &self,
+        addresses: Range<usize>,
+        map_again: impl FnMut(Range<usize>) -> bool,
+        access: impl FnOnce() -> T,
+    ) -> Result<T, Trouble> {
+        let guard = Guard::new(self, addresses);
+        // Dropped after the mark.
+        let restore = Restore { guard: &guard, map_again };
+        let (value, is_settled) = self.is_settled_during(|| {
+            let _entered = guard.enter();
+            access()
+        });
+        drop(restore);
+        let address = guard.failed_at.load(Ordering::Relaxed);
+        if address != 0 {
+            let truncated = guard.truncated.load(Ordering::Relaxed);
+            return Err(Trouble::Failed { address, truncated });
+        }
+        if is_settled { Ok(value) } else { Err(Trouble::Unsettled) }
+    }
+
+    /// Puts a zero page where a guarded load of this thread has failed, or zero pages to the end of the guarded addresses
+    /// where the file has ended. Called by the fault handler; says whether the load can be repeated.
+    ///
+    /// # Safety
+    /// The guarded addresses are this mapping's, and nobody has references to them.
+    pub unsafe fn replace(&self, address: usize, truncated: bool) -> bool {
+        let Some(guard) = self.covering(address) else { return false };
+        let start = address / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
+        let end = if truncated { guard.end } else { start + SMALL_PAGE_BYTES };
+        // Release pairs with the loads of those who check what they have read.
+        self.replacements.fetch_add(REPLACEMENT, Ordering::AcqRel);
+        // SAFETY: forwarded to the caller.
+        let replaced =
+            unsafe { memory::map_anonymous_at(start as *mut u8, end - start, Protection::Read) };
+        if replaced.is_err() {
+            self.replacements.fetch_sub(1, Ordering::AcqRel);
+            return false;
+        }
+        guard.note(start, end, truncated);
+        true
+    }
+
+    /// The innermost guard of the calling thread that covers `address` in this mapping. Async-signal-safe.
+    fn covering(&self, address: usize) -> Option<&Guard> {
+        let mut at = INNERMOST.get();
+        // SAFETY: guards in the list are alive: each is unlinked before it leaves its stack frame, and the
+        // handler that walks the list has interrupted this very thread.
+        while let Some(guard) = unsafe { at.as_ref() } {
+            if ptr::eq(guard.mapping, self) && (guard.start..guard.end).contains(&address) {
+                return Some(guard);
+            }
+            at = guard.outer.get();
+        }
+        None
+    }
+}
+
+/// A call in progress that wants faults as errors.
+struct Guard {
+    mapping: *const Replaceable,
+    start: usize,
+    end: usize,
+    outer: Cell<*const Guard>,
+    /// The first address that could not be read, or 0.
+    failed_at: AtomicUsize,
+    truncated: AtomicBool,
+    /// What has been replaced by zero pages lies within these addresses.
+    replaced_start: AtomicUsize,
+    replaced_end: AtomicUsize,
+    replacements: AtomicU32,
+}
+
+impl Guard {
+    fn new(mapping: &Replaceable, addresses: Range<usize>) -> Guard {
+        Guard {
+            mapping,
+            start: addresses.start,
+            end: addresses.end,
+            outer: Cell::new(ptr::null()),
+            failed_at: AtomicUsize::new(0),
+            truncated: AtomicBool::new(false),
+            replaced_start: AtomicUsize::new(usize::MAX),
+            replaced_end: AtomicUsize::new(0),
+            replacements: AtomicU32::new(0),
+        }
+    }
+
+    /// Marks the thread until the result is dropped.
+    fn enter(&self) -> Entered<'_> {
+        self.outer.set(INNERMOST.get());
+        INNERMOST.set(self);
+        // The mark is set before the first load of what follows.
+        compiler_fence(Ordering::SeqCst);
+        Entered { guard: self }
+    }
+
+    /// Called by the handler after it has replaced `start..end` because of a fault there.
+    fn note(&self, start: usize, end: usize, truncated: bool) {
+        let _ = self.failed_at.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed);
+        self.truncated.fetch_or(truncated, Ordering::Relaxed);
+        self.replaced_start.fetch_min(start, Ordering::Relaxed);
+        self.replaced_end.fetch_max(end, Ordering::Relaxed);
+        self.replacements.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The mark of a thread inside a guarded call.
+struct Entered<'a> {
+    guard: &'a Guard,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        INNERMOST.set(self.guard.outer.get());
+    }
+}
+
+/// Maps the file again where a guarded call had pages replaced.
+struct Restore<'a, F: FnMut(Range<usize>) -> bool> {
+    guard: &'a Guard,
+    map_again: F,
+}
+
+impl<F: FnMut(Range<usize>) -> bool> Drop for Restore<'_, F> {
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        let replacements = self.guard.replacements.load(Ordering::Relaxed);
+        if replacements == 0 {
+            return;
+        }
+        let start = self.guard.replaced_start.load(Ordering::Relaxed);
+        let end = self.guard.replaced_end.load(Ordering::Relaxed);
+        // Otherwise the count stays up, so that nobody trusts these pages.
+        if (self.map_again)(start..end) {
+            // SAFETY: the guard was made from a reference that its caller still has.
+            let mapping = unsafe { &*self.guard.mapping };
+            mapping.replacements.fetch_sub(u64::from(replacements), Ordering::AcqRel);
+        }
+    }
+}
