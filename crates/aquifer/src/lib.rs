@@ -90,6 +90,7 @@ pub use aquifer_object::{
 };
 pub use aquifer_pool::media::PersistenceDomain;
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
+pub use aquifer_vm::mapper::{self, FileAccess, FileView, MapError, Mapper, MapperBuilder};
 pub use aquifer_vm::prepare_thread;
 
 /// The example of the README is compiled with the documentation's.

@@ -8,6 +8,7 @@
 //! * [`fixed`]: mappings at addresses that are part of what they hold.
 //! * [`bytes`]: looking at memory that others may change.
 //! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
+//! * [`mapper`]: ordinary files mapped well.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
@@ -17,6 +18,7 @@ pub mod dirty;
 pub mod fixed;
 pub mod fork;
 pub mod guard;
+pub mod mapper;
 pub mod router;
 mod stack;
 

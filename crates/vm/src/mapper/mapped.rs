@@ -1,0 +1,230 @@
+//! One mapping of a file, read-only, from its start: in use by views, or parked.
+//!
+//! # Faults
+//! A load of a byte that is not there (the file was cut short, the device failed) raises SIGBUS. Under a closure of a view
+//! the page is replaced by zeros and the call returns an error ([`crate::guard`]); through a bare pointer the signal takes
+//! its usual course.
+//!
+//! # Descriptors
+//! The file stays open while it is used by the view that opened it, and is closed when the mapping is parked: there may
+//! be more parked files than descriptors. A view that found the mapping parked opens the file again when it needs it, which
+//! is only after a fault.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use aquifer_sys::fallible;
+use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::signal::FaultContext;
+
+use super::error::{FaultCause, MapError, Result};
+use super::heap::{Extent, Heap};
+use super::identity::{FileId, Status};
+use crate::guard::{Replaceable, Trouble};
+use crate::{FaultOwner, Served};
+
+/// A mapping. Unmapped, perhaps later, when the last who knows it is gone.
+pub(crate) struct Mapped {
+    heap: Arc<Heap>,
+    extent: ManuallyDrop<Extent>,
+    pub id: FileId,
+    /// Bytes of the file from its start that are mapped: whole pages.
+    pub mapped_bytes: u64,
+    pub may_park: AtomicBool,
+    replaceable: Replaceable,
+    file: Mutex<Option<Arc<File>>>,
+}
+
+/// Opens a file for reading without waiting for anybody: a pipe would.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+impl Mapped {
+    /// Maps a file of this length, not zero, whole.
+    pub fn new(
+        heap: &Arc<Heap>,
+        file: Arc<File>,
+        path: &Path,
+        status: &Status,
+        may_park: bool,
+    ) -> Result<Arc<Mapped>> {
+        let failed =
+            |source| MapError::Map { path: path.to_owned(), len_bytes: status.len_bytes, source };
+        let len = usize::try_from(status.len_bytes)
+            .ok()
+            .and_then(|len| len.checked_next_multiple_of(SMALL_PAGE_BYTES))
+            .ok_or_else(|| failed(io::Error::from_raw_os_error(libc::ENOMEM)))?;
+        let extent = heap.take(len, path)?;
+        // The whole of the extent: nothing of what it held before stays.
+        // SAFETY: fresh addresses that nobody else knows.
+        let mapped = unsafe {
+            memory::map_file_at(
+                extent.address(),
+                extent.capacity_bytes(),
+                Protection::Read,
+                file.as_fd(),
+                0,
+            )
+        };
+        mapped.map_err(failed)?;
+        let mapped = Arc::new(Mapped {
+            heap: heap.clone(),
+            extent: ManuallyDrop::new(extent),
+            id: status.id,
+            mapped_bytes: len as u64,
+            may_park: AtomicBool::new(may_park),
+            replaceable: Replaceable::new(),
+            file: Mutex::new(Some(file)),
+        });
+        // SAFETY: it retires the extent when it is dropped, and has its address until then.
+        unsafe { mapped.extent.set_owner(Arc::<Mapped>::as_ptr(&mapped)) };
+        Ok(mapped)
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> *const u8 {
+        self.extent.address()
+    }
+
+    /// Whether all pages are the file's, and it may be used again for others.
+    pub fn is_sound(&self) -> bool {
+        self.replaceable.is_settled()
+    }
+
+    /// Closes the file.
+    pub fn close_file(&self) {
+        drop(self.lock_file().take());
+    }
+
+    fn lock_file(&self) -> std::sync::MutexGuard<'_, Option<Arc<File>>> {
+        self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The file, opened again if need be: if the path still leads to it.
+    pub fn file(&self, path: &Path) -> Option<Arc<File>> {
+        let mut kept = self.lock_file();
+        if kept.is_none() {
+            let file = open(path).ok()?;
+            if Status::of_file(&file).ok()?.id != self.id {
+                return None;
+            }
+            *kept = Some(Arc::new(file));
+        }
+        kept.clone()
+    }
+
+    /// Runs `access` with faults in `range` of the file turned into errors.
+    pub fn guarded<T>(
+        &self,
+        path: &Path,
+        range: &Range<u64>,
+        access: impl FnOnce() -> T,
+    ) -> Result<T> {
+        let start = self.address() as usize;
+        let page = SMALL_PAGE_BYTES;
+        let addresses = start + range.start as usize / page * page
+            ..start + (range.end as usize).next_multiple_of(page);
+        let outcome =
+            self.replaceable.guarded(addresses, |again| self.map_again(path, again), access);
+        outcome.map_err(|trouble| match trouble {
+            Trouble::Failed { address, .. } => self.fault(path, (address - start) as u64, range),
+            Trouble::Unsettled => self.fault(path, range.start, range),
+        })
+    }
+
+    /// Copies from the file's bytes at `offset_bytes`.
+    pub fn copy_to(&self, path: &Path, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+        let range = offset_bytes..offset_bytes + target.len() as u64;
+        let source = self.address().wrapping_add(offset_bytes as usize);
+        if fallible::SUPPORTED {
+            let (copied, is_settled) = self.replaceable.is_settled_during(|| {
+                // SAFETY: mapped; the target is the caller's own.
+                unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+            });
+            return match copied && is_settled {
+                true => Ok(()),
+                false => Err(self.fault(path, range.start, &range)),
+            };
+        }
+        self.guarded(path, &range, || {
+            // SAFETY: mapped, and a fault is caught by the guard; the target is the caller's own.
+            unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
+        })
+    }
+
+    /// Why something in `range` could not be had, first at `offset_bytes` as far as is known.
+    fn fault(&self, path: &Path, offset_bytes: u64, range: &Range<u64>) -> MapError {
+        let fault =
+            |offset_bytes, cause| MapError::Fault { path: path.to_owned(), offset_bytes, cause };
+        let Some(file) = self.file(path) else {
+            return fault(offset_bytes, FaultCause::Passing);
+        };
+        let mut byte = [0];
+        let page = SMALL_PAGE_BYTES as u64;
+        let mut at = offset_bytes.max(range.start);
+        while at < range.end {
+            match std::os::unix::fs::FileExt::read_at(&*file, &mut byte, at) {
+                Ok(1) => at = (at / page + 1) * page,
+                Ok(_) => {
+                    let len_bytes = file.metadata().map_or(at, |metadata| metadata.len());
+                    return fault(len_bytes.clamp(range.start, at), FaultCause::Truncated);
+                }
+                Err(error) => {
+                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                    return fault(at, FaultCause::Io(errno));
+                }
+            }
+        }
+        fault(offset_bytes, FaultCause::Passing)
+    }
+
+    /// Maps the file again where zero pages are.
+    fn map_again(&self, path: &Path, addresses: Range<usize>) -> bool {
+        let Some(file) = self.file(path) else { return false };
+        let offset = (addresses.start - self.address() as usize) as u64;
+        // SAFETY: inside this mapping, which is read-only and never borrowed as references while a guard is active but by
+        // who vouched for the file.
+        let mapped = unsafe {
+            memory::map_file_at(
+                addresses.start as *mut u8,
+                addresses.end - addresses.start,
+                Protection::Read,
+                file.as_fd(),
+                offset,
+            )
+        };
+        mapped.is_ok()
+    }
+}
+
+impl FaultOwner for Mapped {
+    fn serve(&self, fault: &FaultContext) -> Served {
+        // SIGSEGV here is a store to a read-only mapping. A load that can fail is left to.
+        if fault.signal != libc::SIGBUS || fault.fallible {
+            return Served::No;
+        }
+        // Whether the file was cut short is found out later. Until then, page by page.
+        // SAFETY: the guarded addresses are this mapping's.
+        match unsafe { self.replaceable.replace(fault.address, false) } {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let extent = unsafe { ManuallyDrop::take(&mut self.extent) };
+        self.heap.retire(extent);
+    }
+}

@@ -1,0 +1,323 @@
+//! Ordinary files mapped well: what a program that maps files itself switches to.
+//!
+//! ```text
+//!  map(path) ──▶ stat ──▶ mapping cache ──hit──────────────────────────▶ FileView
+//!                              │ miss                                       ▲   │ dropped
+//!                              ▼                                            │   ▼
+//!                         open, fstat ──▶ heap: addresses ──▶ mmap ─────────┘  parked, later retired ──▶ heap: unmapped
+//!                                                                                                       many at a time
+//! ```
+//!
+//! * *Mapping cache* (`parked`): closing a view parks the mapping; mapping the file again finds it, page tables and all.
+//!   A parked mapping is never taken for another file: see `identity`.
+//! * *Ephemeral heap* (`heap`): addresses for mappings that come and go. They are unmapped many at a time, with one TLB flush
+//!   ([`Unmap`]), and never used again before.
+//! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
+//!
+//! # What a program may not do
+//! Addresses of a view belong to the mapper: no `munmap`, `mprotect`, `mremap` or `madvise` on them.
+//!
+//! # Threads and processes
+//! A [`Mapper`] and its views are shared between threads freely. In a forked child everything is inert: calls fail
+//! with [`MapError::Forked`], and the child makes a mapper of its own.
+//!
+//! ```
+//! use aquifer_vm::mapper::{FileAccess, Mapper};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("notes");
+//! # std::fs::write(&path, "some text")?;
+//! let mapper = Mapper::builder().build()?;
+//! let view = mapper.map(&path, FileAccess::Read, ..)?;
+//! let text = view.read(|bytes| bytes.to_vec())?;
+//! assert_eq!(text, b"some text");
+//! drop(view); //                                      parked
+//! mapper.map(&path, FileAccess::Read, 5..)?; //       and found again
+//! assert_eq!(mapper.stats().cache.hits, 1);
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod heap;
+mod identity;
+mod mapped;
+mod parked;
+mod view;
+
+use std::fs::File;
+use std::ops::{Bound, Range, RangeBounds};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use error::{FaultCause, MapError, Result};
+pub use heap::HeapStats;
+pub use parked::CacheStats;
+pub use view::FileView;
+
+use crate::ProcessMark;
+use heap::{Heap, VmaBudget};
+use identity::Status;
+use mapped::Mapped;
+use parked::{Limits, Parked};
+
+/// What a view may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileAccess {
+    /// Read.
+    Read,
+}
+
+/// When addresses of views that were dropped, and mappings that were evicted, are unmapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmap {
+    /// At once. A load through a pointer kept by mistake raises SIGSEGV from then on.
+    Sync,
+    /// When so many pages came together, or after the delay at the latest: one TLB flush for many. Until then the
+    /// files stay in use, and a pointer kept by mistake still sees them.
+    Async {
+        /// Pages, of 4096 bytes.
+        threshold_pages: u64,
+        /// At the latest.
+        delay: Duration,
+    },
+}
+
+impl Default for Unmap {
+    fn default() -> Self {
+        Unmap::Async { threshold_pages: 512, delay: Duration::from_millis(100) }
+    }
+}
+
+/// Sets up a [`Mapper`].
+#[derive(Debug, Clone)]
+pub struct MapperBuilder {
+    mapping_cache_bytes: u64,
+    unmap: Unmap,
+}
+
+impl Default for MapperBuilder {
+    fn default() -> Self {
+        MapperBuilder {
+            mapping_cache_bytes: aquifer_sys::cpu::memory_bytes() / 2,
+            unmap: Unmap::default(),
+        }
+    }
+}
+
+impl MapperBuilder {
+    /// How many bytes of mappings are parked for use again; 0 for none. They are page cache of the kernel, which takes
+    /// its pages back when it needs them. By default half of the machine's memory.
+    pub fn mapping_cache_bytes(mut self, bytes: u64) -> Self {
+        self.mapping_cache_bytes = bytes;
+        self
+    }
+
+    /// When mappings are unmapped.
+    pub fn unmap(mut self, unmap: Unmap) -> Self {
+        self.unmap = unmap;
+        self
+    }
+
+    /// Makes the mapper.
+    ///
+    /// # Errors
+    /// [`MapError::Memory`] if the process has no address space for it.
+    pub fn build(self) -> Result<Mapper> {
+        let vmas = Arc::new(VmaBudget::of_process());
+        // Half of what may be mapped may be parked.
+        let limits = Limits { bytes: self.mapping_cache_bytes, mappings: vmas.limit() as u64 / 2 };
+        let heap = Heap::new(self.unmap, vmas);
+        let parked = Parked::new(limits);
+        Ok(Mapper { shared: Arc::new(Shared { heap, parked, mark: ProcessMark::new() }) })
+    }
+}
+
+/// Maps ordinary files. Cheap to clone.
+#[derive(Clone)]
+pub struct Mapper {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub heap: Arc<Heap>,
+    pub parked: Parked,
+    pub mark: ProcessMark,
+}
+
+/// What a mapper has and did.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct MapperStats {
+    /// The mapping cache.
+    pub cache: CacheStats,
+    /// Addresses.
+    pub heap: HeapStats,
+}
+
+impl Mapper {
+    /// Sets up a mapper.
+    pub fn builder() -> MapperBuilder {
+        MapperBuilder::default()
+    }
+
+    /// Maps a range of a file, or `..` for all of it. The view has the file's length as it is now.
+    ///
+    /// # Errors
+    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`], [`MapError::TooManyMappings`].
+    pub fn map(
+        &self,
+        path: impl AsRef<Path>,
+        access: FileAccess,
+        range: impl RangeBounds<u64>,
+    ) -> Result<FileView> {
+        let FileAccess::Read = access;
+        let path = path.as_ref();
+        self.shared.check_process()?;
+        let status = Status::of_path(path).map_err(MapError::open(path))?;
+        check_kind(path, &status)?;
+        let range = range_of(path, range, status.len_bytes)?;
+        if let Some(mapped) = self.shared.find(&status) {
+            return Ok(FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), range));
+        }
+        let file = mapped::open(path).map_err(MapError::open(path))?;
+        self.shared.map_opened(file, path.to_owned(), range)
+    }
+
+    /// Maps a range of an open file.
+    ///
+    /// # Errors
+    /// As for [`Mapper::map`].
+    pub fn map_file(
+        &self,
+        file: &File,
+        access: FileAccess,
+        range: impl RangeBounds<u64>,
+    ) -> Result<FileView> {
+        use std::os::fd::AsRawFd;
+        let FileAccess::Read = access;
+        self.shared.check_process()?;
+        let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = std::fs::read_link(&link).unwrap_or(link);
+        let status = Status::of_file(file).map_err(MapError::open(&path))?;
+        check_kind(&path, &status)?;
+        let range = range_of(&path, range, status.len_bytes)?;
+        if let Some(mapped) = self.shared.find(&status) {
+            return Ok(FileView::new(self.shared.clone(), Some(mapped), path, range));
+        }
+        let file = file.try_clone().map_err(MapError::open(&path))?;
+        self.shared.map_opened(file, path, range)
+    }
+
+    /// Lets go of a file that is parked, before it is removed or its file system unmounted. Views of it keep it.
+    ///
+    /// # Errors
+    /// [`MapError::Open`] if the path leads nowhere.
+    pub fn forget(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        self.shared.check_process()?;
+        let status = Status::of_path(path).map_err(MapError::open(path))?;
+        self.shared.parked.forget(status.id);
+        self.shared.heap.unmap_now();
+        Ok(())
+    }
+
+    /// Lets go of all files that are parked.
+    ///
+    /// # Errors
+    /// [`MapError::Forked`].
+    pub fn forget_all(&self) -> Result<()> {
+        self.shared.check_process()?;
+        self.shared.parked.forget_all();
+        self.shared.heap.unmap_now();
+        Ok(())
+    }
+
+    /// What it has and did.
+    pub fn stats(&self) -> MapperStats {
+        MapperStats { cache: self.shared.parked.stats(), heap: self.shared.heap.stats() }
+    }
+}
+
+impl Shared {
+    pub fn check_process(&self) -> Result<()> {
+        if self.mark.is_current() { Ok(()) } else { Err(MapError::Forked) }
+    }
+
+    fn find(&self, status: &Status) -> Option<Arc<Mapped>> {
+        match status.len_bytes {
+            0 => None,
+            len_bytes => self.parked.take(status.id, len_bytes),
+        }
+    }
+
+    /// Maps what was opened: as it is now, whatever the path led to a moment ago.
+    fn map_opened(
+        self: &Arc<Self>,
+        file: File,
+        path: PathBuf,
+        wanted: Range<u64>,
+    ) -> Result<FileView> {
+        let status = Status::of_file(&file).map_err(MapError::open(&path))?;
+        check_kind(&path, &status)?;
+        if status.len_bytes == 0 {
+            if let Some(kind) = identity::is_made_up(&file) {
+                let advice = "its content is made when it is read: read it instead";
+                return Err(MapError::NotMappable { path, kind, advice });
+            }
+        }
+        let range = wanted.start..wanted.end.min(status.len_bytes);
+        if range.start > range.end {
+            return Err(MapError::Range {
+                path,
+                start: wanted.start,
+                end: wanted.end,
+                len_bytes: status.len_bytes,
+            });
+        }
+        if status.len_bytes == 0 {
+            return Ok(FileView::new(self.clone(), None, path, range));
+        }
+        let may_park = identity::may_be_parked(&file);
+        let mapped = match Mapped::new(&self.heap, Arc::new(file), &path, &status, may_park) {
+            Err(MapError::TooManyMappings { .. }) if self.parked.forget_all() > 0 => {
+                self.heap.unmap_now();
+                let file = Arc::new(mapped::open(&path).map_err(MapError::open(&path))?);
+                let status = Status::of_file(&file).map_err(MapError::open(&path))?;
+                Mapped::new(&self.heap, file, &path, &status, may_park)?
+            }
+            mapped => mapped?,
+        };
+        if may_park {
+            self.parked.insert(&mapped);
+        }
+        Ok(FileView::new(self.clone(), Some(mapped), path, range))
+    }
+}
+
+fn check_kind(path: &Path, status: &Status) -> Result<()> {
+    match status.other {
+        None => Ok(()),
+        Some((kind, advice)) => Err(MapError::NotMappable { path: path.to_owned(), kind, advice }),
+    }
+}
+
+/// The bytes of a file of this length that a range names. One that goes on behind the end stops there.
+fn range_of(path: &Path, range: impl RangeBounds<u64>, len_bytes: u64) -> Result<Range<u64>> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len_bytes,
+    };
+    if start > end || end > len_bytes {
+        return Err(MapError::Range { path: path.to_owned(), start, end, len_bytes });
+    }
+    Ok(start..end)
+}

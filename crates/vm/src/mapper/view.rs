@@ -1,0 +1,171 @@
+//! A view: bytes of a mapped file.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::error::{MapError, Result};
+use super::mapped::Mapped;
+use super::{Shared, Status};
+use crate::bytes::{Bytes, Pod};
+
+/// Bytes of a file, mapped as long as this exists.
+///
+/// Others may change the file at any time, or cut it short. So bytes are copied out, or looked at under a closure; a plain
+/// slice is for who knows that nobody does ([`FileView::as_slice`]).
+pub struct FileView {
+    shared: Arc<Shared>,
+    /// None if it is empty because its file was.
+    mapped: Option<Arc<Mapped>>,
+    path: PathBuf,
+    /// Bytes of the file.
+    range: Range<u64>,
+}
+
+impl FileView {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        mapped: Option<Arc<Mapped>>,
+        path: PathBuf,
+        range: Range<u64>,
+    ) -> FileView {
+        FileView { shared, mapped, path, range }
+    }
+
+    /// The file, as it was named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where in the file it begins.
+    pub fn offset_bytes(&self) -> u64 {
+        self.range.start
+    }
+
+    /// How many bytes it has.
+    pub fn len_bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The length of the file now, wherever the view ends.
+    ///
+    /// # Errors
+    /// [`MapError::Open`] if the path leads nowhere by now.
+    pub fn file_len_bytes(&self) -> Result<u64> {
+        let status = Status::of_path(&self.path).map_err(MapError::open(&self.path))?;
+        Ok(status.len_bytes)
+    }
+
+    /// Bytes of the view as bytes of the file.
+    fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+        self.shared.check_process()?;
+        let outside = MapError::OutsideView {
+            start: range.start,
+            end: range.end,
+            len_bytes: self.len_bytes(),
+        };
+        if range.start > range.end || range.end > self.len_bytes() {
+            return Err(outside);
+        }
+        Ok(self.range.start + range.start..self.range.start + range.end)
+    }
+
+    /// Shows all of it to a closure.
+    ///
+    /// # Errors
+    /// [`MapError::Fault`] if a byte could not be had that the closure looked at: then its result is dropped.
+    pub fn read<T>(&self, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
+        self.read_range(0..self.len_bytes(), look)
+    }
+
+    /// Shows a range of it, counted from its first byte, to a closure.
+    ///
+    /// # Errors
+    /// As for [`FileView::read`]; [`MapError::OutsideView`].
+    pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
+        let range = self.in_file(&range)?;
+        let Some(mapped) = self.mapped.as_ref().filter(|_| !range.is_empty()) else {
+            // SAFETY: no bytes.
+            return Ok(look(unsafe { Bytes::new(std::ptr::dangling(), 0) }));
+        };
+        let address = mapped.address().wrapping_add(range.start as usize);
+        // SAFETY: mapped as long as `self` is borrowed; a page that is not there is replaced under the guard.
+        let bytes = unsafe { Bytes::new(address, (range.end - range.start) as usize) };
+        mapped.guarded(&self.path, &range, || look(bytes))
+    }
+
+    /// Copies bytes from `offset_bytes` of the view.
+    ///
+    /// # Errors
+    /// As for [`FileView::read_range`].
+    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+        let end = offset_bytes.saturating_add(target.len() as u64);
+        let range = self.in_file(&(offset_bytes..end))?;
+        match self.mapped.as_ref().filter(|_| !range.is_empty()) {
+            Some(mapped) => mapped.copy_to(&self.path, range.start, target),
+            None => Ok(()),
+        }
+    }
+
+    /// The value at `offset_bytes` of the view, in the machine's byte order; any alignment.
+    ///
+    /// # Errors
+    /// As for [`FileView::read_range`].
+    pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
+        let mut value = std::mem::MaybeUninit::<T>::zeroed();
+        let pointer = value.as_mut_ptr().cast();
+        // SAFETY: the value's own bytes, which are initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(pointer, size_of::<T>()) };
+        self.read_into(offset_bytes, bytes)?;
+        // SAFETY: any bytes are a valid value.
+        Ok(unsafe { value.assume_init() })
+    }
+
+    /// The first byte. Dangling if the view is empty.
+    pub fn as_ptr(&self) -> *const u8 {
+        match &self.mapped {
+            Some(mapped) => mapped.address().wrapping_add(self.range.start as usize),
+            None => std::ptr::dangling(),
+        }
+    }
+
+    /// All of it as a slice: for code that wants one.
+    ///
+    /// # Safety
+    /// Nobody, in any process, changes these bytes of the file or cuts it short as long as the slice is used. If
+    /// somebody does, what the slice shows changes under the compiler's feet, and a byte that is not there any more
+    /// raises SIGBUS. [`FileView::read`] has no such condition.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped as long as `self` is borrowed; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len_bytes() as usize) }
+    }
+}
+
+impl fmt::Debug for FileView {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("FileView")
+            .field("path", &self.path)
+            .field("range", &self.range)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for FileView {
+    fn drop(&mut self) {
+        if let Some(mapped) = self.mapped.take() {
+            if !self.shared.mark.is_current() {
+                // The addresses are the parent's.
+                std::mem::forget(mapped);
+                return;
+            }
+            self.shared.parked.release(&mapped);
+        }
+    }
+}
