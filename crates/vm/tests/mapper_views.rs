@@ -164,7 +164,7 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
     fs::write(&path, &bytes).unwrap();
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     let view = view(&mapper, &path);
-    for len in [PAGE * 10, PAGE * 10 + 7, 0] {
+    for len in [PAGE * 10 + 7, PAGE * 10, 0] {
         file.set_len(len).unwrap();
         // The rest of the last page is zeros, as with mmap.
         let is_truncated = |error: MapError| match error {
@@ -178,13 +178,13 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
         is_truncated(view.get::<u64>(39 * PAGE).unwrap_err());
         let there = len as usize;
         let found = view.read_range(0..there as u64, |bytes| bytes.to_vec()).unwrap();
-        assert_eq!(found, bytes[..there]);
+        assert!(found == bytes[..there], "{len}");
     }
     // A view made now ends where the file does.
     let short = mapper.map(&path, FileAccess::Read, ..).unwrap();
     assert!(short.is_empty());
     file.write_all_at(&bytes, 0).unwrap();
-    assert_eq!(content(&view), bytes);
+    assert!(content(&view) == bytes);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn threads_that_look_at_a_file_being_cut_short_get_the_file_or_an_error() {
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    assert_eq!(content(&view(&mapper, &path)), bytes);
+    assert!(content(&view(&mapper, &path)) == bytes);
 }
 
 /// Rename, replace, truncate, extend, remove, by one thread; map and look by others.
