@@ -9,6 +9,7 @@
 //! * [`bytes`]: looking at memory that others may change.
 //! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
 //! * [`dirty`]: which pages of a private mapping were stored to.
+//! * [`mapper`]: ordinary files mapped well.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -17,6 +18,7 @@ pub mod dirty;
 pub mod fixed;
 pub mod fork;
 pub mod guard;
+pub mod mapper;
 pub mod router;
 mod stack;
 

@@ -1,0 +1,131 @@
+//! What can go wrong with mapped files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::VmError;
+
+/// What a mapped file could not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The file cannot be opened, or asked about.
+    #[error("cannot open {}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// It is nothing that can be mapped.
+    #[error("{} is {kind}, which cannot be mapped; {advice}", path.display())]
+    NotMappable {
+        /// What was to be mapped.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// The range begins behind the end of the file, or is none.
+    #[error(
+        "bytes {start} to {end} of {} are no range of it: it has {len_bytes}; ask for its length first, \
+         or for an open range",
+        path.display()
+    )]
+    Range {
+        /// The file.
+        path: PathBuf,
+        /// First byte asked for.
+        start: u64,
+        /// Behind the last byte asked for.
+        end: u64,
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// The range lies outside of a view.
+    #[error(
+        "bytes {start} to {end} are outside of the view, which has {len_bytes}; map a larger range, or grow it"
+    )]
+    OutsideView {
+        /// First byte asked for.
+        start: u64,
+        /// Behind the last byte asked for.
+        end: u64,
+        /// Length of the view.
+        len_bytes: u64,
+    },
+    /// The process has no room for more mappings.
+    #[error(
+        "{} cannot be mapped: {used} mappings are in use of {limit} that may be (half of vm.max_map_count); \
+         drop views, or raise the limit with `sysctl vm.max_map_count`",
+        path.display()
+    )]
+    TooManyMappings {
+        /// The file.
+        path: PathBuf,
+        /// Mappings in use.
+        used: usize,
+        /// How many may be.
+        limit: usize,
+    },
+    /// The addresses, or the handler for faults, could not be had.
+    #[error(transparent)]
+    Memory(#[from] VmError),
+    /// The system refused to map it.
+    #[error("cannot map {len_bytes} bytes of {}: {source}", path.display())]
+    Map {
+        /// The file.
+        path: PathBuf,
+        /// Bytes to be mapped.
+        len_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Bytes of the file could not be had.
+    #[error("cannot access byte {offset_bytes} of {}: {cause}", path.display())]
+    Fault {
+        /// The file.
+        path: PathBuf,
+        /// The first byte of the file that is known to be missing.
+        offset_bytes: u64,
+        /// Why.
+        cause: FaultCause,
+    },
+    /// The view was made for reading only.
+    #[error("{} was mapped for reading; map it with FileAccess::Write to change it", path.display())]
+    ReadOnly {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The mapper belongs to the process that this one is a fork of.
+    #[error("this process is a fork of the one that made the mapper; make a new one in the child")]
+    Forked,
+}
+
+/// Why bytes of a file are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultCause {
+    /// The file has become shorter.
+    #[error("the file ends before it; it was cut short after it was mapped")]
+    Truncated,
+    /// The device or the network failed.
+    #[error("the system could not read it: {}", io::Error::from_raw_os_error(*.0))]
+    Io(i32),
+    /// There is no room on the file system for a hole that was stored to.
+    #[error("there is no room for it on the file system; make room, and store again")]
+    NoSpace,
+    /// It could be read when it was looked at again: something failed for a moment, here or in another thread.
+    #[error("it could not be read a moment ago; read again")]
+    Passing,
+}
+
+/// The result of what may fail about mapped files.
+pub type Result<T> = std::result::Result<T, MapError>;
+
+impl MapError {
+    pub(crate) fn open(path: &Path) -> impl FnOnce(io::Error) -> MapError + '_ {
+        |source| MapError::Open { path: path.to_owned(), source }
+    }
+}
