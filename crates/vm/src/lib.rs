@@ -10,6 +10,7 @@
 //! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
 //! * [`mapper`]: ordinary files mapped well.
 //! * [`dirty`]: which pages of a private mapping were stored to.
+//! * [`mapper`]: ordinary files mapped well.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;

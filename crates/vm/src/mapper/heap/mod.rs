@@ -1,47 +1,89 @@
-use super::Unmap;
-use super::error::Result;
-use crate::{Arena, FaultOwner, Reservation};
+//! The ephemeral heap: addresses for mappings that come and go.
+
+mod vma_budget;
+
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-pub(crate) struct VmaBudget;
-impl VmaBudget {
-    pub fn of_process() -> Self {
-        VmaBudget
-    }
-    pub fn limit(&self) -> usize {
-        30000
-    }
+use std::sync::Arc;
+
+pub(crate) use vma_budget::VmaBudget;
+
+use super::{MapError, Unmap};
+use crate::{Arena, FaultOwner, Reservation};
+
+/// Addresses and mappings of a heap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeapStats {}
+
+pub(crate) struct Heap {
+    vmas: Arc<VmaBudget>,
 }
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HeapStats;
-pub(crate) struct Heap;
-pub(crate) struct Extent {
-    r: Mutex<Option<Reservation>>,
-    a: usize,
-    len: usize,
-}
+
 impl Heap {
-    pub fn new(_: Unmap, _: Arc<VmaBudget>) -> Arc<Heap> {
-        Arc::new(Heap)
+    pub fn new(_unmap: Unmap, vmas: Arc<VmaBudget>) -> Arc<Heap> {
+        Arc::new(Heap { vmas })
     }
-    pub fn take(&self, len: usize, _: &Path) -> Result<Extent> {
-        let r = Arena::global()?.allocate(len)?;
-        Ok(Extent { a: r.address() as usize, r: Mutex::new(Some(r)), len })
+
+    /// Room for a mapping of so many bytes of the file at `path`.
+    pub fn take(&self, len_bytes: usize, path: &Path) -> Result<Extent, MapError> {
+        let reservation = Arena::global()?.allocate(len_bytes)?;
+        if !self.vmas.try_take(3) {
+            let path = path.to_owned();
+            return Err(MapError::TooManyMappings {
+                path,
+                used: self.vmas.used(),
+                limit: self.vmas.limit(),
+            });
+        }
+        let capacity = len_bytes.next_multiple_of(32 << 10);
+        Ok(Extent {
+            reservation: aquifer_sys::futex::Mutex::new(reservation),
+            capacity,
+            vmas: self.vmas.clone(),
+        })
     }
-    pub fn retire(&self, _: Extent) {}
+
+    /// The mapping in `extent` is not used any more.
+    pub fn retire(&self, extent: Extent) {
+        drop(extent);
+    }
+
+    /// Unmaps everything retired, before it returns.
     pub fn unmap_now(&self) {}
+
+    /// What it has.
     pub fn stats(&self) -> HeapStats {
-        HeapStats
+        HeapStats::default()
     }
 }
+
+pub(crate) struct Extent {
+    reservation: aquifer_sys::futex::Mutex<Reservation>,
+    capacity: usize,
+    vmas: Arc<VmaBudget>,
+}
+
 impl Extent {
     pub fn address(&self) -> *mut u8 {
-        self.a as *mut u8
+        self.reservation.lock().address()
     }
+
     pub fn capacity_bytes(&self) -> usize {
-        self.len
+        self.capacity
     }
+
+    /// Who serves faults in it, until it is retired.
+    ///
+    /// # Safety
+    /// `owner` stays valid until the extent is retired or dropped.
     pub unsafe fn set_owner(&self, owner: *const dyn FaultOwner) {
-        unsafe { self.r.lock().unwrap().as_mut().unwrap().set_owner(owner) }.unwrap()
+        // SAFETY: forwarded to the caller.
+        let _ = unsafe { self.reservation.lock().set_owner(owner) };
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        self.vmas.give_back(3);
     }
 }
