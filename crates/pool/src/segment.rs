@@ -45,7 +45,7 @@ pub(crate) const NOTED_LOCKS: usize = 32;
 /// Runs that one handle can have taken without having named them yet.
 pub(crate) const RESERVATIONS: usize = 8;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM00");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM01");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
