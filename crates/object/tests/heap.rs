@@ -193,7 +193,8 @@ fn memory_that_held_something_becomes_a_heap() {
     assert_eq!(heap.usable_size(pointer(&heap, 8000 * 4096)), Err(free));
     let mut model = Model::new();
     for pages in [10, 5000, 8000] {
-        for _ in 0..steps(1000) {
+        // Not so many that no long run is left.
+        for _ in 0..steps(1000).min(2000) {
             step(&heap, &mut model, &mut rng, 16);
         }
         let layout = Layout::from_size_align(pages * PAGE, 8).unwrap();

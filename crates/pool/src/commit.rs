@@ -113,7 +113,8 @@ fn bad_range(inode: u64, range: ByteRange) -> PoolError {
     }
 }
 
-/// A commit that was captured. Dropped without [`Commit::finish`] it is given up, and may have happened or not.
+/// A commit that was captured. Dropped without [`Commit::finish`] it is written all the same, and nobody hears of it: later
+/// commits may say what changed since this one.
 pub struct Commit {
     core: Arc<Core>,
     append: Append,
@@ -222,15 +223,29 @@ impl Commit {
     /// # Errors
     /// Then it is there wholly or not at all, and nothing behind it will be acknowledged.
     pub fn finish(mut self) -> Result<()> {
+        self.write()?;
+        self.core.wait_durable(self.append.end_lsn)
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let buffer = self.buffer.take().expect("written once");
         if let Some(mut filler) = self.filler.take() {
             self.core.write_filler(&mut filler)?;
             point::pass("finish-filler");
         }
-        let buffer = self.buffer.take().expect("taken only here");
         let written = self.core.write_append(&mut self.append, buffer.bytes());
         self.core.keep_buffer(buffer);
-        written?;
-        self.core.wait_durable(self.append.end_lsn)
+        written
+    }
+}
+
+impl Drop for Commit {
+    fn drop(&mut self) {
+        // In a fork it is the parent's.
+        if self.buffer.is_some() && self.core.process.is_current() {
+            // A failure has made the pool read-only, and nothing behind it counts.
+            let _ = self.write();
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! repairs what may have been left half done ([`Core::repair`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub(crate) struct Core {
     pub process: ProcessMark,
     /// Memory of records, to be used again.
     pub buffers: Mutex<Vec<CommitBuffer>>,
+    /// Where the last commit of this handle lies in the log. Changed with the metadata mutex.
+    pub last_commit_lsn: AtomicU64,
     /// Inodes locked through this handle.
     pub held: Mutex<BTreeSet<u64>>,
     /// Inodes that a reader of a damaged pool goes without, and why.

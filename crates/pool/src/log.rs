@@ -17,6 +17,10 @@
 //! lock is gone, and complete it: with the same bytes if the record is whole, else with a record that only fills
 //! the space. So the outcome of an append whose owner died is old or new, never both.
 //!
+//! A process may have several commits under way, and each says what changed since the one before. So where one of them
+//! becomes a hole, those behind it must not count either: they are made void *first*, while the hole still keeps everybody
+//! from reading so far. They were not acknowledged, because the hole was not.
+//!
 //! # A failed write (rule 5)
 //! is repeated once at the same place. If that fails too, the pool is read-only for everybody from then on,
 //! and nothing behind the failed record is ever acknowledged.
@@ -177,7 +181,7 @@ impl Core {
         used + skipped + len_bytes <= log_bytes
     }
 
-    fn push_pending(&self, lsn: u64, end_lsn: u64, is_metadata: bool) -> u64 {
+    fn push_pending(&self, lsn: u64, end_lsn: u64, is_metadata: bool, depends_lsn: u64) -> u64 {
         let control = self.control();
         let index = control.pending_next.load(Relaxed);
         let pending = self.pending(index);
@@ -186,6 +190,7 @@ impl Core {
         pending.state.store(append::RESERVED, Relaxed);
         pending.owner.store(self.membership.index() as u64, Relaxed);
         pending.is_metadata.store(is_metadata.into(), Relaxed);
+        pending.depends_lsn.store(depends_lsn, Relaxed);
         // Release: from this store on the entry counts, so it comes after its fields, also for whoever repairs
         // after this process died here.
         control.pending_next.store(index + 1, Release);
@@ -207,9 +212,9 @@ impl Core {
         }
         let log_bytes = self.layout.log().len_bytes;
         let acknowledged_lsn = control.durable_lsn.load(Relaxed);
-        let take = |lsn: u64, len_bytes: u64, is_metadata| Append {
+        let take = |lsn: u64, len_bytes: u64, is_metadata, depends_lsn| Append {
             core: self.share(),
-            index: self.push_pending(lsn, lsn + len_bytes, is_metadata),
+            index: self.push_pending(lsn, lsn + len_bytes, is_metadata, depends_lsn),
             lsn,
             end_lsn: lsn + len_bytes,
             acknowledged_lsn,
@@ -218,12 +223,19 @@ impl Core {
         let mut lsn = self.head_lsn();
         let to_end = log_bytes - lsn % log_bytes;
         let filler = (len_bytes > to_end).then(|| {
-            let filler = take(lsn, to_end, false);
+            let filler = take(lsn, to_end, false, append::NOTHING);
             lsn += to_end;
             point::pass("reserve-filler");
             filler
         });
-        let append = take(lsn, len_bytes, is_metadata);
+        let mut depends_lsn = append::NOTHING;
+        if !is_metadata {
+            let before_lsn = self.last_commit_lsn.swap(lsn, Relaxed);
+            if before_lsn != append::NOTHING && before_lsn >= acknowledged_lsn {
+                depends_lsn = before_lsn;
+            }
+        }
+        let append = take(lsn, len_bytes, is_metadata, depends_lsn);
         point::pass("reserve-pending");
         Some((append, filler))
     }
@@ -450,9 +462,32 @@ impl Core {
                     self.pending(adopted.index).is_metadata.store(0, Relaxed);
                 }
                 point::pass("help-decided");
+                if !mutant::is(self.mutant, Mutant::KeepDependents) {
+                    self.void_dependents(&adopted)?;
+                }
+                point::pass("help-void");
                 self.write_filler(&mut adopted)?;
             }
         }
         Ok(true)
+    }
+
+    /// Overwrites the commits that say what changed since this one, which is not there. Their process is dead.
+    fn void_dependents(&self, hole: &Append) -> Result<()> {
+        let mut void = vec![(hole.lsn, hole.end_lsn)];
+        let locked = self.lock()?;
+        for index in hole.index + 1..self.control().pending_next.load(Relaxed) {
+            let pending = self.pending(index);
+            let depends_lsn = pending.depends_lsn.load(Relaxed);
+            if void.iter().any(|(lsn, _)| *lsn == depends_lsn) {
+                void.push((pending.lsn.load(Relaxed), pending.end_lsn.load(Relaxed)));
+            }
+        }
+        drop(locked);
+        for &(lsn, end_lsn) in &void[1..] {
+            let page = skip_page(lsn, end_lsn - lsn, hole.acknowledged_lsn, self.identity());
+            self.write_log(lsn, &page)?;
+        }
+        Ok(())
     }
 }

@@ -26,6 +26,8 @@ pub enum Mutant {
     TailBeforeFlush,
     /// A commit is acknowledged when it is visible, and not when it is durable.
     NoFlush,
+    /// Commits that a dead process made behind one that is a hole count, though they say what changed since that one.
+    KeepDependents,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

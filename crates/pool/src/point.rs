@@ -60,6 +60,7 @@ pub const POINTS: &[&str] = &[
     "close-removed",
     "help-adopted",
     "help-decided",
+    "help-void",
 ];
 
 /// Passes a point.

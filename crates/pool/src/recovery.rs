@@ -9,6 +9,7 @@
 //! pages of the log in place of those on media.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_sys::lock::LockKind;
@@ -31,7 +32,7 @@ use crate::owners::Owners;
 use crate::point;
 use crate::pool::OpenOptions;
 use crate::replay::Committed;
-use crate::segment::{Owner, Segment};
+use crate::segment::{Owner, Segment, append};
 
 /// The superblock that counts.
 #[derive(Debug)]
@@ -245,6 +246,7 @@ fn new_core(
         mutant: options.mutant,
         process: aquifer_vm::ProcessMark::new(),
         buffers: std::sync::Mutex::default(),
+        last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
         distrusted: std::sync::OnceLock::new(),
     })

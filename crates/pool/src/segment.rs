@@ -45,7 +45,7 @@ pub(crate) const NOTED_LOCKS: usize = 32;
 /// Runs that one handle can have taken without having named them yet.
 pub(crate) const RESERVATIONS: usize = 8;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM00");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM01");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -58,6 +58,8 @@ pub(crate) struct Pending {
     pub owner: AtomicU64,
     /// 1 if the record changes metadata.
     pub is_metadata: AtomicU64,
+    /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
+    pub depends_lsn: AtomicU64,
 }
 
 /// States of a pending append.
@@ -70,6 +72,9 @@ pub(crate) mod append {
     pub const DURABLE: u64 = 3;
     /// Its owner gave up: somebody else completes it.
     pub const ABANDONED: u64 = 4;
+
+    /// No position in the log.
+    pub const NOTHING: u64 = u64::MAX;
 }
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.

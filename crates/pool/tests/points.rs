@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{
-    CommitContent, CommitPages, CreateOptions, OpenOptions, POINTS, Pool, PoolError,
+    CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, POINTS, Pool, PoolError,
 };
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
@@ -27,6 +27,7 @@ fn child() {
         ("changer", changer),
         ("committer", committer),
         ("leaver", leaver),
+        ("pipeliner", pipeliner),
         ("impatient", impatient),
         ("idler", idler),
     ]);
@@ -102,6 +103,25 @@ fn leaver() {
         })
         .unwrap();
     std::process::abort();
+}
+
+/// Takes places in the log for commits one behind the other, and dies when all but the first are durable.
+fn pipeliner() {
+    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    let inode = find(&pool, b"other").unwrap().unwrap();
+    let capture = |number: u64| {
+        let pages = [CommitPages { inode: inode.number, target: place(&inode, number) }];
+        let content = CommitContent { pages: &pages, ..Default::default() };
+        pool.capture(&content, |payload| payload.copy_from_slice(&page(100 + number))).unwrap()
+    };
+    let mut commits: Vec<_> = (0..4).map(capture).collect();
+    let _first = commits.remove(0);
+    // They wait for the first, for ever.
+    std::thread::scope(|scope| {
+        for commit in commits {
+            scope.spawn(|| commit.finish());
+        }
+    });
 }
 
 /// Tries a checkpoint, and does not wait long.
@@ -264,6 +284,37 @@ fn a_hole_is_filled_by_whoever_lives() {
         let found = contents(&pool).unwrap();
         assert_eq!((&found[b"own".as_slice()], &found[b"other".as_slice()]), (&vec![8], &vec![0]));
         check_pages(&pool, point);
+    }
+}
+
+/// Commits of one process say what changed since the one before. One that is a hole takes those behind it along.
+#[test]
+fn commits_behind_a_hole_of_their_process_do_not_count() {
+    let helpers = POINTS.iter().filter(|point| point.starts_with("help-"));
+    for helper in std::iter::once(None).chain(helpers.map(Some)) {
+        for mutant in [None, Some(Mutant::KeepDependents)] {
+            if mutant.is_some() && helper.is_some() {
+                continue;
+            }
+            let scene = scene();
+            let pool = Pool::open(&scene.path, &OpenOptions { mutant, ..options() }).unwrap();
+            create(&pool, b"own", 1).unwrap();
+            create(&pool, b"other", 4).unwrap();
+            // The third of the three that are finished dies when its record is durable.
+            assert!(play("pipeliner", &scene.path, 0, Some("complete-durable*3")).1);
+            if let Some(helper) = helper {
+                assert!(play("committer", &scene.path, 7, Some(helper)).1, "{helper}");
+            }
+            commit(&pool, 8);
+            let found = contents(&pool).unwrap();
+            assert_eq!(found[b"own".as_slice()], [8]);
+            let kept: &[u64] = if mutant.is_some() { &[0, 101, 102, 103] } else { &[0; 4] };
+            assert_eq!(found[b"other".as_slice()], kept, "{helper:?}");
+            check_pages(&pool, "pipelined");
+            drop(pool);
+            let again = Pool::open(&scene.path, &options()).unwrap();
+            assert_eq!(contents(&again).unwrap(), found, "{helper:?}, reopened");
+        }
     }
 }
 
