@@ -39,6 +39,26 @@ pub(crate) struct Superblocks {
     pub valid: Superblock,
     /// Which copy that is.
     pub copy: u64,
+    /// What the other copy says that was written by a later program. Whoever writes superblocks would undo it.
+    later: Option<(u64, FormatError)>,
+}
+
+impl Superblocks {
+    /// An error if a later program has written one of them: perhaps it was stopped while it converted the pool.
+    fn check_writable(&self, media: &dyn Media) -> Result<()> {
+        let path = media.path().to_path_buf();
+        match &self.later {
+            None => Ok(()),
+            Some((_, FormatError::Version { found })) => {
+                Err(PoolError::FutureVersion { path, found: *found })
+            }
+            Some((copy, error)) => Err(PoolError::Damaged {
+                path,
+                structure: format!("superblock {copy}"),
+                error: error.clone(),
+            }),
+        }
+    }
 }
 
 /// Reads both superblocks and chooses.
@@ -100,7 +120,11 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
             expected_bytes: valid.layout.len_bytes(),
         });
     }
-    Ok(Superblocks { valid, copy })
+    let is_later = |error: &FormatError| {
+        matches!(error, FormatError::Version { .. } | FormatError::Features { .. })
+    };
+    let later = errors.into_iter().find(|(_, error)| is_later(error));
+    Ok(Superblocks { valid, copy, later })
 }
 
 /// How this process has the pool open.
@@ -212,6 +236,9 @@ fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> 
     }
     point::pass("open-locked");
     let superblocks = read_superblocks(&**media)?;
+    if !options.read_only {
+        superblocks.check_writable(&**media)?;
+    }
     let role = choose_role(&**media, &members, options)?;
     let opened = match role {
         Role::Joined => join(media, members, superblocks.valid, options),

@@ -126,6 +126,7 @@ fn what_is_no_pool_is_said_to_be_none() {
     let mut image = closed_image();
     for copy in 0..2 {
         image[copy * PAGE + 8] = 3;
+        forge::seal_superblock(&mut image, copy);
     }
     only(&report_of(&image), FindingKind::FutureVersion);
 }
@@ -595,8 +596,10 @@ fn a_repair_refuses_to_guess() {
         (FindingKind::Inode, &|image| forge::slot(image, &layout, number)[30] ^= 1),
         (FindingKind::Truncated, &|image| image.truncate(POOL_BYTES - PAGE)),
         (FindingKind::FutureVersion, &|image| {
-            image[8] = 7;
-            image[PAGE + 8] = 7;
+            for copy in 0..2 {
+                image[copy * PAGE + 8] = 7;
+                forge::seal_superblock(image, copy);
+            }
         }),
     ];
     for (kind, damage) in cases {
