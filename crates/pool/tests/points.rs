@@ -16,7 +16,7 @@ use aquifer_pool::{CommitPages, CreateOptions, OpenOptions, POINTS, Pool, PoolEr
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
-use common::{Change, Model, contents, create, destroy, find, page, place};
+use common::{Change, Model, Scene, contents, create, destroy, find, page, place};
 
 /// What a child does. Not a test by itself.
 #[test]
@@ -121,18 +121,13 @@ fn commit(pool: &Pool, stamp: u64) {
         .unwrap();
 }
 
-struct Scene {
-    _directory: tempfile::TempDir,
-    path: PathBuf,
-}
-
 fn scene() -> Scene {
     // What is looked at is memory, and a disk would only make it slow.
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let path = directory.path().join("pool");
+    let scene = Scene::new(directory);
     let small = CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..Default::default() };
-    Pool::create(&path, 512 << 10, &small, &options()).unwrap();
-    Scene { _directory: directory, path }
+    Pool::create(&scene.path, 512 << 10, &small, &options()).unwrap();
+    scene
 }
 
 /// Plays a role that may die at a point. Says what the role has said, and whether it died.
