@@ -96,7 +96,7 @@ pub enum PoolError {
     },
     /// Another process has the pool for itself, or has it open where it is wanted exclusively.
     #[error(
-        "{} is open elsewhere, and one of the two needs it alone; close it there, or wait",
+        "{} is open elsewhere, for writing or for reading, and one of the two needs it alone; close it there, or wait",
         path.display()
     )]
     Busy {

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
 use uuid::Uuid;
@@ -139,6 +140,9 @@ enum Role {
     Snapshot,
 }
 
+/// How long a writer waits for readers that share nothing. Most have a look and go; whom they stay for is told soon.
+const READERS_PATIENCE: Duration = Duration::from_secs(1);
+
 fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
     PoolError::Open {
         path: media.path().to_path_buf(),
@@ -163,14 +167,10 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
         };
     }
     if members.try_lock(Byte::Openers, LockKind::Exclusive).map_err(failed)? {
-        if !members.try_lock(Byte::Snapshots, LockKind::Exclusive).map_err(failed)? {
+        let patience = READERS_PATIENCE.min(options.stall_timeout);
+        if !members.lock(Byte::Snapshots, LockKind::Exclusive, patience).map_err(failed)? {
             members.unlock(Byte::Openers);
-            return Err(PoolError::BusyElsewhere {
-                path: media.path().to_path_buf(),
-                reason:
-                    "a process that reads the pool has it open and shares nothing; close it there"
-                        .to_owned(),
-            });
+            return Err(busy());
         }
         members.unlock(Byte::Snapshots);
         return Ok(if options.exclusive { Role::Alone } else { Role::First });
@@ -182,24 +182,36 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
 }
 
 /// Keeps everybody else out, as the exclusive opener of a pool does, until it is dropped.
-pub(crate) struct OnlyOne(Membership);
+pub(crate) struct OnlyOne(Option<Membership>);
+
+impl OnlyOne {
+    /// Leaves the locks to the media's open file, for an opening that takes them as its own.
+    pub fn hand_over(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for OnlyOne {
     fn drop(&mut self) {
-        self.0.leave();
+        if let Some(members) = &self.0 {
+            members.leave();
+        }
     }
 }
 
 /// Has the media for oneself without opening the pool on it, which may be damaged.
 pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
-    let members = OnlyOne(Membership::new(media.file()).map_err(failed)?);
-    let wanted = members.0.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
+    let members = Membership::new(media.file()).map_err(failed)?;
+    let wanted = members.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
     if !wanted.map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
-    choose_role(media, &members.0, options)?;
-    Ok(members)
+    let only = OnlyOne(Some(members));
+    let members = only.0.as_ref().expect("just made");
+    choose_role(media, members, options)?;
+    members.keep_out_only();
+    Ok(only)
 }
 
 /// A pool opened, and for a reader without a segment what the log has in place of the media.

@@ -24,7 +24,8 @@ Examples:
   aquifer pool create /mnt/pmem/data.pool --size 16G       on a DAX mount: found by itself
   aquifer pool create data.pool --size 1G --log 256M       with room for large commits
 
-Every byte of the file is allocated and written, so that no later write fails for want of space.")]
+Every byte of the file is allocated and written, so that no later write fails for want of space. A new file is there \
+when the pool in it is whole: interrupted, the command leaves nothing.")]
 pub struct Args {
     /// File to make, or device to use
     path: PathBuf,
@@ -87,22 +88,22 @@ pub fn run(args: &Args) -> Result<()> {
         create = create.domain(domain.into());
     }
     let bar = progress::Bytes::new("allocating and zeroing");
-    let media = create.create(&args.path, args.size.0, &mut |done, all| bar.at(done, all));
+    // Without shared memory: nobody else needs it yet.
+    let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
+    let mut told = |done, all| bar.at(done, all);
+    let pool = Pool::create_with(&args.path, args.size.0, &options, &create, &open, &mut told);
     drop(bar);
-    let media = media.map_err(|error| match error {
-        OpenError::Exists { path } => anyhow!(
+    let pool = pool.map_err(|error| match error {
+        PoolError::NotOpened(OpenError::Exists { path }) => anyhow!(
             "{} exists already; choose another path, or overwrite it with --force",
             path.display()
         ),
-        OpenError::Missing { path } => anyhow!(
+        PoolError::NotOpened(OpenError::Missing { path }) => anyhow!(
             "cannot make {}: its directory does not exist or takes no files; choose another path",
             path.display()
         ),
         error => error.into(),
     })?;
-    // Without shared memory: nobody else needs it yet.
-    let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
-    let pool = Pool::create_on(media, &options, &open)?;
     let text = describe(&args.path, &pool)?;
     drop(pool);
     output::print(&text)
