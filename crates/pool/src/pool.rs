@@ -37,7 +37,8 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Takes the media for this domain, whatever it is: for tests.
     pub domain: Option<PersistenceDomain>,
-    /// How long to wait for a process that holds a lock and does not go on.
+    /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
+    /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
     /// Permissions of the shared memory; who may open the pool for writing needs both.
     pub segment_mode: u32,
@@ -433,6 +434,11 @@ impl Pool {
 
     /// Captures a commit: `fill` copies the pages, in order, into the memory it is given. All pages
     /// become durable together when [`Commit::finish`] returns. The pool stays open until then.
+    ///
+    /// A commit has its place in the log from now on, and everything behind it, of all processes, becomes durable after it:
+    /// until it is finished or dropped, other commits, transactions and checkpoints wait. If that takes longer than their
+    /// [`OpenOptions::stall_timeout`], they fail with [`PoolError::Stalled`], which names this process. When the
+    /// process dies, they go on at once.
     ///
     /// # Errors
     /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.

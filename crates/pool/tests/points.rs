@@ -274,6 +274,43 @@ fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
     assert_eq!(contents(&pool).unwrap()[b"own".as_slice()], [4]);
 }
 
+/// A commit that is begun and not finished stalls all that come behind it. They are told whose it is, also those that wait
+/// for a checkpoint that waits.
+#[test]
+fn whoever_waits_for_a_stopped_process_is_told_which_one() {
+    let scene = scene();
+    let hasty = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
+    let pool = Pool::open(&scene.path, &hasty).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    create(&pool, b"other", 1).unwrap();
+    let named = |outcome: Result<(), PoolError>| match outcome {
+        Err(error @ PoolError::Stalled { pid, .. }) => (pid, error.to_string()),
+        other => panic!("{other:?}"),
+    };
+    let stopped = Held::at("capture-reserved", "committer", &scene.path);
+    let pid = stopped.child.0.id();
+    let text = format!("process {pid} holds a commit of the pool and does not go on");
+    let (found, said) = named(pool.checkpoint());
+    assert!(found == pid && said.starts_with(&text), "{said}");
+    // The holder of the maintenance lock is not the one to blame.
+    let waiting = Held::at("checkpoint-taken", "impatient", &scene.path);
+    let (found, said) = named(pool.checkpoint());
+    assert!(found == pid, "{said}, and not {}", waiting.child.0.id());
+    drop((waiting, stopped));
+    pool.checkpoint().unwrap();
+
+    // One's own.
+    let inode = find(&pool, b"own").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    let begun = pool.capture(&pages, &[], |payload| payload.copy_from_slice(&page(3))).unwrap();
+    let (found, said) = named(pool.checkpoint());
+    assert!(found == std::process::id() && said.contains("finish or drop"), "{said}");
+    begun.finish().unwrap();
+    // What holds the lock, and nothing behind which it could wait.
+    let waiting = Held::at("checkpoint-taken", "impatient", &scene.path);
+    assert_eq!(named(pool.checkpoint()).0, waiting.child.0.id());
+}
+
 /// Plays a role that is held at a point. It goes on with each line it is sent.
 struct Held {
     child: Reaped,
@@ -284,7 +321,11 @@ struct Held {
 impl Held {
     fn at(point: &str, role: &str, path: &Path) -> Held {
         let mut command = child::command(role);
-        command.env("POOL", path).env("AQUIFER_HOLD_AT", point).stdin(Stdio::piped());
+        command
+            .env("POOL", path)
+            .env("SEED", "5")
+            .env("AQUIFER_HOLD_AT", point)
+            .stdin(Stdio::piped());
         let mut child = Reaped(command.spawn().unwrap());
         let input = child.0.stdin.take().unwrap();
         let output = BufReader::new(child.0.stdout.take().unwrap());
