@@ -27,6 +27,9 @@ pub const PAGE_BYTES: u64 = 4096;
 /// The version of the format written here. Version 0 is experimental: it may change without notice.
 pub const FORMAT_VERSION: u32 = 0;
 
+/// No version has a higher number: what does is damage.
+pub const MAX_FORMAT_VERSION: u32 = 0xffff;
+
 /// The checksum of every structure: XXH3 with 64 bits.
 pub fn checksum(parts: &[&[u8]]) -> u64 {
     if let [single] = parts {

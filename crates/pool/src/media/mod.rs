@@ -31,6 +31,7 @@ mod create;
 mod descriptors;
 mod file;
 mod mapped;
+mod new_file;
 mod open;
 
 pub use create::{CreateOptions, create};
