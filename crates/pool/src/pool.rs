@@ -67,7 +67,8 @@ impl Default for OpenOptions {
 /// Where the log is used beyond this, a checkpoint begins in the background.
 const CHECKPOINT_AT_PERCENT: u64 = 50;
 
-/// A pool, opened. Cheap to clone; closed when the last clone is dropped.
+/// A pool, opened. Cheap to clone; closed when the last clone is dropped. Shared between threads freely, and the file
+/// between processes.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,

@@ -11,6 +11,14 @@
 //! Every structure is little-endian, has a magic, a checksum that also covers *which* structure it is (its number,
 //! position or copy), and reserved bytes that are zero. Parsing is a pure function of bytes; it checks
 //! ranges before any arithmetic and never panics.
+//!
+//! ```
+//! use aquifer_pool::format::superblock::Superblock;
+//! use aquifer_pool::format::{FormatError, PAGE_BYTES};
+//!
+//! let page = vec![0; PAGE_BYTES as usize];
+//! assert!(matches!(Superblock::decode(&page, 0), Err(FormatError::Magic)));
+//! ```
 
 pub mod inode;
 pub mod layout;
