@@ -213,13 +213,24 @@ fn has_file_of(process: u32, len_bytes: u64) -> bool {
 }
 
 /// Sends a signal to a command when it has given its file this length.
-fn interrupt(mut command: Command, signal: &str, len_bytes: u64) -> Output {
+fn interrupt(command: Command, signal: &str, len_bytes: u64) -> Output {
+    interrupt_after(command, signal, len_bytes, || ())
+}
+
+/// The same, after something else has happened.
+fn interrupt_after(
+    mut command: Command,
+    signal: &str,
+    len_bytes: u64,
+    meanwhile: impl FnOnce(),
+) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child: Child = command.spawn().unwrap();
     while !has_file_of(child.id(), len_bytes) {
         assert!(child.try_wait().unwrap().is_none(), "{command:?} ended at once");
         std::thread::yield_now();
     }
+    meanwhile();
     let process = child.id().to_string();
     assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
     child.wait_with_output().unwrap()
@@ -232,7 +243,7 @@ fn who_is_interrupted_puts_back_what_was_there() {
     let path = place.text("data.pool");
     let create = ["pool", "create", &path, "--size", "1G"];
     let output = interrupted(&create, LONG_BYTES);
-    says(&failed(output, 1, &create), &["interrupted", &path, "not there"]);
+    says(&failed(output, 1, &create), &["interrupted", &path, "was not made"]);
     assert_eq!(place.entries(), 0);
 
     fs::write(&path, "").unwrap();
@@ -257,16 +268,36 @@ fn who_is_interrupted_puts_back_what_was_there() {
     works(&["pool", "grow", &path, "--size", "8M"]);
 }
 
-/// Nobody can clean up then; but nothing takes the file for a pool, and it says what to do.
 #[test]
-fn a_killed_creation_leaves_no_pool() {
+fn who_is_interrupted_removes_nothing_that_somebody_else_made_meanwhile() {
     let place = Place::new();
     let path = place.text("data.pool");
     let mut create = aquifer();
     create.args(["pool", "create", &path, "--size", "1G"]);
-    assert_eq!(interrupt(create, "-KILL", 1 << 30).status.code(), None);
-    assert_eq!(place.entries(), 0);
-    works(&["pool", "create", &path, "--size", "4M"]);
+    let output = interrupt_after(create, "-TERM", 1 << 30, || fs::write(&path, "theirs").unwrap());
+    says(&failed(output, 1, &path), &["interrupted", "was not made"]);
+    assert_eq!(bytes(&path), b"theirs");
+}
+
+/// Nobody can clean up then, and where there was nothing, nobody need.
+#[test]
+fn a_killed_creation_leaves_no_pool() {
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let create = |options: &[&str]| {
+        let mut create = aquifer();
+        create.args(["pool", "create", &path, "--size", "1G"]).args(options);
+        assert_eq!(interrupt(create, "-KILL", 1 << 30).status.code(), None);
+    };
+    create(&[]);
+    says(&fails(&["pool", "info", &path], 1), &["does not exist", "aquifer pool create"]);
+    // What was there is lost; nothing takes the file for a pool, and it says what to do.
+    fs::write(&path, "given up").unwrap();
+    create(&["--force"]);
+    says(&fails(&["pool", "info", &path], 1), &["is not a pool", "aquifer pool create"]);
+    let create = ["pool", "create", &path, "--size", "4M"];
+    says(&fails(&create, 1), &["--force"]);
+    works(&[&create[..], &["--force"]].concat());
     works(&["pool", "check", &path, "--full"]);
 }
 

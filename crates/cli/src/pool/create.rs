@@ -103,8 +103,6 @@ pub fn run(args: &Args) -> Result<()> {
         undo.ends_if_interrupted(&bar);
     };
     let pool = Pool::create_with(&args.path, args.size.0, &options, &create, &open, &mut told);
-    // Making it durable takes long, too.
-    undo.ends_if_interrupted(&bar);
     drop(bar);
     let pool = pool.map_err(|error| match error {
         PoolError::NotOpened(error) => explain(error),

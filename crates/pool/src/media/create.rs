@@ -192,6 +192,8 @@ impl CreateOptions {
         if kind != Kind::DaxDevice {
             sync.sync_all().map_err(failed)?;
         }
+        // That takes long, too: the last moment for somebody who wants to give up.
+        progress(len_bytes, len_bytes);
         Ok(form.into_media())
     }
 
