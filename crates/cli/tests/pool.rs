@@ -197,20 +197,40 @@ fn where_no_pool_can_be_made_another_path_is_asked_for() {
 }
 
 /// Starts the command, and asks it to stop once its file is as long as it is to be, which it is before it is zeroed.
-fn interrupted(arguments: &[&str], path: &str, len_bytes: u64) -> Output {
+fn interrupted(arguments: &[&str], len_bytes: u64) -> Output {
     let mut command = aquifer();
     command.args(arguments);
     // A shell that started the tests in the background had them ignore SIGINT.
-    interrupt(command, "-TERM", path, len_bytes)
+    interrupt(command, "-TERM", len_bytes)
 }
 
-fn interrupt(mut command: Command, signal: &str, path: &str, len_bytes: u64) -> Output {
+/// Whether a process has a file of this length open, with a name or without.
+fn has_file_of(process: u32, len_bytes: u64) -> bool {
+    let files = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    files
+        .filter_map(|entry| fs::metadata(entry.path()).ok())
+        .any(|metadata| metadata.is_file() && metadata.len() == len_bytes)
+}
+
+/// Sends a signal to a command when it has given its file this length.
+fn interrupt(command: Command, signal: &str, len_bytes: u64) -> Output {
+    interrupt_after(command, signal, len_bytes, || ())
+}
+
+/// The same, after something else has happened.
+fn interrupt_after(
+    mut command: Command,
+    signal: &str,
+    len_bytes: u64,
+    meanwhile: impl FnOnce(),
+) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child: Child = command.spawn().unwrap();
-    while fs::metadata(path).map_or(0, |metadata| metadata.len()) != len_bytes {
+    while !has_file_of(child.id(), len_bytes) {
         assert!(child.try_wait().unwrap().is_none(), "{command:?} ended at once");
         std::thread::yield_now();
     }
+    meanwhile();
     let process = child.id().to_string();
     assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
     child.wait_with_output().unwrap()
@@ -222,17 +242,17 @@ fn who_is_interrupted_puts_back_what_was_there() {
     let place = Place::new();
     let path = place.text("data.pool");
     let create = ["pool", "create", &path, "--size", "1G"];
-    let output = interrupted(&create, &path, LONG_BYTES);
-    says(&failed(output, 1, &create), &["interrupted", &path, "removed"]);
+    let output = interrupted(&create, LONG_BYTES);
+    says(&failed(output, 1, &create), &["interrupted", &path, "was not made"]);
     assert_eq!(place.entries(), 0);
 
     fs::write(&path, "").unwrap();
-    let output = interrupted(&create, &path, LONG_BYTES);
+    let output = interrupted(&create, LONG_BYTES);
     says(&failed(output, 1, &create), &["interrupted", "as it was"]);
     assert_eq!(bytes(&path), b"");
     fs::write(&path, "given up").unwrap();
     let force = [&create[..], &["--force"]].concat();
-    let output = interrupted(&force, &path, LONG_BYTES);
+    let output = interrupted(&force, LONG_BYTES);
     says(&failed(output, 1, &force), &["interrupted", "empty now", "lost"]);
     assert_eq!(bytes(&path), b"");
     fs::remove_file(&path).unwrap();
@@ -240,7 +260,7 @@ fn who_is_interrupted_puts_back_what_was_there() {
     place.pool();
     works(&["object", "create", &path, "graph", "--size", "1M"]);
     let grow = ["pool", "grow", &path, "--size", "1G"];
-    let output = interrupted(&grow, &path, LONG_BYTES);
+    let output = interrupted(&grow, LONG_BYTES);
     says(&failed(output, 1, &grow), &["interrupted", &path, "as it was"]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
     works(&["pool", "check", &path, "--full"]);
@@ -248,14 +268,32 @@ fn who_is_interrupted_puts_back_what_was_there() {
     works(&["pool", "grow", &path, "--size", "8M"]);
 }
 
-/// Nobody can clean up then; but nothing takes the file for a pool, and it says what to do.
 #[test]
-fn a_killed_creation_leaves_no_pool() {
+fn who_is_interrupted_removes_nothing_that_somebody_else_made_meanwhile() {
     let place = Place::new();
     let path = place.text("data.pool");
     let mut create = aquifer();
     create.args(["pool", "create", &path, "--size", "1G"]);
-    assert_eq!(interrupt(create, "-KILL", &path, 1 << 30).status.code(), None);
+    let output = interrupt_after(create, "-TERM", 1 << 30, || fs::write(&path, "theirs").unwrap());
+    says(&failed(output, 1, &path), &["interrupted", "was not made"]);
+    assert_eq!(bytes(&path), b"theirs");
+}
+
+/// Nobody can clean up then, and where there was nothing, nobody need.
+#[test]
+fn a_killed_creation_leaves_no_pool() {
+    let place = Place::new();
+    let path = place.text("data.pool");
+    let create = |options: &[&str]| {
+        let mut create = aquifer();
+        create.args(["pool", "create", &path, "--size", "1G"]).args(options);
+        assert_eq!(interrupt(create, "-KILL", 1 << 30).status.code(), None);
+    };
+    create(&[]);
+    says(&fails(&["pool", "info", &path], 1), &["does not exist", "aquifer pool create"]);
+    // What was there is lost; nothing takes the file for a pool, and it says what to do.
+    fs::write(&path, "given up").unwrap();
+    create(&["--force"]);
     says(&fails(&["pool", "info", &path], 1), &["is not a pool", "aquifer pool create"]);
     let create = ["pool", "create", &path, "--size", "4M"];
     says(&fails(&create, 1), &["--force"]);
@@ -271,7 +309,7 @@ fn signals_that_are_ignored_stay_ignored() {
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' INT; exec \"$0\" pool create \"$1\" --size 256M"]);
     shell.arg(env!("CARGO_BIN_EXE_aquifer")).arg(&path);
-    worked(interrupt(shell, "-INT", &path, 256 << 20), "a pool");
+    worked(interrupt(shell, "-INT", 256 << 20), "a pool");
     works(&["pool", "check", &path]);
 }
 

@@ -37,8 +37,8 @@ use crate::writing::Writing;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct AttachOptions {
-    /// How many bytes of private copies an attachment for writing keeps; those that hold nothing new are
-    /// dropped beyond that. What is stored to between two psyncs is not bounded by it. By default a quarter of the
+    /// How many bytes of copies an attachment for writing keeps: private ones of pages stored to, and what these pages were
+    /// at the last psync, which the next one is compared with. Those that hold nothing new are dropped beyond that. What is stored to between two psyncs is not bounded by it. By default a quarter of the
     /// machine's memory, or of the memory cgroup's limit.
     pub shadow_budget_bytes: Option<u64>,
     /// How stores are found; by default the better one of those available.
@@ -186,7 +186,7 @@ impl Attached {
                     tracker,
                     captured: Vec::new(),
                     changes: Changes::default(),
-                    bases: Bases::new(media.len_bytes / PAGE_BYTES),
+                    bases: Bases::new(media.len_bytes / PAGE_BYTES, shared.pool.media().domain()),
                     is_behind: false,
                     last_lsn: 0,
                     shadow: Shadow::found(inode.shadow),

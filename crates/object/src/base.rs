@@ -19,14 +19,21 @@ use std::collections::HashMap;
 
 use aquifer_pool::Patches;
 use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::media::PersistenceDomain;
 use aquifer_sys::memory::copy_racy;
 use aquifer_vm::dirty::{PageBits, PageIndex, PageRun};
 
 use crate::attach::Attached;
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// A page that takes more than this to patch is committed whole: about as much to write, and simpler to read.
-const MOST_PATCH_BYTES: usize = PAGE / 2;
+/// A page that takes more than this to patch is committed whole. On a disk, because that is about as much to write, and
+/// simpler to read; where writing is copying, because finding the differences takes longer than copying them all.
+fn most_patch_bytes(domain: PersistenceDomain) -> usize {
+    match domain {
+        PersistenceDomain::PageCache => PAGE / 2,
+        PersistenceDomain::Dax | PersistenceDomain::Volatile => PAGE / 16,
+    }
+}
 
 /// The content of a page.
 pub(crate) type Page = Box<[u8; PAGE]>;
@@ -37,6 +44,7 @@ pub(crate) struct Bases {
     behind: Behind,
     /// Most of them changed when they were compared last.
     rewritten: PageBits,
+    most_patch_bytes: usize,
 }
 
 /// Pages that were committed, and are not at their place yet. The primary is brought up to date while commits go on, so
@@ -126,12 +134,13 @@ impl Changes {
 
 impl Bases {
     /// Of an object of so many pages whose primary is up to date.
-    pub fn new(pages: u64) -> Bases {
+    pub fn new(pages: u64, domain: PersistenceDomain) -> Bases {
         let none = || PageBits::new(pages);
         Bases {
             twins: HashMap::new(),
             behind: Behind { older: none(), newer: none(), mark_lsn: 0 },
             rewritten: none(),
+            most_patch_bytes: most_patch_bytes(domain),
         }
     }
 
@@ -193,7 +202,8 @@ impl Bases {
             unsafe { copy_racy(attached.page(page), now.as_mut_ptr(), PAGE) };
             let run = PageRun { first: page, count: 1 };
             // Runs have at most 2^24 pages.
-            if !changes.patches.push_difference(page.0 as u32, base, &now, MOST_PATCH_BYTES) {
+            let most_bytes = self.most_patch_bytes;
+            if !changes.patches.push_difference(page.0 as u32, base, &now, most_bytes) {
                 self.rewritten.insert_run(run);
                 changes.push_whole(page);
                 continue;

@@ -152,9 +152,22 @@ impl Core {
         Ok(locked)
     }
 
+    /// Whether the log was durable up to there already, and something is behind it.
+    fn waits_since(&self, durable_lsn: u64) -> bool {
+        let control = self.control();
+        control.durable_lsn.load(Relaxed) == durable_lsn
+            && control.pending_first.load(Relaxed) != control.pending_next.load(Relaxed)
+    }
+
     /// Takes the maintenance mutex. What it protects is idempotent: after a dead holder it is done again.
     pub fn maintain(&self) -> Result<Maintaining<'_>> {
-        let mut guard = self.take(&self.control().maintenance_mutex, "the maintenance lock")?;
+        let durable_lsn = self.control().durable_lsn.load(Relaxed);
+        let taken = self.take(&self.control().maintenance_mutex, "the maintenance lock");
+        let mut guard = taken.map_err(|error| match error {
+            // The holder may wait itself, for a commit that somebody does not finish: who that is can do something.
+            PoolError::Stalled { .. } if self.waits_since(durable_lsn) => self.stalled_append(),
+            error => error,
+        })?;
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
             image::mark_changed(self, 0..self.layout.metadata_pages);

@@ -13,6 +13,8 @@ use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
 use crate::format::run::MAX_PAGES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::{ByteRange, Media};
+use crate::pool::OpenOptions;
+use crate::recovery::{self, OnlyOne};
 
 /// How to make a pool.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +42,18 @@ pub(crate) fn new_uuid() -> Result<Uuid> {
         source: Some(source),
     })?;
     Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
+}
+
+/// Keeps everybody out of media that may hold no pool yet.
+pub(crate) fn lock_to_format(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
+    if !media.is_writable() {
+        return Err(PoolError::ReadOnly {
+            path: media.path().to_path_buf(),
+            reason: "the file or its file system is read-only",
+        });
+    }
+    let alone = OpenOptions { read_only: false, exclusive: true, ..options.clone() };
+    recovery::lock_for_one(media, &alone)
 }
 
 impl CreateOptions {
@@ -78,11 +92,19 @@ impl CreateOptions {
         })
     }
 
-    /// Formats media. What it held is lost.
+    /// Formats media that nobody has open. What it held is lost.
     ///
     /// # Errors
-    /// [`PoolError::Parameter`] if the options do not fit it, before anything is changed; [`PoolError::Media`].
+    /// Before anything is changed, [`PoolError::Parameter`] if the options do not fit it, and [`PoolError::Busy`] if
+    /// somebody has it open or formats it; [`PoolError::Media`].
     pub fn format(&self, media: &Arc<dyn Media>) -> Result<()> {
+        self.layout(media.len_bytes())?;
+        let _alone = lock_to_format(&**media, &OpenOptions::default())?;
+        self.format_alone(media)
+    }
+
+    /// Formats media that the caller has locked.
+    pub(crate) fn format_alone(&self, media: &Arc<dyn Media>) -> Result<()> {
         const { assert!(MIN_LOG_PAGES * PAGE_BYTES <= 64 << 10) };
         let layout = self.layout(media.len_bytes())?;
         let zeros = vec![0; 1 << 20];

@@ -96,7 +96,7 @@ pub enum PoolError {
     },
     /// Another process has the pool for itself, or has it open where it is wanted exclusively.
     #[error(
-        "{} is open elsewhere, and one of the two needs it alone; close it there, or wait",
+        "{} is open elsewhere, for writing or for reading, and one of the two needs it alone; close it there, or wait",
         path.display()
     )]
     Busy {
@@ -157,9 +157,7 @@ pub enum PoolError {
         source: io::Error,
     },
     /// A process that holds something this one needs does not run.
-    #[error(
-        "process {pid} holds {what} of the pool and does not go on (stopped?); continue it or end it"
-    )]
+    #[error("{}", stalled_text(*.pid, .what))]
     Stalled {
         /// The process, as the namespace it runs in numbers it.
         pid: u32,
@@ -215,6 +213,22 @@ pub enum PoolError {
         /// Why not.
         reason: &'static str,
     },
+}
+
+fn stalled_text(pid: u32, what: &str) -> String {
+    if pid == std::process::id() {
+        return format!(
+            "this process ({pid}) holds {what} of the pool and does not go on: finish or drop what another thread of it, \
+             or another handle, has begun"
+        );
+    }
+    let process = match pid {
+        0 => "a process".to_owned(),
+        pid => format!("process {pid}"),
+    };
+    format!(
+        "{process} holds {what} of the pool and does not go on (stopped?); continue it or end it"
+    )
 }
 
 fn holder_text(holder: Option<u32>) -> String {

@@ -16,6 +16,38 @@
 //! A transaction or a commit that has returned survives everything the media survives; one that has not is there
 //! wholly or not at all. What each persistence domain survives is in `docs/durability.md`, and every
 //! byte is in `docs/format.md`.
+//!
+//! # Use
+//! Most programs use objects (`aquifer-object`), which lie in a pool. Directly, pages are reserved, named by a
+//! transaction, and committed:
+//!
+//! ```
+//! use aquifer_pool::format::inode::{Inode, InodeKind};
+//! use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("data.pool");
+//! let pool = Pool::create(&path, 4 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let reservation = pool.reserve_zeroed(1, 1)?;
+//! let runs = reservation.runs().to_vec();
+//! let inode = pool.transact(vec![reservation], |transaction| {
+//!     let inode = Inode {
+//!         kind: InodeKind::Object,
+//!         size_bytes: 4096,
+//!         runs: runs.clone(),
+//!         name: b"page".to_vec(),
+//!         ..transaction.free_inode()?
+//!     };
+//!     transaction.put(inode.clone());
+//!     Ok(inode)
+//! })?;
+//! let pages = [CommitPages { inode: inode.number, target: inode.runs[0].bytes() }];
+//! let content = CommitContent { pages: &pages, ..Default::default() };
+//! pool.capture(&content, |bytes| bytes.fill(7))?.finish()?; // durable from here on
+//! # Ok(())
+//! # }
+//! ```
 
 mod alloc;
 pub mod check;

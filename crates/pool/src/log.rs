@@ -363,10 +363,10 @@ impl Core {
         }
     }
 
-    fn stalled_append(&self) -> PoolError {
+    pub(crate) fn stalled_append(&self) -> PoolError {
         let first = self.control().pending_first.load(Acquire);
         let owner = self.pending(first).owner.load(Relaxed) as usize;
-        PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "an append" }
+        PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "a commit" }
     }
 
     /// Makes the pool read-only because a record that counts cannot be read.

@@ -7,6 +7,7 @@
 //! | snapshots | by readers without a segment | by the first writer, briefly |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
+//! | all there are | | by who makes media of what was there |
 //!
 //! Such locks belong to an open file, vanish when its last descriptor is closed, also by SIGKILL, are seen
 //! across PID namespaces, and work on descriptors for reading. A forked child would keep them, so it closes its copy of the
@@ -133,6 +134,15 @@ impl Membership {
     /// The process that owns a slot, as it knows itself.
     pub fn pid_of(&self, control: &Control, index: usize) -> u32 {
         control.processes.get(index).map_or(0, |slot| slot.pid.load(Relaxed) as u32)
+    }
+
+    /// Who has all bytes locked, to make media, keeps only those that keep others from opening the pool.
+    pub fn keep_out_only(&self) {
+        let before = LockRange { offset_bytes: 0, len_bytes: OPENERS };
+        let behind = LockRange { offset_bytes: SNAPSHOTS + 1, len_bytes: 0 };
+        for range in [before, behind] {
+            let _ = lock::unlock(self.file.as_fd(), range);
+        }
     }
 
     /// Gives all locks back. The descriptor may be shared with the media, which lives on.

@@ -44,6 +44,8 @@ pub const POINTS: &[&str] = &[
     "checkpoint-superblocks",
     "checkpoint-sequence",
     "checkpoint-tail",
+    "create-formatted",
+    "create-named",
     "open-locked",
     "open-segment",
     "open-replayed",

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::alloc::Reservation;
 use crate::commit::{Commit, CommitContent};
 use crate::core::Core;
-use crate::create::CreateOptions;
+use crate::create::{CreateOptions, lock_to_format};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::inode::Inode;
@@ -37,7 +37,8 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Takes the media for this domain, whatever it is: for tests.
     pub domain: Option<PersistenceDomain>,
-    /// How long to wait for a process that holds a lock and does not go on.
+    /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
+    /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
     /// Permissions of the shared memory; who may open the pool for writing needs both.
     pub segment_mode: u32,
@@ -66,7 +67,8 @@ impl Default for OpenOptions {
 /// Where the log is used beyond this, a checkpoint begins in the background.
 const CHECKPOINT_AT_PERCENT: u64 = 50;
 
-/// A pool, opened. Cheap to clone; closed when the last clone is dropped.
+/// A pool, opened. Cheap to clone; closed when the last clone is dropped. Shared between threads freely, and the file
+/// between processes.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -174,22 +176,63 @@ impl Pool {
         options: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Pool> {
-        // Before there is a file.
-        options.layout(len_bytes)?;
-        let media = media::create(path.as_ref(), len_bytes, open.domain)?;
-        Self::create_on(media, options, open)
+        let file = open
+            .domain
+            .into_iter()
+            .fold(media::CreateOptions::new(), |file, domain| file.domain(domain));
+        Self::create_with(path, len_bytes, options, &file, open, &mut |_, _| {})
     }
 
-    /// Makes a pool on media, and opens it. What the media held is lost.
+    /// As [`Pool::create`], with a say in how the file is made, or in a device. `progress` is told now and then how many
+    /// bytes of how many are allocated and zeroed.
+    ///
+    /// A new file is at its path when the pool in it is whole, and not before: if the process is killed meanwhile, there
+    /// is nothing. (Where the file system has no files without names, a file `.aquifer-….new` is left beside it.)
     ///
     /// # Errors
-    /// As for [`Pool::create`].
+    /// As for [`Pool::create`]; [`PoolError::NotOpened`] also if somebody else uses what is to be overwritten.
+    pub fn create_with(
+        path: impl AsRef<Path>,
+        len_bytes: u64,
+        options: &CreateOptions,
+        file: &media::CreateOptions,
+        open: &OpenOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Pool> {
+        // Before there is a file.
+        options.layout(len_bytes)?;
+        let mut prepared = file.prepare(path.as_ref(), len_bytes, progress)?;
+        Self::make(prepared.media.clone(), options, open, || Ok(prepared.name()?))
+    }
+
+    /// Makes a pool on media that nobody has open, and opens it. What the media held is lost.
+    ///
+    /// # Errors
+    /// As for [`Pool::create`]; [`PoolError::Busy`] if somebody has them open or makes a pool of them.
     pub fn create_on(
         media: Arc<dyn Media>,
         options: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Pool> {
-        options.format(&media)?;
+        Self::make(media, options, open, || Ok(()))
+    }
+
+    fn make(
+        media: Arc<dyn Media>,
+        options: &CreateOptions,
+        open: &OpenOptions,
+        name: impl FnOnce() -> Result<()>,
+    ) -> Result<Pool> {
+        options.layout(media.len_bytes())?;
+        let alone = lock_to_format(&*media, open)?;
+        options.format_alone(&media)?;
+        point::pass("create-formatted");
+        name()?;
+        point::pass("create-named");
+        if !open.read_only {
+            // Nobody comes in between.
+            alone.hand_over();
+        }
         Self::open_on(media, open)
     }
 
@@ -392,6 +435,11 @@ impl Pool {
 
     /// Captures a commit: `fill` copies the whole pages, in order, into the memory it is given. All content
     /// becomes durable together when [`Commit::finish`] returns. The pool stays open until then.
+    ///
+    /// A commit has its place in the log from now on, and everything behind it, of all processes, becomes durable after it:
+    /// until it is finished or dropped, other commits, transactions and checkpoints wait. If that takes longer than their
+    /// [`OpenOptions::stall_timeout`], they fail with [`PoolError::Stalled`], which names this process. When the
+    /// process dies, they go on at once.
     ///
     /// # Errors
     /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.

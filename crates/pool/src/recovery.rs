@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
 use uuid::Uuid;
@@ -40,6 +41,26 @@ pub(crate) struct Superblocks {
     pub valid: Superblock,
     /// Which copy that is.
     pub copy: u64,
+    /// What the other copy says that was written by a later program. Whoever writes superblocks would undo it.
+    later: Option<(u64, FormatError)>,
+}
+
+impl Superblocks {
+    /// An error if a later program has written one of them: perhaps it was stopped while it converted the pool.
+    fn check_writable(&self, media: &dyn Media) -> Result<()> {
+        let path = media.path().to_path_buf();
+        match &self.later {
+            None => Ok(()),
+            Some((_, FormatError::Version { found })) => {
+                Err(PoolError::FutureVersion { path, found: *found })
+            }
+            Some((copy, error)) => Err(PoolError::Damaged {
+                path,
+                structure: format!("superblock {copy}"),
+                error: error.clone(),
+            }),
+        }
+    }
 }
 
 /// Reads both superblocks and chooses.
@@ -101,7 +122,11 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
             expected_bytes: valid.layout.len_bytes(),
         });
     }
-    Ok(Superblocks { valid, copy })
+    let is_later = |error: &FormatError| {
+        matches!(error, FormatError::Version { .. } | FormatError::Features { .. })
+    };
+    let later = errors.into_iter().find(|(_, error)| is_later(error));
+    Ok(Superblocks { valid, copy, later })
 }
 
 /// How this process has the pool open.
@@ -115,6 +140,9 @@ enum Role {
     /// It reads, and nobody shares anything.
     Snapshot,
 }
+
+/// How long a writer waits for readers that share nothing. Most have a look and go; whom they stay for is told soon.
+const READERS_PATIENCE: Duration = Duration::from_secs(1);
 
 fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
     PoolError::Open {
@@ -140,14 +168,10 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
         };
     }
     if members.try_lock(Byte::Openers, LockKind::Exclusive).map_err(failed)? {
-        if !members.try_lock(Byte::Snapshots, LockKind::Exclusive).map_err(failed)? {
+        let patience = READERS_PATIENCE.min(options.stall_timeout);
+        if !members.lock(Byte::Snapshots, LockKind::Exclusive, patience).map_err(failed)? {
             members.unlock(Byte::Openers);
-            return Err(PoolError::BusyElsewhere {
-                path: media.path().to_path_buf(),
-                reason:
-                    "a process that reads the pool has it open and shares nothing; close it there"
-                        .to_owned(),
-            });
+            return Err(busy());
         }
         members.unlock(Byte::Snapshots);
         return Ok(if options.exclusive { Role::Alone } else { Role::First });
@@ -159,24 +183,36 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
 }
 
 /// Keeps everybody else out, as the exclusive opener of a pool does, until it is dropped.
-pub(crate) struct OnlyOne(Membership);
+pub(crate) struct OnlyOne(Option<Membership>);
+
+impl OnlyOne {
+    /// Leaves the locks to the media's open file, for an opening that takes them as its own.
+    pub fn hand_over(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for OnlyOne {
     fn drop(&mut self) {
-        self.0.leave();
+        if let Some(members) = &self.0 {
+            members.leave();
+        }
     }
 }
 
 /// Has the media for oneself without opening the pool on it, which may be damaged.
 pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
-    let members = OnlyOne(Membership::new(media.file()).map_err(failed)?);
-    let wanted = members.0.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
+    let members = Membership::new(media.file()).map_err(failed)?;
+    let wanted = members.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
     if !wanted.map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
-    choose_role(media, &members.0, options)?;
-    Ok(members)
+    let only = OnlyOne(Some(members));
+    let members = only.0.as_ref().expect("just made");
+    choose_role(media, members, options)?;
+    members.keep_out_only();
+    Ok(only)
 }
 
 /// A pool opened, and for a reader without a segment what the log has in place of the media.
@@ -213,6 +249,9 @@ fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> 
     }
     point::pass("open-locked");
     let superblocks = read_superblocks(&**media)?;
+    if !options.read_only {
+        superblocks.check_writable(&**media)?;
+    }
     let role = choose_role(&**media, &members, options)?;
     let opened = match role {
         Role::Joined => join(media, members, superblocks.valid, options),

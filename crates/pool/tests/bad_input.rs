@@ -131,6 +131,53 @@ fn a_pool_of_a_later_version_is_refused_untouched() {
     assert_refused(&image, |error| matches!(error, PoolError::FutureVersion { found: 9, .. }));
 }
 
+/// A later program that was stopped while it converted the pool: writing would undo what it began.
+#[test]
+fn a_pool_with_one_superblock_of_a_later_version_is_only_read() {
+    for copy in 0..2 {
+        let mut image = sample::crashed_image(POOL_BYTES);
+        image[copy * PAGE + 8] = 9;
+        forge::seal_superblock(&mut image, copy);
+        let is_it = |error: &PoolError| matches!(error, PoolError::FutureVersion { found: 9, .. });
+        assert_refused(&image, is_it);
+        let media = FileMedia::of(&image);
+        let error =
+            Pool::grow_on(media.clone(), 2 * POOL_BYTES as u64, &mut |_, _| {}).unwrap_err();
+        assert!(is_it(&error) && media.image() == image, "{error}");
+        let reader = Pool::open_on(media, &reading()).unwrap();
+        sample::assert_complete(&reader);
+        // Whatever the checksum of that version is.
+        image[copy * PAGE + 500] ^= 1;
+        assert_refused(&image, is_it);
+
+        let mut image = sample::crashed_image(POOL_BYTES);
+        image[copy * PAGE + 120] = 2;
+        forge::seal_superblock(&mut image, copy);
+        assert_refused(&image, |error| {
+            matches!(error, PoolError::Damaged { error: FormatError::Features { bits: 2 }, .. })
+        });
+    }
+}
+
+/// A version that damage has made up is no version.
+#[test]
+fn a_superblock_whose_version_is_damaged_is_replaced_by_the_other_one() {
+    for copy in 0..2 {
+        let image = sample::crashed_image(POOL_BYTES);
+        for bit in 0..32 {
+            let mut damaged = image.clone();
+            damaged[copy * PAGE + 8 + bit / 8] ^= 1 << (bit % 8);
+            let media = FileMedia::of(&damaged);
+            sample::assert_complete(&Pool::open_on(media, &alone()).expect("the other one serves"));
+        }
+        // More than the version was hit.
+        let mut damaged = image.clone();
+        damaged[copy * PAGE + 8..][..200].fill(0xe5);
+        let media = FileMedia::of(&damaged);
+        sample::assert_complete(&Pool::open_on(media, &alone()).expect("the other one serves"));
+    }
+}
+
 #[test]
 fn a_pool_with_unknown_features_is_refused_untouched() {
     let mut image = sample::crashed_image(POOL_BYTES);

@@ -4,9 +4,9 @@ mod support;
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 
 use aquifer_pool::check::{
     CheckOptions, CheckReport, Finding, FindingKind, Severity, check, check_on, repair, repair_on,
@@ -126,6 +126,7 @@ fn what_is_no_pool_is_said_to_be_none() {
     let mut image = closed_image();
     for copy in 0..2 {
         image[copy * PAGE + 8] = 3;
+        forge::seal_superblock(&mut image, copy);
     }
     only(&report_of(&image), FindingKind::FutureVersion);
 }
@@ -357,6 +358,40 @@ fn a_pool_in_use_is_a_snapshot_and_is_not_repaired() {
     drop(reader);
 }
 
+/// A check of a pool that nobody has open, and another process that opens it in the middle: it is not kept waiting.
+#[test]
+fn who_opens_a_pool_while_it_is_checked_is_not_kept_out() {
+    for (role, is_closed_again) in [("visitor", true), ("sitter", false)] {
+        let directory = scratch();
+        let path = directory.path().join("pool");
+        std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+        let log = forge::superblock(&std::fs::read(&path).unwrap()).layout.log();
+        let visitor = Arc::new(Mutex::new(None));
+        let on_read = {
+            let (visitor, path) = (visitor.clone(), path.clone());
+            Box::new(move |offset_bytes: u64, _: &mut [u8]| {
+                let mut visitor = visitor.lock().unwrap();
+                if offset_bytes >= log.offset_bytes && visitor.is_none() {
+                    let mut child = start(role, &path);
+                    if is_closed_again {
+                        // It said that it is ready when it had closed the pool.
+                        child.0.wait().unwrap();
+                    }
+                    *visitor = Some(child);
+                }
+                false
+            })
+        };
+        let media = Shifting { media: FileMedia::open_read_only(&path), on_read };
+        let report = check_on(&media, &CheckOptions::default());
+        assert!(report.is_in_use && report.is_sound(), "{role}: {report}");
+        assert_eq!(report.findings, [], "{role}: of what there was before");
+        assert!(visitor.lock().unwrap().take().is_some(), "{role}");
+        // Removes the shared memory of the one that was killed.
+        repair(&path, &CheckOptions::default()).unwrap();
+    }
+}
+
 #[test]
 fn a_superblock_is_not_repaired_under_those_who_have_the_pool_open() {
     let directory = scratch();
@@ -391,23 +426,21 @@ fn a_superblock_of_a_later_version_beside_one_of_this_is_left_alone() {
     assert!(repaired.done.is_empty() && media.image() == image, "{:?}", repaired.done);
 }
 
-/// Media that show superblocks of a while ago, the first time they are read.
+/// Called before each read, which it may make; says whether it has.
+type ReadHook = dyn Fn(u64, &mut [u8]) -> bool + Send + Sync;
+
+/// Media that change while they are read.
 struct Shifting {
     media: Arc<FileMedia>,
-    old: Vec<u8>,
-    stale_reads: AtomicUsize,
+    on_read: Box<ReadHook>,
 }
 
 impl Media for Shifting {
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
-        if offset_bytes < 2 * PAGE_BYTES {
-            let is_stale = |left: usize| left.checked_sub(1);
-            if self.stale_reads.fetch_update(Relaxed, Relaxed, is_stale).is_ok() {
-                bytes.copy_from_slice(&self.old[offset_bytes as usize..][..bytes.len()]);
-                return Ok(());
-            }
+        match (self.on_read)(offset_bytes, bytes) {
+            true => Ok(()),
+            false => self.media.read_at(offset_bytes, bytes),
         }
-        self.media.read_at(offset_bytes, bytes)
     }
 
     fn path(&self) -> &Path {
@@ -469,10 +502,20 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
     }
     let look = |stale_reads| {
         let media = FileMedia::open_read_only(&path);
-        let stale_reads = AtomicUsize::new(stale_reads);
-        check_on(&Shifting { media, old: old.clone(), stale_reads }, &CheckOptions::default())
+        let (old, stale_reads) = (old.clone(), AtomicUsize::new(stale_reads));
+        let on_read = Box::new(move |offset_bytes: u64, bytes: &mut [u8]| {
+            let less = |left: usize| left.checked_sub(1);
+            let is_stale = offset_bytes < 2 * PAGE_BYTES
+                && stale_reads.fetch_update(Relaxed, Relaxed, less).is_ok();
+            if is_stale {
+                bytes.copy_from_slice(&old[offset_bytes as usize..][..bytes.len()]);
+            }
+            is_stale
+        });
+        check_on(&Shifting { media, on_read }, &CheckOptions::default())
     };
-    let report = look(2);
+    // Both copies, looked at to know them again and to check them.
+    let report = look(4);
     assert!(report.is_in_use && report.is_sound(), "{report}");
     let always = look(usize::MAX);
     assert!(!always.is_sound(), "it does look like damage");
@@ -482,7 +525,7 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
 /// Commits until it is stopped; not a test by itself.
 #[test]
 fn child() {
-    child::play(&[("committer", committer), ("sitter", sitter)]);
+    child::play(&[("committer", committer), ("sitter", sitter), ("visitor", visitor)]);
 }
 
 fn committer() {
@@ -508,6 +551,15 @@ fn sitter() {
     sample::commit(&pool, &[("alpha", 0)], 66).unwrap();
     println!("ready");
     std::thread::sleep(std::time::Duration::from_secs(80));
+}
+
+/// Opens the pool, changes something and closes it.
+fn visitor() {
+    let path = std::env::var("POOL").expect("set by the parent");
+    let pool = Pool::open_on(FileMedia::open(Path::new(&path)), &shared()).unwrap();
+    sample::create(&pool, "visited", 1, 0).unwrap();
+    drop(pool);
+    println!("ready");
 }
 
 fn start(role: &str, path: &Path) -> child::Reaped {
@@ -595,8 +647,10 @@ fn a_repair_refuses_to_guess() {
         (FindingKind::Inode, &|image| forge::slot(image, &layout, number)[30] ^= 1),
         (FindingKind::Truncated, &|image| image.truncate(POOL_BYTES - PAGE)),
         (FindingKind::FutureVersion, &|image| {
-            image[8] = 7;
-            image[PAGE + 8] = 7;
+            for copy in 0..2 {
+                image[copy * PAGE + 8] = 7;
+                forge::seal_superblock(image, copy);
+            }
         }),
     ];
     for (kind, damage) in cases {

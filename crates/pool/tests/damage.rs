@@ -371,8 +371,6 @@ fn is_harmless(report: &CheckReport) -> bool {
         | FindingKind::SharedAddresses
         | FindingKind::SameName
         | FindingKind::UsedFreshPage => true,
-        // One copy of a later version beside one of this.
-        FindingKind::FutureVersion => report.pool.is_some(),
         FindingKind::Record => !finding.what.contains("takes content"),
         _ => false,
     })

@@ -18,7 +18,7 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
-use common::{Change, Model, contents, create, destroy, find, page, place};
+use common::{Change, Model, Scene, contents, create, destroy, find, page, place};
 
 /// What a child does. Not a test by itself.
 #[test]
@@ -149,18 +149,13 @@ fn commit(pool: &Pool, stamp: u64) {
     .unwrap();
 }
 
-struct Scene {
-    _directory: tempfile::TempDir,
-    path: PathBuf,
-}
-
 fn scene() -> Scene {
     // What is looked at is memory, and a disk would only make it slow.
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let path = directory.path().join("pool");
+    let scene = Scene::new(directory);
     let small = CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..Default::default() };
-    Pool::create(&path, 512 << 10, &small, &options()).unwrap();
-    Scene { _directory: directory, path }
+    Pool::create(&scene.path, 512 << 10, &small, &options()).unwrap();
+    scene
 }
 
 /// Plays a role that may die at a point. Says what the role has said, and whether it died.
@@ -239,11 +234,17 @@ fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
     check_pages(&pool, when);
 }
 
+/// Whether a changer comes by. Who completes what others began has a test of its own here, and who makes pools in
+/// `create.rs`.
+fn is_on_the_way(point: &str) -> bool {
+    !point.starts_with("help-") && !point.starts_with("create-")
+}
+
 #[test]
 fn a_process_may_die_at_every_point() {
     let mut rng = Rng::new(seed(3));
     let mut visited = std::collections::BTreeSet::new();
-    for point in POINTS.iter().filter(|point| !point.starts_with("help-")) {
+    for point in POINTS.iter().filter(|point| is_on_the_way(point)) {
         for round in 0..steps(8).max(2) {
             let others_stay = round % 2 == 0;
             let seed = rng.next_u64();
@@ -266,7 +267,7 @@ fn a_process_may_die_at_every_point() {
         }
     }
     let missed: Vec<_> =
-        POINTS.iter().filter(|p| !p.starts_with("help-") && !visited.contains(*p)).collect();
+        POINTS.iter().filter(|p| is_on_the_way(p) && !visited.contains(*p)).collect();
     assert!(missed.is_empty(), "nobody came by {missed:?}");
 }
 
@@ -332,6 +333,47 @@ fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
     assert_eq!(contents(&pool).unwrap()[b"own".as_slice()], [4]);
 }
 
+/// A commit that is begun and not finished stalls all that come behind it. They are told whose it is, also those that wait
+/// for a checkpoint that waits.
+#[test]
+fn whoever_waits_for_a_stopped_process_is_told_which_one() {
+    let scene = scene();
+    let hasty = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
+    let pool = Pool::open(&scene.path, &hasty).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    create(&pool, b"other", 1).unwrap();
+    let named = |outcome: Result<(), PoolError>| match outcome {
+        Err(error @ PoolError::Stalled { pid, .. }) => (pid, error.to_string()),
+        other => panic!("{other:?}"),
+    };
+    let stopped = Held::at("capture-reserved", "committer", &scene.path);
+    let pid = stopped.child.0.id();
+    let text = format!("process {pid} holds a commit of the pool and does not go on");
+    let (found, said) = named(pool.checkpoint());
+    assert!(found == pid && said.starts_with(&text), "{said}");
+    // The holder of the maintenance lock is not the one to blame.
+    let waiting = Held::at("checkpoint-taken", "impatient", &scene.path);
+    let (found, said) = named(pool.checkpoint());
+    assert!(found == pid, "{said}, and not {}", waiting.child.0.id());
+    drop((waiting, stopped));
+    pool.checkpoint().unwrap();
+
+    // One's own.
+    let inode = find(&pool, b"own").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    let begun = pool
+        .capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+            payload.copy_from_slice(&page(3))
+        })
+        .unwrap();
+    let (found, said) = named(pool.checkpoint());
+    assert!(found == std::process::id() && said.contains("finish or drop"), "{said}");
+    begun.finish().unwrap();
+    // What holds the lock, and nothing behind which it could wait.
+    let waiting = Held::at("checkpoint-taken", "impatient", &scene.path);
+    assert_eq!(named(pool.checkpoint()).0, waiting.child.0.id());
+}
+
 /// Plays a role that is held at a point. It goes on with each line it is sent.
 struct Held {
     child: Reaped,
@@ -342,7 +384,11 @@ struct Held {
 impl Held {
     fn at(point: &str, role: &str, path: &Path) -> Held {
         let mut command = child::command(role);
-        command.env("POOL", path).env("AQUIFER_HOLD_AT", point).stdin(Stdio::piped());
+        command
+            .env("POOL", path)
+            .env("SEED", "5")
+            .env("AQUIFER_HOLD_AT", point)
+            .stdin(Stdio::piped());
         let mut child = Reaped(command.spawn().unwrap());
         let input = child.0.stdin.take().unwrap();
         let output = BufReader::new(child.0.stdout.take().unwrap());

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_pool::media::ByteRange;
@@ -14,7 +14,7 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
-use common::{contents, create, find, page, place};
+use common::{Scene, contents, create, find, page, place};
 
 /// What a child does. Not a test by itself.
 #[test]
@@ -154,21 +154,15 @@ fn last_acknowledged(said: &[u8]) -> Option<u64> {
     whole.lines().filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok()).next_back()
 }
 
-struct Scene {
-    _directory: tempfile::TempDir,
-    path: PathBuf,
-}
-
 fn scene() -> Scene {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("pool");
+    let scene = Scene::new(tempfile::tempdir().unwrap());
     let options =
         CreateOptions { inodes: Some(31), log_bytes: Some(128 << 10), ..Default::default() };
-    let pool = Pool::create(&path, 1 << 20, &options, &OpenOptions::default()).unwrap();
+    let pool = Pool::create(&scene.path, 1 << 20, &options, &OpenOptions::default()).unwrap();
     for index in 0..3 {
         create(&pool, format!("object-{index}").as_bytes(), 2).unwrap();
     }
-    Scene { _directory: directory, path }
+    scene
 }
 
 /// Writers and one that makes and destroys, all killed again and again; sometimes somebody stays, so that the pool

@@ -132,6 +132,9 @@ impl FileMapping {
                 self.map(file, last, mapped_bytes.next_multiple_of(unit_bytes), end_bytes)?;
             }
             _ => {
+                if self.options.synchronous {
+                    self.ask(file)?;
+                }
                 let alignment_bytes = self.options.alignment_bytes;
                 let larger = Reservation::new(end_bytes.saturating_mul(2), alignment_bytes)
                     // Little address space is left (`ulimit -v`): without room to grow, then.
@@ -145,6 +148,15 @@ impl FileMapping {
         // Release pairs with the acquire in `len_bytes`: after `start`.
         self.len_bytes.store(len_bytes, Ordering::Release);
         Ok(())
+    }
+
+    /// Whether the file can be mapped so, asked where nothing is: most files are refused, and a refusal at a place
+    /// that is reserved makes a hole in it, into which another thread's memory may come.
+    fn ask(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let len_bytes = self.options.unit_bytes;
+        let answer = memory::map_file_synchronously(len_bytes, Protection::Read, file, 0)?;
+        // SAFETY: mapped just now, and nobody knows it.
+        unsafe { memory::unmap(answer, len_bytes) }
     }
 
     fn map(
@@ -268,6 +280,33 @@ mod tests {
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len_bytes).unwrap();
         file
+    }
+
+    /// Most files are no persistent memory, and finding that out must not touch what other threads have mapped.
+    #[test]
+    fn a_refusal_unmaps_nobodys_memory() {
+        const LEN_BYTES: usize = 4 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(LEN_BYTES as u64).unwrap();
+        let options = MappingOptions { synchronous: true, ..PLAIN };
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                let refuses = |_| FileMapping::new(file.as_fd(), LEN_BYTES, options).is_err();
+                (0..5000).all(refuses)
+            });
+            while !asking.is_finished() {
+                let memory = memory::map_anonymous(LEN_BYTES).unwrap();
+                for page in (0..LEN_BYTES).step_by(64 * SMALL_PAGE_BYTES) {
+                    // SAFETY: inside the memory just mapped; a hole in it ends the test with a signal.
+                    unsafe { memory.add(page).write_volatile(7) };
+                }
+                // SAFETY: as above.
+                unsafe { memory::unmap(memory, LEN_BYTES) }.unwrap();
+            }
+            if !asking.join().unwrap() {
+                eprintln!("skipped: this is persistent memory");
+            }
+        });
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub fn made_up(magic: u64) -> Option<&'static str> {
 /// commits the transaction of the *inode's* last change, which the end of the I/O has joined before
 /// the wait returns, and flushes the device where the commit does not (ext4: `ext4_sync_file` by
 /// `i_datasync_tid` and `jbd2_trans_will_send_data_barrier`; XFS: `xfs_file_fsync` by `ili_datasync_seq`
-/// and `log_flushed`; read in Linux 5.15 to 6.18).
+/// and `log_flushed`). This is how their sources read; it was run on ext4 with Linux 6.18 only, and no power was cut.
 ///
 /// Not so elsewhere: copy-on-write and log-structured file systems (btrfs, bcachefs, ZFS, F2FS) may log only
 /// what the synced range leads to; on overlayfs `sync_file_range` reaches the overlay's own inode, which

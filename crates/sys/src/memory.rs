@@ -72,7 +72,8 @@ pub unsafe fn map_anonymous_at(
     map_raw(address, len_bytes, protection, flags, None).map(drop)
 }
 
-/// Maps part of a file, shared, over whatever is at `address`.
+/// Maps part of a file, shared, over whatever is at `address`. When that is refused, the range is reserved, or what it
+/// was.
 ///
 /// # Safety
 /// As for [`map_anonymous_at`].
@@ -84,7 +85,28 @@ pub unsafe fn map_file_at(
     offset_bytes: u64,
 ) -> io::Result<()> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes)))
+        .inspect_err(|_| close_hole(address, len_bytes))
+        .map(drop)
+}
+
+/// A file system is asked whether it maps a file when what was at the place is gone already; if it refuses, there is
+/// a hole. Another thread's memory that came to lie in it would be unmapped with the range that its owner believes
+/// to have. Who can ask at another place first ([`map_file_synchronously`]) does.
+fn close_hole(address: *mut u8, len_bytes: usize) {
+    // Refused where there is none.
+    let _ = map_private_at_free(address, len_bytes, Protection::None, None);
+}
+
+/// Maps part of a file, shared, anywhere, as [`map_file_synchronously_at`] does at a place.
+pub fn map_file_synchronously(
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<*mut u8> {
+    let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
+    map_raw(std::ptr::null_mut(), len_bytes, protection, flags, Some((file, offset_bytes)))
 }
 
 /// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable
@@ -100,7 +122,9 @@ pub unsafe fn map_file_synchronously_at(
     offset_bytes: u64,
 ) -> io::Result<()> {
     let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC | libc::MAP_FIXED;
-    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes)))
+        .inspect_err(|_| close_hole(address, len_bytes))
+        .map(drop)
 }
 
 /// Maps part of a file, shared, anywhere.
@@ -353,6 +377,26 @@ pub unsafe fn copy_racy(source: *const u8, target: *mut u8, len_bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_refused_mapping_leaves_no_hole() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let place = reserve(1 << 20).unwrap();
+        let offset_bytes = 0;
+        // SAFETY: the place is this test's own.
+        let refused = unsafe {
+            map_file_synchronously_at(place, 1 << 20, Protection::Read, file.as_fd(), offset_bytes)
+        };
+        if refused.is_ok() {
+            return eprintln!("skipped: this is persistent memory");
+        }
+        let taken = map_private_at_free(place, 1 << 20, Protection::None, None).unwrap_err();
+        assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
+        // SAFETY: as above.
+        unsafe { unmap(place, 1 << 20) }.unwrap();
+    }
 
     #[test]
     fn vectored_dontneed_drops_every_range_or_is_refused() {

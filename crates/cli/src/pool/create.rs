@@ -26,8 +26,8 @@ Examples:
   aquifer pool create /mnt/pmem/data.pool --size 16G       on a DAX mount: found by itself
   aquifer pool create data.pool --size 1G --log 256M       with room for large commits
 
-Every byte of the file is allocated and written, so that no later write fails for want of space. Ctrl-C takes a new \
-file away again.")]
+Every byte of the file is allocated and written, so that no later write fails for want of space. A new file is there \
+when the pool in it is whole: interrupted, the command leaves nothing.")]
 pub struct Args {
     /// File to make, or device to use
     path: PathBuf,
@@ -96,18 +96,18 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let undo = Undo::new(&args.path, true);
     let bar = progress::Bytes::new("allocating and zeroing");
-    let media = create
-        .create(&args.path, args.size.0, &mut |done, all| {
-            bar.at(done, all);
-            undo.ends_if_interrupted(&bar);
-        })
-        .map_err(explain)?;
-    // Making it durable takes long, too.
-    undo.ends_if_interrupted(&bar);
-    drop(bar);
     // Without shared memory: nobody else needs it yet.
     let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
-    let pool = Pool::create_on(media, &options, &open)?;
+    let mut told = |done, all| {
+        bar.at(done, all);
+        undo.ends_if_interrupted(&bar);
+    };
+    let pool = Pool::create_with(&args.path, args.size.0, &options, &create, &open, &mut told);
+    drop(bar);
+    let pool = pool.map_err(|error| match error {
+        PoolError::NotOpened(error) => explain(error),
+        error => error.into(),
+    })?;
     let (report, text) = (Report::of(&pool)?.when_closed(), describe(&args.path, &pool)?);
     drop(pool);
     match args.json {

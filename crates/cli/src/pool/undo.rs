@@ -1,8 +1,9 @@
 //! What is put back when `create` or `grow` is stopped by Ctrl-C, a termination or a hangup.
 //!
 //! Both write zeros for minutes where the pool is large. Until they are done, what they have written counts for
-//! nothing and takes up the disk all the same, so it goes away again: a file that was made is removed, one that was there
-//! is as long as it was. A kill leaves it behind; `aquifer pool create --force` or `aquifer pool grow` then goes over it.
+//! nothing and takes up the disk all the same, so it goes away again: a new file has no name yet and is gone with the
+//! process, one that was there is as long as it was. A kill leaves the latter as it is then;
+//! `aquifer pool create --force` or `aquifer pool grow` goes over it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ impl Undo {
     fn undo(&self) -> Error {
         let path = self.path.display();
         let (undone, became) = match self.former {
-            Former::Nothing => (std::fs::remove_file(&self.path), "is removed again"),
+            Former::Nothing => (Ok(()), "was not made"),
             Former::File { len_bytes } if self.overwrites && len_bytes > 0 => {
                 (self.set_len(0), "is empty now: what it held is lost")
             }

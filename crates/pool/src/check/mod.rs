@@ -20,6 +20,9 @@
 //! is checked as it lies on media, where metadata lags behind what its processes share, and while they change it. If
 //! damage is found then, the check runs again, a few times: what was a change in the making is gone.
 //!
+//! A check locks nothing, so it keeps nobody from opening the pool. That somebody did meanwhile shows afterwards, and the
+//! check runs again, as one of a pool that is open.
+//!
 //! # Repair
 //! [`repair`] does what loses nothing: it writes a damaged superblock anew from the other copy, replays the log, and
 //! removes shared memory that nobody uses. Everything else would be a guess about the content of somebody's object, and is
@@ -71,15 +74,17 @@ pub fn check(path: impl AsRef<Path>, options: &CheckOptions) -> Result<CheckRepo
 
 /// Checks the pool on media that no open pool uses. Writes nothing.
 pub fn check_on(media: &dyn Media, options: &CheckOptions) -> CheckReport {
-    let presence = Presence::of(media);
-    check_while(media, options, &presence)
+    check_while(media, options, Presence::of(media))
 }
 
-fn check_while(media: &dyn Media, options: &CheckOptions, presence: &Presence) -> CheckReport {
+fn check_while(media: &dyn Media, options: &CheckOptions, mut presence: Presence) -> CheckReport {
     let mut attempt = 1;
     loop {
         let mut findings = Findings::default();
-        let pool = Checker { media, options, findings: &mut findings, presence }.run();
+        let pool = Checker { media, options, findings: &mut findings, presence: &presence }.run();
+        if presence.has_begun(media) {
+            continue;
+        }
         if presence.is_in_use() && findings.has_damage() && attempt < ATTEMPTS {
             attempt += 1;
             continue;

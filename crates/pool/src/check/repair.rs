@@ -59,7 +59,7 @@ pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<Repair
     let mut done = Vec::new();
     let before = {
         let _locks = recovery::lock_for_one(&*media, &alone)?;
-        let before = check_while(&*media, options, &Presence::alone());
+        let before = check_while(&*media, options, Presence::alone());
         repair_superblock(&*media, &before, &mut done)?;
         before
     };
@@ -90,7 +90,7 @@ pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<Repair
         })
         .collect();
     let _locks = recovery::lock_for_one(&*media, &alone)?;
-    let after = check_while(&*media, options, &Presence::alone());
+    let after = check_while(&*media, options, Presence::alone());
     Ok(RepairReport { before, done, refused, after })
 }
 

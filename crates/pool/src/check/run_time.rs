@@ -6,49 +6,71 @@ use aquifer_sys::lock::LockKind;
 
 use super::report::{FindingKind, Severity};
 use super::{Checker, text};
-use crate::format::superblock::Superblock;
+use crate::format::PAGE_BYTES;
+use crate::format::superblock::{COPIES, Superblock};
 use crate::media::Media;
 use crate::membership::{Byte, Membership};
 use crate::segment::{Owner, Segment};
 
-/// Whether others use the pool. While it lives and nobody writes, nobody can begin to.
+/// Whether others use the pool.
 pub(super) struct Presence {
-    members: Option<Membership>,
+    /// `None` if the caller has the pool for itself.
+    watch: Option<Watch>,
     is_in_use: bool,
 }
 
+/// By what it shows that somebody has opened the pool for writing.
+struct Watch {
+    members: Membership,
+    /// Both superblocks. Whoever opens the pool for writing, formats it or makes it longer writes them.
+    superblocks: Vec<u8>,
+}
+
 impl Presence {
-    /// Looks who is there, and keeps writers out if nobody is.
+    /// Looks who is there.
     pub fn of(media: &dyn Media) -> Presence {
         let Ok(members) = Membership::new(media.file().as_fd()) else {
-            return Presence { members: None, is_in_use: false };
+            return Presence::alone();
         };
-        let locked = |byte| members.try_lock(byte, LockKind::Shared).unwrap_or(false);
-        // Who opens or closes the pool for writing just now holds the first; who has it open, the other one.
-        let is_in_use = !locked(Byte::Recovery)
-            || members.is_locked_by_other(Byte::Openers, LockKind::Exclusive);
-        let is_in_use = is_in_use || !locked(Byte::Snapshots);
-        members.unlock(Byte::Recovery);
-        Presence { members: Some(members), is_in_use }
+        let watch = Watch { members, superblocks: superblocks_of(media) };
+        let is_in_use = watch.sees_somebody();
+        Presence { watch: Some(watch), is_in_use }
     }
 
     /// The caller has the pool for itself.
     pub fn alone() -> Presence {
-        Presence { members: None, is_in_use: false }
+        Presence { watch: None, is_in_use: false }
     }
 
-    /// Whether others have it open for writing.
+    /// Whether others have it open for writing, or had at some time since the first look.
     pub fn is_in_use(&self) -> bool {
+        self.is_in_use
+    }
+
+    /// Whether it is in use as of now, or was in the meantime, and was not before. Says so once.
+    pub fn has_begun(&mut self, media: &dyn Media) -> bool {
+        let Some(watch) = self.watch.as_ref().filter(|_| !self.is_in_use) else { return false };
+        // In this order: who closes the pool in between has written before.
+        self.is_in_use = watch.sees_somebody() || watch.superblocks != superblocks_of(media);
         self.is_in_use
     }
 }
 
-impl Drop for Presence {
-    fn drop(&mut self) {
-        if let Some(members) = &self.members {
-            members.unlock(Byte::Snapshots);
-        }
+impl Watch {
+    fn sees_somebody(&self) -> bool {
+        // Who opens or closes the pool for writing just now holds the first; who has it open, the other one.
+        self.members.is_locked_by_other(Byte::Recovery, LockKind::Shared)
+            || self.members.is_locked_by_other(Byte::Openers, LockKind::Exclusive)
     }
+}
+
+/// Their bytes as far as they can be read; that is all that is asked of them here.
+fn superblocks_of(media: &dyn Media) -> Vec<u8> {
+    let mut bytes = vec![0; (COPIES * PAGE_BYTES) as usize];
+    for (copy, page) in (0..COPIES).zip(bytes.chunks_exact_mut(PAGE_BYTES as usize)) {
+        let _ = media.read_at(copy * PAGE_BYTES, page);
+    }
+    bytes
 }
 
 impl Checker<'_> {

@@ -11,6 +11,14 @@
 //! Every structure is little-endian, has a magic, a checksum that also covers *which* structure it is (its number,
 //! position or copy), and reserved bytes that are zero. Parsing is a pure function of bytes; it checks
 //! ranges before any arithmetic and never panics.
+//!
+//! ```
+//! use aquifer_pool::format::superblock::Superblock;
+//! use aquifer_pool::format::{FormatError, PAGE_BYTES};
+//!
+//! let page = vec![0; PAGE_BYTES as usize];
+//! assert!(matches!(Superblock::decode(&page, 0), Err(FormatError::Magic)));
+//! ```
 
 pub mod inode;
 pub mod layout;
@@ -26,6 +34,9 @@ pub const PAGE_BYTES: u64 = 4096;
 
 /// The version of the format written here. Version 0 is experimental: it may change without notice.
 pub const FORMAT_VERSION: u32 = 0;
+
+/// No version has a higher number: what does is damage.
+pub const MAX_FORMAT_VERSION: u32 = 0xffff;
 
 /// The checksum of every structure: XXH3 with 64 bits.
 pub fn checksum(parts: &[&[u8]]) -> u64 {

@@ -8,6 +8,17 @@
 //!
 //! Offsets and lengths are multiples of eight. Patches ascend and do not overlap, so each byte is said once.
 //!
+//! ```
+//! use aquifer_pool::format::patch::Patches;
+//!
+//! let (base, mut now) = ([0; 4096], [0; 4096]);
+//! now[100] = 1;
+//! let mut patches = Patches::new();
+//! assert!(patches.push_difference(3, &base, &now, 2048));
+//! let patch = patches.iter().next().expect("one word differs");
+//! assert_eq!((patch.page, patch.offset, patch.bytes), (3, 96, &[0, 0, 0, 0, 1, 0, 0, 0][..]));
+//! ```
+//!
 //! # Why replaying them is right
 //! A patch holds what the bytes *became*, and every byte that changed since the durable tail is in some patch, or
 //! some whole page, behind it. At its place a page is as it was at the tail, or later, or torn between such states: each

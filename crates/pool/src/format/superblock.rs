@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::layout::Layout;
-use super::{FORMAT_VERSION, FormatError, PAGE_BYTES, checksum};
+use super::{FORMAT_VERSION, FormatError, MAX_FORMAT_VERSION, PAGE_BYTES, checksum};
 
 const MAGIC: [u8; 8] = *b"AQUIFER\0";
 /// How many copies there are; copy `i` lies in page `i`.
@@ -51,7 +51,7 @@ impl Superblock {
     }
 }
 
-#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Debug, Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Raw {
     magic: [u8; 8],
@@ -86,6 +86,12 @@ const _: () = {
     assert!(std::mem::offset_of!(Raw, checksum) == 504);
 };
 
+impl Raw {
+    fn computed_checksum(&self) -> u64 {
+        checksum(&[&self.as_bytes()[..SUPERBLOCK_BYTES - 8]])
+    }
+}
+
 impl Superblock {
     /// Copy `copy` as a page of bytes.
     pub fn encode(&self, copy: u64) -> Vec<u8> {
@@ -109,7 +115,7 @@ impl Superblock {
             reserved: [0; 368],
             checksum: U64::ZERO,
         };
-        raw.checksum = U64::new(checksum(&[&raw.as_bytes()[..SUPERBLOCK_BYTES - 8]]));
+        raw.checksum = U64::new(raw.computed_checksum());
         let mut page = vec![0; PAGE_BYTES as usize];
         page[..SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
         page
@@ -119,19 +125,25 @@ impl Superblock {
     ///
     /// # Errors
     /// What is wrong with it. The magic and the version are looked at first, so that a foreign file and a future
-    /// version are told from damage.
+    /// version are told from damage. Damage that hit nothing but the version is told from another version, too:
+    /// the rest still has the checksum of this one.
     pub fn decode(bytes: &[u8], copy: u64) -> Result<Superblock, FormatError> {
         let (raw, _) = Raw::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
         if raw.magic != MAGIC {
             return Err(FormatError::Magic);
         }
+        let computed = raw.computed_checksum();
+        let damaged = FormatError::Checksum { stored: raw.checksum.get(), computed };
         // Before the checksum, which another version may compute otherwise.
-        if raw.version.get() != FORMAT_VERSION {
-            return Err(FormatError::Version { found: raw.version.get() });
+        let version = raw.version.get();
+        if version != FORMAT_VERSION {
+            let of_this_version = Raw { version: U32::new(FORMAT_VERSION), ..raw.clone() };
+            let is_damage = version > MAX_FORMAT_VERSION
+                || of_this_version.computed_checksum() == raw.checksum.get();
+            return Err(if is_damage { damaged } else { FormatError::Version { found: version } });
         }
-        let computed = checksum(&[&raw.as_bytes()[..SUPERBLOCK_BYTES - 8]]);
         if raw.checksum.get() != computed {
-            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
+            return Err(damaged);
         }
         if raw.incompatible_features.get() != 0 {
             return Err(FormatError::Features { bits: raw.incompatible_features.get() });

@@ -1,9 +1,13 @@
 //! Making media: a file where there is none, or what a device holds made zero.
 //!
 //! Every byte is allocated and written once before media are handed out, so that no later write needs a change of
-//! the file system's metadata and none finds the disk full. A file that could not be made is removed.
+//! the file system's metadata and none finds the disk full.
+//!
+//! A new file is at its path when that is done, and when a pool is made in it, when it holds the pool: nobody ever finds
+//! half of one there, also when its maker is killed. What is overwritten, a device or a file that is there already, is
+//! locked meanwhile against all who open it as a pool; whoever is killed over it leaves something that is no pool.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,6 +17,7 @@ use std::sync::Arc;
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_sys::{file_system, io as file_io};
 
+use super::new_file::NewFile;
 use super::open::{Kind, OpenError, OpenOptions, kind_of, len_bytes, refused};
 use super::{Media, PersistenceDomain};
 
@@ -68,66 +73,66 @@ impl CreateOptions {
     /// Makes media of `len_bytes` at a path where there is nothing, an empty file, or a device. On return every
     /// byte is zero, allocated and durable, and so is the name. `progress` is told now and then how many bytes
     /// of how many are done. Of a device that is longer, the first `len_bytes` are zeroed and all are media.
+    /// A new file lies at the path when all of that is done.
     ///
     /// # Errors
-    /// All of [`OpenError`]. A file that was made is removed again; what was overwritten is lost.
+    /// All of [`OpenError`], and then nothing new is at the path; what was overwritten is lost.
     pub fn create(
         &self,
         path: impl AsRef<Path>,
         len_bytes: u64,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Arc<dyn Media>, OpenError> {
-        let path = path.as_ref();
-        if len_bytes == 0 {
-            return Err(bad_length(path, len_bytes, "media have at least one byte".into()));
-        }
-        match std::fs::metadata(path) {
-            Ok(metadata) => {
-                let kind = kind_of(&metadata, path)?;
-                if kind == Kind::File && metadata.len() > 0 && !self.overwrite {
-                    return Err(OpenError::Exists { path: path.to_path_buf() });
-                }
-                let file = self.claim(path, kind)?;
-                self.fill(file, path, len_bytes, kind, progress)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.make(path, len_bytes, progress)
-            }
-            Err(error) => Err(refused(path, true, "open", error)),
-        }
+        self.prepare(path.as_ref(), len_bytes, progress)?.publish()
     }
 
-    /// A file where there is nothing.
-    fn make(
+    /// Makes media that nobody else can reach or lock before they are [published](Prepared::publish).
+    pub(crate) fn prepare(
         &self,
         path: &Path,
         len_bytes: u64,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Arc<dyn Media>, OpenError> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(self.mode)
-            .open(path)
-            .map_err(|source| refused(path, true, "make", source))?;
-        let made = self.fill(file, path, len_bytes, Kind::File, progress).and_then(|media| {
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            match file_io::sync_directory(parent.unwrap_or(Path::new("."))) {
-                // File systems without storage have nothing to sync.
-                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
-                    Err(refused(path, true, "make the name durable of", error))
-                }
-                _ => Ok(media),
-            }
-        });
-        if made.is_err() {
-            let _ = std::fs::remove_file(path);
+    ) -> Result<Prepared, OpenError> {
+        if len_bytes == 0 {
+            return Err(bad_length(path, len_bytes, "media have at least one byte".into()));
         }
-        made
+        let (file, kind, new) = match std::fs::metadata(path) {
+            Ok(metadata) => {
+                let kind = kind_of(&metadata, path)?;
+                self.check_overwrite(&metadata, path, kind)?;
+                (self.claim(path, kind)?, kind, None)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // A link to nothing: a file made for it would not be found at its own path.
+                if path.is_symlink() {
+                    return Err(OpenError::Exists { path: path.to_path_buf() });
+                }
+                let new = NewFile::make(path, self.mode)
+                    .map_err(|source| refused(path, true, "make", source))?;
+                let file = new.file().try_clone();
+                let file = file.map_err(|source| refused(path, true, "make", source))?;
+                (file, Kind::File, Some(new))
+            }
+            Err(error) => return Err(refused(path, true, "open", error)),
+        };
+        let media = self.fill(file, path, len_bytes, kind, progress)?;
+        Ok(Prepared { media, new })
     }
 
-    /// Opens what is there, if nobody uses it.
+    /// A file that holds something is overwritten only when that was said.
+    fn check_overwrite(
+        &self,
+        metadata: &Metadata,
+        path: &Path,
+        kind: Kind,
+    ) -> Result<(), OpenError> {
+        match kind == Kind::File && metadata.len() > 0 && !self.overwrite {
+            true => Err(OpenError::Exists { path: path.to_path_buf() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Opens what is there, if nobody uses it, and locks all of it.
     fn claim(&self, path: &Path, kind: Kind) -> Result<File, OpenError> {
         let in_use = || OpenError::InUse { path: path.to_path_buf() };
         let open = |flags| File::options().read(true).write(true).custom_flags(flags).open(path);
@@ -139,12 +144,15 @@ impl CreateOptions {
             })?;
         }
         let file = open(0).map_err(|source| refused(path, true, "open", source))?;
-        let conflict = lock::conflict(file.as_fd(), LockRange::WHOLE, LockKind::Exclusive)
-            .map_err(|source| refused(path, true, "look for locks of", source))?;
-        if conflict.is_some() {
+        let locked = lock::try_lock(file.as_fd(), LockRange::WHOLE, LockKind::Exclusive);
+        if !locked.map_err(|source| refused(path, true, "lock", source))? {
             return Err(in_use());
         }
         if kind == Kind::File {
+            // Asked now that nobody else can be making it.
+            let metadata =
+                file.metadata().map_err(|source| refused(path, true, "inspect", source))?;
+            self.check_overwrite(&metadata, path, kind)?;
             file.set_len(0).map_err(|source| refused(path, true, "empty", source))?;
         }
         Ok(file)
@@ -184,6 +192,8 @@ impl CreateOptions {
         if kind != Kind::DaxDevice {
             sync.sync_all().map_err(failed)?;
         }
+        // That takes long, too: the last moment for somebody who wants to give up.
+        progress(len_bytes, len_bytes);
         Ok(form.into_media())
     }
 
@@ -210,6 +220,32 @@ impl CreateOptions {
             }
         }
         Ok(())
+    }
+}
+
+/// Media that are made, and not handed out yet.
+pub(crate) struct Prepared {
+    /// If nothing was there before, it has no name yet. Otherwise all of it is locked.
+    pub(crate) media: Arc<dyn Media>,
+    new: Option<NewFile>,
+}
+
+impl Prepared {
+    /// Puts a new file at its path, durably, and gives up the lock on what was there.
+    ///
+    /// # Errors
+    /// [`OpenError::Exists`] if somebody else was faster.
+    pub(crate) fn publish(mut self) -> Result<Arc<dyn Media>, OpenError> {
+        self.name()?;
+        let unlocked = lock::unlock(self.media.file(), LockRange::WHOLE);
+        unlocked.map_err(|source| refused(self.media.path(), true, "unlock", source))?;
+        Ok(self.media)
+    }
+
+    /// Puts a new file at its path; the caller has its own locks.
+    pub(crate) fn name(&mut self) -> Result<(), OpenError> {
+        let named = self.new.take().map_or(Ok(()), NewFile::publish);
+        named.map_err(|source| refused(self.media.path(), true, "give a name to", source))
     }
 }
 

@@ -26,11 +26,26 @@
 //! | [`MappedMedia`] | `Dax`, `Volatile` | a file or device whose bytes are memory |
 //!
 //! [`open`] and [`create`] choose the form and detect the domain.
+//!
+//! ```
+//! use aquifer_pool::media::{ByteRange, create};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! let media = create(&directory.path().join("file"), 1 << 20, None)?;
+//! media.write_at(8192, b"text")?; //                                    visible
+//! media.write_back(&[ByteRange { offset_bytes: 8192, len_bytes: 4 }])?; // handed over
+//! media.flush()?; //                                                    durable
+//! media.write_durable(0, b"text")?; //                                  durable by itself
+//! # Ok(())
+//! # }
+//! ```
 
 mod create;
 mod descriptors;
 mod file;
 mod mapped;
+mod new_file;
 mod open;
 
 pub use create::{CreateOptions, create};

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use aquifer_pool::format::inode::{Inode, InodeKind};
@@ -17,6 +18,26 @@ use aquifer_testkit::rng::Rng;
 pub type Content = Vec<u64>;
 /// All objects by name.
 pub type Model = BTreeMap<Vec<u8>, Content>;
+
+/// A directory with a pool in it. Both are gone at the end, and what those shared who were killed.
+pub struct Scene {
+    _directory: tempfile::TempDir,
+    pub path: PathBuf,
+}
+
+impl Scene {
+    /// The pool is still to be made.
+    pub fn new(directory: tempfile::TempDir) -> Scene {
+        Scene { path: directory.path().join("pool"), _directory: directory }
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // Whoever opens the pool removes the shared memory that killed processes have left.
+        drop(Pool::open(&self.path, &OpenOptions::default()));
+    }
+}
 
 /// A small pool: 16 slots, a log of 64 KiB.
 pub fn small() -> CreateOptions {
