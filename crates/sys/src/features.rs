@@ -2,10 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::sync::OnceLock;
 
 use linux_raw_sys::general as raw;
 
-use crate::memory::{self, Advice, Range, SMALL_PAGE_BYTES};
+use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
 use crate::pagemap::Pagemap;
 use crate::uffd::{Delivery, Uffd};
 
@@ -38,6 +39,56 @@ pub fn vectored_dontneed() -> io::Result<()> {
     // SAFETY: nobody else knows the page.
     unsafe { memory::unmap(base, SMALL_PAGE_BYTES) }?;
     result.map(drop)
+}
+
+/// The running kernel's major and minor number.
+pub fn kernel_version() -> Option<(u32, u32)> {
+    // SAFETY: an all-zero utsname is valid.
+    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: fills in the structure on this stack.
+    unsafe { libc::uname(&raw mut name) };
+    // SAFETY: the kernel ends it with a zero byte.
+    let release = unsafe { std::ffi::CStr::from_ptr(name.release.as_ptr()) };
+    version_of(release.to_str().ok()?)
+}
+
+fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// Whether one `MADV_DONTNEED` over many mappings works, and flushes the TLB once for all of them. Earlier kernels than
+/// Linux 6.16 flush once for each; that cannot be seen, only measured, and so their number tells.
+pub fn range_dontneed_flushes_once() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        kernel_version().is_some_and(|version| version >= (6, 16))
+            && dontneed_over_two_mappings().unwrap_or(false)
+    })
+}
+
+fn dontneed_over_two_mappings() -> io::Result<bool> {
+    let base = memory::map_anonymous(2 * SMALL_PAGE_BYTES)?;
+    let second = base.wrapping_add(SMALL_PAGE_BYTES);
+    let mut bytes = [1u8; 2];
+    let dropped = (|| {
+        for page in [base, second] {
+            // SAFETY: inside the fresh mapping.
+            unsafe { page.write_volatile(1) };
+        }
+        // SAFETY: mapped for this, and only read from now on.
+        unsafe { memory::protect(second, SMALL_PAGE_BYTES, Protection::Read) }?;
+        // SAFETY: as above.
+        unsafe { memory::advise(base, 2 * SMALL_PAGE_BYTES, Advice::DontNeed) }?;
+        for (byte, page) in bytes.iter_mut().zip([base, second]) {
+            // SAFETY: readable.
+            *byte = unsafe { page.read_volatile() };
+        }
+        Ok(bytes == [0; 2])
+    })();
+    // SAFETY: nobody else knows the pages.
+    unsafe { memory::unmap(base, 2 * SMALL_PAGE_BYTES) }?;
+    dropped
 }
 
 /// Whether userfaultfd in SIGBUS mode works for this process.
@@ -232,6 +283,15 @@ mod tests {
             assert!(!probe.name.is_empty() && !probe.purpose.is_empty());
             assert!(probe.available || !probe.detail.is_empty(), "{} gives no reason", probe.name);
         }
+    }
+
+    #[test]
+    fn the_numbers_of_a_kernel_are_its_first_two() {
+        assert_eq!(version_of("6.18.44"), Some((6, 18)));
+        assert_eq!(version_of("5.15.0-91-generic"), Some((5, 15)));
+        assert_eq!(version_of("7.0-rc1"), Some((7, 0)));
+        assert_eq!(version_of("unknown"), None);
+        assert!(kernel_version().is_some_and(|version| version >= (4, 0)));
     }
 
     #[test]

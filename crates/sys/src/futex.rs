@@ -120,7 +120,8 @@ impl<T: ?Sized> Mutex<T> {
         self.state
             .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
-            .then_some(MutexGuard { mutex: self })
+            // Made only now: a guard that is dropped opens the lock.
+            .then(|| MutexGuard { mutex: self })
     }
 
     /// Opens the lock in a forked child, where the thread that may have held it does not exist. What it
@@ -206,6 +207,7 @@ mod tests {
         let mutex = Mutex::new(());
         let held = mutex.lock();
         assert!(mutex.try_lock().is_none());
+        assert!(mutex.try_lock().is_none(), "the first one opened a lock that another holds");
         drop(held);
         assert!(mutex.try_lock().is_some());
     }

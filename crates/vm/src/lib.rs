@@ -22,6 +22,7 @@ pub mod guard;
 pub mod mapper;
 pub mod router;
 mod stack;
+mod sync;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};

@@ -4,7 +4,7 @@
 //! limit everything fails: an allocation of the program, and even the calls that would make room. So what is mapped
 //! here stays below half of it, less what the process had before, and who asks for more gets an error in time.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{AtomicUsize, Ordering};
 
 /// Linux's default of `vm.max_map_count`.
 const USUAL_LIMIT: u64 = 65_530;
