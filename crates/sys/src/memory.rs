@@ -87,6 +87,21 @@ pub unsafe fn map_file_at(
     map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
 }
 
+/// Maps part of a file, private, over whatever is at `address`. Nothing is charged before it is stored to.
+///
+/// # Safety
+/// As for [`map_anonymous_at`].
+pub unsafe fn map_private_file_at(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
+}
+
 /// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable
 /// at every fault (`MAP_SYNC`); `EOPNOTSUPP` or `EINVAL` if it is not.
 ///
