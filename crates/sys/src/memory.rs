@@ -166,6 +166,20 @@ pub fn map_private_at_free(
     Err(io::Error::from_raw_os_error(libc::EEXIST))
 }
 
+/// Makes the pages of a shared mapping of a file durable, with the metadata that leads to them.
+///
+/// # Safety
+/// The range is mapped, and is whole pages.
+pub unsafe fn sync(address: *mut u8, len_bytes: usize) -> io::Result<()> {
+    loop {
+        // SAFETY: forwarded to the caller; no memory is changed.
+        match check(unsafe { libc::msync(address.cast(), len_bytes, libc::MS_SYNC) }.into()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            synced => return synced.map(drop),
+        }
+    }
+}
+
 /// Changes what a mapping allows.
 ///
 /// # Safety
