@@ -243,3 +243,6 @@ impl PrivateFile {
         Ok(self.state()?.private_pages() * PAGE)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -128,3 +128,6 @@ impl SharedFile {
         Ok(self.dirty_pages(&self.mapping.view_in_file()) * PAGE)
     }
 }
+
+#[cfg(test)]
+mod tests;
