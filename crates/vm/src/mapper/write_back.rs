@@ -90,16 +90,13 @@ impl Drop for WriteBack {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
         if !self.mark.is_current() {
-            // It is not in this process, and cannot be waited for.
+            // It is not in this process, and whatever lock it held is held for good.
             std::mem::forget(thread);
             return;
         }
         self.shared.views().ends = true;
         self.shared.changed.notify_all();
-        // The last one who knows a mapper may be this very thread, through a view.
-        if thread.thread().id() != std::thread::current().id() {
-            let _ = thread.join();
-        }
+        let _ = thread.join();
     }
 }
 

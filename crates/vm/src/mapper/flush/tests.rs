@@ -200,6 +200,10 @@ fn stores_are_not_lost_while_copies_are_dropped() {
                         let mut last = vec![None; PAGES as usize];
                         while !ends.load(Ordering::Relaxed) {
                             let (page, value) = (rng.below(PAGES), rng.next_u64());
+                            let mut now = [0; 8];
+                            view.mapping().read_into(page * PAGE + thread * 8, &mut now).unwrap();
+                            let expected = last[page as usize].unwrap_or(u64::from_le_bytes(now));
+                            assert_eq!(u64::from_le_bytes(now), expected, "{form:?} page {page}");
                             view.set(page * PAGE + thread * 8, value).unwrap();
                             last[page as usize] = Some(value);
                         }
@@ -446,6 +450,7 @@ fn write_back_goes_round_and_keeps_to_its_measure() {
         }
         // New ones at the start come after those that wait.
         subject.store(0, &[2]);
+        assert_eq!(subject.view.dirty_bytes().unwrap(), 11 * PAGE, "{form:?}");
         assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(10 * PAGE));
         let mut byte = [0];
         open(&subject.path).read_exact_at(&mut byte, 98 * PAGE).unwrap();

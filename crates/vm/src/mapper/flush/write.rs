@@ -75,9 +75,7 @@ impl<'a> Pass<'a> {
                 // Content is remembered of dirty pages only, so nothing is written along there.
                 let gap_pages =
                     if self.contents.is_none() { choice.gap_pages(piece.len()) } else { 0 };
-                for runs in
-                    plan::join(&piece, gap_pages, |gap| !gap.pages().any(|page| is_private(page)))
-                {
+                for runs in plan::join(&piece, gap_pages, |gap| !gap.pages().any(&is_private)) {
                     self.put_joined(runs);
                 }
             }

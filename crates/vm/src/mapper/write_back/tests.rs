@@ -89,6 +89,9 @@ fn a_child_neither_adds_views_nor_waits_for_the_thread() {
     let view = view(&directory, "data", 10);
     let write_back = WriteBack::new(1 << 20);
     write_back.add(&view).unwrap();
+    // As the thread may do.
+    let shared = write_back.shared.clone();
+    let held = shared.views();
     // SAFETY: the child makes a few calls and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -100,6 +103,7 @@ fn a_child_neither_adds_views_nor_waits_for_the_thread() {
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
+    drop(held);
     let mut status = 0;
     // SAFETY: waits for the child made above; `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
