@@ -125,6 +125,38 @@ pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io
     })
 }
 
+/// Writes all of some memory that others may be changing: what is written of a word that changes meanwhile is old
+/// or new.
+///
+/// # Errors
+/// `EFAULT` also where the memory is of a file that has become shorter or cannot be read.
+///
+/// # Safety
+/// `source` is mapped readable for `len_bytes`, whether or not what is behind the mapping can be read.
+pub unsafe fn write_all_from(
+    file: BorrowedFd<'_>,
+    source: *const u8,
+    len_bytes: usize,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < len_bytes {
+        let at = behind(offset_bytes, done)?;
+        let rest = source.wrapping_add(done);
+        let put = uninterrupted(|| {
+            // SAFETY: the rest of the caller's range, which the kernel reads and checks.
+            let put =
+                unsafe { libc::pwrite64(file.as_raw_fd(), rest.cast(), len_bytes - done, at) };
+            put as libc::c_long
+        })?;
+        match put {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            put => done += put,
+        }
+    }
+    Ok(())
+}
+
 /// Writes all of `bytes` and returns when they are durable, with whatever metadata leads to them:
 /// `pwritev2` with `RWF_DSYNC`, which syncs this range and no other.
 ///

@@ -4,6 +4,7 @@
 //! know. Wrappers are thin: they check layouts at compile time, convert the kernel's error in one
 //! place, and add no policy. Everything a fault handler needs allocates nothing.
 
+pub mod accounting;
 pub mod copy;
 pub mod cost;
 pub mod cpu;
@@ -20,6 +21,7 @@ pub mod memory;
 pub mod pagemap;
 pub mod patience;
 pub mod random;
+pub mod range_sync;
 pub mod residency;
 pub mod robust;
 pub mod sanitizer;

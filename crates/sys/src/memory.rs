@@ -109,6 +109,21 @@ pub fn map_file_synchronously(
     map_raw(std::ptr::null_mut(), len_bytes, protection, flags, Some((file, offset_bytes)))
 }
 
+/// Maps part of a file, private, over whatever is at `address`. Nothing is charged before it is stored to.
+///
+/// # Safety
+/// As for [`map_anonymous_at`].
+pub unsafe fn map_private_file_at(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
+}
+
 /// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable
 /// at every fault (`MAP_SYNC`); `EOPNOTSUPP` or `EINVAL` if it is not.
 ///
@@ -173,6 +188,20 @@ pub fn map_private_at_free(
     // SAFETY: the mapping is fresh, and nobody knows it.
     unsafe { unmap(mapped, len_bytes) }?;
     Err(io::Error::from_raw_os_error(libc::EEXIST))
+}
+
+/// Makes the pages of a shared mapping of a file durable, with the metadata that leads to them.
+///
+/// # Safety
+/// The range is mapped, and is whole pages.
+pub unsafe fn sync(address: *mut u8, len_bytes: usize) -> io::Result<()> {
+    loop {
+        // SAFETY: forwarded to the caller; no memory is changed.
+        match check(unsafe { libc::msync(address.cast(), len_bytes, libc::MS_SYNC) }.into()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            synced => return synced.map(drop),
+        }
+    }
 }
 
 /// Changes what a mapping allows.

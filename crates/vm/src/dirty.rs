@@ -67,7 +67,7 @@ use crate::fork::ProcessMark;
 #[cfg(test)]
 mod model_tests;
 mod pieces;
-mod runs;
+pub(crate) mod runs;
 mod scan;
 #[cfg(test)]
 mod test_support;
@@ -335,6 +335,11 @@ impl DirtyTracker {
     /// Pages that had a private copy at the last take, without those dropped since. Costs nothing.
     pub fn known_private_pages(&self) -> u64 {
         self.known.count()
+    }
+
+    /// Whether a page had a private copy at the last take, and it was not dropped since.
+    pub fn has_private_copy(&self, page: PageIndex) -> bool {
+        self.known.contains(page)
     }
 
     /// Drops up to `wanted` private copies that were not stored to since the last take nor given back, so

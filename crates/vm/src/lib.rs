@@ -127,6 +127,14 @@ pub enum VmError {
     /// The kernel gave no random numbers.
     #[error("cannot get random numbers: {0}")]
     Random(#[source] io::Error),
+    /// A thread could not be started.
+    #[error(
+        "cannot start a thread: {source}; raise `ulimit -u`, or the limit of the control group"
+    )]
+    Thread {
+        /// The system's error.
+        source: io::Error,
+    },
     /// The page tables could not be asked for the pages stored to.
     #[error("cannot find the pages that were stored to: {doing}: {source}")]
     Tracking {

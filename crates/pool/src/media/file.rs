@@ -5,20 +5,8 @@
 //!
 //! # Durability by range
 //! A sync of the whole file would write what others have dirtied in it, too, and takes as long as they have
-//! been busy. So nothing here syncs more than it was asked for:
-//!
-//! | | ext2–4, XFS, block devices | other file systems |
-//! |---|---|---|
-//! | `write_durable` | `pwritev2(RWF_DSYNC)` | `pwrite`, and `msync` of the range |
-//! | `write_back` | `sync_file_range` | `msync` of each range |
-//! | `flush` | `msync` of one page, which commits the inode and flushes the device | nothing: `write_back` has done it |
-//!
-//! Why the file systems differ is told at [`commits_whole_inodes`]. `msync` is the `fsync` of a range; where a
-//! file cannot be mapped shared, `fdatasync` takes its place.
-//!
-//! `write_back` starts the I/O of all ranges before it waits for the first one. The second pass writes once
-//! more and does not only wait: the first one leaves out pages that are under write-back with older
-//! contents.
+//! been busy. So nothing here syncs more than it was asked for: [`aquifer_sys::range_sync`] says how. `write_durable`
+//! is `pwritev2(RWF_DSYNC)` where ranges are written back with `sync_file_range`, else `pwrite` and a sync of the range.
 //!
 //! # Failures
 //! The kernel does not say which page it lost, only that it lost one (see `descriptors`). So after any such
@@ -40,7 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::file_system::{self, commits_whole_inodes};
-use aquifer_sys::io::{self as file_io, SyncableRange};
+use aquifer_sys::io as file_io;
+use aquifer_sys::range_sync::{self, RangeSync, sync_range};
 
 use super::descriptors::{Descriptor, Descriptors};
 use super::{
@@ -52,13 +41,6 @@ use super::{
 const ZEROS_BYTES: usize = 4 << 20;
 /// How much may be dirty while zeros are written.
 const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
-/// More ranges than this are synced as one, where each sync commits.
-const SINGLE_SYNCS_MAX: usize = 8;
-/// With more ranges than this, those at most [`REACH_BYTES`] apart are written back together: a call for each page of
-/// a checkpoint costs more than what may be dirty between them, which the kernel then writes in larger requests.
-const MANY_RANGES: usize = 64;
-const REACH_BYTES: u64 = 256 << 10;
-const PAGE_BYTES: u64 = 4096;
 
 /// A file or block device as media. See the module's documentation.
 ///
@@ -71,8 +53,7 @@ pub struct FileMedia {
     device_bytes: Option<u64>,
     /// None if opened for reading.
     descriptors: Option<Descriptors>,
-    /// Whether ranges written back are durable after a sync of any page. Only ever goes from true to false.
-    commits_whole_inodes: AtomicBool,
+    ranges: RangeSync,
     /// Whether `RWF_DSYNC` works. Only ever goes from true to false.
     has_durable_writes: AtomicBool,
     /// Errno of the first failure of write-back; 0 if there was none.
@@ -100,7 +81,7 @@ impl FileMedia {
             file,
             device_bytes,
             descriptors,
-            commits_whole_inodes: AtomicBool::new(commits),
+            ranges: RangeSync::new(commits),
             has_durable_writes: AtomicBool::new(commits),
             lost: AtomicI32::new(0),
             growing: Mutex::new(()),
@@ -109,15 +90,10 @@ impl FileMedia {
 
     /// How bytes become durable here, for people.
     pub fn describe(&self) -> &'static str {
-        match self.commits_whole_inodes() {
+        match self.ranges.commits_whole_inodes() {
             true => "page cache, written back by range, one flush",
             false => "page cache, each range synced",
         }
-    }
-
-    fn commits_whole_inodes(&self) -> bool {
-        // Relaxed: a thread that still sees true is refused as the one before was.
-        self.commits_whole_inodes.load(Ordering::Relaxed)
     }
 
     fn present_len_bytes(&self) -> io::Result<u64> {
@@ -212,38 +188,7 @@ impl FileMedia {
             }
         }
         file_io::write_all_at(descriptor.file(), bytes, offset_bytes)?;
-        sync_range(descriptor, ByteRange { offset_bytes, len_bytes: bytes.len() as u64 })
-    }
-
-    /// Starts the I/O of all ranges, then finishes each.
-    fn write_back_merged(&self, descriptor: &Descriptor, ranges: &[ByteRange]) -> io::Result<()> {
-        let file = descriptor.file();
-        if ranges.len() > 1 {
-            for range in ranges {
-                // What fails to start fails to finish as well, and is told there.
-                let _ = file_io::start_write_back(file, range.offset_bytes, range.len_bytes);
-            }
-        }
-        if self.commits_whole_inodes() {
-            let finish = |range: &ByteRange| {
-                file_io::finish_write_back(file, range.offset_bytes, range.len_bytes)
-            };
-            match ranges.iter().try_for_each(finish) {
-                // Not a file system's answer but a sandbox's, which has no such call.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
-                    self.commits_whole_inodes.store(false, Ordering::Relaxed);
-                }
-                finished => return finished,
-            }
-        }
-        match (ranges.first(), ranges.last()) {
-            (Some(first), Some(last)) if ranges.len() > SINGLE_SYNCS_MAX => {
-                let offset_bytes = first.offset_bytes;
-                let len_bytes = last.end_bytes() - offset_bytes;
-                sync_range(descriptor, ByteRange { offset_bytes, len_bytes })
-            }
-            _ => ranges.iter().try_for_each(|range| sync_range(descriptor, *range)),
-        }
+        sync_range(descriptor.file(), offset_bytes..offset_bytes + bytes.len() as u64)
     }
 
     /// Allocates and zeroes what lies between the lengths.
@@ -262,14 +207,6 @@ impl FileMedia {
         write_zeros(file, from_bytes, to_bytes, progress)?;
         // With the length, which is metadata that a sync of data may leave out.
         self.file.sync_all()
-    }
-}
-
-/// Makes one range durable with the metadata that leads to it.
-fn sync_range(descriptor: &Descriptor, range: ByteRange) -> io::Result<()> {
-    match SyncableRange::new(descriptor.file(), range.offset_bytes, range.len_bytes) {
-        Ok(pages) => pages.sync(),
-        Err(_) => file_io::sync_data(descriptor.file()),
     }
 }
 
@@ -301,29 +238,6 @@ pub(super) fn write_zeros(
         progress(at_bytes - from_bytes, total_bytes);
     }
     Ok(())
-}
-
-/// The ranges in order, without empty ones, neighbours and overlapping ones joined; pages touched by two are
-/// written once. Many ranges are joined over small gaps as well.
-fn merge(ranges: &[ByteRange]) -> Vec<ByteRange> {
-    let reach_bytes = if ranges.len() > MANY_RANGES { REACH_BYTES } else { 0 };
-    let mut sorted: Vec<ByteRange> =
-        ranges.iter().copied().filter(|range| range.len_bytes > 0).collect();
-    sorted.sort_unstable();
-    let mut merged: Vec<ByteRange> = Vec::with_capacity(sorted.len());
-    for range in sorted {
-        match merged.last_mut() {
-            Some(last)
-                if range.offset_bytes
-                    <= last.end_bytes().next_multiple_of(PAGE_BYTES) + reach_bytes =>
-            {
-                let end_bytes = last.end_bytes().max(range.end_bytes());
-                last.len_bytes = end_bytes - last.offset_bytes;
-            }
-            _ => merged.push(range),
-        }
-    }
-    merged
 }
 
 impl Media for FileMedia {
@@ -387,16 +301,17 @@ impl Media for FileMedia {
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
-        let merged = merge(ranges);
+        let ranges: Vec<_> =
+            ranges.iter().map(|range| range.offset_bytes..range.end_bytes()).collect();
+        let merged = range_sync::merge(&ranges);
         let whole = match (merged.first(), merged.last()) {
-            (Some(first), Some(last)) => ByteRange {
-                offset_bytes: first.offset_bytes,
-                len_bytes: last.end_bytes() - first.offset_bytes,
-            },
+            (Some(first), Some(last)) => {
+                ByteRange { offset_bytes: first.start, len_bytes: last.end - first.start }
+            }
             _ => ByteRange { offset_bytes: 0, len_bytes: 0 },
         };
         self.run(MediaOperation::WriteBack, whole, || {
-            self.sync_with(|descriptor| self.write_back_merged(descriptor, &merged))
+            self.sync_with(|descriptor| self.ranges.write_back(descriptor.file(), &merged))
         })
     }
 
@@ -404,13 +319,7 @@ impl Media for FileMedia {
         let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
         self.run(MediaOperation::Flush, nothing, || {
             self.sync_with(|descriptor| {
-                if !self.commits_whole_inodes() {
-                    return Ok(());
-                }
-                match descriptor.first_page() {
-                    Ok(page) => page.sync(),
-                    Err(_) => file_io::sync_data(descriptor.file()),
-                }
+                self.ranges.commit(descriptor.file(), descriptor.first_page().ok())
             })
         })
     }

@@ -31,7 +31,7 @@ impl PageRun {
 }
 
 /// Adds a run behind those there, or to the last one if it touches it.
-pub(super) fn push(runs: &mut Vec<PageRun>, run: PageRun) {
+pub(crate) fn push(runs: &mut Vec<PageRun>, run: PageRun) {
     match runs.last_mut() {
         Some(last) if last.first <= run.first && run.first <= last.end() => {
             let end = last.end().max(run.end());
@@ -42,7 +42,7 @@ pub(super) fn push(runs: &mut Vec<PageRun>, run: PageRun) {
 }
 
 /// Sorts and merges: afterwards runs ascend, and there is a gap between any two.
-pub(super) fn normalise(runs: &mut Vec<PageRun>) {
+pub(crate) fn normalise(runs: &mut Vec<PageRun>) {
     runs.retain(|run| run.count > 0);
     runs.sort_unstable();
     runs.dedup_by(|next, before| {
@@ -56,13 +56,13 @@ pub(super) fn normalise(runs: &mut Vec<PageRun>) {
 }
 
 /// Whether a page is in a normalised set.
-pub(super) fn contains(runs: &[PageRun], page: PageIndex) -> bool {
+pub(crate) fn contains(runs: &[PageRun], page: PageIndex) -> bool {
     let behind = runs.partition_point(|run| run.first <= page);
     behind > 0 && page < runs[behind - 1].end()
 }
 
 /// What a run and a normalised set have in common.
-pub(super) fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) {
+pub(crate) fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) {
     let from = runs.partition_point(|other| other.end() <= run.first);
     for other in &runs[from..] {
         if other.first >= run.end() {
@@ -71,6 +71,24 @@ pub(super) fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(Pag
         let common = other.first.max(run.first).0..other.end().min(run.end()).0;
         each(PageRun::new(common));
     }
+}
+
+/// What a normalised set has without another, normalised as well.
+pub(crate) fn subtract(runs: &[PageRun], others: &[PageRun]) -> Vec<PageRun> {
+    let mut rest = Vec::new();
+    for &run in runs {
+        let mut from = run.first;
+        intersect(others, run, &mut |common| {
+            if from < common.first {
+                rest.push(PageRun::new(from.0..common.first.0));
+            }
+            from = common.end();
+        });
+        if from < run.end() {
+            rest.push(PageRun::new(from.0..run.end().0));
+        }
+    }
+    rest
 }
 
 /// Joins runs of a normalised set whose gaps are at most `gap` pages.
@@ -215,6 +233,10 @@ mod tests {
             let mut common = Vec::new();
             intersect(&runs, window, &mut |run| common.push(run));
             assert_eq!(pages(&common), model.range(50..120).copied().collect::<Vec<_>>());
+            let others = [window, PageRun::new(150..151), PageRun::new(160..199)];
+            let rest: Vec<_> =
+                model.iter().copied().filter(|&page| !contains(&others, PageIndex(page))).collect();
+            assert_eq!(pages(&subtract(&runs, &others)), rest);
             let gap = rng.below(10);
             let joined: Vec<_> = clusters(&runs, gap).collect();
             assert!(joined.windows(2).all(|two| two[1].first.0 - two[0].end().0 > gap));

@@ -98,6 +98,46 @@ pub enum MapError {
         /// The file.
         path: PathBuf,
     },
+    /// Stores could not be written to the file, or not made durable. They are still in the view, and count as not flushed.
+    #[error(
+        "cannot flush bytes {} to {} of {}: {cause}; {advice}",
+        range.start,
+        range.end,
+        path.display(),
+        advice = cause.advice()
+    )]
+    Flush {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the file: the first ones that failed. Others may have failed as well.
+        range: std::ops::Range<u64>,
+        /// Why.
+        cause: FlushCause,
+    },
+    /// There are no addresses behind the view to grow into.
+    #[error(
+        "the view of {} cannot grow to {len_bytes} bytes: its addresses end after {capacity_bytes}; flush it, drop it, \
+         make the file longer, and map it again",
+        path.display()
+    )]
+    GrowBeyond {
+        /// The file.
+        path: PathBuf,
+        /// Length asked for.
+        len_bytes: u64,
+        /// What it can have.
+        capacity_bytes: u64,
+    },
+    /// The file could not be made longer. It is as long as before.
+    #[error("cannot make {} long enough for a view of {len_bytes} bytes: {source}", path.display())]
+    Grow {
+        /// The file.
+        path: PathBuf,
+        /// Length asked for.
+        len_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The mapper belongs to the process that this one is a fork of.
     #[error("this process is a fork of the one that made the mapper; make a new one in the child")]
     Forked,
@@ -119,6 +159,50 @@ pub enum FaultCause {
     /// It could be read when it was looked at again: something failed for a moment, here or in another thread.
     #[error("it could not be read a moment ago; read again")]
     Passing,
+}
+
+/// Why stores could not be flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlushCause {
+    /// The file has become shorter. What was stored behind its end is gone.
+    #[error("the file ends before")]
+    Truncated,
+    /// There is no room on the file system, or in the quota.
+    #[error("there is no room for it on the file system")]
+    NoSpace,
+    /// The bytes could not be written.
+    #[error("the system could not write: {}", io::Error::from_raw_os_error(*.0))]
+    Io(i32),
+    /// They were written, and may have been lost on the way to the device.
+    #[error("the device may have lost it: {}", io::Error::from_raw_os_error(*.0))]
+    Lost(i32),
+}
+
+impl FlushCause {
+    fn advice(&self) -> &'static str {
+        match self {
+            FlushCause::Truncated => "map it again, or make it longer",
+            FlushCause::NoSpace => "make room, and flush again",
+            FlushCause::Io(_) | FlushCause::Lost(_) => {
+                "flush again, which writes all of it again; if that fails too, write it elsewhere"
+            }
+        }
+    }
+
+    pub(crate) fn of_write(error: &io::Error) -> FlushCause {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => FlushCause::NoSpace,
+            errno => FlushCause::Io(errno.unwrap_or(libc::EIO)),
+        }
+    }
+
+    pub(crate) fn of_sync(error: &io::Error) -> FlushCause {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => FlushCause::NoSpace,
+            errno => FlushCause::Lost(errno.unwrap_or(libc::EIO)),
+        }
+    }
 }
 
 /// The result of what may fail about mapped files.

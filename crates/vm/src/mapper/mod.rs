@@ -40,11 +40,21 @@
 //! ```
 
 mod error;
+#[allow(dead_code, reason = "views cannot be stored to yet")]
+pub(crate) mod flush;
 mod heap;
 mod identity;
 mod mapped;
 mod parked;
+#[allow(dead_code, reason = "views cannot be stored to yet")]
+pub(crate) mod private;
+#[allow(dead_code, reason = "views cannot be stored to yet")]
+pub(crate) mod shared;
 mod view;
+#[allow(dead_code, reason = "views cannot be stored to yet")]
+pub(crate) mod writable;
+#[allow(dead_code, reason = "views cannot be stored to yet")]
+pub(crate) mod write_back;
 
 use std::fs::File;
 use std::ops::{Bound, Range, RangeBounds};
@@ -52,7 +62,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use error::{FaultCause, MapError, Result};
+pub use error::{FaultCause, FlushCause, MapError, Result};
+pub use flush::Flushed;
 pub use heap::HeapStats;
 pub use parked::CacheStats;
 pub use view::FileView;

@@ -1,0 +1,368 @@
+//! One pass of writing pages of a private mapping to the file.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use aquifer_sys::io::{reopen, start_write_back, write_all_at, write_all_from};
+use aquifer_sys::memory::{SMALL_PAGE_BYTES, drop_cached};
+use aquifer_sys::{accounting, fallible};
+
+use super::content::Contents;
+use super::plan::{self, Choice, PIPELINE_BYTES, Way};
+use super::window::StoreWindow;
+use crate::dirty::runs;
+use crate::mapper::error::{FaultCause, FlushCause, MapError};
+use crate::mapper::writable::Writable;
+use crate::{PageIndex, PageRun};
+
+const PAGE: u64 = SMALL_PAGE_BYTES as u64;
+/// Copied at a time where content is remembered.
+const BUFFER_PAGES: u64 = 64;
+/// Pages whose folio is asked for, and how many runs there must be for the question to be worth 0.3 ms.
+const FOLIO_SAMPLES: usize = 3;
+const FOLIO_RUNS: usize = 64;
+
+/// A pass, and what it has done.
+pub(super) struct Pass<'a> {
+    mapping: &'a Writable,
+    /// Where the content of what is written is remembered, if it is.
+    contents: Option<&'a mut Contents>,
+    buffer: Buffer,
+    /// Pages that were written, in no order.
+    pub done: Vec<PageRun>,
+    /// With the gaps between them.
+    pub bytes_written: u64,
+    /// The first bytes that could not be written.
+    pub failed: Option<(Range<u64>, FlushCause)>,
+}
+
+impl<'a> Pass<'a> {
+    pub fn new(mapping: &'a Writable, contents: Option<&'a mut Contents>) -> Pass<'a> {
+        Pass {
+            mapping,
+            contents,
+            buffer: Buffer::default(),
+            done: Vec::new(),
+            bytes_written: 0,
+            failed: None,
+        }
+    }
+
+    /// Writes normalised runs. What fails does not keep the rest from being written. `is_private` tells pages of which
+    /// there is a private copy: they are not written along, because the file may have got something newer.
+    pub fn write(
+        &mut self,
+        dirty: &[PageRun],
+        choice: &mut Choice,
+        is_private: impl Fn(PageIndex) -> bool,
+    ) {
+        let mut rest = dirty.to_vec();
+        if choice.folio_bytes.is_none() && choice.forced.is_none() && dirty.len() >= FOLIO_RUNS {
+            choice.folio_bytes = self.sample_folios(dirty);
+            let mut written = self.done.clone();
+            runs::normalise(&mut written);
+            rest = runs::subtract(dirty, &written);
+        }
+        let mut started = rest.first().map_or(0, |run| self.bytes_of(*run).start);
+        for piece in plan::pieces(&rest) {
+            let end = piece.last().map_or(started, |run| self.bytes_of(*run).end);
+            let way = choice.way(piece.len());
+            if way == Way::Window && !self.store(&piece) {
+                choice.no_window = true;
+            }
+            let way = choice.way(piece.len());
+            if way != Way::Window {
+                // Content is remembered of dirty pages only, so nothing is written along there.
+                let gap_pages =
+                    if self.contents.is_none() { choice.gap_pages(piece.len()) } else { 0 };
+                for runs in plan::join(&piece, gap_pages, |gap| !gap.pages().any(&is_private)) {
+                    self.put_joined(runs);
+                }
+            }
+            let is_due = match way {
+                Way::Window => true,
+                Way::Pipeline => end.saturating_sub(started) >= PIPELINE_BYTES,
+                Way::Runs => false,
+            };
+            if is_due {
+                self.start(started..end);
+                started = end;
+            }
+        }
+    }
+
+    /// Writes pages again that the device has lost, past the page cache.
+    ///
+    /// The kernel takes what it lost for clean. Writing it once more is not enough: where ext4 had just allocated the block,
+    /// the page remembers that it has one and forgets that the block is still marked as never written; all later syncs succeed,
+    /// and when the page leaves the cache, zeros come back (seen on Linux 6.18). A direct write throws such pages out, also
+    /// mapped ones, and does not ask them.
+    pub fn write_lost(&mut self, lost: &[PageRun]) {
+        let direct = reopen(self.mapping.file(), libc::O_RDWR | libc::O_DIRECT).ok();
+        for run in lost {
+            for from in (run.first.0..run.end().0).step_by(BUFFER_PAGES as usize) {
+                let chunk = PageRun::new(from..run.end().0.min(from + BUFFER_PAGES));
+                let direct = direct.as_ref().map(AsFd::as_fd);
+                match direct.map(|direct| self.put_directly(direct, chunk)) {
+                    Some(true) => self.done.push(chunk),
+                    // What it cannot do, or is not a whole page: clean pages are thrown out, if nobody has mapped them.
+                    _ => {
+                        let bytes = self.bytes_of(chunk);
+                        let len_bytes = bytes.end - bytes.start;
+                        let _ = drop_cached(self.mapping.file(), bytes.start, len_bytes);
+                        chunk.pages().for_each(|first| self.put(PageRun { first, count: 1 }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a chunk of whole pages, all in the file, could be written past the page cache.
+    fn put_directly(&mut self, direct: BorrowedFd<'_>, chunk: PageRun) -> bool {
+        let bytes = self.bytes_of(chunk);
+        let is_there = self.mapping.file_len_bytes().is_ok_and(|len_bytes| bytes.end <= len_bytes);
+        if !is_there || bytes.end - bytes.start != chunk.count * PAGE {
+            return false;
+        }
+        if self.copy(chunk, &bytes).is_err() {
+            return false;
+        }
+        let content = &self.buffer.pages()[..(chunk.count * PAGE) as usize];
+        if write_all_at(direct, content, bytes.start).is_err() {
+            return false;
+        }
+        self.bytes_written += chunk.count * PAGE;
+        self.remember(chunk);
+        true
+    }
+
+    /// Starts the I/O of what was written. A hint: what fails is told by the sync.
+    pub fn start(&self, bytes: Range<u64>) {
+        if !bytes.is_empty() {
+            let _ = start_write_back(self.mapping.file(), bytes.start, bytes.end - bytes.start);
+        }
+    }
+
+    /// The bytes of the file that a run of pages has in the view: may be none.
+    fn bytes_of(&self, run: PageRun) -> Range<u64> {
+        let first = self.mapping.first_byte();
+        let view = self.mapping.view_in_file();
+        let (start, end) = (first + run.first.0 * PAGE, first + run.end().0 * PAGE);
+        start.clamp(view.start, view.end)..end.clamp(view.start, view.end)
+    }
+
+    fn note_failure(&mut self, bytes: Range<u64>, cause: FlushCause) {
+        self.failed.get_or_insert((bytes, cause));
+    }
+
+    /// Writes runs with what is between them.
+    fn put_joined(&mut self, joined: &[PageRun]) {
+        if let ([first, .., last], None) = (joined, &self.contents) {
+            let bytes = self.bytes_of(PageRun::new(first.first.0..last.end().0));
+            if self.put_bytes(bytes).is_ok() {
+                self.done.extend_from_slice(joined);
+                return;
+            }
+            // One by one, to see which it is.
+        }
+        for &run in joined {
+            self.put(run);
+        }
+    }
+
+    /// Writes a run, the part of it that the file has.
+    fn put(&mut self, run: PageRun) {
+        let bytes = self.bytes_of(run);
+        let file_len_bytes = match self.mapping.file_len_bytes() {
+            Ok(len_bytes) => len_bytes,
+            Err(error) => return self.note_failure(bytes, FlushCause::of_write(&error)),
+        };
+        let (there, gone) = split_at_end(run, &bytes, self.mapping.first_byte(), file_len_bytes);
+        if gone.count > 0 {
+            self.note_failure(self.bytes_of(gone), FlushCause::Truncated);
+        }
+        let chunk_pages = if self.contents.is_some() { BUFFER_PAGES } else { u64::MAX };
+        let mut from = there.first.0;
+        while from < there.end().0 {
+            let chunk = PageRun::new(from..there.end().0.min(from.saturating_add(chunk_pages)));
+            let bytes = self.bytes_of(chunk);
+            let put = match self.contents {
+                Some(_) => self.put_remembered(chunk, bytes.clone()),
+                None => self.put_bytes(bytes.clone()),
+            };
+            match put {
+                Ok(()) => self.done.push(chunk),
+                Err(cause) => self.note_failure(bytes, cause),
+            }
+            from = chunk.end().0;
+        }
+    }
+
+    /// Writes bytes of the file out of the mapping.
+    fn put_bytes(&mut self, bytes: Range<u64>) -> Result<(), FlushCause> {
+        // A write would make the file longer again. One that is cut short between this look and the write is.
+        if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
+            return Err(FlushCause::Truncated);
+        }
+        let source = self.mapping.address_of(bytes.start);
+        let len_bytes = bytes.end - bytes.start;
+        let file = self.mapping.file();
+        // SAFETY: inside the mapping.
+        let written = unsafe { write_all_from(file, source, len_bytes as usize, bytes.start) };
+        written.map_err(|error| self.why(&error, &bytes))?;
+        self.bytes_written += len_bytes;
+        Ok(())
+    }
+
+    /// Writes a chunk out of a copy, and remembers it.
+    fn put_remembered(&mut self, chunk: PageRun, bytes: Range<u64>) -> Result<(), FlushCause> {
+        self.copy(chunk, &bytes)?;
+        let lead = (bytes.start - (self.mapping.first_byte() + chunk.first.0 * PAGE)) as usize;
+        let len_bytes = bytes.end - bytes.start;
+        let content = &self.buffer.pages()[lead..lead + len_bytes as usize];
+        let written = write_all_at(self.mapping.file(), content, bytes.start);
+        written.map_err(|error| self.why(&error, &bytes))?;
+        self.bytes_written += len_bytes;
+        self.remember(chunk);
+        Ok(())
+    }
+
+    /// Copies the pages of a chunk, which has `bytes` of the file.
+    fn copy(&mut self, chunk: PageRun, bytes: &Range<u64>) -> Result<(), FlushCause> {
+        let source = self.mapping.base().wrapping_add((chunk.first.0 * PAGE) as usize);
+        let len = (chunk.count * PAGE) as usize;
+        // SAFETY: pages of the mapping, and a buffer that has room for a chunk.
+        match unsafe { fallible::try_copy(source, self.buffer.pages()[..len].as_mut_ptr(), len) } {
+            true => Ok(()),
+            false => Err(self.missing(bytes)),
+        }
+    }
+
+    fn remember(&mut self, chunk: PageRun) {
+        if let Some(contents) = &mut self.contents {
+            for (page, content) in
+                chunk.pages().zip(self.buffer.pages().chunks_exact(SMALL_PAGE_BYTES))
+            {
+                contents.note(page, content);
+            }
+        }
+    }
+
+    fn why(&self, error: &std::io::Error, bytes: &Range<u64>) -> FlushCause {
+        match error.raw_os_error() {
+            // It was the memory that could not be read.
+            Some(libc::EFAULT) => self.missing(bytes),
+            _ => FlushCause::of_write(error),
+        }
+    }
+
+    /// Why pages of the mapping cannot be read.
+    fn missing(&self, bytes: &Range<u64>) -> FlushCause {
+        match self.mapping.fault(bytes) {
+            MapError::Fault { cause: FaultCause::Truncated, .. } => FlushCause::Truncated,
+            MapError::Fault { cause: FaultCause::Io(errno), .. } => FlushCause::Io(errno),
+            _ => FlushCause::Io(libc::EFAULT),
+        }
+    }
+
+    /// Stores the runs of a piece through a window. False if there can be none.
+    fn store(&mut self, piece: &[PageRun]) -> bool {
+        let (Some(first), Some(last)) = (piece.first(), piece.last()) else { return true };
+        let first_byte = self.mapping.first_byte();
+        let pages = first_byte + first.first.0 * PAGE..first_byte + last.end().0 * PAGE;
+        if !fallible::SUPPORTED {
+            return false;
+        }
+        let Ok(window) = StoreWindow::new(self.mapping.file(), pages) else { return false };
+        let mut stored = Vec::with_capacity(piece.len());
+        for &run in piece {
+            if self.store_run(&window, run) {
+                stored.push(run);
+            } else {
+                // The system says of a write why it fails.
+                self.put(run);
+            }
+        }
+        // What was stored behind the end of the file, in its last page, is in no file.
+        let file_len_bytes = self.mapping.file_len_bytes().unwrap_or(0);
+        for run in stored {
+            let bytes = self.bytes_of(run);
+            if bytes.end > file_len_bytes {
+                self.note_failure(bytes, FlushCause::Truncated);
+            } else {
+                self.done.push(run);
+                self.bytes_written += bytes.end - bytes.start;
+            }
+        }
+        true
+    }
+
+    fn store_run(&mut self, window: &StoreWindow, run: PageRun) -> bool {
+        if self.contents.is_none() {
+            let bytes = self.bytes_of(run);
+            let source = self.mapping.address_of(bytes.start);
+            // SAFETY: inside the mapping.
+            return unsafe { window.store(source, bytes) };
+        }
+        (run.first.0..run.end().0).step_by(BUFFER_PAGES as usize).all(|from| {
+            let chunk = PageRun::new(from..run.end().0.min(from + BUFFER_PAGES));
+            let bytes = self.bytes_of(chunk);
+            if self.copy(chunk, &bytes).is_err() {
+                return false;
+            }
+            let lead = bytes.start - (self.mapping.first_byte() + from * PAGE);
+            let source = self.buffer.pages()[lead as usize..].as_ptr();
+            // SAFETY: inside the buffer, which has all of the chunk.
+            let stored = unsafe { window.store(source, bytes) };
+            if stored {
+                self.remember(chunk);
+            }
+            stored
+        })
+    }
+
+    /// Writes the first page of some runs, far from each other, and says how large the folios are that got dirty.
+    fn sample_folios(&mut self, dirty: &[PageRun]) -> Option<u64> {
+        let mut sizes = Vec::with_capacity(FOLIO_SAMPLES);
+        for sample in 0..FOLIO_SAMPLES {
+            let run = dirty[dirty.len() * sample / FOLIO_SAMPLES];
+            let before = accounting::dirtied_bytes().ok()?;
+            self.put(PageRun { count: 1, ..run });
+            let size = accounting::dirtied_bytes().ok()?.saturating_sub(before);
+            // Nothing if it was dirty already.
+            if size > 0 {
+                sizes.push(size);
+            }
+        }
+        sizes.sort_unstable();
+        sizes.get(sizes.len() / 2).copied()
+    }
+}
+
+/// Room for a chunk, aligned as direct I/O wants it; made when it is needed first.
+#[derive(Default)]
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn pages(&mut self) -> &mut [u8] {
+        let len = BUFFER_PAGES as usize * SMALL_PAGE_BYTES;
+        self.0.resize(len + SMALL_PAGE_BYTES, 0);
+        let lead = self.0.as_ptr().align_offset(SMALL_PAGE_BYTES);
+        &mut self.0[lead..lead + len]
+    }
+}
+
+/// The pages of a run whose bytes lie before the end of the file, and the others.
+fn split_at_end(
+    run: PageRun,
+    bytes: &Range<u64>,
+    first_byte: u64,
+    file_len_bytes: u64,
+) -> (PageRun, PageRun) {
+    if bytes.end <= file_len_bytes {
+        return (run, PageRun::new(run.end().0..run.end().0));
+    }
+    let whole_pages = file_len_bytes.saturating_sub(first_byte) / PAGE;
+    let end = whole_pages.clamp(run.first.0, run.end().0);
+    (PageRun::new(run.first.0..end), PageRun::new(end..run.end().0))
+}

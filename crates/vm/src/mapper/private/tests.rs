@@ -1,0 +1,217 @@
+//! Growing, faults, forks; flushes have their own tests.
+
+use std::os::unix::fs::FileExt;
+
+use super::*;
+use crate::mapper::error::{FaultCause, MapError};
+use crate::mapper::flush::test_support::*;
+
+fn load(subject: &Subject, offset_bytes: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    subject.view.mapping().read_into(offset_bytes, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_view_grows_at_its_address_and_its_file_with_it() {
+    for form in forms() {
+        // Neither end at a page.
+        let mut subject = Subject::new(10 * PAGE + 7, PAGE + 9..10 * PAGE + 7, options(form, None));
+        let (base, before) = (subject.view.as_mut_ptr(), subject.view.mapping().len_bytes());
+        subject.store(before - 1, &[1]);
+        for len_bytes in [before, 1, 20 * PAGE, 20 * PAGE + 1, 3000 * PAGE] {
+            subject.view.grow(len_bytes).unwrap();
+            let now = subject.view.mapping().len_bytes();
+            assert_eq!(now, len_bytes.max(subject.range.end - subject.range.start));
+            subject.range.end = subject.range.start + now;
+            subject.file.resize(subject.file.len().max(subject.range.end as usize), 0);
+            assert_eq!(subject.view.as_mut_ptr(), base);
+            subject.store(now - 3, &[7, 8, 9]);
+            if len_bytes > PAGE * 21 {
+                assert_eq!(load(&subject, now - 103, 100), [0; 100]);
+            }
+        }
+        let flushed = subject.view.flush().unwrap();
+        assert_eq!(flushed.pages, subject.dirty.len() as u64, "{form:?}");
+        subject.check("grown");
+        // A file that is longer is not cut.
+        open(&subject.path).set_len(9000 * PAGE).unwrap();
+        subject.file.resize(9000 * PAGE as usize, 0);
+        subject.view.grow(3001 * PAGE).unwrap();
+        subject.check("taken in");
+    }
+}
+
+#[test]
+fn a_view_does_not_grow_beyond_its_addresses() {
+    let subject = Subject::new(PAGE, 0..PAGE, PrivateOptions::default());
+    let capacity = subject.view.mapping().capacity_pages() * PAGE;
+    match subject.view.grow(capacity + 1).unwrap_err() {
+        MapError::GrowBeyond { capacity_bytes, .. } => assert_eq!(capacity_bytes, capacity),
+        error => panic!("{error}"),
+    }
+    assert!(subject.view.grow(u64::MAX).is_err());
+    assert_eq!(std::fs::metadata(&subject.path).unwrap().len(), PAGE);
+    assert_eq!(subject.view.mapping().len_bytes(), PAGE);
+}
+
+#[test]
+fn a_file_that_cannot_become_longer_stays_as_it_is() {
+    for kind in [Kind::Tmpfs, Kind::Ext4] {
+        let Some(small) = SmallFileSystem::new(kind) else { return };
+        let options = PrivateOptions::default();
+        let subject = Subject::new_in(&small.root(), 5000, 0..5000, options);
+        let error = subject.view.grow(100 << 20).unwrap_err();
+        match &error {
+            MapError::Grow { source, .. } => {
+                assert_eq!(source.raw_os_error(), Some(libc::ENOSPC), "{error}");
+            }
+            _ => panic!("{error}"),
+        }
+        assert_eq!(subject.view.mapping().len_bytes(), 5000);
+        subject.check("not grown");
+        subject.view.grow(10_000).unwrap();
+    }
+}
+
+/// A copy of the last page is older than what others have appended behind it.
+#[test]
+fn what_others_appended_to_the_last_page_is_not_overwritten_when_the_view_takes_it_in() {
+    for form in forms() {
+        let len_bytes = 2 * PAGE + 100;
+        let mut subject = Subject::new(len_bytes, 0..len_bytes, options(form, None));
+        subject.store(2 * PAGE, &[5; 10]);
+        subject.file.resize(3 * PAGE as usize, 0);
+        subject.write_to_file(len_bytes, &[6; 2000]);
+        assert_eq!(subject.view.flush().unwrap().bytes_written, 100, "{form:?}");
+        open(&subject.path).set_len(3 * PAGE).unwrap();
+        subject.check("flushed before it has grown");
+        subject.view.grow(3 * PAGE).unwrap();
+        subject.range.end = 3 * PAGE;
+        assert_eq!(load(&subject, len_bytes, 2000), [6; 2000], "{form:?}");
+        subject.store(2 * PAGE + 1, &[7]);
+        subject.view.flush().unwrap();
+        subject.check("flushed after it has grown");
+    }
+}
+
+#[test]
+fn an_empty_file_is_mapped_to_grow() {
+    for form in forms() {
+        let mut subject = Subject::new(0, 0..0, options(form, None));
+        assert!(subject.view.write_at(0, &[1]).is_err());
+        subject.view.write_at(0, &[]).unwrap();
+        assert_eq!(subject.view.flush().unwrap(), Flushed::default());
+        subject.view.grow(PAGE + 1).unwrap();
+        subject.file.resize(PAGE as usize + 1, 0);
+        subject.range = 0..PAGE + 1;
+        subject.store(PAGE, &[9]);
+        subject.view.flush().unwrap();
+        subject.check("grown from nothing");
+    }
+}
+
+#[test]
+fn stores_outside_of_the_view_are_refused() {
+    let subject = Subject::new(4 * PAGE, 100..3 * PAGE, PrivateOptions::default());
+    let len_bytes = subject.view.mapping().len_bytes();
+    for offset in [len_bytes, len_bytes - 3, u64::MAX, u64::MAX - 2] {
+        let error = subject.view.write_at(offset, &[1; 4]).unwrap_err();
+        assert!(matches!(error, MapError::OutsideView { .. }), "{error}");
+    }
+    subject.view.set(len_bytes - 4, 1u32).unwrap();
+}
+
+/// A page that is missing is shown as zeros until the closure ends, while the one beside it holds a store that is nowhere else.
+#[test]
+fn stores_beside_pages_that_are_missing_are_kept() {
+    let mut subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
+    let file = open(&subject.path);
+    file.set_len(2 * PAGE).unwrap();
+    let base = subject.view.as_mut_ptr();
+    // SAFETY: inside the mapping.
+    let touch = |page: u64| unsafe { base.add((page * PAGE) as usize).read_volatile() };
+    let seen = subject.view.mapping().guarded(&(0..8 * PAGE), || {
+        assert_eq!(touch(2), 0);
+        file.set_len(4 * PAGE).unwrap();
+        subject.view.write_at(3 * PAGE, &[9; 10]).unwrap();
+        assert_eq!(touch(4), 0);
+    });
+    // Whether the byte is there now or not.
+    assert!(matches!(seen, Err(MapError::Fault { .. })));
+    file.set_len(8 * PAGE).unwrap();
+    file.write_all_at(&[4; 10], 2 * PAGE).unwrap();
+    assert_eq!(load(&subject, 3 * PAGE, 10), [9; 10]);
+    assert_eq!(load(&subject, 2 * PAGE, 10), [4; 10]);
+    subject.view.write_at(2 * PAGE, &[5]).unwrap();
+    subject.view.flush().unwrap();
+    subject.file.truncate(2 * PAGE as usize);
+    subject.file.resize(8 * PAGE as usize, 0);
+    subject.file[2 * PAGE as usize..][..10].copy_from_slice(&[5, 4, 4, 4, 4, 4, 4, 4, 4, 4]);
+    subject.file[3 * PAGE as usize..][..10].fill(9);
+    subject.check("both");
+}
+
+#[test]
+fn missing_bytes_are_named() {
+    let subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
+    open(&subject.path).set_len(3 * PAGE + 5).unwrap();
+    let mut bytes = [0; 2 * PAGE as usize];
+    match subject.view.mapping().read_into(3 * PAGE, &mut bytes).unwrap_err() {
+        MapError::Fault { offset_bytes, cause: FaultCause::Truncated, .. } => {
+            assert_eq!(offset_bytes, 3 * PAGE + 5);
+        }
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_child_can_do_nothing_with_its_parents_view() {
+    for form in forms() {
+        let mut subject = Subject::new(8 * PAGE, 0..8 * PAGE, options(form, None));
+        subject.store(0, &[1]);
+        subject.view.flush().unwrap();
+        subject.store(0, &[2]);
+        // As if another thread of the parent were flushing.
+        let flushing = subject.view.state().unwrap();
+        // SAFETY: the child makes a few calls and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no preconditions; a child that hangs ends.
+            unsafe { libc::alarm(20) };
+            let view = &subject.view;
+            let results = [
+                view.flush().map(drop),
+                view.flush_range(0..1).map(drop),
+                view.write_at(0, &[3]),
+                view.set(0, 1u64),
+                view.grow(100 * PAGE),
+                view.dirty_bytes().map(drop),
+                view.write_out().map(drop),
+                view.write_back(1).map(drop),
+                view.mapping().read_into(0, &mut [0]),
+            ];
+            let refused = results.iter().all(|result| matches!(result, Err(MapError::Forked)));
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(!refused)) };
+        }
+        drop(flushing);
+        let mut status = 0;
+        // SAFETY: waits for the child made above; `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "14 is the alarm: the child hung");
+        assert_eq!(subject.view.flush().unwrap().pages, 1, "{form:?}");
+        subject.check("the parent goes on");
+    }
+}
+
+#[test]
+fn what_is_written_out_is_seen_and_then_only_synced() {
+    for form in forms() {
+        let mut subject = Subject::new(100 * PAGE, 0..100 * PAGE, options(form, None));
+        (0..100).step_by(9).for_each(|page| subject.store(page * PAGE, b"seen"));
+        assert_eq!(subject.view.write_out().unwrap(), 12 * PAGE, "{form:?}");
+        subject.check("written out");
+        assert_eq!(subject.view.flush().unwrap(), Flushed::default());
+    }
+}

@@ -1,0 +1,441 @@
+//! What private and shared mappings that can be stored to have in common: addresses, a file, and faults as errors.
+//!
+//! ```text
+//!  place    [ ····│lead│ view ……………………………… │ mapped, behind the view's or the file's end ……… ]
+//!            ▲ page of the file               ▲ end: moves when the view grows       capacity ▲
+//! ```
+//! The whole place is mapped at once, also where the file has nothing yet. Growing then makes the file longer, and no
+//! mapping changes: addresses stay, and so does what the tracker of a private mapping knows.
+//!
+//! # Faults
+//! As for mappings that are only read ([`crate::guard`]), with one difference: pages next to one that was replaced may
+//! hold stores that are nowhere else. So exactly the pages that were replaced are mapped again, and no hull of them.
+//!
+//! # Invariants
+//! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is back.
+//! * `len_bytes` only grows, under `growing`.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_sys::fallible;
+use aquifer_sys::file_system;
+use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::file_len_bytes;
+use aquifer_sys::signal::FaultContext;
+
+use super::error::{FaultCause, MapError, Result};
+use crate::guard::{Replaceable, Trouble};
+use crate::{FaultOwner, ProcessMark, Reservation, Served, VmError};
+
+const PAGE: u64 = SMALL_PAGE_BYTES as u64;
+
+/// Addresses for one mapping, which are its own as long as this exists and unmapped with it or later.
+///
+/// # Safety
+/// Nobody else maps or uses the addresses. In a fork of the process that made it, dropping does nothing.
+pub(crate) unsafe trait Place: Send + Sync {
+    /// The first one, at the start of a page.
+    fn address(&self) -> *mut u8;
+    /// How many there are: whole pages.
+    fn capacity_bytes(&self) -> usize;
+    /// Has `owner` serve the faults there.
+    ///
+    /// # Safety
+    /// It stays valid until this is dropped.
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError>;
+}
+
+// SAFETY: a reservation owns its addresses, and knows when it is in a child.
+unsafe impl Place for Reservation {
+    fn address(&self) -> *mut u8 {
+        Reservation::address(self)
+    }
+
+    fn capacity_bytes(&self) -> usize {
+        self.len_bytes()
+    }
+
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError> {
+        // SAFETY: forwarded to the caller.
+        unsafe { Reservation::set_owner(self, owner) }
+    }
+}
+
+/// Whether stores stay here until they are flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    Private,
+    Shared,
+}
+
+/// A mapping that can be stored to.
+pub(crate) struct Writable {
+    // Dropped before `faults`, which it refers to.
+    place: Box<dyn Place>,
+    faults: Box<Faults>,
+    sharing: Sharing,
+    /// An open file description of its own: it has its own record of write-back errors.
+    file: File,
+    path: PathBuf,
+    /// Where in the file the place begins: at a page.
+    first_byte: u64,
+    /// Bytes of the first page that lie before the view.
+    lead_bytes: u64,
+    /// Of the view.
+    len_bytes: AtomicU64,
+    growing: Mutex<()>,
+    mark: ProcessMark,
+}
+
+/// What the fault handler needs.
+struct Faults {
+    start: usize,
+    replaceable: Replaceable,
+    /// One bit for each page of the place.
+    replaced: Box<[AtomicU64]>,
+}
+
+impl FaultOwner for Faults {
+    fn serve(&self, fault: &FaultContext) -> Served {
+        if fault.signal != libc::SIGBUS || fault.fallible {
+            return Served::No;
+        }
+        let page = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        let Some(word) = self.replaced.get(page / 64) else { return Served::No };
+        // Relaxed: only `Writable::map_again` of this thread's guard, or of one that waits for nothing, looks.
+        word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+        // SAFETY: guarded addresses of this mapping; the page is the file's, since a private copy cannot fail.
+        match unsafe { self.replaceable.replace(fault.address, false) } {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
+}
+
+impl Writable {
+    /// Maps `range` of a file that is open for reading and writing. It may end behind the file's end.
+    pub fn new(
+        mut place: Box<dyn Place>,
+        file: &File,
+        path: &Path,
+        range: Range<u64>,
+        sharing: Sharing,
+    ) -> Result<Writable> {
+        let capacity_bytes = place.capacity_bytes();
+        let failed = |source| MapError::Map {
+            path: path.to_owned(),
+            len_bytes: range.end.saturating_sub(range.start),
+            source,
+        };
+        let lead_bytes = range.start % PAGE;
+        let first_byte = range.start - lead_bytes;
+        let len_bytes = range.end.checked_sub(range.start).filter(|len_bytes| {
+            lead_bytes.checked_add(*len_bytes).is_some_and(|end| end <= capacity_bytes as u64)
+        });
+        let Some(len_bytes) = len_bytes else {
+            return Err(failed(io::Error::from_raw_os_error(libc::ENOMEM)));
+        };
+        let file = own_description(file).map_err(MapError::open(path))?;
+        let (address, protection) = (place.address(), Protection::ReadWrite);
+        // SAFETY: the place is the caller's, and given to this mapping.
+        let mapped = unsafe {
+            match sharing {
+                Sharing::Private => memory::map_private_file_at(
+                    address,
+                    capacity_bytes,
+                    protection,
+                    file.as_fd(),
+                    first_byte,
+                ),
+                Sharing::Shared => memory::map_file_at(
+                    address,
+                    capacity_bytes,
+                    protection,
+                    file.as_fd(),
+                    first_byte,
+                ),
+            }
+        };
+        mapped.map_err(failed)?;
+        keep_private(address, capacity_bytes).map_err(failed)?;
+        let words = capacity_bytes.div_ceil(64 * SMALL_PAGE_BYTES);
+        let faults = Box::new(Faults {
+            start: address as usize,
+            replaceable: Replaceable::new(),
+            replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        });
+        // SAFETY: it has its own allocation, and is dropped after the place.
+        unsafe { place.set_owner(&raw const *faults as *const dyn FaultOwner) }?;
+        Ok(Writable {
+            place,
+            faults,
+            sharing,
+            file,
+            path: path.to_owned(),
+            first_byte,
+            lead_bytes,
+            len_bytes: AtomicU64::new(len_bytes),
+            growing: Mutex::new(()),
+            mark: ProcessMark::new(),
+        })
+    }
+
+    pub fn check_process(&self) -> Result<()> {
+        if self.mark.is_current() { Ok(()) } else { Err(MapError::Forked) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The first byte of the first page.
+    pub fn base(&self) -> *mut u8 {
+        self.place.address()
+    }
+
+    /// The view's first byte.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.base().wrapping_add(self.lead_bytes as usize)
+    }
+
+    /// Length of the view.
+    pub fn len_bytes(&self) -> u64 {
+        // Acquire pairs with the release in `grow`: the file has these bytes.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    pub fn capacity_pages(&self) -> u64 {
+        self.place.capacity_bytes() as u64 / PAGE
+    }
+
+    /// Where in the file the first page begins.
+    pub fn first_byte(&self) -> u64 {
+        self.first_byte
+    }
+
+    /// All of the view, as bytes of the file.
+    pub fn view_in_file(&self) -> Range<u64> {
+        let start = self.first_byte + self.lead_bytes;
+        start..start + self.len_bytes()
+    }
+
+    /// Bytes of the view, as bytes of the file.
+    pub fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+        let len_bytes = self.len_bytes();
+        if range.start > range.end || range.end > len_bytes {
+            return Err(MapError::OutsideView { start: range.start, end: range.end, len_bytes });
+        }
+        let start = self.first_byte + self.lead_bytes;
+        Ok(start + range.start..start + range.end)
+    }
+
+    /// The address of a byte of the file that is mapped.
+    pub fn address_of(&self, file_byte: u64) -> *mut u8 {
+        self.base().wrapping_add((file_byte - self.first_byte) as usize)
+    }
+
+    /// Length of the file now.
+    pub fn file_len_bytes(&self) -> io::Result<u64> {
+        file_len_bytes(self.file())
+    }
+
+    /// Copies bytes from `offset_bytes` of the view.
+    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+        self.check_process()?;
+        let end = offset_bytes.saturating_add(target.len() as u64);
+        let range = self.in_file(&(offset_bytes..end))?;
+        let source = self.address_of(range.start);
+        if fallible::SUPPORTED {
+            let (copied, is_settled) = self.faults.replaceable.is_settled_during(|| {
+                // SAFETY: mapped; the target is the caller's own.
+                unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+            });
+            return match copied && is_settled {
+                true => Ok(()),
+                false => Err(self.fault(&range)),
+            };
+        }
+        self.guarded(&range, || {
+            // SAFETY: mapped, and a fault is caught by the guard; the target is the caller's own.
+            unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
+        })
+    }
+
+    /// Stores bytes at `offset_bytes` of the view. After an error some may have been stored.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.check_process()?;
+        let end = offset_bytes.saturating_add(bytes.len() as u64);
+        let range = self.in_file(&(offset_bytes..end))?;
+        let target = self.address_of(range.start);
+        // SAFETY: the place is mapped writable; the bytes are the caller's own.
+        if unsafe { fallible::try_store(bytes.as_ptr(), target, bytes.len()) } {
+            return Ok(());
+        }
+        let fault = self.fault(&range);
+        if self.sharing == Sharing::Shared
+            && !matches!(fault, MapError::Fault { cause: FaultCause::Truncated, .. })
+        {
+            // The kernel says of a call why it fails.
+            return aquifer_sys::io::write_all_at(self.file(), bytes, range.start).map_err(
+                |error| MapError::Fault {
+                    path: self.path.clone(),
+                    offset_bytes: range.start,
+                    cause: cause_of(&error),
+                },
+            );
+        }
+        Err(fault)
+    }
+
+    /// Runs `access` with faults in `range` of the file turned into errors.
+    pub fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
+        let page_of = |byte: u64| (byte - self.first_byte) / PAGE * PAGE;
+        let start = self.base() as usize;
+        let addresses =
+            start + page_of(range.start) as usize..start + page_of(range.end + PAGE - 1) as usize;
+        let outcome =
+            self.faults.replaceable.guarded(addresses, |hull| self.map_again(hull), access);
+        outcome.map_err(|trouble| match trouble {
+            Trouble::Failed { address, .. } => {
+                let at = self.first_byte + (address - start) as u64;
+                self.fault(&(at.clamp(range.start, range.end)..range.end))
+            }
+            Trouble::Unsettled => self.fault(range),
+        })
+    }
+
+    /// Maps the file again at the pages in `hull` that were replaced.
+    fn map_again(&self, hull: Range<usize>) -> bool {
+        let start = self.base() as usize;
+        let pages = (hull.start - start) / SMALL_PAGE_BYTES..(hull.end - start) / SMALL_PAGE_BYTES;
+        let mut all = true;
+        for page in pages {
+            let bit = 1 << (page % 64);
+            // Relaxed: as in `serve`. Who clears the bit maps the page.
+            if self.faults.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit == 0 {
+                continue;
+            }
+            let address = self.base().wrapping_add(page * SMALL_PAGE_BYTES);
+            let offset = self.first_byte + page as u64 * PAGE;
+            let (length, access) = (SMALL_PAGE_BYTES, Protection::ReadWrite);
+            // SAFETY: a page of the place in which there is nothing but zeros that cannot be stored to.
+            let mapped = unsafe {
+                match self.sharing {
+                    Sharing::Private => {
+                        memory::map_private_file_at(address, length, access, self.file(), offset)
+                    }
+                    Sharing::Shared => {
+                        memory::map_file_at(address, length, access, self.file(), offset)
+                    }
+                }
+            };
+            all &= mapped.and_then(|()| keep_private(address, length)).is_ok();
+        }
+        all
+    }
+
+    /// Why something in `range` of the file could not be had.
+    pub fn fault(&self, range: &Range<u64>) -> MapError {
+        let fault =
+            |offset_bytes, cause| MapError::Fault { path: self.path.clone(), offset_bytes, cause };
+        let mut byte = [0];
+        let mut at = range.start;
+        while at < range.end {
+            match aquifer_sys::io::read_at(self.file(), &mut byte, at) {
+                Ok(1) => at = (at / PAGE + 1) * PAGE,
+                Ok(_) => {
+                    let len_bytes = self.file_len_bytes().unwrap_or(at);
+                    return fault(len_bytes.clamp(range.start, at), FaultCause::Truncated);
+                }
+                Err(error) => return fault(at, cause_of(&error)),
+            }
+        }
+        // There a hole needs room also to be looked at.
+        let in_memory = file_system::magic(self.file())
+            .is_ok_and(|magic| file_system::in_memory(magic).is_some());
+        fault(range.start, if in_memory { FaultCause::NoSpace } else { FaultCause::Passing })
+    }
+
+    /// Makes the view longer, and the file if it ends before it, with blocks for all that is new.
+    ///
+    /// `Ok(Some(end))` if the view has grown: `end` is the byte of the file where it ended before.
+    pub fn grow(&self, len_bytes: u64) -> Result<Option<u64>> {
+        self.check_process()?;
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.len_bytes();
+        if len_bytes <= before {
+            return Ok(None);
+        }
+        let capacity_bytes = self.place.capacity_bytes() as u64 - self.lead_bytes;
+        if len_bytes > capacity_bytes {
+            let path = self.path.clone();
+            return Err(MapError::GrowBeyond { path, len_bytes, capacity_bytes });
+        }
+        let start = self.first_byte + self.lead_bytes;
+        self.lengthen_file(start + len_bytes).map_err(|source| MapError::Grow {
+            path: self.path.clone(),
+            len_bytes,
+            source,
+        })?;
+        // Release pairs with the acquire in `len_bytes`.
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(Some(start + before))
+    }
+
+    /// Allocates blocks rather than only setting the length: no store to them fails later, and a file that another process
+    /// makes longer at the same time is not cut short.
+    fn lengthen_file(&self, end: u64) -> io::Result<()> {
+        let present = self.file_len_bytes()?;
+        if present >= end {
+            return Ok(());
+        }
+        match aquifer_sys::io::allocate(self.file(), present, end - present) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.file.set_len(end),
+            Err(error) => {
+                // What was allocated is given back. If not even that works, the file stays too long, with zeros.
+                if self.file_len_bytes()? > present {
+                    let _ = self.file.set_len(present);
+                }
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+fn cause_of(error: &io::Error) -> FaultCause {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => FaultCause::NoSpace,
+        errno => FaultCause::Io(errno.unwrap_or(libc::EIO)),
+    }
+}
+
+/// Keeps a mapping out of children and core dumps.
+fn keep_private(address: *mut u8, len_bytes: usize) -> io::Result<()> {
+    for advice in [Advice::DontFork, Advice::DontDump] {
+        // SAFETY: the caller's own mapping; contents stay.
+        unsafe { memory::advise(address, len_bytes, advice) }?;
+    }
+    Ok(())
+}
+
+/// The same file with its own open file description: no append mode, and write-back errors that no other sync takes.
+fn own_description(file: &File) -> io::Result<File> {
+    aquifer_sys::io::reopen(file.as_fd(), libc::O_RDWR).map(File::from)
+}
