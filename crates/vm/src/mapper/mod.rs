@@ -45,6 +45,7 @@ mod identity;
 mod mapped;
 mod parked;
 mod view;
+pub mod window;
 
 use std::fs::File;
 use std::ops::{Bound, Range, RangeBounds};
