@@ -12,6 +12,8 @@
 //!   A parked mapping is never taken for another file: see `identity`.
 //! * *Ephemeral heap* (`heap`): addresses for mappings that come and go. They are unmapped many at a time, with one TLB flush
 //!   ([`Unmap`]), and never used again before.
+//! * *Map-ahead* (`map_ahead`): what is advised to be read in order is mapped by a helper before its reader comes
+//!   ([`FileView::advise`]). Where faults are seen, [`window`] says how far to go.
 //! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
 //!
 //! # What a program may not do
@@ -39,11 +41,14 @@
 //! # }
 //! ```
 
+mod advice;
 mod error;
 mod heap;
 mod identity;
+mod map_ahead;
 mod mapped;
 mod parked;
+mod populate;
 mod view;
 pub mod window;
 
@@ -53,14 +58,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use advice::Advice;
 pub use error::{FaultCause, MapError, Result};
 pub use heap::HeapStats;
+pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
 pub use view::FileView;
 
 use crate::ProcessMark;
 use heap::{Heap, VmaBudget};
 use identity::Status;
+use map_ahead::MapAhead;
 use mapped::Mapped;
 use parked::{Limits, Parked};
 
@@ -97,6 +105,7 @@ impl Default for Unmap {
 pub struct MapperBuilder {
     mapping_cache_bytes: u64,
     unmap: Unmap,
+    map_ahead: MapAheadLimits,
 }
 
 impl Default for MapperBuilder {
@@ -104,6 +113,7 @@ impl Default for MapperBuilder {
         MapperBuilder {
             mapping_cache_bytes: aquifer_sys::cpu::memory_bytes() / 2,
             unmap: Unmap::default(),
+            map_ahead: MapAheadLimits::default(),
         }
     }
 }
@@ -122,6 +132,12 @@ impl MapperBuilder {
         self
     }
 
+    /// How much is mapped ahead of readers where that is advised ([`FileView::advise`]), and by how many threads.
+    pub fn map_ahead(mut self, limits: MapAheadLimits) -> Self {
+        self.map_ahead = limits;
+        self
+    }
+
     /// Makes the mapper.
     ///
     /// # Errors
@@ -132,7 +148,14 @@ impl MapperBuilder {
         let limits = Limits { bytes: self.mapping_cache_bytes, mappings: vmas.limit() as u64 / 2 };
         let heap = Heap::new(self.unmap, vmas);
         let parked = Parked::new(limits);
-        Ok(Mapper { shared: Arc::new(Shared { heap, parked, mark: ProcessMark::new() }) })
+        Ok(Mapper {
+            shared: Arc::new(Shared {
+                heap,
+                parked,
+                ahead: MapAhead::new(self.map_ahead),
+                mark: ProcessMark::new(),
+            }),
+        })
     }
 }
 
@@ -145,6 +168,7 @@ pub struct Mapper {
 pub(crate) struct Shared {
     pub heap: Arc<Heap>,
     pub parked: Parked,
+    pub ahead: MapAhead,
     pub mark: ProcessMark,
 }
 
@@ -156,6 +180,8 @@ pub struct MapperStats {
     pub cache: CacheStats,
     /// Addresses.
     pub heap: HeapStats,
+    /// Mapping ahead.
+    pub map_ahead: MapAheadStats,
 }
 
 impl Mapper {
@@ -221,6 +247,7 @@ impl Mapper {
         self.shared.check_process()?;
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         self.shared.parked.forget(status.id);
+        self.shared.ahead.settle();
         self.shared.heap.unmap_now();
         Ok(())
     }
@@ -232,13 +259,18 @@ impl Mapper {
     pub fn forget_all(&self) -> Result<()> {
         self.shared.check_process()?;
         self.shared.parked.forget_all();
+        self.shared.ahead.settle();
         self.shared.heap.unmap_now();
         Ok(())
     }
 
     /// What it has and did.
     pub fn stats(&self) -> MapperStats {
-        MapperStats { cache: self.shared.parked.stats(), heap: self.shared.heap.stats() }
+        MapperStats {
+            cache: self.shared.parked.stats(),
+            heap: self.shared.heap.stats(),
+            map_ahead: self.shared.ahead.stats(),
+        }
     }
 }
 
@@ -263,11 +295,11 @@ impl Shared {
     ) -> Result<FileView> {
         let status = Status::of_file(&file).map_err(MapError::open(&path))?;
         check_kind(&path, &status)?;
-        if status.len_bytes == 0 {
-            if let Some(kind) = identity::is_made_up(&file) {
-                let advice = "its content is made when it is read: read it instead";
-                return Err(MapError::NotMappable { path, kind, advice });
-            }
+        if status.len_bytes == 0
+            && let Some(kind) = identity::is_made_up(&file)
+        {
+            let advice = "its content is made when it is read: read it instead";
+            return Err(MapError::NotMappable { path, kind, advice });
         }
         let range = wanted.start..wanted.end.min(status.len_bytes);
         if range.start > range.end {

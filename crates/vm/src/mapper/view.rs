@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::advice::Advised;
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
 use super::{Shared, Status};
@@ -15,12 +16,13 @@ use crate::bytes::{Bytes, Pod};
 /// Others may change the file at any time, or cut it short. So bytes are copied out, or looked at under a closure; a plain
 /// slice is for who knows that nobody does ([`FileView::as_slice`]).
 pub struct FileView {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// None if it is empty because its file was.
-    mapped: Option<Arc<Mapped>>,
-    path: PathBuf,
+    pub(super) mapped: Option<Arc<Mapped>>,
+    pub(super) path: PathBuf,
     /// Bytes of the file.
     range: Range<u64>,
+    pub(super) advised: Advised,
 }
 
 impl FileView {
@@ -30,7 +32,7 @@ impl FileView {
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {
-        FileView { shared, mapped, path, range }
+        FileView { shared, mapped, path, range, advised: Advised::default() }
     }
 
     /// The file, as it was named.
@@ -63,7 +65,7 @@ impl FileView {
     }
 
     /// Bytes of the view as bytes of the file.
-    fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+    pub(super) fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.shared.check_process()?;
         let outside = MapError::OutsideView {
             start: range.start,
@@ -165,6 +167,7 @@ impl Drop for FileView {
                 std::mem::forget(mapped);
                 return;
             }
+            self.advised.end(&*mapped);
             self.shared.parked.release(&mapped);
         }
     }
