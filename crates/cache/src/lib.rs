@@ -4,7 +4,7 @@
 //!   Mapping (pointers)      Pages (guards)        the two interfaces
 //!        └─────────┬───────────┘
 //!                store                            a device's pages: load, evict, write back, flush
-//!     page_word · dirty · gate · readahead        what it is made of
+//!     page_word · dirty · gate                    what it is made of
 //!                  │
 //!                engine                           budget, threads, registry
 //!     frames · policy · probation · jobs          what it is made of
@@ -43,7 +43,6 @@ mod pages;
 pub mod policy;
 mod probation;
 pub mod publish;
-mod readahead;
 mod stats;
 mod store;
 mod sync;

@@ -22,6 +22,7 @@ use std::time::Instant;
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::REGION_BYTES;
+use aquifer_vm::mapper::window::{Window, Windows};
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
@@ -33,7 +34,6 @@ use crate::gate::Gates;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
-use crate::readahead::{ReadAhead, Window};
 use crate::stats::count;
 use crate::writeback::WriteStyle;
 
@@ -205,7 +205,7 @@ pub(crate) struct Store<M: PageMemory> {
     pub words: LazyArray<PageWord>,
     pub dirty: DirtyMap,
     pub gates: Gates,
-    pub readahead: ReadAhead,
+    pub readahead: Windows,
     pub write_style: WriteStyle,
     foresight: Foresight,
     /// Held while snapshots of pages pinned for writing are taken and written: an older one must not reach
@@ -234,7 +234,7 @@ impl<M: PageMemory> Store<M> {
                 .map_err(kernel)?,
             dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
             gates: Gates::new(geometry.regions()).map_err(kernel)?,
-            readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
+            readahead: Windows::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
             write_style: WriteStyle::default(),
             foresight: Foresight::default(),
             snapshots: Mutex::new(()),
@@ -381,7 +381,7 @@ impl<M: PageMemory> Store<M> {
             return self.finish(page, frame, bounce.as_ptr(), access, pin, started);
         }
         let window = match access {
-            Access::Read => self.readahead.on_miss(page, self.geometry.pages()),
+            Access::Read => self.readahead.on_fault(page, self.geometry.pages()),
             Access::Write => Window::ONE,
         };
         count(&self.engine.counters.misses, 1);

@@ -42,3 +42,23 @@ fn thread_usage() -> libc::rusage {
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     usage
 }
+
+/// Makes the calling thread run only when nothing else wants its CPU (`SCHED_IDLE`); where that is refused,
+/// with the lowest priority there is. A thread cannot take this back without privilege.
+pub fn run_when_idle() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the structure lives on this stack; 0 is the calling thread.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+    if result != 0 {
+        // SAFETY: integers only; for `setpriority`, 0 is the calling thread.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    }
+}
+
+/// Whether the calling thread runs only when nothing else wants its CPU.
+pub fn runs_when_idle() -> bool {
+    // SAFETY: 0 is the calling thread.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    // SAFETY: as above.
+    policy == libc::SCHED_IDLE || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } == 19
+}

@@ -1,6 +1,6 @@
-//! Plain models of published eviction algorithms: the papers' pseudocode over standard collections, to
-//! compare real implementations with. A model holds pages, knows no frames, and evicts one page when a
-//! miss finds it full.
+//! Plain models of published algorithms: the papers' pseudocode over standard collections, to compare real
+//! implementations with. A model of an eviction algorithm holds pages, knows no frames, and evicts one page
+//! when a miss finds it full.
 //!
 //! ```
 //! use aquifer_testkit::{model::{self, Lru}, trace};
@@ -353,5 +353,65 @@ mod tests {
             let rate = hit_rate(&mut *model, trace::uniform(1000, 2).take(50_000));
             assert!((rate - 0.25).abs() < 0.01, "{rate}");
         }
+    }
+}
+
+/// The map-ahead window (HotStorage'17), for several streams of faults: the rule in plain words.
+#[derive(Debug)]
+pub struct WindowModel {
+    most_streams: usize,
+    largest_pages: u64,
+    /// Looked through in the order in which they were begun; one that is given up keeps its place.
+    streams: Vec<Stream>,
+    faults: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    expected: u64,
+    window: u64,
+    continued_at: u64,
+}
+
+impl WindowModel {
+    /// Follows so many streams, with windows of at most so many pages.
+    pub fn new(most_streams: usize, largest_pages: u64) -> WindowModel {
+        WindowModel { most_streams, largest_pages, streams: vec![], faults: 0 }
+    }
+
+    /// How many pages are brought in at a fault at `page` of `pages`.
+    pub fn window_at(&mut self, page: u64, pages: u64) -> u64 {
+        self.faults += 1;
+        let number = self.stream_of(page);
+        let stream = &mut self.streams[number];
+        stream.continued_at = self.faults;
+        stream.expected = page + stream.window;
+        stream.window.min(pages - page)
+    }
+
+    /// The stream that the fault belongs to, with its new window.
+    fn stream_of(&mut self, page: u64) -> usize {
+        for (number, stream) in self.streams.iter_mut().enumerate() {
+            // "Doubled when a sequential page fault occurs".
+            if page == stream.expected {
+                stream.window = (2 * stream.window).min(self.largest_pages);
+                return number;
+            }
+            // "Reduced by half when a random page fault occurs", if it is near enough to be of this stream.
+            if page > stream.expected && page <= stream.expected + stream.window {
+                stream.window = (stream.window / 2).max(1);
+                return number;
+            }
+        }
+        let fresh = Stream { expected: 0, window: 1, continued_at: 0 };
+        if self.streams.len() < self.most_streams {
+            self.streams.push(fresh);
+            return self.streams.len() - 1;
+        }
+        let quietest = (0..self.streams.len())
+            .min_by_key(|&number| self.streams[number].continued_at)
+            .expect("at least one stream is followed");
+        self.streams[quietest] = fresh;
+        quietest
     }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use aquifer_device::{Device, DeviceError, IoOperation};
 use aquifer_sys::signal::FaultContext;
+use aquifer_vm::mapper::window::Pattern;
 use aquifer_vm::{FaultOwner, Served};
 
 use crate::engine::{BareCause, BareFault, Engine, Kind};
@@ -19,7 +20,6 @@ use crate::ids::PageId;
 use crate::mapped_memory::MappedMemory;
 use crate::mapping::Advice;
 use crate::page_word::{PinKind, State};
-use crate::readahead::Pattern;
 use crate::stats::count;
 use crate::store::{Access, Ensured, Geometry, PageMemory, Store};
 

@@ -48,6 +48,11 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
+/// Opens a file to be read and written, as [`open`] does.
+pub(crate) fn open_to_store(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 impl Mapped {
     /// Maps a file of this length, not zero, whole.
     pub fn new(

@@ -12,6 +12,10 @@
 //!   A parked mapping is never taken for another file: see `identity`.
 //! * *Ephemeral heap* (`heap`): addresses for mappings that come and go. They are unmapped many at a time, with one TLB flush
 //!   ([`Unmap`]), and never used again before.
+//! * *Map-ahead* (`map_ahead`): what is advised to be read in order is mapped by a helper before its reader comes
+//!   ([`FileView::advise`]). Where faults are seen, [`window`] says how far to go.
+//! * *Exact flush* (`flush`): a view that can be stored to is private, and a flush writes the pages that were stored to and
+//!   no others; an ordinary shared mapping is there as well ([`FileAccess`]).
 //! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
 //!
 //! # What a program may not do
@@ -39,21 +43,21 @@
 //! # }
 //! ```
 
+mod advice;
 mod error;
-#[allow(dead_code, reason = "views cannot be stored to yet")]
 pub(crate) mod flush;
 mod heap;
 mod identity;
+mod map_ahead;
 mod mapped;
 mod parked;
-#[allow(dead_code, reason = "views cannot be stored to yet")]
+mod populate;
 pub(crate) mod private;
-#[allow(dead_code, reason = "views cannot be stored to yet")]
 pub(crate) mod shared;
+mod stores;
 mod view;
-#[allow(dead_code, reason = "views cannot be stored to yet")]
+pub mod window;
 pub(crate) mod writable;
-#[allow(dead_code, reason = "views cannot be stored to yet")]
 pub(crate) mod write_back;
 
 use std::fs::File;
@@ -62,23 +66,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use advice::Advice;
 pub use error::{FaultCause, FlushCause, MapError, Result};
 pub use flush::Flushed;
 pub use heap::HeapStats;
+pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
+pub use stores::Tracking;
 pub use view::FileView;
 
 use crate::ProcessMark;
 use heap::{Heap, VmaBudget};
 use identity::Status;
+use map_ahead::MapAhead;
 use mapped::Mapped;
 use parked::{Limits, Parked};
+use stores::Stores;
+use write_back::WriteBack;
 
 /// What a view may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileAccess {
     /// Read.
     Read,
+    /// Read and write. Stores stay in this process until they are flushed, and are lost if they are not.
+    Write,
+    /// Read and write, as an ordinary shared mapping: others see stores at once, the kernel writes them when it likes, and
+    /// a store dirties as much of the file as the kernel caches together, up to megabytes.
+    SharedWrite,
 }
 
 /// When addresses of views that were dropped, and mappings that were evicted, are unmapped.
@@ -107,6 +122,8 @@ impl Default for Unmap {
 pub struct MapperBuilder {
     mapping_cache_bytes: u64,
     unmap: Unmap,
+    map_ahead: MapAheadLimits,
+    write_back_bytes_per_second: u64,
 }
 
 impl Default for MapperBuilder {
@@ -114,6 +131,8 @@ impl Default for MapperBuilder {
         MapperBuilder {
             mapping_cache_bytes: aquifer_sys::cpu::memory_bytes() / 2,
             unmap: Unmap::default(),
+            map_ahead: MapAheadLimits::default(),
+            write_back_bytes_per_second: 64 << 20,
         }
     }
 }
@@ -132,6 +151,19 @@ impl MapperBuilder {
         self
     }
 
+    /// How much is mapped ahead of readers where that is advised ([`FileView::advise`]), and by how many threads.
+    pub fn map_ahead(mut self, limits: MapAheadLimits) -> Self {
+        self.map_ahead = limits;
+        self
+    }
+
+    /// At most how many bytes a second of what was stored to private views are written before they are flushed, so that a
+    /// flush has little left to do; 0 for none. By default 64 MiB.
+    pub fn write_back_bytes_per_second(mut self, bytes: u64) -> Self {
+        self.write_back_bytes_per_second = bytes;
+        self
+    }
+
     /// Makes the mapper.
     ///
     /// # Errors
@@ -142,7 +174,15 @@ impl MapperBuilder {
         let limits = Limits { bytes: self.mapping_cache_bytes, mappings: vmas.limit() as u64 / 2 };
         let heap = Heap::new(self.unmap, vmas);
         let parked = Parked::new(limits);
-        Ok(Mapper { shared: Arc::new(Shared { heap, parked, mark: ProcessMark::new() }) })
+        Ok(Mapper {
+            shared: Arc::new(Shared {
+                heap,
+                parked,
+                ahead: MapAhead::new(self.map_ahead),
+                write_back: WriteBack::new(self.write_back_bytes_per_second),
+                mark: ProcessMark::new(),
+            }),
+        })
     }
 }
 
@@ -155,6 +195,8 @@ pub struct Mapper {
 pub(crate) struct Shared {
     pub heap: Arc<Heap>,
     pub parked: Parked,
+    pub ahead: MapAhead,
+    pub write_back: WriteBack,
     pub mark: ProcessMark,
 }
 
@@ -166,6 +208,8 @@ pub struct MapperStats {
     pub cache: CacheStats,
     /// Addresses.
     pub heap: HeapStats,
+    /// Mapping ahead.
+    pub map_ahead: MapAheadStats,
 }
 
 impl Mapper {
@@ -177,19 +221,23 @@ impl Mapper {
     /// Maps a range of a file, or `..` for all of it. The view has the file's length as it is now.
     ///
     /// # Errors
-    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`], [`MapError::TooManyMappings`].
+    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`], [`MapError::TooManyMappings`],
+    /// [`MapError::Map`].
     pub fn map(
         &self,
         path: impl AsRef<Path>,
         access: FileAccess,
         range: impl RangeBounds<u64>,
     ) -> Result<FileView> {
-        let FileAccess::Read = access;
         let path = path.as_ref();
         self.shared.check_process()?;
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         check_kind(path, &status)?;
         let range = range_of(path, range, status.len_bytes)?;
+        if access != FileAccess::Read {
+            let file = mapped::open_to_store(path).map_err(MapError::open(path))?;
+            return self.shared.map_stores(&file, path.to_owned(), access, range);
+        }
         if let Some(mapped) = self.shared.find(&status) {
             return Ok(FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), range));
         }
@@ -208,13 +256,15 @@ impl Mapper {
         range: impl RangeBounds<u64>,
     ) -> Result<FileView> {
         use std::os::fd::AsRawFd;
-        let FileAccess::Read = access;
         self.shared.check_process()?;
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = std::fs::read_link(&link).unwrap_or(link);
         let status = Status::of_file(file).map_err(MapError::open(&path))?;
         check_kind(&path, &status)?;
         let range = range_of(&path, range, status.len_bytes)?;
+        if access != FileAccess::Read {
+            return self.shared.map_stores(file, path, access, range);
+        }
         if let Some(mapped) = self.shared.find(&status) {
             return Ok(FileView::new(self.shared.clone(), Some(mapped), path, range));
         }
@@ -231,6 +281,7 @@ impl Mapper {
         self.shared.check_process()?;
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         self.shared.parked.forget(status.id);
+        self.shared.ahead.settle();
         self.shared.heap.unmap_now();
         Ok(())
     }
@@ -242,13 +293,18 @@ impl Mapper {
     pub fn forget_all(&self) -> Result<()> {
         self.shared.check_process()?;
         self.shared.parked.forget_all();
+        self.shared.ahead.settle();
         self.shared.heap.unmap_now();
         Ok(())
     }
 
     /// What it has and did.
     pub fn stats(&self) -> MapperStats {
-        MapperStats { cache: self.shared.parked.stats(), heap: self.shared.heap.stats() }
+        MapperStats {
+            cache: self.shared.parked.stats(),
+            heap: self.shared.heap.stats(),
+            map_ahead: self.shared.ahead.stats(),
+        }
     }
 }
 
@@ -264,6 +320,17 @@ impl Shared {
         }
     }
 
+    fn map_stores(
+        self: &Arc<Self>,
+        file: &File,
+        path: PathBuf,
+        access: FileAccess,
+        range: Range<u64>,
+    ) -> Result<FileView> {
+        let stores = Stores::map(self, file, &path, access, range.clone())?;
+        Ok(FileView::with_stores(self.clone(), stores, path, range))
+    }
+
     /// Maps what was opened: as it is now, whatever the path led to a moment ago.
     fn map_opened(
         self: &Arc<Self>,
@@ -273,11 +340,11 @@ impl Shared {
     ) -> Result<FileView> {
         let status = Status::of_file(&file).map_err(MapError::open(&path))?;
         check_kind(&path, &status)?;
-        if status.len_bytes == 0 {
-            if let Some(kind) = identity::is_made_up(&file) {
-                let advice = "its content is made when it is read: read it instead";
-                return Err(MapError::NotMappable { path, kind, advice });
-            }
+        if status.len_bytes == 0
+            && let Some(kind) = identity::is_made_up(&file)
+        {
+            let advice = "its content is made when it is read: read it instead";
+            return Err(MapError::NotMappable { path, kind, advice });
         }
         let range = wanted.start..wanted.end.min(status.len_bytes);
         if range.start > range.end {

@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::advice::Advised;
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
+use super::stores::Stores;
 use super::{Shared, Status};
 use crate::bytes::{Bytes, Pod};
 
@@ -15,12 +17,15 @@ use crate::bytes::{Bytes, Pod};
 /// Others may change the file at any time, or cut it short. So bytes are copied out, or looked at under a closure; a plain
 /// slice is for who knows that nobody does ([`FileView::as_slice`]).
 pub struct FileView {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// None if it is empty because its file was.
-    mapped: Option<Arc<Mapped>>,
-    path: PathBuf,
+    pub(super) mapped: Option<Arc<Mapped>>,
+    pub(super) path: PathBuf,
     /// Bytes of the file.
     range: Range<u64>,
+    pub(super) advised: Advised,
+    /// If it can be stored to; then it is not `mapped`.
+    pub(super) stores: Option<Stores>,
 }
 
 impl FileView {
@@ -30,7 +35,18 @@ impl FileView {
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {
-        FileView { shared, mapped, path, range }
+        FileView { shared, mapped, path, range, advised: Advised::default(), stores: None }
+    }
+
+    /// One that can be stored to.
+    pub(super) fn with_stores(
+        shared: Arc<Shared>,
+        stores: Stores,
+        path: PathBuf,
+        range: Range<u64>,
+    ) -> FileView {
+        let stores = Some(stores);
+        FileView { shared, mapped: None, path, range, advised: Advised::default(), stores }
     }
 
     /// The file, as it was named.
@@ -45,12 +61,15 @@ impl FileView {
 
     /// How many bytes it has.
     pub fn len_bytes(&self) -> u64 {
-        self.range.end - self.range.start
+        match &self.stores {
+            Some(stores) => stores.mapping().len_bytes(),
+            None => self.range.end - self.range.start,
+        }
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
+        self.len_bytes() == 0
     }
 
     /// The length of the file now, wherever the view ends.
@@ -63,7 +82,7 @@ impl FileView {
     }
 
     /// Bytes of the view as bytes of the file.
-    fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+    pub(super) fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.shared.check_process()?;
         let outside = MapError::OutsideView {
             start: range.start,
@@ -90,6 +109,13 @@ impl FileView {
     /// As for [`FileView::read`]; [`MapError::OutsideView`].
     pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         let range = self.in_file(&range)?;
+        if let Some(stores) = &self.stores {
+            let mapping = stores.mapping();
+            let len = (range.end - range.start) as usize;
+            // SAFETY: mapped as long as `self` is borrowed; a page that is not there is replaced under the guard.
+            let bytes = unsafe { Bytes::new(mapping.address_of(range.start), len) };
+            return mapping.guarded(&range, || look(bytes));
+        }
         let Some(mapped) = self.mapped.as_ref().filter(|_| !range.is_empty()) else {
             // SAFETY: no bytes.
             return Ok(look(unsafe { Bytes::new(std::ptr::dangling(), 0) }));
@@ -105,6 +131,9 @@ impl FileView {
     /// # Errors
     /// As for [`FileView::read_range`].
     pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+        if let Some(stores) = &self.stores {
+            return stores.mapping().read_into(offset_bytes, target);
+        }
         let end = offset_bytes.saturating_add(target.len() as u64);
         let range = self.in_file(&(offset_bytes..end))?;
         match self.mapped.as_ref().filter(|_| !range.is_empty()) {
@@ -129,6 +158,9 @@ impl FileView {
 
     /// The first byte. Dangling if the view is empty.
     pub fn as_ptr(&self) -> *const u8 {
+        if let Some(stores) = &self.stores {
+            return stores.mapping().as_mut_ptr();
+        }
         match &self.mapped {
             Some(mapped) => mapped.address().wrapping_add(self.range.start as usize),
             None => std::ptr::dangling(),
@@ -165,6 +197,7 @@ impl Drop for FileView {
                 std::mem::forget(mapped);
                 return;
             }
+            self.advised.end(&*mapped);
             self.shared.parked.release(&mapped);
         }
     }

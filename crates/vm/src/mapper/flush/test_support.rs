@@ -41,6 +41,7 @@ pub(crate) fn options(form: TrackerForm, way: Option<Way>) -> PrivateOptions {
 
 /// A file with a view of a part of it, and what it holds after the next flush.
 pub(crate) struct Subject {
+    #[expect(dead_code, reason = "removed when it is dropped")]
     pub directory: tempfile::TempDir,
     pub path: PathBuf,
     pub view: PrivateFile,

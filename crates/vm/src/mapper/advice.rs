@@ -1,0 +1,257 @@
+//! What a program knows about its accesses.
+//!
+//! | advice | what is done |
+//! |---|---|
+//! | `Sequential`, `WillNeed` | the range is mapped ahead by a helper ([`super::map_ahead`]), and read if it has to be |
+//! | `Random` | nothing is mapped ahead, and the kernel does not read ahead |
+//! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again |
+//! | `Normal` | as if nothing had been advised |
+//!
+//! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed. `DontNeed` does not discard
+//! pages, whatever `madvise` of that name does.
+//!
+//! Advice ends with the view that gave it.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_sys::memory;
+
+use super::error::{MapError, Result};
+use super::map_ahead::{MapAhead, Ticket};
+use super::mapped::Mapped;
+use super::populate::{Span, whole_pages};
+use super::view::FileView;
+
+/// How a range of a view is going to be used ([`FileView::advise`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Advice {
+    /// Nothing is known.
+    Normal,
+    /// From start to end: it is mapped ahead, and read ahead if it has to be, in the background.
+    Sequential,
+    /// Here and there: nothing is mapped or read ahead.
+    Random,
+    /// Soon: as for `Sequential`.
+    WillNeed,
+    /// Not again: the mapping is not kept for use again when its views are gone. Discards nothing.
+    DontNeed,
+}
+
+/// What one view advised.
+#[derive(Default)]
+pub(crate) struct Advised {
+    given: Mutex<Given>,
+}
+
+#[derive(Default)]
+struct Given {
+    tickets: Vec<Ticket>,
+    /// Where the kernel was told to read nothing ahead, offsets in the span.
+    random: Vec<Range<usize>>,
+    /// Whether the mapping would have been parked.
+    was_kept: bool,
+}
+
+impl Advised {
+    fn lock(&self) -> MutexGuard<'_, Given> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows advice about `range` of a span; `may_park` says whether its mapping may be used again.
+    pub fn follow(
+        &self,
+        advice: Advice,
+        ahead: &MapAhead,
+        span: &Arc<dyn Span>,
+        range: Range<usize>,
+        may_park: &AtomicBool,
+    ) -> io::Result<()> {
+        let range = whole_pages(&**span, range);
+        let mut given = self.lock();
+        // Two ranges are mapped ahead in the order they were asked for; the same one twice is of no use.
+        given.tickets.retain(|ticket| !overlap(&ticket.range(), &range));
+        if range.is_empty() {
+            return Ok(());
+        }
+        if advice == Advice::Random {
+            advise(&**span, &range, memory::Advice::Random)?;
+            given.random.push(range);
+            return Ok(());
+        }
+        if given.random.iter().any(|random| overlap(random, &range)) {
+            advise(&**span, &range, memory::Advice::Normal)?;
+            // What is left of the others stays on the list: it is told twice at worst.
+            given.random.retain(|random| random.start < range.start || random.end > range.end);
+        }
+        match advice {
+            Advice::Sequential | Advice::WillNeed => {
+                given.tickets.retain(|ticket| !ticket.is_done());
+                given.tickets.extend(ahead.request(span, range));
+            }
+            // Relaxed: read when the last view is closed, under a lock that orders it.
+            Advice::DontNeed => given.was_kept |= may_park.swap(false, Ordering::Relaxed),
+            Advice::Normal => {
+                if std::mem::take(&mut given.was_kept) {
+                    may_park.store(true, Ordering::Relaxed);
+                }
+            }
+            Advice::Random => unreachable!("followed above"),
+        }
+        Ok(())
+    }
+
+    /// The view is being closed: others will use the mapping as if nothing had been advised, but for whether it is kept.
+    pub fn end(&self, span: &dyn Span) {
+        let given = std::mem::take(&mut *self.lock());
+        drop(given.tickets);
+        for range in given.random {
+            // An error leaves the mapping without read-ahead, which its content does not depend on.
+            let _ = advise(span, &range, memory::Advice::Normal);
+        }
+    }
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn advise(span: &dyn Span, range: &Range<usize>, advice: memory::Advice) -> io::Result<()> {
+    let address = span.address().wrapping_add(range.start).cast_mut();
+    // SAFETY: mapped as long as the span lives; this advice changes no contents.
+    unsafe { memory::advise(address, range.len(), advice) }
+}
+
+// SAFETY: the extent is mapped until it is retired, when the value is dropped.
+unsafe impl Span for Mapped {
+    fn address(&self) -> *const u8 {
+        Mapped::address(self)
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.mapped_bytes as usize
+    }
+}
+
+impl FileView {
+    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`]; [`MapError::Map`] if the kernel refused, which only it could say why.
+    pub fn advise(&self, advice: Advice, range: Range<u64>) -> Result<()> {
+        let range = self.in_file(&range)?;
+        let Some(mapped) = &self.mapped else { return Ok(()) };
+        let span: Arc<dyn Span> = mapped.clone();
+        let (start, end) = (range.start as usize, range.end as usize);
+        let followed =
+            self.advised.follow(advice, &self.shared.ahead, &span, start..end, &mapped.may_park);
+        followed.map_err(|source| MapError::Map {
+            path: self.path.clone(),
+            len_bytes: range.end - range.start,
+            source,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::map_ahead::MapAheadLimits;
+    use super::super::populate::tests::Mapping;
+    use super::*;
+
+    const PAGE: usize = memory::SMALL_PAGE_BYTES;
+
+    /// Whether the kernel was told not to read ahead, as `/proc/self/smaps` shows it.
+    fn is_random(mapping: &Mapping, offset: usize) -> bool {
+        let at = mapping.address() as usize + offset;
+        let mut inside = false;
+        for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+            let first = line.split(' ').next().unwrap();
+            if let Some((start, end)) = first.split_once('-') {
+                let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+                inside = (number(start)..number(end)).contains(&at);
+            } else if inside && line.starts_with("VmFlags:") {
+                return line.split(' ').any(|flag| flag == "rr");
+            }
+        }
+        panic!("not mapped");
+    }
+
+    struct Rig {
+        ahead: MapAhead,
+        mapping: Arc<Mapping>,
+        advised: Advised,
+        may_park: AtomicBool,
+    }
+
+    impl Rig {
+        fn new(workers: usize) -> Rig {
+            Rig {
+                ahead: MapAhead::new(MapAheadLimits { workers, in_flight_bytes: 1 << 30 }),
+                mapping: Mapping::of_pages(512),
+                advised: Advised::default(),
+                may_park: AtomicBool::new(true),
+            }
+        }
+
+        fn advise(&self, advice: Advice, pages: Range<usize>) {
+            let span: Arc<dyn Span> = self.mapping.clone();
+            let range = pages.start * PAGE..pages.end * PAGE;
+            self.advised.follow(advice, &self.ahead, &span, range, &self.may_park).unwrap();
+        }
+
+        fn is_kept(&self) -> bool {
+            self.may_park.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn random_is_undone_by_any_other_advice_and_at_the_end() {
+        let rig = Rig::new(0);
+        rig.advise(Advice::Random, 0..256);
+        assert!(is_random(&rig.mapping, 0) && is_random(&rig.mapping, 255 * PAGE));
+        assert!(!is_random(&rig.mapping, 256 * PAGE));
+        rig.advise(Advice::Sequential, 0..64);
+        assert!(!is_random(&rig.mapping, 0) && is_random(&rig.mapping, 64 * PAGE));
+        rig.advise(Advice::Normal, 64..128);
+        assert!(!is_random(&rig.mapping, 64 * PAGE) && is_random(&rig.mapping, 128 * PAGE));
+        rig.advised.end(&*rig.mapping);
+        assert!((0..512).step_by(64).all(|page| !is_random(&rig.mapping, page * PAGE)));
+    }
+
+    #[test]
+    fn sequential_and_will_need_map_ahead_and_random_ends_it() {
+        for advice in [Advice::Sequential, Advice::WillNeed] {
+            let rig = Rig::new(1);
+            rig.advise(advice, 0..512);
+            while rig.mapping.mapped_pages(0..512 * PAGE) < 512 {
+                std::thread::yield_now();
+            }
+            assert_eq!(rig.ahead.stats().requests, 1);
+            rig.advise(Advice::Random, 0..512);
+            assert!(rig.advised.lock().tickets.is_empty());
+        }
+        let rig = Rig::new(1);
+        for advice in [Advice::Normal, Advice::Random, Advice::DontNeed] {
+            rig.advise(advice, 0..512);
+        }
+        assert_eq!(rig.ahead.stats().requests, 0);
+    }
+
+    #[test]
+    fn dont_need_keeps_the_mapping_out_of_the_cache_until_normal() {
+        let rig = Rig::new(0);
+        rig.advise(Advice::DontNeed, 0..512);
+        assert!(!rig.is_kept());
+        rig.advise(Advice::DontNeed, 0..512);
+        rig.advise(Advice::Normal, 0..512);
+        assert!(rig.is_kept());
+        // One that must not be parked does not become so by advice.
+        rig.may_park.store(false, Ordering::Relaxed);
+        rig.advise(Advice::DontNeed, 0..512);
+        rig.advise(Advice::Normal, 0..512);
+        assert!(!rig.is_kept());
+    }
+}

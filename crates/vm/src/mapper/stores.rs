@@ -1,0 +1,209 @@
+//! Views that can be stored to: what [`FileView`] has for them.
+//!
+//! Two kinds: private ones, whose stores stay here until they are flushed ([`super::private`]), and shared ones, as an
+//! ordinary shared mapping is ([`super::shared`]). Neither is ever parked, and each has addresses of its own, with room to
+//! grow.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::error::{MapError, Result};
+use super::flush::Flushed;
+use super::heap::Extent;
+use super::private::{PrivateFile, PrivateOptions};
+use super::shared::SharedFile;
+use super::view::FileView;
+use super::writable::{Place, Writable};
+use super::{FileAccess, Shared};
+use crate::bytes::Pod;
+use crate::{FaultOwner, TrackerForm, VmError};
+
+/// Addresses a view can grow into at least: they cost nothing else.
+const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
+
+/// What a view stores to.
+pub(super) enum Stores {
+    Private(Arc<PrivateFile>),
+    Shared(SharedFile),
+}
+
+// SAFETY: an extent owns its addresses, is unmapped when it is dropped, and knows when it is in a child.
+unsafe impl Place for Extent {
+    fn address(&self) -> *mut u8 {
+        Extent::address(self)
+    }
+
+    fn capacity_bytes(&self) -> usize {
+        Extent::capacity_bytes(self)
+    }
+
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError> {
+        // SAFETY: forwarded to the caller.
+        unsafe { Extent::set_owner(self, owner) };
+        Ok(())
+    }
+}
+
+impl Stores {
+    /// Maps a range of a file that is open for reading and writing.
+    pub fn map(
+        shared: &Shared,
+        file: &File,
+        path: &Path,
+        access: FileAccess,
+        range: Range<u64>,
+    ) -> Result<Stores> {
+        let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
+        let place = Box::new(shared.heap.take(wanted_bytes as usize, path)?);
+        if access == FileAccess::SharedWrite {
+            return Ok(Stores::Shared(SharedFile::new(place, file, path, range)?));
+        }
+        let options = PrivateOptions::default();
+        let private = Arc::new(PrivateFile::new(place, file, path, range, options)?);
+        shared.write_back.add(&private)?;
+        Ok(Stores::Private(private))
+    }
+
+    /// The mapping, to read from.
+    pub fn mapping(&self) -> &Writable {
+        match self {
+            Stores::Private(file) => file.mapping(),
+            Stores::Shared(file) => file.mapping(),
+        }
+    }
+}
+
+impl FileView {
+    fn stores(&self) -> Result<&Stores> {
+        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path.clone() })
+    }
+
+    /// Stores bytes at `offset_bytes` of the view.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
+    /// stored.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        match self.stores()? {
+            Stores::Private(file) => file.write_at(offset_bytes, bytes),
+            Stores::Shared(file) => file.write_at(offset_bytes, bytes),
+        }
+    }
+
+    /// Stores a value at `offset_bytes` of the view, in the machine's byte order.
+    ///
+    /// # Errors
+    /// As for [`FileView::write_at`].
+    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        match self.stores()? {
+            Stores::Private(file) => file.set(offset_bytes, value),
+            Stores::Shared(file) => file.set(offset_bytes, value),
+        }
+    }
+
+    /// The first byte, to store through: as many as the view is long. A store where the file has ended raises SIGBUS.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`].
+    pub fn as_mut_ptr(&self) -> Result<*mut u8> {
+        Ok(match self.stores()? {
+            Stores::Private(file) => file.as_mut_ptr(),
+            Stores::Shared(file) => file.as_mut_ptr(),
+        })
+    }
+
+    /// Writes what was stored since the last time, and makes it durable.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`], which names the first range that is not durable; it counts as stored to until a flush
+    /// succeeds. [`MapError::ReadOnly`].
+    pub fn flush(&self) -> Result<Flushed> {
+        self.shared.check_process()?;
+        match self.stores()? {
+            Stores::Private(file) => file.flush(),
+            Stores::Shared(file) => file.flush(),
+        }
+    }
+
+    /// As [`FileView::flush`], of the pages that a range of the view lies in.
+    ///
+    /// # Errors
+    /// As for [`FileView::flush`]; [`MapError::OutsideView`].
+    pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
+        self.shared.check_process()?;
+        match self.stores()? {
+            Stores::Private(file) => file.flush_range(range),
+            Stores::Shared(file) => file.flush_range(range),
+        }
+    }
+
+    /// Makes the view this long, and the file so much longer that it has these bytes. Addresses stay. Does nothing if it is
+    /// that long already.
+    ///
+    /// # Errors
+    /// [`MapError::GrowBeyond`] if the addresses behind the view end before that; [`MapError::Grow`];
+    /// [`MapError::ReadOnly`].
+    pub fn grow(&self, len_bytes: u64) -> Result<()> {
+        match self.stores()? {
+            Stores::Private(file) => file.grow(len_bytes),
+            Stores::Shared(file) => file.grow(len_bytes),
+        }
+    }
+
+    /// Bytes of pages stored to since they were flushed.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`]; [`MapError::Memory`].
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        match self.stores()? {
+            Stores::Private(file) => file.dirty_bytes(),
+            Stores::Shared(file) => file.dirty_bytes(),
+        }
+    }
+
+    /// Hands what was stored to the file, where others see it, and does not wait for the device. Of a shared view there is
+    /// nothing to hand over. Says how many bytes that were.
+    ///
+    /// # Errors
+    /// As for [`FileView::flush`].
+    pub fn write_out(&self) -> Result<u64> {
+        self.shared.check_process()?;
+        match self.stores()? {
+            Stores::Private(file) => file.write_out(),
+            Stores::Shared(_) => Ok(0),
+        }
+    }
+
+    /// How stores to a private view are found and kept; `None` of a shared one.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`], [`MapError::Forked`].
+    pub fn tracking(&self) -> Result<Option<Tracking>> {
+        match self.stores()? {
+            Stores::Private(file) => Ok(Some(Tracking {
+                form: file.form()?,
+                folio_bytes: file.folio_bytes()?,
+                private_bytes: file.private_bytes()?,
+            })),
+            Stores::Shared(_) => Ok(None),
+        }
+    }
+}
+
+/// How stores to a private view are found and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tracking {
+    /// How the pages stored to are found.
+    pub form: TrackerForm,
+    /// What the kernel caches the file in, as far as flushes have found out. Where it is one page,
+    /// [`FileAccess::SharedWrite`] flushes as exactly, and faster.
+    pub folio_bytes: Option<u64>,
+    /// Private copies, as of the last flush.
+    pub private_bytes: u64,
+}
