@@ -405,7 +405,7 @@ fn what_the_device_lost_is_written_again() {
             // The files stay: blocks given back would be given to the next, and the device has room for those.
             let path = small.root().join(&what);
             // Blocks that the file system has given to the file, and the device has no room for.
-            let file = std::fs::File::options().read(true).write(true).create(true).open(&path);
+            let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
             let file = file.unwrap();
             aquifer_sys::io::allocate(file.as_fd(), 0, 4 << 20).unwrap();
             file.write_all_at(&[1; PAGE as usize], 0).unwrap();

@@ -215,3 +215,19 @@ fn what_is_written_out_is_seen_and_then_only_synced() {
         assert_eq!(subject.view.flush().unwrap(), Flushed::default());
     }
 }
+
+#[test]
+fn stores_wait_while_copies_are_dropped() {
+    let subject = Subject::new(PAGE, 0..PAGE, PrivateOptions::default());
+    let before = load(&subject, 0, 1);
+    let dropping = subject.view.stores.write().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| subject.view.write_at(0, &[!before[0]]).unwrap());
+        for _ in 0..2000 {
+            std::thread::yield_now();
+            assert_eq!(load(&subject, 0, 1), before);
+        }
+        drop(dropping);
+    });
+    assert_eq!(load(&subject, 0, 1), [!before[0]]);
+}
