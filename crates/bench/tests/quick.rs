@@ -198,8 +198,17 @@ fn mapping_cache() {
     for size in ["32k", "1m"] {
         for metric in everywhere(&report, &format!("sum_{size}")) {
             let names = systems_of(&report, &metric);
-            assert_contains(&names, &["mmap", "mmap_populate", "read"], &report);
+            assert_contains(&names, &["mmap", "mmap_populate", "read", "mapper"], &report);
         }
+        for name in ["mmap", "read"].map(|name| format!("mapping_cache_vs_{name}_{size}")) {
+            assert_ratios(&report, &[&name]);
+            let each = everywhere(&report, &name);
+            assert_ratios(&report, &each.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+    for row in report["rows"].as_array().unwrap().iter().filter(|row| row["system"] == "mapper") {
+        // All 5 files are mapped once, in advance.
+        assert_eq!(row["details"]["cache_misses"], 5.0, "{row}");
     }
 }
 
@@ -242,6 +251,10 @@ fn unmap() {
         for metric in everywhere(&report, &format!("map_{threads}")) {
             let names = systems_of(&report, &metric);
             assert_contains(&names, &["mmap", "mmap_populate", "read"], &report);
+            assert_contains(&names, &["mapper_sync", "mapper_async"], &report);
+        }
+        for name in ["async_unmap_vs_sync", "async_unmap_vs_own_sync", "async_unmap_vs_read"] {
+            assert_ratios(&report, &[&format!("{name}_{threads}")]);
         }
     }
 }
@@ -270,7 +283,9 @@ fn search() {
     for metric in ["search_first", "search_repeated"] {
         let names = systems_of(&report, metric);
         assert_contains(&names, &["read_loop", "read", "mmap", "mmap_populate"], &report);
+        assert_contains(&names, &["mapper"], &report);
     }
+    assert_ratios(&report, &["search_vs_best_other_repeated"]);
     let none = bench(&["search", "--quick", "--tree", "/proc/self/fdinfo"]);
     let message = String::from_utf8_lossy(&none.stderr).into_owned();
     assert!(!none.status.success() && message.contains("--tree"), "{message}");
@@ -320,6 +335,7 @@ fn wrong_sizes_are_refused_with_a_reason() {
         (["map-ahead", "--quick", "--json", "--size", "4K"], "choose a --size"),
         (["mapping-cache", "--quick", "--json", "--sizes", "1001"], "multiple of 8"),
         (["mapping-cache", "--quick", "--json", "--sizes", "1T"], "another of --sizes"),
+        (["mapping-cache", "--quick", "--json", "--mapping-cache", "0"], "another --mapping-cache"),
         (["unmap", "--quick", "--json", "--file-size", "1T"], "--file-size"),
         (["flush", "--quick", "--json", "--size", "1"], "another --size"),
         (["flush", "--quick", "--json", "--dirty", "200"], "not a percentage"),

@@ -81,6 +81,12 @@ pub enum System {
     LibpmemobjRecords,
     /// A shared file mapping made durable by `msync`. A crash in between leaves some stores and not others.
     Msync,
+    /// Aquifer's mapper as it comes, with its cache of mappings.
+    Mapper,
+    /// The same without that cache: mappings are dropped, and unmapped many at a time.
+    MapperAsync,
+    /// The same without that cache, and every mapping unmapped when it is dropped.
+    MapperSync,
     /// Memory and nothing else.
     Memory,
     /// Appending to a preallocated log and flushing the device: the least a commit can cost.
@@ -121,6 +127,9 @@ impl System {
             Self::Libpmemobj => "libpmemobj",
             Self::LibpmemobjRecords => "libpmemobj_records",
             Self::Msync => "msync",
+            Self::Mapper => "mapper",
+            Self::MapperAsync => "mapper_async",
+            Self::MapperSync => "mapper_sync",
             Self::Memory => "memory",
             Self::LogAlone => "log_alone",
         }
@@ -136,7 +145,8 @@ pub struct Source {
     pub pages: u64,
     /// Whether there will be stores.
     pub writable: bool,
-    /// What a contender with a cache of its own may use for it, bookkeeping included.
+    /// What a contender with a cache of its own may use for it, bookkeeping included. For mappers, 0 is what they
+    /// take by themselves.
     pub cache_bytes: u64,
     /// Keep page tables to base pages, so that all contenders pay for the same translations.
     pub base_pages: bool,

@@ -48,7 +48,7 @@ pub struct MappingCacheOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub maps: Option<u64>,
 
-    /// What the mapping cache may keep [default: all files]
+    /// What the mapping cache may keep [default: what it keeps by itself]
     #[arg(long, value_name = "BYTES")]
     pub mapping_cache: Option<Bytes>,
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, sum, `munmap`, `close` |
 //! | `read` | `open`, `fstat`, `pread` into a buffer that stays, sum, `close` |
+//! | `mapper` | a view by name, sum, view dropped: the mapping is parked, and found the next time |
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -21,7 +22,7 @@ use crate::report::{Report, Row};
 use crate::units::Bytes;
 use crate::workload::summed_files;
 
-const SYSTEMS: &[System] = &[System::Mmap, System::MmapPopulate, System::Read];
+const SYSTEMS: &[System] = &[System::Mmap, System::MmapPopulate, System::Read, System::Mapper];
 const MMAP: &[&str] = &["mmap", "mmap_populate"];
 
 /// Bytes summed in a measurement, normally and in the quick form, and the most files.
@@ -32,6 +33,10 @@ const QUICK_FILES: u32 = 16;
 
 /// Runs the bench.
 pub fn run(options: &MappingCacheOptions) -> Result<Report> {
+    ensure!(
+        options.mapping_cache != Some(Bytes(0)),
+        "without a mapping cache there is nothing to measure: choose another --mapping-cache"
+    );
     let mut stage = Stage::prepare(&options.common, 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
@@ -101,13 +106,11 @@ impl Block<'_> {
         let set = set?;
         let summed_bytes = SUMMED_BYTES[usize::from(stage.quick)];
         let maps = (summed_bytes / file_bytes).clamp(1, MAPS_MAX);
-        // A cache counts whole pages, and every file is to fit.
-        let all_bytes = u64::from(files) * (file_bytes.next_multiple_of(4096) + 4096);
         let metric = format!("sum_{}_{}", Bytes(file_bytes).suffix(), ground.file_system);
         let cells = stage.wanted(SYSTEMS).map(|system| {
             let mut job = job(stage, system, set.path(), 0, FilesWork::Sum { files });
             job.accesses = options.maps.unwrap_or(maps);
-            job.source.cache_bytes = options.mapping_cache.map_or(all_bytes, |bytes| bytes.0);
+            job.source.cache_bytes = options.mapping_cache.map_or(0, |bytes| bytes.0);
             cell(metric.clone(), ("µs", 1e3), job)
         });
         run_block(stage, cells.collect(), notes, |job, measured| {

@@ -10,6 +10,7 @@
 //! | `read_loop` | `openat` in its directory, `read` into 64 KiB until that comes back short, `close` |
 //! | `read` | `open`, `fstat`, `pread` into a buffer that stays, `close` |
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, search, `munmap`, `close` |
+//! | `mapper` | a view by name, search, view dropped: parked for the next pass |
 
 use anyhow::Result;
 use serde_json::json;
@@ -24,7 +25,8 @@ use crate::options::SearchOptions;
 use crate::report::{Ratio, Report, ratios};
 use crate::source_tree::{SourceTree, usual_roots};
 
-const SYSTEMS: &[System] = &[System::ReadLoop, System::Read, System::Mmap, System::MmapPopulate];
+const SYSTEMS: &[System] =
+    &[System::ReadLoop, System::Read, System::Mmap, System::MmapPopulate, System::Mapper];
 const OTHERS: &[&str] = &["read_loop", "read", "mmap", "mmap_populate"];
 
 /// Passes after the first, normally and in the quick form.
@@ -47,9 +49,7 @@ pub fn run(options: &SearchOptions) -> Result<Report> {
     let threads = options.threads.unwrap_or(all_cores);
     let work = FilesWork::Search { threads, repeats: REPEATS[usize::from(quick)] };
     let cells = stage.wanted(SYSTEMS).map(|system| {
-        let mut job = job(&stage, system, tree.path(), 0, work);
-        // Whatever is found fits, rounded up to pages.
-        job.source.cache_bytes = tree.bytes + u64::from(tree.files) * 4096;
+        let job = job(&stage, system, tree.path(), 0, work);
         cell("search_first".to_owned(), ("ms", 1e6), job)
     });
     let cells = cells.collect();

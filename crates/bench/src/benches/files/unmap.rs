@@ -18,7 +18,8 @@ use crate::options::UnmapOptions;
 use crate::report::{Report, Row};
 use crate::units::Bytes;
 
-const SYSTEMS: &[System] = &[System::Mmap, System::MmapPopulate, System::Read];
+const SYSTEMS: &[System] =
+    &[System::Mmap, System::MmapPopulate, System::Read, System::MapperSync, System::MapperAsync];
 const MMAP: &[&str] = &["mmap", "mmap_populate"];
 
 /// Maps of each thread in the quick form.

@@ -2,13 +2,14 @@
 //!
 //! | interface | what | contenders |
 //! |---|---|---|
-//! | [`Files`] | a whole file for a moment | `mmap`, `mmap_populate`, `read` |
+//! | [`Files`] | a whole file for a moment | `mmap`, `mmap_populate`, `read`, and the mapper in its forms |
 //! | [`Maps`] | one large file whose pages are read | `mmap` and its forms |
 //! | [`Stored`] | one large file that is stored to | `msync` |
 //!
 //! All of them hand out plain slices, so that reaching the bytes is all that differs. Nobody but the bench
 //! knows of its files, and it does not change them while they are looked at.
 
+mod mapper;
 mod plain;
 
 use std::collections::BTreeMap;
@@ -66,12 +67,20 @@ pub trait VisitFiles {
     fn visit<F: Files>(self, files: &F) -> Result<Self::Output>;
 }
 
-/// Prepares a contender and hands it to `visit`.
-pub fn with_files<V: VisitFiles>(system: System, _cache_bytes: u64, visit: V) -> Result<V::Output> {
+/// Prepares a contender and hands it to `visit`. A cache of mappings may keep `cache_bytes` of files; without that it
+/// keeps what it keeps by default.
+pub fn with_files<V: VisitFiles>(
+    system: System,
+    cache_bytes: Option<u64>,
+    visit: V,
+) -> Result<V::Output> {
     match system {
         System::Mmap => visit.visit(&plain::MappedFiles { populate: false }),
         System::MmapPopulate => visit.visit(&plain::MappedFiles { populate: true }),
         System::Read => visit.visit(&plain::ReadFiles),
+        System::Mapper | System::MapperAsync | System::MapperSync => {
+            visit.visit(&mapper::MapperFiles::new(system, cache_bytes)?)
+        }
         other => bail!("{} does not look at whole files", other.name()),
     }
 }

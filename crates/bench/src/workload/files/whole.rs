@@ -36,7 +36,8 @@ pub fn sum(job: &Job, files: u32) -> Result<Measured> {
     let paths: Vec<_> = (0..files).map(|number| file_path(&job.source.path, number)).collect();
     warm(paths.iter().map(PathBuf::as_path))?;
     let order: Vec<u32> = summed_files(job, files).collect();
-    with_files(job.system, job.source.cache_bytes, Sum { paths: &paths, order: &order })
+    let cache_bytes = Some(job.source.cache_bytes).filter(|&bytes| bytes > 0);
+    with_files(job.system, cache_bytes, Sum { paths: &paths, order: &order })
 }
 
 struct Sum<'a> {
@@ -76,7 +77,7 @@ pub fn touch(job: &Job, files: u32, file_bytes: usize, threads: u32) -> Result<M
     };
     let opened = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
     let work = Touch { files: &opened, each: files as usize, file_bytes, maps: job.accesses };
-    with_files(job.system, 0, work)
+    with_files(job.system, None, work)
 }
 
 struct Touch<'a> {
