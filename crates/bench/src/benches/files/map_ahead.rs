@@ -29,7 +29,7 @@ use crate::units::Bytes;
 const STREAM: &[System] = &[System::Mmap, System::MmapPopulate];
 const COLD: &[System] =
     &[System::Mmap, System::MmapPopulate, System::MmapSequential, System::MmapWillneed];
-const RANDOM: &[System] = &[System::Mmap, System::MmapRandom];
+const RANDOM: &[System] = &[System::Mmap, System::MmapRandom, System::Mapper];
 const PREFETCH: &[System] =
     &[System::Mmap, System::MmapRandom, System::MmapWillneed, System::MmapWillneedAhead];
 

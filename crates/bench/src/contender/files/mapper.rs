@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use aquifer::mapper::Unmap;
 use aquifer::{FileAccess, FileView, Mapper};
 
-use super::{Files, WholeFile};
+use super::{Files, Mapped, Maps, WholeFile};
 use crate::contender::System;
 
 /// Lets `look` see all of a view.
@@ -78,5 +78,39 @@ impl WholeFile for MapperLane<'_> {
         look: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
         look_at(&self.mapper.map_file(file, FileAccess::Read, ..len_bytes as u64)?, look)
+    }
+}
+
+/// Large files through one mapper.
+pub struct MapperMaps {
+    mapper: Mapper,
+}
+
+impl MapperMaps {
+    /// The mapper as it comes.
+    pub fn new() -> Result<Self> {
+        Ok(Self { mapper: Mapper::builder().build()? })
+    }
+}
+
+impl Maps for MapperMaps {
+    type Map = MapperMap;
+
+    fn map(&self, file: &File, len_bytes: usize) -> Result<MapperMap> {
+        let view = self.mapper.map_file(file, FileAccess::Read, ..len_bytes as u64)?;
+        Ok(MapperMap { view })
+    }
+}
+
+/// A view of a large file.
+pub struct MapperMap {
+    view: FileView,
+}
+
+impl Mapped for MapperMap {
+    type Pending = ();
+
+    fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        look_at(&self.view, look)
     }
 }

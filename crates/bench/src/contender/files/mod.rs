@@ -3,7 +3,7 @@
 //! | interface | what | contenders |
 //! |---|---|---|
 //! | [`Files`] | a whole file for a moment | `mmap`, `mmap_populate`, `read`, and the mapper in its forms |
-//! | [`Maps`] | one large file whose pages are read | `mmap` and its forms |
+//! | [`Maps`] | one large file whose pages are read | `mmap` in its forms, the mapper |
 //! | [`Stored`] | one large file that is stored to | `msync` |
 //!
 //! All of them hand out plain slices, so that reaching the bytes is all that differs. Nobody but the bench
@@ -97,20 +97,25 @@ pub trait Maps {
 /// A large file that is read from.
 pub trait Mapped: Sync {
     /// Pages that were asked for.
-    type Pending;
+    type Pending: Default;
 
     /// Lets `look` see all of it.
     fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
-    /// Says that this range will be read from its start to its end. Does nothing for contenders that stand for
-    /// programs without advice.
-    fn announce(&self, range: Range<usize>) -> Result<()>;
+    /// Says that this range will be read from its start to its end, where the contender has a word for that.
+    fn announce(&self, _range: Range<usize>) -> Result<()> {
+        Ok(())
+    }
 
-    /// Asks for pages that will be read soon.
-    fn ask_for(&self, pages: &[u64]) -> Result<Self::Pending>;
+    /// Asks for pages that will be read soon, where the contender can.
+    fn ask_for(&self, _pages: &[u64]) -> Result<Self::Pending> {
+        Ok(Self::Pending::default())
+    }
 
     /// Waits for pages that were asked for, where the contender has something to wait for.
-    fn wait_for(&self, pending: Self::Pending) -> Result<()>;
+    fn wait_for(&self, _pending: Self::Pending) -> Result<()> {
+        Ok(())
+    }
 
     /// Figures of its own, for the report.
     fn details(&self) -> BTreeMap<String, f64> {
@@ -136,6 +141,7 @@ pub fn with_maps<V: VisitMaps>(system: System, visit: V) -> Result<V::Output> {
         | System::MmapSequential
         | System::MmapWillneed
         | System::MmapWillneedAhead => visit.visit(&plain::PlainMaps { system }),
+        System::Mapper => visit.visit(&mapper::MapperMaps::new()?),
         other => bail!("{} does not map large files", other.name()),
     }
 }

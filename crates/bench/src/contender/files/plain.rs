@@ -224,10 +224,6 @@ impl Mapped for PlainMap {
         }
         Ok(())
     }
-
-    fn wait_for(&self, (): ()) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// A shared mapping, made durable by `msync`.
