@@ -22,6 +22,7 @@ mod benches;
 mod cells;
 mod contender;
 mod data;
+mod file_set;
 mod graph;
 mod harness;
 pub mod interrupt;
@@ -33,9 +34,12 @@ mod place;
 mod raw;
 mod report;
 mod rng;
+mod source_tree;
 mod stats;
+mod sum;
 mod units;
 mod workload;
+mod zipf;
 
 use std::io::Write;
 
@@ -45,8 +49,9 @@ pub use contender::System;
 pub use limit::{LimitError, Limiter};
 pub use machine::Machine;
 pub use options::{
-    Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, KernelName, Options, PsyncOptions,
-    RecoverOptions, Sizes,
+    Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, FlushOptions, KernelName,
+    MapAheadOptions, MappingCacheOptions, Memory, Options, PsyncOptions, RecoverOptions,
+    SearchOptions, Sizes, UnmapOptions,
 };
 pub use place::{Place, PlaceError, free_bytes};
 pub use units::Bytes;

@@ -29,19 +29,31 @@ impl Machine {
     /// Asks the system.
     pub fn describe(place: &Place) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let memory_kib = field(&meminfo, "MemTotal")
-            .and_then(|value| value.split(' ').next()?.parse::<u64>().ok())
-            .unwrap_or(0);
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
             cores: cores(),
-            memory_bytes: memory_kib * 1024,
+            memory_bytes: memory_bytes(),
             kernel: kernel_release(),
             file_system: place.file_system().to_owned(),
             device: place.device().to_owned(),
         }
     }
+}
+
+/// Memory of the whole machine; 0 where the kernel does not say.
+pub fn memory_bytes() -> u64 {
+    meminfo("MemTotal")
+}
+
+/// Memory that can be had without swapping, as the kernel estimates it.
+pub fn available_memory_bytes() -> u64 {
+    meminfo("MemAvailable")
+}
+
+fn meminfo(name: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = field(&text, name).and_then(|value| value.split(' ').next()?.parse().ok());
+    kib.unwrap_or(0_u64) * 1024
 }
 
 /// Processors this process may run on.
@@ -76,6 +88,11 @@ impl Awake {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn some_of_the_memory_is_available() {
+        assert!((1 << 20..=memory_bytes()).contains(&available_memory_bytes()));
+    }
 
     #[test]
     fn fields_are_found_by_their_whole_name() {

@@ -1,5 +1,7 @@
 //! The command line of the bench. Every flag is defined here once; help and manual page follow from it.
 
+mod files;
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -7,6 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::contender::System;
 use crate::units::Bytes;
+
+pub use files::{
+    FlushOptions, MapAheadOptions, MappingCacheOptions, Memory, SearchOptions, UnmapOptions,
+};
 
 /// Arguments of `aquifer bench`.
 #[derive(Debug, Clone, Args)]
@@ -26,6 +32,8 @@ Examples:
   aquifer bench psync --dir /mnt/nvme             durable commits beside LMDB, SQLite, redb and libpmemobj
   aquifer bench compute --rates 4                 matrices in persistent objects, made durable four times a second
   aquifer bench recover --only object             how long attaching takes after a crash
+  aquifer bench mapping-cache                     ordinary files, mapped over and over
+  aquifer bench search --tree ~/src               text search over a source tree
 
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";
@@ -47,6 +55,16 @@ pub enum Bench {
     Compute(ComputeOptions),
     /// Opening again after a crash
     Recover(RecoverOptions),
+    /// Many ordinary files, mapped, summed and unmapped over and over
+    MappingCache(MappingCacheOptions),
+    /// One large file: sequential, random and prefetched pages
+    MapAhead(MapAheadOptions),
+    /// Mappings that are used for a moment only
+    Unmap(UnmapOptions),
+    /// A file with few or many dirtied pages, made durable
+    Flush(FlushOptions),
+    /// Text search over a source tree
+    Search(SearchOptions),
 }
 
 impl Bench {
@@ -60,6 +78,11 @@ impl Bench {
             Self::Psync(options) => &options.common,
             Self::Compute(options) => &options.common,
             Self::Recover(options) => &options.common,
+            Self::MappingCache(options) => &options.common,
+            Self::MapAhead(options) => &options.common,
+            Self::Unmap(options) => &options.common,
+            Self::Flush(options) => &options.common,
+            Self::Search(options) => &options.common,
         }
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! The bench compares with what a program would do *without* Aquifer, so it must not reach the kernel
 //! through Aquifer's own wrappers. Everything `unsafe` about the contenders that use stock mechanisms is
-//! in this file.
+//! in this file and the one below it.
+
+mod files;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fs::{File, OpenOptions};
@@ -11,6 +13,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
+
+pub use files::{
+    device_written_bytes, keep_to_processors, open_at, open_directory, raise_file_limit,
+};
 
 /// The unit of every access in the bench. Smaller than the page size of some machines, where a page-cache
 /// page then holds several of them.
@@ -42,6 +48,12 @@ impl Map {
     pub fn file(file: &File, len_bytes: usize, writable: bool) -> io::Result<Self> {
         let write = if writable { libc::PROT_WRITE } else { 0 };
         Self::new(len_bytes, libc::PROT_READ | write, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    /// Maps the first `len_bytes` of `file`, shared and read-only, with all its page-table entries.
+    pub fn populated(file: &File, len_bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        Self::new(len_bytes, libc::PROT_READ, flags, file.as_raw_fd())
     }
 
     /// Maps private zero-filled memory.
@@ -95,6 +107,16 @@ impl Map {
         Ok(())
     }
 
+    /// Starts reading the range into the page cache, `MADV_WILLNEED`.
+    pub fn will_need(&self, offset_bytes: usize, len_bytes: usize) -> io::Result<()> {
+        assert!(offset_bytes + len_bytes <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(offset_bytes) };
+        // SAFETY: the range lies inside this mapping; reading ahead changes no data.
+        check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_WILLNEED) })?;
+        Ok(())
+    }
+
     /// Writes every dirty page of the mapping back and waits for it.
     pub fn sync(&self) -> io::Result<()> {
         // SAFETY: the range is exactly this mapping.
@@ -118,6 +140,8 @@ pub enum Advice {
     Random,
     /// Base pages only, `MADV_NOHUGEPAGE`.
     NoHugePage,
+    /// Read-ahead at its most, `MADV_SEQUENTIAL`.
+    Sequential,
 }
 
 impl Advice {
@@ -125,6 +149,7 @@ impl Advice {
         match self {
             Self::Random => libc::MADV_RANDOM,
             Self::NoHugePage => libc::MADV_NOHUGEPAGE,
+            Self::Sequential => libc::MADV_SEQUENTIAL,
         }
     }
 }

@@ -42,6 +42,16 @@ impl Rng {
     pub const fn below(&mut self, bound: u64) -> u64 {
         ((self.next() as u128 * bound as u128) >> 64) as u64
     }
+
+    /// The numbers below `count` in random order (Fisher and Yates).
+    pub fn shuffled(&mut self, count: u32) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..count).collect();
+        for last in (1..order.len()).rev() {
+            let other = usize::try_from(self.below(last as u64 + 1)).expect("an index");
+            order.swap(last, other);
+        }
+        order
+    }
 }
 
 #[cfg(test)]
@@ -64,6 +74,15 @@ mod tests {
         assert_ne!(first, Rng::for_lane(1, 1, 0).next());
         assert_ne!(first, Rng::for_lane(2, 0, 0).next());
         assert_eq!(first, Rng::for_lane(1, 0, 0).next());
+    }
+
+    #[test]
+    fn shuffling_keeps_every_number() {
+        let mut order = Rng::new(4).shuffled(1000);
+        assert!(!order.is_sorted());
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..1000));
+        assert!(Rng::new(4).shuffled(0).is_empty());
     }
 
     #[test]

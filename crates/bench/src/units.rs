@@ -7,6 +7,19 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
+impl Bytes {
+    /// The size in a metric's name: `32k`.
+    pub fn suffix(self) -> String {
+        for (unit, shift) in [("g", 30), ("m", 20), ("k", 10)] {
+            let whole = self.0 >> shift;
+            if whole > 0 && whole << shift == self.0 {
+                return format!("{whole}{unit}");
+            }
+        }
+        self.0.to_string()
+    }
+}
+
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
@@ -49,6 +62,14 @@ impl FromStr for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_in_names() {
+        assert_eq!(Bytes(4 << 20).suffix(), "4m");
+        assert_eq!(Bytes(1 << 30).suffix(), "1g");
+        assert_eq!(Bytes((1 << 20) + 1024).suffix(), "1025k");
+        assert_eq!(Bytes(7).suffix(), "7");
+    }
 
     #[test]
     fn sizes_parse_and_print() {

@@ -1,7 +1,8 @@
 //! Every bench in its quick form: that it runs, that its answers are right, and that it prints what it
 //! promises. No figure is looked at.
 
-use std::process::{Command, Output};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -184,6 +185,115 @@ fn recover() {
     }
 }
 
+/// The names of a metric, or ratio, on each of the report's file systems.
+fn everywhere(report: &Value, name: &str) -> Vec<String> {
+    let file_systems = report["config"]["file_systems"].as_array().unwrap();
+    let suffixes = file_systems.iter().map(|file_system| file_system.as_str().unwrap());
+    suffixes.map(|suffix| format!("{name}_{suffix}")).collect()
+}
+
+#[test]
+fn mapping_cache() {
+    let report = report(&["mapping-cache", "--files", "5", "--sizes", "32K,1M"]);
+    assert_eq!(report["config"]["files"], serde_json::json!([5, 5]));
+    for size in ["32k", "1m"] {
+        for metric in everywhere(&report, &format!("sum_{size}")) {
+            let names = systems_of(&report, &metric);
+            assert_contains(&names, &["mmap", "mmap_populate", "read", "mapper"], &report);
+        }
+        for name in ["mmap", "read"].map(|name| format!("mapping_cache_vs_{name}_{size}")) {
+            assert_ratios(&report, &[&name]);
+            let each = everywhere(&report, &name);
+            assert_ratios(&report, &each.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+    for row in report["rows"].as_array().unwrap().iter().filter(|row| row["system"] == "mapper") {
+        // All 5 files are mapped once, in advance.
+        assert_eq!(row["details"]["cache_misses"], 5.0, "{row}");
+    }
+}
+
+#[test]
+fn map_ahead() {
+    let report = report(&["map-ahead", "--size", "8M"]);
+    for metric in ["stream", "stream_2readers"] {
+        for metric in everywhere(&report, metric) {
+            assert_contains(&systems_of(&report, &metric), &["mmap", "mmap_populate"], &report);
+        }
+    }
+    for metric in everywhere(&report, "random") {
+        let names = systems_of(&report, &metric);
+        assert_contains(&names, &["mmap", "mmap_random", "mapper"], &report);
+    }
+    assert_ratios(&report, &["random_vs_default"]);
+    let Some(disk) = on_disk(&report) else { return };
+    for metric in ["stream_cold_1stream", "stream_cold_4streams"] {
+        let names = systems_of(&report, &format!("{metric}_{disk}"));
+        assert_contains(&names, &["mmap", "mmap_populate", "mmap_sequential"], &report);
+        assert_contains(&names, &["mmap_willneed"], &report);
+    }
+    let names = systems_of(&report, &format!("prefetch_{disk}"));
+    let serial = ["mmap", "mmap_random", "mmap_willneed", "mmap_willneed_ahead"];
+    assert_contains(&names, &serial, &report);
+}
+
+/// The file system of the disk. In containers all of them may be in memory.
+fn on_disk(report: &Value) -> Option<String> {
+    let name = report["machine"]["file_system"].as_str().unwrap();
+    if name == "tmpfs" {
+        eprintln!("skipped: there is no disk here");
+        return None;
+    }
+    Some(name.to_owned())
+}
+
+#[test]
+fn unmap() {
+    let report = report(&["unmap", "--threads", "1,2", "--maps", "300"]);
+    for threads in ["1t", "2t"] {
+        for metric in everywhere(&report, &format!("map_{threads}")) {
+            let names = systems_of(&report, &metric);
+            assert_contains(&names, &["mmap", "mmap_populate", "read"], &report);
+            assert_contains(&names, &["mapper_sync", "mapper_async"], &report);
+        }
+        for name in ["async_unmap_vs_sync", "async_unmap_vs_own_sync", "async_unmap_vs_read"] {
+            assert_ratios(&report, &[&format!("{name}_{threads}")]);
+        }
+    }
+}
+
+#[test]
+fn flush() {
+    let report = report(&["flush", "--rounds", "2", "--dirty", "0.1,10"]);
+    for metric in ["flush_01", "flush_10", "store_and_flush_01", "store_and_flush_10"] {
+        assert_contains(&systems_of(&report, metric), &["msync"], &report);
+    }
+    for row in report["rows"].as_array().unwrap() {
+        if row["metric"] == "flush_10" && !report["notes"].to_string().contains("no device") {
+            let written_bytes = row["details"]["device_written_bytes"].as_f64().unwrap();
+            assert!(written_bytes >= 0.1 * 16e6, "{row}");
+        }
+    }
+}
+
+#[test]
+fn search() {
+    let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let report = report(&["search", "--tree", tree, "--files", "300", "--threads", "2"]);
+    let (files, copies) = (&report["config"]["files"], &report["config"]["files_that_are_copies"]);
+    assert_eq!(files, 300, "{report}");
+    assert!(copies.as_u64().unwrap() > 0, "this crate does not have 300 files: {report}");
+    for metric in ["search_first", "search_repeated"] {
+        let names = systems_of(&report, metric);
+        assert_contains(&names, &["read_loop", "read", "mmap", "mmap_populate"], &report);
+        assert_contains(&names, &["mapper"], &report);
+    }
+    assert_ratios(&report, &["search_vs_best_other_repeated"]);
+    let none = bench(&["search", "--quick", "--tree", "/proc/self/fdinfo"]);
+    let message = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(!none.status.success() && message.contains("--tree"), "{message}");
+}
+
 fn demo_output(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
         .args(["demo", "--size", "64M", "--dir", env!("CARGO_TARGET_TMPDIR")])
@@ -225,6 +335,13 @@ fn wrong_sizes_are_refused_with_a_reason() {
         (["hit", "--dir", "/no/such/directory", "--size", "1M"], "/no/such/directory"),
         (["hit", "--size", "huge", "--rounds", "1"], "is not a size"),
         (["psync", "--size", "64K", "--pages", "100"], "a larger --size"),
+        (["map-ahead", "--quick", "--json", "--size", "4K"], "choose a --size"),
+        (["mapping-cache", "--quick", "--json", "--sizes", "1001"], "multiple of 8"),
+        (["mapping-cache", "--quick", "--json", "--sizes", "1T"], "another of --sizes"),
+        (["mapping-cache", "--quick", "--json", "--mapping-cache", "0"], "another --mapping-cache"),
+        (["unmap", "--quick", "--json", "--file-size", "1T"], "--file-size"),
+        (["flush", "--quick", "--json", "--size", "1"], "another --size"),
+        (["flush", "--quick", "--json", "--dirty", "200"], "not a percentage"),
     ] {
         let output = bench(&arguments);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -237,9 +354,44 @@ fn wrong_sizes_are_refused_with_a_reason() {
 fn nothing_is_left_behind() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().to_str().unwrap();
-    for name in ["hit", "psync", "compute", "recover"] {
+    for name in ["hit", "psync", "compute", "recover", "flush"] {
         let output = bench(&[name, "--quick", "--dir", path]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(directory.path().read_dir().unwrap().count(), 0, "{name}");
     }
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+        return eprintln!("skipped: benches that use memory, /dev/shm cannot be written");
+    };
+    let memory_path = memory.path().to_str().unwrap();
+    for name in ["mapping-cache", "map-ahead", "unmap"] {
+        let output = bench(&[name, "--quick", "--dir", path, "--tmpfs-dir", memory_path]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(directory.path().read_dir().unwrap().count(), 0, "{name}");
+        assert_eq!(memory.path().read_dir().unwrap().count(), 0, "{name}");
+    }
+}
+
+/// Interrupted while files are being copied, which takes longest: what is there already goes away.
+#[test]
+fn an_interrupted_bench_leaves_nothing_behind() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
+        .args(["bench", "search", "--tree", tree, "--files", "1000000", "--dir", path])
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("the program was built for this test");
+    while directory.path().read_dir().unwrap().count() == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it was interrupted");
+        std::thread::yield_now();
+    }
+    // Not SIGINT, which is ignored where a shell started the tests in the background.
+    let group = format!("-{}", child.id());
+    assert!(Command::new("kill").args(["-TERM", "--", &group]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("interrupted"), "{message}");
+    assert_eq!(directory.path().read_dir().unwrap().count(), 0);
 }

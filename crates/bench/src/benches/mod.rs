@@ -4,6 +4,7 @@ mod bfs;
 mod compute;
 mod demo;
 mod fault;
+mod files;
 mod graph_run;
 mod hit;
 mod out_of_core;
@@ -30,5 +31,10 @@ pub fn run(bench: &Bench) -> Result<Report> {
         Bench::Psync(options) => psync::run(options),
         Bench::Compute(options) => compute::run(options),
         Bench::Recover(options) => recover::run(options),
+        Bench::MappingCache(options) => files::mapping_cache(options),
+        Bench::MapAhead(options) => files::map_ahead(options),
+        Bench::Unmap(options) => files::unmap(options),
+        Bench::Flush(options) => files::flush(options),
+        Bench::Search(options) => files::search(options),
     }
 }

@@ -65,13 +65,13 @@ pub fn run(options: &RecoverOptions) -> Result<Report> {
     let (middle_log, middle_size) = (middle(&logs), middle(&sizes));
     let mut cells = Vec::new();
     for &log in &logs {
-        let metric = format!("attach_log_{}", suffix(log));
+        let metric = format!("attach_log_{}", log.suffix());
         cells.extend(
             stage.wanted(SYSTEMS).map(|system| cell(metric.clone(), system, log, middle_size)),
         );
     }
     for &size in &sizes {
-        let metric = format!("attach_size_{}", suffix(size));
+        let metric = format!("attach_size_{}", size.suffix());
         cells.extend(
             stage.wanted(SYSTEMS).map(|system| cell(metric.clone(), system, middle_log, size)),
         );
@@ -105,28 +105,9 @@ fn middle(all: &[Bytes]) -> Bytes {
     sorted[sorted.len() / 2]
 }
 
-/// A size in a metric's name.
-fn suffix(size: Bytes) -> String {
-    for (unit, shift) in [("g", 30), ("m", 20), ("k", 10)] {
-        let whole = size.0 >> shift;
-        if whole > 0 && whole << shift == size.0 {
-            return format!("{whole}{unit}");
-        }
-    }
-    size.0.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_in_names() {
-        assert_eq!(suffix(Bytes(4 << 20)), "4m");
-        assert_eq!(suffix(Bytes(1 << 30)), "1g");
-        assert_eq!(suffix(Bytes((1 << 20) + 1024)), "1025k");
-        assert_eq!(suffix(Bytes(7)), "7");
-    }
 
     #[test]
     fn the_middle_of_an_even_number_is_the_upper_one() {

@@ -5,11 +5,12 @@
 //! What every contender owes: the bytes of the file, whatever it does to get them. The workloads check that.
 //!
 //! Contenders that make stores durable have an interface of their own, in [`stores`] (commits) and [`regions`]
-//! (memory that is made durable as a whole).
+//! (memory that is made durable as a whole); so have those for ordinary files, in [`files`].
 
 mod anonymous;
 mod aquifer;
 mod direct;
+pub mod files;
 mod mmap;
 pub mod regions;
 pub mod stores;
@@ -36,6 +37,16 @@ pub enum System {
     MmapRandom,
     /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
     MmapWillneed,
+    /// A file mapping that is populated when it is made.
+    MmapPopulate,
+    /// A file mapping with `MADV_SEQUENTIAL`.
+    MmapSequential,
+    /// A file mapping, with vectored `MADV_WILLNEED` for the accesses after the next ones.
+    MmapWillneedAhead,
+    /// `open`, `fstat` and `pread` of the whole file into a buffer that is kept.
+    Read,
+    /// `openat` in the file's directory and `read` into 64 KiB until that comes back short.
+    ReadLoop,
     /// `pread` and `pwrite` with `O_DIRECT`: no cache at all.
     PreadDirect,
     /// quick_cache over `pread` with `O_DIRECT`: the cache a user would otherwise put there.
@@ -70,6 +81,12 @@ pub enum System {
     LibpmemobjRecords,
     /// A shared file mapping made durable by `msync`. A crash in between leaves some stores and not others.
     Msync,
+    /// Aquifer's mapper as it comes, with its cache of mappings.
+    Mapper,
+    /// The same without that cache: mappings are dropped, and unmapped many at a time.
+    MapperAsync,
+    /// The same without that cache, and every mapping unmapped when it is dropped.
+    MapperSync,
     /// Memory and nothing else.
     Memory,
     /// Appending to a preallocated log and flushing the device: the least a commit can cost.
@@ -88,6 +105,11 @@ impl System {
             Self::Mmap => "mmap",
             Self::MmapRandom => "mmap_random",
             Self::MmapWillneed => "mmap_willneed",
+            Self::MmapPopulate => "mmap_populate",
+            Self::MmapSequential => "mmap_sequential",
+            Self::MmapWillneedAhead => "mmap_willneed_ahead",
+            Self::Read => "read",
+            Self::ReadLoop => "read_loop",
             Self::PreadDirect => "pread_direct",
             Self::UserCache => "user_cache",
             Self::Anonymous => "anonymous",
@@ -105,6 +127,9 @@ impl System {
             Self::Libpmemobj => "libpmemobj",
             Self::LibpmemobjRecords => "libpmemobj_records",
             Self::Msync => "msync",
+            Self::Mapper => "mapper",
+            Self::MapperAsync => "mapper_async",
+            Self::MapperSync => "mapper_sync",
             Self::Memory => "memory",
             Self::LogAlone => "log_alone",
         }
@@ -120,7 +145,8 @@ pub struct Source {
     pub pages: u64,
     /// Whether there will be stores.
     pub writable: bool,
-    /// What a contender with a cache of its own may use for it, bookkeeping included.
+    /// What a contender with a cache of its own may use for it, bookkeeping included. For mappers, 0 is what they
+    /// take by themselves.
     pub cache_bytes: u64,
     /// Keep page tables to base pages, so that all contenders pay for the same translations.
     pub base_pages: bool,

@@ -86,6 +86,55 @@ pub enum Work {
     Crash(CommitWork),
     /// Opening what such a process left behind.
     Recover(CommitWork),
+    /// Ordinary files.
+    Files(FilesWork),
+}
+
+/// Work on ordinary files. The job's source is a file, or the directory that has the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FilesWork {
+    /// Files chosen by Zipf's law are summed, each by its name.
+    Sum {
+        /// How many there are.
+        files: u32,
+    },
+    /// Every page of open files is touched.
+    Touch {
+        /// How many files each thread has.
+        files: u32,
+        /// Their length.
+        file_bytes: u64,
+        /// How many threads there are.
+        threads: u32,
+    },
+    /// One file is summed from its start to its end, in records of a page.
+    Stream {
+        /// Threads that read a part each, with no more processors than that.
+        readers: Option<u32>,
+        /// Places where a thread reads in turn.
+        streams: u32,
+        /// Whether the file comes from its device.
+        cold: bool,
+    },
+    /// Pages of one warm file are summed in random order.
+    Scatter,
+    /// Pages of one cold file are summed in random order, which is known in advance.
+    Prefetch,
+    /// Pages of one file are stored to and made durable.
+    Flush {
+        /// How many.
+        pages: u64,
+        /// Makes the stored bytes differ from those of the measurement before.
+        salt: u64,
+    },
+    /// The files of a source tree are searched for a text, several times over.
+    Search {
+        /// How many threads search.
+        threads: u32,
+        /// How often after the first time.
+        repeats: u32,
+    },
 }
 
 /// Commits to an array of cells.

@@ -18,5 +18,5 @@ mod job;
 mod schedule;
 
 pub use child::run_if_child;
-pub use job::{CommitWork, ComputeWork, Job, LaneAnswer, Measured, Work};
+pub use job::{CommitWork, ComputeWork, FilesWork, Job, LaneAnswer, Measured, Work};
 pub use schedule::{Cell, Schedule, progress_bar, run_to_its_death};

@@ -4,6 +4,7 @@ mod access;
 mod anatomy;
 mod commit;
 mod compute;
+mod files;
 mod graph;
 mod recover;
 
@@ -13,6 +14,7 @@ use crate::contender;
 use crate::harness::{Job, Measured, Work};
 
 pub use access::{lane_pages, stored_byte};
+pub use files::{flushed_stores, summed_files};
 
 /// Does the job.
 pub fn run(job: &Job) -> Result<Measured> {
@@ -26,6 +28,7 @@ pub fn run(job: &Job) -> Result<Measured> {
         Work::Compute(work) => compute::run(job, &work),
         Work::Crash(work) => recover::crash(job, &work),
         Work::Recover(work) => recover::run(job, &work),
+        Work::Files(work) => files::run(job, work),
         _ => contender::with(job.system, &job.source, access::Access { job }),
     }
 }

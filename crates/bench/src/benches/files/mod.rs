@@ -1,0 +1,243 @@
+//! The benches about ordinary files, and what they share: places, jobs, ratios over several file systems.
+//!
+//! Metrics end with the file system they were taken on, `sum_32k_ext4`. A ratio over several file systems is the
+//! lowest of them, and all stand beside it: `mapping_cache_vs_mmap_32k`, `…_32k_ext4`, `…_32k_tmpfs`.
+//!
+//! Data for one file system, and one size, is made, measured with and removed before the next is made: files that have to
+//! stay in memory do not all have to fit at once. Contenders are interleaved within each of these blocks.
+
+mod flush;
+mod map_ahead;
+mod mapping_cache;
+mod search;
+mod unmap;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::stage::Stage;
+use crate::contender::{Source, System};
+use crate::harness::{Cell, FilesWork, Job, LaneAnswer, Measured, Schedule, Work};
+use crate::machine::available_memory_bytes;
+use crate::options::Memory;
+use crate::place::Place;
+use crate::report::{Ratio, Row, ratios};
+
+pub use flush::run as flush;
+pub use map_ahead::run as map_ahead;
+pub use mapping_cache::run as mapping_cache;
+pub use search::run as search;
+pub use unmap::run as unmap;
+
+/// A directory to make files in, and the name of its file system in metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Ground {
+    path: PathBuf,
+    file_system: String,
+}
+
+impl Ground {
+    fn is_in_memory(&self) -> bool {
+        matches!(self.file_system.as_str(), "tmpfs" | "ramfs")
+    }
+}
+
+/// The stage's place, and the directory in memory. The latter is left out, with a note, where there is none.
+fn grounds(stage: &mut Stage, memory: &Memory) -> Vec<Ground> {
+    let ground = |place: &Place| Ground {
+        path: place.path().to_owned(),
+        file_system: place.file_system().to_owned(),
+    };
+    let mut found = vec![ground(&stage.place)];
+    if found[0].is_in_memory() {
+        stage.notes.push("--dir is in memory: nothing was measured on a disk".to_owned());
+        return found;
+    }
+    match Place::directory(&memory.tmpfs_dir, false).map(|place| ground(&place)) {
+        Ok(place) if place.is_in_memory() => found.push(place),
+        Ok(place) => stage.notes.push(format!(
+            "--tmpfs-dir {} is a {}, not a tmpfs: nothing was measured in memory",
+            place.path.display(),
+            place.file_system
+        )),
+        Err(error) => stage.notes.push(format!("nothing was measured in memory: {error}")),
+    }
+    found
+}
+
+/// A ratio that is taken in several ways, of which the lowest counts.
+#[derive(Debug, Clone)]
+struct Lowest {
+    name: String,
+    each: Vec<Ratio>,
+}
+
+impl Lowest {
+    /// The best of `others` over `ours` on each of the file systems. `metric` is without their names.
+    fn everywhere(
+        name: impl Into<String>,
+        others: &'static [&'static str],
+        ours: &'static str,
+        metric: &str,
+        grounds: &[Ground],
+    ) -> Self {
+        let name = name.into();
+        let on = |Ground { file_system, .. }: &Ground| {
+            let metric = format!("{metric}_{file_system}");
+            Ratio::new(format!("{name}_{file_system}"), others, ours, metric)
+        };
+        let each = grounds.iter().map(on).collect();
+        Self { name, each }
+    }
+}
+
+/// The ratios whose rows exist, and the lowest of each kind.
+fn lowest_ratios(definitions: &[Lowest], rows: &[Row]) -> BTreeMap<String, f64> {
+    let mut found = BTreeMap::new();
+    for Lowest { name, each } in definitions {
+        let each = ratios(each, rows);
+        let lowest = each.values().copied().min_by(f64::total_cmp);
+        found.extend(lowest.map(|lowest| (name.clone(), lowest)));
+        found.extend(each);
+    }
+    found
+}
+
+/// The names of file systems, for the report.
+fn file_systems(grounds: &[Ground]) -> Value {
+    json!(grounds.iter().map(|ground| &*ground.file_system).collect::<Vec<_>>())
+}
+
+/// A job on ordinary files.
+fn job(stage: &Stage, system: System, path: &Path, pages: u64, work: FilesWork) -> Job {
+    Job {
+        system,
+        source: Source {
+            path: path.to_owned(),
+            pages,
+            writable: false,
+            cache_bytes: 0,
+            base_pages: false,
+        },
+        work: Work::Files(work),
+        seed: stage.seed,
+        round: 0,
+        accesses: 0,
+        deadline_ms: 0,
+        warm_accesses: 0,
+        warm_deadline_ms: 0,
+        limit_bytes: None,
+    }
+}
+
+fn cell(metric: String, unit: (&'static str, f64), job: Job) -> Cell {
+    Cell { metric, unit, job, limit_bytes: None }
+}
+
+/// Runs a block of cells; `check` sees every answer, and answers to the same work must be the same.
+fn run_block(
+    stage: &Stage,
+    cells: Vec<Cell>,
+    notes: &mut Vec<String>,
+    check: impl Fn(&Job, &Measured) -> Result<()>,
+) -> Result<Vec<Row>> {
+    let answers = RefCell::new(HashMap::<(u64, u32), Vec<LaneAnswer>>::new());
+    let schedule = Schedule {
+        limiter: None,
+        rounds: stage.rounds,
+        before: Box::new(|| Ok(())),
+        check: Box::new(|job, measured| {
+            check(job, measured)?;
+            let Some(same_work) = work_number(job) else { return Ok(()) };
+            let mut answers = answers.borrow_mut();
+            let known = answers.entry((same_work, job.round)).or_insert(measured.lanes.clone());
+            ensure!(
+                *known == measured.lanes,
+                "it found something else than the contender before it"
+            );
+            Ok(())
+        }),
+    };
+    schedule.run(cells, notes)
+}
+
+/// The same for jobs that must have the same answer; `None` where that depends on what was stored before.
+fn work_number(job: &Job) -> Option<u64> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    if matches!(job.work, Work::Files(FilesWork::Flush { .. })) {
+        return None;
+    }
+    let mut hasher = DefaultHasher::new();
+    (job.work, &job.source.path, job.accesses).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// What files that are to stay in memory may take together: a quarter of what can be had, since whoever else is on the
+/// machine needs some, and so do contenders that copy.
+fn warm_bytes() -> u64 {
+    available_memory_bytes() / 4
+}
+
+/// A row made of a detail of another row: one figure of its children that deserves to be seen as a row.
+fn row_of_detail(row: &Row, metric: String, unit: &'static str, detail: &str) -> Option<Row> {
+    let median = *row.details.get(detail)?;
+    Some(Row {
+        metric,
+        unit,
+        median,
+        p99: None,
+        p999: None,
+        values: vec![median],
+        rounds: 1,
+        details: BTreeMap::new(),
+        ..row.clone()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(system: &'static str, metric: &str, median: f64) -> Row {
+        Row {
+            system,
+            metric: metric.to_owned(),
+            unit: "µs",
+            median,
+            p99: None,
+            p999: None,
+            rounds: 1,
+            values: vec![median],
+            details: BTreeMap::from([("second".to_owned(), 7.0)]),
+        }
+    }
+
+    #[test]
+    fn a_ratio_over_file_systems_is_the_lowest() {
+        let ground = |name: &str| Ground { path: "/x".into(), file_system: name.to_owned() };
+        let rows = [
+            row("mmap", "sum_ext4", 6.0),
+            row("mapper", "sum_ext4", 2.0),
+            row("mmap", "sum_tmpfs", 8.0),
+            row("mapper", "sum_tmpfs", 2.0),
+        ];
+        let grounds = [ground("ext4"), ground("tmpfs"), ground("xfs")];
+        let one = Lowest::everywhere("a", &["mmap"], "mapper", "sum", &grounds);
+        let other = Lowest::everywhere("b", &["read"], "mapper", "sum", &grounds);
+        let found = lowest_ratios(&[one, other], &rows);
+        let expected = [("a", 3.0), ("a_ext4", 3.0), ("a_tmpfs", 4.0)];
+        assert_eq!(found, BTreeMap::from(expected.map(|(name, value)| (name.to_owned(), value))));
+    }
+
+    #[test]
+    fn a_detail_becomes_a_row() {
+        let row = row("mmap", "first", 6.0);
+        let made = row_of_detail(&row, "again".to_owned(), "ms", "second").unwrap();
+        assert_eq!((made.system, &*made.metric, made.median), ("mmap", "again", 7.0));
+        assert!(row_of_detail(&row, "again".to_owned(), "ms", "third").is_none());
+    }
+}

@@ -1,0 +1,116 @@
+//! Aquifer's mapper.
+//!
+//! | contender | mapping cache | unmapping |
+//! |---|---|---|
+//! | `mapper` | on | as it comes |
+//! | `mapper_async` | off | many at a time, as it comes |
+//! | `mapper_sync` | off | at once |
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use aquifer::mapper::Unmap;
+use aquifer::{FileAccess, FileView, Mapper};
+
+use super::{Files, Mapped, Maps, WholeFile};
+use crate::contender::System;
+
+/// Lets `look` see all of a view.
+fn look_at<R>(view: &FileView, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    // SAFETY: nobody changes the bench's files while they are looked at.
+    Ok(view.read(|bytes| look(unsafe { bytes.as_slice() }))?)
+}
+
+/// Whole files through one mapper.
+pub struct MapperFiles {
+    mapper: Mapper,
+}
+
+impl MapperFiles {
+    /// The mapper that `system` names; its cache may keep `cache_bytes`, if it has one and that is said.
+    pub fn new(system: System, cache_bytes: Option<u64>) -> Result<Self> {
+        let builder = match (system, cache_bytes) {
+            (System::Mapper, None) => Mapper::builder(),
+            (System::Mapper, Some(bytes)) => Mapper::builder().mapping_cache_bytes(bytes),
+            (System::MapperAsync, _) => Mapper::builder().mapping_cache_bytes(0),
+            (System::MapperSync, _) => Mapper::builder().mapping_cache_bytes(0).unmap(Unmap::Sync),
+            (other, _) => bail!("{} is no mapper", other.name()),
+        };
+        Ok(Self { mapper: builder.build()? })
+    }
+}
+
+impl Files for MapperFiles {
+    type Lane<'a> = MapperLane<'a>;
+
+    fn lane(&self) -> Result<MapperLane<'_>> {
+        Ok(MapperLane { mapper: &self.mapper })
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(self.mapper.forget_all()?)
+    }
+
+    fn details(&self) -> BTreeMap<String, f64> {
+        let cache = self.mapper.stats().cache;
+        [("cache_hits", cache.hits), ("cache_misses", cache.misses)]
+            .map(|(name, count)| (name.to_owned(), count as f64))
+            .into()
+    }
+}
+
+/// A thread's access to the mapper.
+pub struct MapperLane<'a> {
+    mapper: &'a Mapper,
+}
+
+impl WholeFile for MapperLane<'_> {
+    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        look_at(&self.mapper.map(path, FileAccess::Read, ..)?, look)
+    }
+
+    fn opened<R>(
+        &mut self,
+        file: &File,
+        len_bytes: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        look_at(&self.mapper.map_file(file, FileAccess::Read, ..len_bytes as u64)?, look)
+    }
+}
+
+/// Large files through one mapper.
+pub struct MapperMaps {
+    mapper: Mapper,
+}
+
+impl MapperMaps {
+    /// The mapper as it comes.
+    pub fn new() -> Result<Self> {
+        Ok(Self { mapper: Mapper::builder().build()? })
+    }
+}
+
+impl Maps for MapperMaps {
+    type Map = MapperMap;
+
+    fn map(&self, file: &File, len_bytes: usize) -> Result<MapperMap> {
+        let view = self.mapper.map_file(file, FileAccess::Read, ..len_bytes as u64)?;
+        Ok(MapperMap { view })
+    }
+}
+
+/// A view of a large file.
+pub struct MapperMap {
+    view: FileView,
+}
+
+impl Mapped for MapperMap {
+    type Pending = ();
+
+    fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        look_at(&self.view, look)
+    }
+}

@@ -1,0 +1,282 @@
+//! What programs do with ordinary files without Aquifer: map or read.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use memchr::memmem::Finder;
+
+use super::{Files, Mapped, Maps, Stored, WholeFile};
+use crate::contender::{System, Unavailable};
+use crate::raw::{Advice, AlignedBuffer, Map, PAGE_BYTES, WillNeed, open_at};
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).with_context(|| format!("cannot open {}", path.display()))
+}
+
+fn length(file: &File) -> Result<usize> {
+    Ok(usize::try_from(file.metadata()?.len())?)
+}
+
+fn map(file: &File, len_bytes: usize, populate: bool) -> Result<Map> {
+    let map = match populate {
+        true => Map::populated(file, len_bytes),
+        false => Map::file(file, len_bytes, false),
+    };
+    Ok(map?)
+}
+
+fn slice(map: &Map) -> &[u8] {
+    // SAFETY: the whole mapping, readable while `map` lives; nobody changes or truncates the bench's files while
+    // they are looked at.
+    unsafe { std::slice::from_raw_parts(map.base(), map.len_bytes()) }
+}
+
+/// Each file is mapped and unmapped again.
+#[derive(Debug, Clone, Copy)]
+pub struct MappedFiles {
+    /// Whether with `MAP_POPULATE`.
+    pub populate: bool,
+}
+
+impl Files for MappedFiles {
+    type Lane<'a> = Self;
+
+    fn lane(&self) -> Result<Self> {
+        Ok(*self)
+    }
+}
+
+impl WholeFile for MappedFiles {
+    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let file = open(path)?;
+        let len_bytes = length(&file)?;
+        self.opened(&file, len_bytes, look)
+    }
+
+    fn opened<R>(
+        &mut self,
+        file: &File,
+        len_bytes: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        if len_bytes == 0 {
+            // The kernel refuses to map nothing.
+            return Ok(look(&[]));
+        }
+        let map = map(file, len_bytes, self.populate)?;
+        Ok(look(slice(&map)))
+    }
+}
+
+/// Each file is read into the same buffer, which stays warm.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadFiles;
+
+impl Files for ReadFiles {
+    type Lane<'a> = ReadLane;
+
+    fn lane(&self) -> Result<ReadLane> {
+        Ok(ReadLane { buffer: AlignedBuffer::new(PAGE_BYTES) })
+    }
+}
+
+/// A thread's buffer.
+#[derive(Debug)]
+pub struct ReadLane {
+    buffer: AlignedBuffer,
+}
+
+impl WholeFile for ReadLane {
+    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let file = open(path)?;
+        let len_bytes = length(&file)?;
+        self.opened(&file, len_bytes, look)
+    }
+
+    fn opened<R>(
+        &mut self,
+        file: &File,
+        len_bytes: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        if self.buffer.bytes().len() < len_bytes {
+            self.buffer = AlignedBuffer::new(len_bytes.next_multiple_of(PAGE_BYTES));
+        }
+        let bytes = &mut self.buffer.bytes_mut()[..len_bytes];
+        file.read_exact_at(bytes, 0)?;
+        Ok(look(bytes))
+    }
+}
+
+/// Reads a file piece by piece, without asking how long it is: the fastest loop for small files.
+#[derive(Debug)]
+pub struct ReadLoop {
+    buffer: AlignedBuffer,
+}
+
+/// Fits the second-level cache together with what the search needs.
+const LOOP_BYTES: usize = 64 << 10;
+
+impl ReadLoop {
+    /// A loop with a buffer of its own.
+    pub fn new() -> Self {
+        Self { buffer: AlignedBuffer::new(LOOP_BYTES) }
+    }
+
+    /// Counts what `finder` finds in the file of that name in that directory.
+    pub fn count(&mut self, directory: &OwnedFd, name: &CStr, finder: &Finder<'_>) -> Result<u64> {
+        let mut file = open_at(directory, name)
+            .with_context(|| format!("cannot open {}", name.to_string_lossy()))?;
+        let overlap_bytes = finder.needle().len() - 1;
+        let buffer = self.buffer.bytes_mut();
+        let (mut kept, mut found) = (0, 0);
+        loop {
+            let room_bytes = buffer.len() - kept;
+            let read_bytes = file.read(&mut buffer[kept..])?;
+            let end = kept + read_bytes;
+            found += finder.find_iter(&buffer[..end]).count() as u64;
+            // Of a regular file only the end comes back short.
+            if read_bytes < room_bytes {
+                return Ok(found);
+            }
+            // What begins here and ends in the next piece. It is too short to be found in full twice.
+            kept = overlap_bytes;
+            buffer.copy_within(end - kept..end, 0);
+        }
+    }
+}
+
+/// Maps files with the advice its name says.
+#[derive(Debug, Clone, Copy)]
+pub struct PlainMaps {
+    /// Which of the forms of mmap.
+    pub system: System,
+}
+
+impl Maps for PlainMaps {
+    type Map = PlainMap;
+
+    fn map(&self, file: &File, len_bytes: usize) -> Result<PlainMap> {
+        let map = map(file, len_bytes, self.system == System::MmapPopulate)?;
+        match self.system {
+            System::MmapSequential => map.advise(Advice::Sequential)?,
+            System::MmapRandom | System::MmapWillneedAhead => map.advise(Advice::Random)?,
+            _ => {}
+        }
+        let unavailable =
+            |error| Unavailable(format!("vectored WILLNEED is refused here: {error}"));
+        let will_need = match self.system {
+            System::MmapWillneedAhead => Some(WillNeed::new().map_err(unavailable)?),
+            _ => None,
+        };
+        if let Some(will_need) = &will_need {
+            // One real range tells whether this kernel has the vectored call.
+            will_need.advise(&[range(&map, 0)]).map_err(unavailable)?;
+        }
+        Ok(PlainMap { map, system: self.system, will_need })
+    }
+}
+
+fn range(map: &Map, page: u64) -> libc::iovec {
+    let base = map.base().wrapping_add(page as usize * PAGE_BYTES);
+    libc::iovec { iov_base: base.cast(), iov_len: PAGE_BYTES }
+}
+
+/// A mapped file.
+#[derive(Debug)]
+pub struct PlainMap {
+    map: Map,
+    system: System,
+    will_need: Option<WillNeed>,
+}
+
+impl Mapped for PlainMap {
+    type Pending = ();
+
+    fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(look(slice(&self.map)))
+    }
+
+    fn announce(&self, range: Range<usize>) -> Result<()> {
+        if self.system == System::MmapWillneed {
+            self.map.will_need(range.start, range.len())?;
+        }
+        Ok(())
+    }
+
+    fn ask_for(&self, pages: &[u64]) -> Result<()> {
+        if let Some(will_need) = &self.will_need {
+            let ranges: Vec<_> = pages.iter().map(|&page| range(&self.map, page)).collect();
+            return Ok(will_need.advise(&ranges)?);
+        }
+        if self.system == System::MmapWillneed {
+            // What is known page by page needs no neighbours.
+            self.map.advise(Advice::Random)?;
+            for &page in pages {
+                self.map.will_need(page as usize * PAGE_BYTES, PAGE_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A shared mapping, made durable by `msync`.
+#[derive(Debug)]
+pub struct SharedMap {
+    map: Map,
+}
+
+impl SharedMap {
+    /// Maps the first `len_bytes` of the file.
+    pub fn open(path: &Path, len_bytes: usize) -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Self { map: Map::file(&file, len_bytes, true)? })
+    }
+}
+
+impl Stored for SharedMap {
+    fn base(&mut self) -> Result<*mut u8> {
+        Ok(self.map.base())
+    }
+
+    fn flush(&mut self) -> Result<Option<u64>> {
+        self.map.sync()?;
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::open_directory;
+
+    #[test]
+    fn the_loop_finds_what_lies_across_its_pieces() {
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let opened = open_directory(directory.path()).unwrap();
+        let finder = Finder::new("needle");
+        let mut reader = ReadLoop::new();
+        for len_bytes in [0, 5, 100, LOOP_BYTES - 1, LOOP_BYTES, LOOP_BYTES + 1, 200_000] {
+            for start in [0, LOOP_BYTES - 7, LOOP_BYTES - 6, LOOP_BYTES - 3, LOOP_BYTES, 131_064] {
+                let mut content = vec![b'e'; len_bytes];
+                if let Some(part) = content.get_mut(start..start + 6) {
+                    part.copy_from_slice(b"needle");
+                }
+                let expected = finder.find_iter(&content).count() as u64;
+                std::fs::write(directory.path().join("file"), content).unwrap();
+                let found = reader.count(&opened, c"file", &finder).unwrap();
+                assert_eq!(found, expected, "{start} of {len_bytes}");
+            }
+        }
+    }
+}

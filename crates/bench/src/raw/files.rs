@@ -1,0 +1,108 @@
+//! What the benches about ordinary files ask of the kernel themselves.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::check;
+
+/// Opens a directory as a starting point for [`open_at`].
+pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: a terminated string that outlives the call.
+    let fd = check(unsafe { libc::open(path.as_ptr(), flags) })?;
+    // SAFETY: the call succeeded, so this is a fresh descriptor nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Opens a file in that directory for reading.
+pub fn open_at(directory: &OwnedFd, name: &CStr) -> io::Result<File> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a terminated string that outlives the call.
+    let fd = check(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })?;
+    // SAFETY: the call succeeded, so this is a fresh descriptor nobody else owns.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Lets this process open as many files as it may: benches keep some open.
+pub fn raise_file_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a structure of the right type that outlives the call.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: as above.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(())
+}
+
+/// Keeps this thread, and the threads it will start, to so many of the processors it may use now.
+pub fn keep_to_processors(count: usize) -> io::Result<()> {
+    // SAFETY: all-zero is a valid `cpu_set_t`: no processor.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: a structure of that size that outlives the call.
+    check(unsafe { libc::sched_getaffinity(0, size_of_val(&allowed), &raw mut allowed) })?;
+    // SAFETY: as above.
+    let mut chosen: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let all = 0..libc::CPU_SETSIZE as usize;
+    // SAFETY: the processor is below the size of the set.
+    let usable = all.filter(|&processor| unsafe { libc::CPU_ISSET(processor, &allowed) });
+    for processor in usable.take(count) {
+        // SAFETY: the processor is below the size of the set.
+        unsafe { libc::CPU_SET(processor, &mut chosen) };
+    }
+    // SAFETY: a structure of that size that outlives the call.
+    check(unsafe { libc::sched_setaffinity(0, size_of_val(&chosen), &raw const chosen) })?;
+    Ok(())
+}
+
+/// Bytes written so far to the device that holds `file`, by whomever; `None` where files have no block device
+/// of their own, as in memory or on a network.
+pub fn device_written_bytes(file: &File) -> io::Result<Option<u64>> {
+    /// The unit of these counters, whatever the device's sectors are.
+    const SECTOR_BYTES: u64 = 512;
+    let device = file.metadata()?.dev();
+    let path = format!("/sys/dev/block/{}:{}/stat", libc::major(device), libc::minor(device));
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    // Documentation/block/stat.rst: the seventh number is sectors written.
+    Ok(text
+        .split_whitespace()
+        .nth(6)
+        .and_then(|sectors| sectors.parse::<u64>().ok())
+        .map(|sectors| sectors * SECTOR_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_file_is_found_in_its_directory() {
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::fs::write(directory.path().join("name"), "content").unwrap();
+        let opened = open_directory(directory.path()).unwrap();
+        let mut text = String::new();
+        open_at(&opened, c"name").unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "content");
+        let missing = open_at(&opened, c"other").unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_thread_keeps_to_one_processor() {
+        std::thread::spawn(|| {
+            keep_to_processors(1).unwrap();
+            assert_eq!(std::thread::available_parallelism().unwrap().get(), 1);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,102 @@
+//! Ordinary files: many that are looked at for a moment, one large one that is read or stored to, a source tree.
+//!
+//! Before its clock starts every child brings the page cache to the state the work is about: warm files are read
+//! where they are not cached, cold ones are dropped, and `cachestat` says whether that worked. Then everybody works with
+//! the same bytes in the same order.
+
+mod flush;
+mod prefetch;
+mod search;
+mod stream;
+mod whole;
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::harness::{FilesWork, Job, LaneAnswer, Measured};
+use crate::raw::{cached_bytes, drop_cache};
+use crate::stats::Histogram;
+
+pub use flush::flushed_stores;
+pub use whole::summed_files;
+
+/// Does the job.
+pub fn run(job: &Job, work: FilesWork) -> Result<Measured> {
+    match work {
+        FilesWork::Sum { files } => whole::sum(job, files),
+        FilesWork::Touch { files, file_bytes, threads } => {
+            whole::touch(job, files, usize::try_from(file_bytes)?, threads)
+        }
+        FilesWork::Stream { readers, streams, cold } => {
+            stream::sequential(job, readers, streams, cold)
+        }
+        FilesWork::Scatter => stream::random(job),
+        FilesWork::Prefetch => prefetch::run(job),
+        FilesWork::Flush { pages, salt } => flush::run(job, pages, salt),
+        FilesWork::Search { threads, repeats } => search::run(job, threads, repeats),
+    }
+}
+
+/// Drops the file from the page cache and checks that it is gone.
+fn chill(file: &File) -> Result<()> {
+    drop_cache(file)?;
+    let file_bytes = file.metadata()?.len();
+    if let Some(cached) = cached_bytes(file)? {
+        ensure!(
+            cached <= file_bytes / 64,
+            "{cached} of {file_bytes} bytes of the data file are cached although it was dropped: is \
+             something else reading it, or is it in memory?"
+        );
+    }
+    Ok(())
+}
+
+/// Times single steps of one thread.
+struct Steps {
+    start: Instant,
+    last: Instant,
+    latencies: Histogram,
+    answer: LaneAnswer,
+}
+
+impl Steps {
+    fn start() -> Self {
+        let now = Instant::now();
+        Self {
+            start: now,
+            last: now,
+            latencies: Histogram::default(),
+            answer: LaneAnswer::default(),
+        }
+    }
+
+    /// Counts a step that found `sum`.
+    #[inline]
+    fn step(&mut self, sum: u64) {
+        let now = Instant::now();
+        self.latencies.record(now.duration_since(self.last).as_nanos() as u64, 1);
+        self.last = now;
+        self.answer.accesses += 1;
+        self.answer.checksum = self.answer.checksum.wrapping_add(sum);
+    }
+}
+
+/// Adds threads up. `put_off` is work at the end that is spread over all steps.
+fn together(lanes: Vec<Steps>, put_off: Duration) -> Measured {
+    let mut latencies = Histogram::default();
+    let mut elapsed = put_off * u32::try_from(lanes.len()).expect("few threads");
+    for lane in &lanes {
+        latencies.merge(&lane.latencies);
+        elapsed += lane.last.duration_since(lane.start);
+    }
+    let steps: u64 = lanes.iter().map(|lane| lane.answer.accesses).sum();
+    Measured {
+        mean_ns: elapsed.as_nanos() as f64 / steps.max(1) as f64,
+        p99_ns: latencies.quantile_ns(0.99),
+        p999_ns: latencies.quantile_ns(0.999),
+        lanes: lanes.into_iter().map(|lane| lane.answer).collect(),
+        ..Measured::default()
+    }
+}

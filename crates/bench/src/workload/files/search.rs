@@ -1,0 +1,183 @@
+//! Text search: how often a text occurs in the files of a tree.
+//!
+//! Finding the files is not part of it, nor is printing: it is opening, reaching the bytes and searching them, by several
+//! threads that take files in runs. The first pass is what a program does that searches once and ends; the passes after
+//! it are those of a program that stays, such as an editor's.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use memchr::memmem::Finder;
+
+use crate::contender::System;
+use crate::contender::files::{Files, ReadLoop, VisitFiles, WholeFile, with_files};
+use crate::file_set::warm;
+use crate::harness::{Job, LaneAnswer, Measured};
+use crate::interrupt;
+use crate::raw::{open_directory, raise_file_limit};
+use crate::source_tree::{Folder, folders_below};
+use crate::stats::median;
+
+/// What is searched for: programs of all languages have it, and few of their files.
+const NEEDLE: &str = "TODO";
+/// Files a thread takes at a time.
+const RUN: usize = 32;
+
+/// A file of the tree, both ways to reach it.
+struct Target<'a> {
+    directory: &'a OwnedFd,
+    name: CString,
+    path: PathBuf,
+}
+
+/// Searches once, and then `repeats` times again.
+pub fn run(job: &Job, threads: u32, repeats: u32) -> Result<Measured> {
+    // As a user would who searches below the directory he is in: paths are relative, and so shorter.
+    std::env::set_current_dir(&job.source.path)
+        .with_context(|| format!("cannot go to {}", job.source.path.display()))?;
+    raise_file_limit()?;
+    let folders = folders_below(Path::new("."), usize::MAX)?;
+    let opened = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let mut targets = Vec::new();
+    for (folder, directory) in folders.iter().zip(&opened) {
+        for name in &folder.names {
+            let path = folder.path.join(name);
+            targets.push(Target { directory, name: CString::new(name.as_bytes())?, path });
+        }
+    }
+    warm(targets.iter().map(|target| target.path.as_path()))?;
+    let plan = Plan { targets: &targets, finder: Finder::new(NEEDLE), threads, repeats };
+    match job.system {
+        System::ReadLoop => plan.search(|| {
+            let mut reader = ReadLoop::new();
+            let finder = &plan.finder;
+            Ok(move |target: &Target<'_>| reader.count(target.directory, &target.name, finder))
+        }),
+        system => with_files(system, None, &plan),
+    }
+}
+
+fn open(folder: &Folder) -> Result<OwnedFd> {
+    open_directory(&folder.path).with_context(|| format!("cannot open {}", folder.path.display()))
+}
+
+struct Plan<'a> {
+    targets: &'a [Target<'a>],
+    finder: Finder<'static>,
+    threads: u32,
+    repeats: u32,
+}
+
+impl VisitFiles for &Plan<'_> {
+    type Output = Measured;
+
+    fn visit<F: Files>(self, files: &F) -> Result<Measured> {
+        let mut measured = self.search(|| {
+            let mut lane = files.lane()?;
+            Ok(move |target: &Target<'_>| {
+                let count = |bytes: &[u8]| self.finder.find_iter(bytes).count() as u64;
+                lane.by_path(&target.path, count)
+            })
+        })?;
+        measured.details.extend(files.details());
+        // Who keeps mappings has them to unmap when it ends; the passes do not say what that takes.
+        let start = Instant::now();
+        files.settle()?;
+        measured.details.insert("end_ms".to_owned(), start.elapsed().as_secs_f64() * 1e3);
+        Ok(measured)
+    }
+}
+
+impl Plan<'_> {
+    /// Runs all passes; each thread counts with what `lane` gives it.
+    fn search<C: FnMut(&Target<'_>) -> Result<u64>>(
+        &self,
+        lane: impl Fn() -> Result<C> + Sync,
+    ) -> Result<Measured> {
+        let passes = 1 + self.repeats as usize;
+        // One counter for each pass, so that none has to be put back.
+        let next: Vec<_> = (0..passes).map(|_| AtomicUsize::new(0)).collect();
+        let barrier = Barrier::new(self.threads as usize);
+        let work = |number: u32| -> Result<(Vec<Duration>, Vec<u64>)> {
+            let mut lane = lane();
+            let (mut took, mut counts) = (Vec::new(), Vec::new());
+            let mut failure = None;
+            for next in &next {
+                barrier.wait();
+                let start = Instant::now();
+                let count = match &mut lane {
+                    Ok(count) if failure.is_none() => self.pass(next, count),
+                    _ => Ok(0),
+                };
+                // The others wait here, whatever went wrong.
+                barrier.wait();
+                if number == 0 {
+                    took.push(start.elapsed());
+                }
+                match count {
+                    Ok(count) => counts.push(count),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            lane?;
+            failure.map_or(Ok((took, counts)), Err)
+        };
+        let results = std::thread::scope(|scope| {
+            let work = &work;
+            let threads = (0..self.threads).map(|number| scope.spawn(move || work(number)));
+            let started: Vec<_> = threads.collect();
+            let joined = started.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|_| Err(anyhow!("a searching thread panicked")))
+            });
+            joined.collect::<Result<Vec<_>>>()
+        })?;
+        let found = |pass: usize| results.iter().map(|(_, counts)| counts[pass]).sum::<u64>();
+        let first = found(0);
+        ensure!(
+            (1..passes).all(|pass| found(pass) == first),
+            "a repeated search found something else"
+        );
+        self.measured(&results[0].0, first)
+    }
+
+    /// One thread's part of one pass.
+    fn pass(
+        &self,
+        next: &AtomicUsize,
+        count: &mut impl FnMut(&Target<'_>) -> Result<u64>,
+    ) -> Result<u64> {
+        let mut found = 0;
+        loop {
+            interrupt::check()?;
+            // Relaxed: only who gets which files is decided here.
+            let from = next.fetch_add(RUN, Ordering::Relaxed);
+            let Some(rest) = self.targets.get(from..).filter(|rest| !rest.is_empty()) else {
+                return Ok(found);
+            };
+            for target in &rest[..rest.len().min(RUN)] {
+                found += count(target)?;
+            }
+        }
+    }
+
+    fn measured(&self, took: &[Duration], found: u64) -> Result<Measured> {
+        let milliseconds: Vec<f64> = took.iter().map(|took| took.as_secs_f64() * 1e3).collect();
+        let (first, repeated) = milliseconds.split_first().context("there was no pass")?;
+        let mut measured = Measured {
+            mean_ns: first * 1e6,
+            lanes: vec![LaneAnswer { accesses: self.targets.len() as u64, checksum: found }],
+            ..Measured::default()
+        };
+        measured.details.insert("found".to_owned(), found as f64);
+        if let Some(repeated) = median(repeated) {
+            measured.details.insert("repeated_ms".to_owned(), repeated);
+        }
+        Ok(measured)
+    }
+}

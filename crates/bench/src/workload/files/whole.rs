@@ -1,0 +1,145 @@
+//! Whole files for a moment: [`sum`] by name, as programs that keep no files open do, and [`touch`] of files that are
+//! open, which leaves little but mapping and unmapping.
+//!
+//! Every file is looked at once before the clock starts. So what a cache of mappings makes of a file it has not seen is
+//! not in the figures; what is in them is the state that lasts.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::{Steps, together};
+use crate::contender::files::{Files, VisitFiles, WholeFile, with_files};
+use crate::file_set::{file_path, warm};
+use crate::harness::{Job, Measured};
+use crate::interrupt;
+use crate::raw::{PAGE_BYTES, raise_file_limit};
+use crate::rng::Rng;
+use crate::sum::sum_words;
+use crate::zipf::{EXPONENT, Zipf};
+
+/// Makes other files popular than the first ones.
+const POPULARITY_SEED: u64 = 0x7a69_7066;
+
+/// The files that a job of [`sum`] looks at, in order.
+pub fn summed_files(job: &Job, files: u32) -> impl Iterator<Item = u32> + use<> {
+    let zipf = Zipf::new(files, EXPONENT, job.seed ^ POPULARITY_SEED);
+    let mut rng = Rng::for_lane(job.seed, job.round, 0);
+    (0..job.accesses).map(move |_| zipf.draw(&mut rng))
+}
+
+/// Sums files chosen by Zipf's law.
+pub fn sum(job: &Job, files: u32) -> Result<Measured> {
+    let paths: Vec<_> = (0..files).map(|number| file_path(&job.source.path, number)).collect();
+    warm(paths.iter().map(PathBuf::as_path))?;
+    let order: Vec<u32> = summed_files(job, files).collect();
+    let cache_bytes = Some(job.source.cache_bytes).filter(|&bytes| bytes > 0);
+    with_files(job.system, cache_bytes, Sum { paths: &paths, order: &order })
+}
+
+struct Sum<'a> {
+    paths: &'a [PathBuf],
+    order: &'a [u32],
+}
+
+impl VisitFiles for Sum<'_> {
+    type Output = Measured;
+
+    fn visit<F: Files>(self, files: &F) -> Result<Measured> {
+        let mut lane = files.lane()?;
+        for path in self.paths {
+            lane.by_path(path, sum_words)?;
+        }
+        let mut steps = Steps::start();
+        for &number in self.order {
+            steps.step(lane.by_path(&self.paths[number as usize], sum_words)?);
+        }
+        drop(lane);
+        let put_off = Instant::now();
+        files.settle()?;
+        let mut measured = together(vec![steps], put_off.elapsed());
+        measured.details = files.details();
+        Ok(measured)
+    }
+}
+
+/// Touches every page of files that are open, each thread its own files in turn.
+pub fn touch(job: &Job, files: u32, file_bytes: usize, threads: u32) -> Result<Measured> {
+    let paths: Vec<_> =
+        (0..files * threads).map(|number| file_path(&job.source.path, number)).collect();
+    warm(paths.iter().map(PathBuf::as_path))?;
+    raise_file_limit()?;
+    let open = |path: &PathBuf| {
+        File::open(path).with_context(|| format!("cannot open {}", path.display()))
+    };
+    let opened = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let work = Touch { files: &opened, each: files as usize, file_bytes, maps: job.accesses };
+    with_files(job.system, None, work)
+}
+
+struct Touch<'a> {
+    files: &'a [File],
+    /// Files of each thread.
+    each: usize,
+    file_bytes: usize,
+    maps: u64,
+}
+
+impl Touch<'_> {
+    fn lane(&self, lane: &mut impl WholeFile, files: &[File]) -> Result<Steps> {
+        let mut steps = Steps::start();
+        for (number, file) in (0..self.maps).zip(files.iter().cycle()) {
+            if number % 1024 == 0 {
+                interrupt::check()?;
+            }
+            steps.step(lane.opened(file, self.file_bytes, first_words)?);
+        }
+        Ok(steps)
+    }
+}
+
+impl VisitFiles for Touch<'_> {
+    type Output = Measured;
+
+    fn visit<F: Files>(self, files: &F) -> Result<Measured> {
+        let threads = self.files.chunks_exact(self.each);
+        ensure!(threads.len() > 0, "no thread has files");
+        let barrier = Barrier::new(threads.len());
+        let lanes = std::thread::scope(|scope| {
+            let started: Vec<_> = threads
+                .map(|own| {
+                    let (barrier, work) = (&barrier, &self);
+                    scope.spawn(move || {
+                        let lane = files.lane().and_then(|mut lane| {
+                            for file in own {
+                                lane.opened(file, work.file_bytes, first_words)?;
+                            }
+                            Ok(lane)
+                        });
+                        // The others wait here, whatever went wrong.
+                        barrier.wait();
+                        work.lane(&mut lane?, own)
+                    })
+                })
+                .collect();
+            let joined = started.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|_| Err(anyhow!("a mapping thread panicked")))
+            });
+            joined.collect::<Result<Vec<_>>>()
+        })?;
+        let put_off = Instant::now();
+        files.settle()?;
+        let mut measured = together(lanes, put_off.elapsed());
+        measured.details = files.details();
+        Ok(measured)
+    }
+}
+
+/// The sum of each page's first word: one load a page.
+fn first_words(bytes: &[u8]) -> u64 {
+    let pages = bytes.chunks(PAGE_BYTES).filter_map(|page| page.first_chunk());
+    pages.map(|word| u64::from_ne_bytes(*word)).fold(0, u64::wrapping_add)
+}
