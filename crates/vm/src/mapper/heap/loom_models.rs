@@ -231,6 +231,25 @@ fn loom_vmas_are_counted() {
     });
 }
 
+/// Two pools that share a budget have no more than it allows.
+#[test]
+fn loom_the_budget_is_kept() {
+    explore(3, || {
+        let vmas = Arc::new(VmaBudget::new(3));
+        let in_use = Arc::new(AtomicUsize::new(0));
+        let take_some = |vmas: &VmaBudget, in_use: &AtomicUsize| {
+            if vmas.try_take(2) {
+                assert_eq!(in_use.swap(1, Ordering::AcqRel), 0, "four of three");
+                in_use.store(0, Ordering::Release);
+                vmas.give_back(2);
+            }
+        };
+        let first = (vmas.clone(), in_use.clone());
+        together(move || take_some(&first.0, &first.1), || take_some(&vmas, &in_use));
+        assert_eq!(vmas.used(), 0);
+    });
+}
+
 /// After the timer looked, what it has not seen has armed it again; and it does not sleep when it was armed.
 #[test]
 fn loom_the_bell_is_armed_for_what_is_left() {

@@ -49,8 +49,8 @@
 //! exception, for few and for short.
 //!
 //! # Threads
-//! Each CPU has its pools, so two threads seldom want one lock, and no lock that a taker needs is held across a system
-//! call. Locks held by other threads at a fork are not looked at in the child.
+//! Each CPU has its pools, so two threads seldom want one lock, and but for reserving a region none is held across a system
+//! call that a taker would wait for. Locks held by other threads at a fork are not looked at in the child.
 //!
 //! # Sources
 //! DaxVM (Alverti et al., MICRO 2022), ephemeral mappings and asynchronous unmapping, sections III and IV: a heap of

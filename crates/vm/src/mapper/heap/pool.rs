@@ -274,6 +274,11 @@ impl<U: Unmapper> Pool<U> {
         Span { address: base + run.start * self.slot_bytes, len_bytes: run.len() * self.slot_bytes }
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub fn lock_for_test(&self) -> impl Sized + '_ {
+        (self.sweeping.lock(), self.rings.lock())
+    }
+
     /// How it takes mappings away.
     pub fn unmapper(&self) -> &U {
         &self.unmapper

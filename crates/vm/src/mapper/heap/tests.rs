@@ -221,6 +221,37 @@ fn one_call_unmaps_many() {
     }
 }
 
+/// What is unmapped leaves one VMA: neighbours that are alike merge. And there are never more than were accounted for.
+#[test]
+fn what_is_unmapped_takes_no_vmas() {
+    let files = Files::new(&[32 * KIB]);
+    for heap in heaps(LATER) {
+        let mut mappings: Vec<Mapping> = (0..200).map(|_| files.map(&heap, 0)).collect();
+        let any = mappings[0].extent.address() as usize;
+        let region = any / SLOT_BYTES * SLOT_BYTES..(any / SLOT_BYTES + 1) * SLOT_BYTES;
+        for every in [2, 3, 1] {
+            let mut number = 0;
+            mappings.retain_mut(|_| {
+                number += 1;
+                number % every != 0
+            });
+            assert!(vmas_in(&region) <= heap.stats().vmas as usize);
+        }
+        assert_eq!(vmas_in(&region), 1);
+    }
+}
+
+fn vmas_in(addresses: &std::ops::Range<usize>) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let overlaps = |line: &&str| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split(' ').next().unwrap();
+        let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16).unwrap());
+        start < addresses.end && addresses.start < end
+    };
+    maps.lines().filter(overlaps).count()
+}
+
 /// Retired mappings in no order: with a call of several ranges, drained together as well.
 #[test]
 fn mappings_retired_in_any_order_are_unmapped_together() {
@@ -444,7 +475,7 @@ fn in_child(body: impl FnOnce()) {
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: no preconditions; a child that hangs ends.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(30) };
         let failed = std::panic::catch_unwind(AssertUnwindSafe(body)).is_err();
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(i32::from(failed)) };
@@ -466,7 +497,8 @@ fn a_child_has_its_own_heap() {
         doomed.iter().for_each(|heap| heap.retire(files.map(heap, 0).extent));
         let mut mappings = [0, 1, 2].map(|number| Some(files.map(&heap, number)));
         // As if other threads had been in the middle of something.
-        let locked = heap.shared.rings.lock();
+        let (rings, pools) = (heap.shared.rings.lock(), heap.shared.pools.iter().flatten());
+        let locked = (rings, pools.map(|pool| pool.lock_for_test()).collect::<Vec<_>>());
         in_child(|| {
             assert_eq!(mapped_below(files.directory.path()), 0);
             assert!(matches!(heap.take(1, Path::new("x")), Err(MapError::Forked)));
