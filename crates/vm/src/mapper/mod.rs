@@ -14,6 +14,8 @@
 //!   ([`Unmap`]), and never used again before.
 //! * *Map-ahead* (`map_ahead`): what is advised to be read in order is mapped by a helper before its reader comes
 //!   ([`FileView::advise`]). Where faults are seen, [`window`] says how far to go.
+//! * *Prefetch* (`prefetch`): many ranges at once, at the queue depth of the device ([`FileView::prefetch`]).
+//! * *Read once* ([`read_once`]): a file looked at once is read or mapped, whichever costs less ([`Mapper::read_once`]).
 //! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
 //!
 //! # What a program may not do
@@ -49,6 +51,8 @@ mod map_ahead;
 mod mapped;
 mod parked;
 mod populate;
+mod prefetch;
+pub mod read_once;
 mod view;
 pub mod window;
 
@@ -63,14 +67,17 @@ pub use error::{FaultCause, MapError, Result};
 pub use heap::HeapStats;
 pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
+pub use prefetch::Prefetch;
 pub use view::FileView;
 
 use crate::ProcessMark;
+use crate::bytes::Bytes;
 use heap::{Heap, VmaBudget};
 use identity::Status;
 use map_ahead::MapAhead;
 use mapped::Mapped;
 use parked::{Limits, Parked};
+use prefetch::Prefetcher;
 
 /// What a view may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -153,6 +160,7 @@ impl MapperBuilder {
                 heap,
                 parked,
                 ahead: MapAhead::new(self.map_ahead),
+                prefetcher: Prefetcher::new(),
                 mark: ProcessMark::new(),
             }),
         })
@@ -169,6 +177,7 @@ pub(crate) struct Shared {
     pub heap: Arc<Heap>,
     pub parked: Parked,
     pub ahead: MapAhead,
+    pub prefetcher: Prefetcher,
     pub mark: ProcessMark,
 }
 
@@ -236,6 +245,31 @@ impl Mapper {
         }
         let file = file.try_clone().map_err(MapError::open(&path))?;
         self.shared.map_opened(file, path, range)
+    }
+
+    /// Shows all of a file to a closure, once: read into a buffer of the thread, or mapped, whichever costs less for its length
+    /// on this machine ([`read_once`]). Also for what cannot be mapped: pipes are read to their end, files in `/proc` have their content.
+    ///
+    /// # Errors
+    /// [`MapError::Open`], [`MapError::Read`], [`MapError::TooLong`], and those of [`Mapper::map`] and [`FileView::read`].
+    pub fn read_once<T>(
+        &self,
+        path: impl AsRef<Path>,
+        look: impl FnOnce(Bytes<'_>) -> T,
+    ) -> Result<T> {
+        self.shared.check_process()?;
+        let path = path.as_ref();
+        read_once::read_once_with(path, look, |file, look| {
+            let status = Status::of_file(&file).map_err(MapError::open(path))?;
+            let view = match self.shared.find(&status) {
+                Some(mapped) => {
+                    let whole = 0..status.len_bytes;
+                    FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), whole)
+                }
+                None => self.shared.map_opened(file, path.to_owned(), 0..u64::MAX)?,
+            };
+            view.read(look)
+        })
     }
 
     /// Lets go of a file that is parked, before it is removed or its file system unmounted. Views of it keep it.
