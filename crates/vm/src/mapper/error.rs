@@ -17,6 +17,22 @@ pub enum MapError {
         /// The system's error.
         source: io::Error,
     },
+    /// It was opened, and cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// What does not say how long it is did not end.
+    #[error("{} gave {limit_bytes} bytes and did not end; read it in pieces", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// What is read at most.
+        limit_bytes: u64,
+    },
     /// It is nothing that can be mapped.
     #[error("{} is {kind}, which cannot be mapped; {advice}", path.display())]
     NotMappable {

@@ -167,7 +167,7 @@ impl Mapped {
     }
 
     /// Why something in `range` could not be had, first at `offset_bytes` as far as is known.
-    fn fault(&self, path: &Path, offset_bytes: u64, range: &Range<u64>) -> MapError {
+    pub fn fault(&self, path: &Path, offset_bytes: u64, range: &Range<u64>) -> MapError {
         let fault =
             |offset_bytes, cause| MapError::Fault { path: path.to_owned(), offset_bytes, cause };
         let Some(file) = self.file(path) else {

@@ -16,6 +16,8 @@
 //!   ([`FileView::advise`]). Where faults are seen, [`window`] says how far to go.
 //! * *Exact flush* (`flush`): a view that can be stored to is private, and a flush writes the pages that were stored to and
 //!   no others; an ordinary shared mapping is there as well ([`FileAccess`]).
+//! * *Prefetch* (`prefetch`): many ranges at once, at the queue depth of the device ([`FileView::prefetch`]).
+//! * *Read once* ([`read_once`]): a file looked at once is read or mapped, whichever costs less ([`Mapper::read_once`]).
 //! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
 //!
 //! # What a program may not do
@@ -52,7 +54,9 @@ mod map_ahead;
 mod mapped;
 mod parked;
 mod populate;
+mod prefetch;
 pub(crate) mod private;
+pub mod read_once;
 pub(crate) mod shared;
 mod stores;
 mod view;
@@ -72,15 +76,18 @@ pub use flush::Flushed;
 pub use heap::HeapStats;
 pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
+pub use prefetch::Prefetch;
 pub use stores::Tracking;
 pub use view::FileView;
 
 use crate::ProcessMark;
+use crate::bytes::Bytes;
 use heap::{Heap, VmaBudget};
 use identity::Status;
 use map_ahead::MapAhead;
 use mapped::Mapped;
 use parked::{Limits, Parked};
+use prefetch::Prefetcher;
 use stores::Stores;
 use write_back::WriteBack;
 
@@ -180,6 +187,7 @@ impl MapperBuilder {
                 parked,
                 ahead: MapAhead::new(self.map_ahead),
                 write_back: WriteBack::new(self.write_back_bytes_per_second),
+                prefetcher: Prefetcher::new(),
                 mark: ProcessMark::new(),
             }),
         })
@@ -197,6 +205,7 @@ pub(crate) struct Shared {
     pub parked: Parked,
     pub ahead: MapAhead,
     pub write_back: WriteBack,
+    pub prefetcher: Prefetcher,
     pub mark: ProcessMark,
 }
 
@@ -270,6 +279,31 @@ impl Mapper {
         }
         let file = file.try_clone().map_err(MapError::open(&path))?;
         self.shared.map_opened(file, path, range)
+    }
+
+    /// Shows all of a file to a closure, once: read into a buffer of the thread, or mapped, whichever costs less for its length
+    /// on this machine ([`read_once`]). Also for what cannot be mapped: pipes are read to their end, files in `/proc` have their content.
+    ///
+    /// # Errors
+    /// [`MapError::Open`], [`MapError::Read`], [`MapError::TooLong`], and those of [`Mapper::map`] and [`FileView::read`].
+    pub fn read_once<T>(
+        &self,
+        path: impl AsRef<Path>,
+        look: impl FnOnce(Bytes<'_>) -> T,
+    ) -> Result<T> {
+        self.shared.check_process()?;
+        let path = path.as_ref();
+        read_once::read_once_with(path, look, |file, look| {
+            let status = Status::of_file(&file).map_err(MapError::open(path))?;
+            let view = match self.shared.find(&status) {
+                Some(mapped) => {
+                    let whole = 0..status.len_bytes;
+                    FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), whole)
+                }
+                None => self.shared.map_opened(file, path.to_owned(), 0..u64::MAX)?,
+            };
+            view.read(look)
+        })
     }
 
     /// Lets go of a file that is parked, before it is removed or its file system unmounted. Views of it keep it.

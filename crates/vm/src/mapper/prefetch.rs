@@ -1,0 +1,316 @@
+//! Bringing many scattered ranges in at once.
+//!
+//! Serial faults on a disk have one page in flight. Here the kernel is told of 256 ranges in one call, which fills the page
+//! cache at the queue depth of the device, and the ranges are mapped one batch behind, while the next is being read:
+//!
+//! ```text
+//!   WILLNEED   batch 1 │ batch 2 │ batch 3 │
+//!   mapped             │ batch 1 │ batch 2 │ batch 3
+//! ```
+//! Mapping them is also what notices a byte that cannot be had: `WILLNEED` reports no errors.
+//!
+//! [`FileView::touch_many`] does this in the calling thread; [`FileView::prefetch`] in a thread of the mapper, for
+//! a future of any executor. A prefetch goes on when its future is dropped. Whoever waits for one that has not begun does
+//! it himself.
+//!
+//! # Lock order
+//! The queue, then a job; neither is held during I/O.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
+use aquifer_sys::{fallible, signal};
+
+use super::error::{MapError, Result};
+use super::mapped::Mapped;
+use super::populate::{Form, Missing, Span, whole_pages};
+use super::view::FileView;
+use crate::ProcessMark;
+
+/// Ranges told to the kernel in one call.
+const BATCH: usize = 256;
+/// Ranges up to this length are mapped by loads, which cost less than a system call.
+const TOUCHED_BYTES: usize = 4 * SMALL_PAGE_BYTES;
+
+/// Brings the ranges in, offsets in the span.
+fn bring_in(span: &dyn Span, ranges: &[Range<usize>]) -> std::result::Result<(), Missing> {
+    let mut before: &[Range<usize>] = &[];
+    for batch in ranges.chunks(BATCH).chain([&[][..]]) {
+        will_need(span, batch);
+        for range in before {
+            let touched = fallible::SUPPORTED && range.len() <= TOUCHED_BYTES;
+            let form = if touched { Form::Touch } else { Form::best() };
+            form.populate(span, range.clone())?;
+        }
+        before = batch;
+    }
+    Ok(())
+}
+
+/// Starts to read. What goes wrong here is found when the range is mapped.
+fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
+    let told = batch.iter().map(|range| whole_pages(span, range.clone()));
+    let vector: Vec<_> = told
+        .filter(|range| !range.is_empty())
+        .map(|range| memory::Range {
+            address: span.address().wrapping_add(range.start).cast_mut(),
+            len_bytes: range.len(),
+        })
+        .collect();
+    if vector.is_empty() {
+        return;
+    }
+    // SAFETY: mapped as long as the span lives; the advice changes no contents.
+    if unsafe { memory::advise_many(&vector, memory::Advice::WillNeed) }.is_ok() {
+        return;
+    }
+    for range in vector {
+        // SAFETY: as above.
+        let _ = unsafe { memory::advise(range.address, range.len_bytes, memory::Advice::WillNeed) };
+    }
+}
+
+struct Job {
+    span: Arc<dyn Span>,
+    ranges: Vec<Range<usize>>,
+    progress: Mutex<Progress>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    has_begun: bool,
+    result: Option<std::result::Result<(), Missing>>,
+    waker: Option<Waker>,
+}
+
+impl Job {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does it, unless somebody has begun.
+    fn run(&self) {
+        if std::mem::replace(&mut self.lock().has_begun, true) {
+            return;
+        }
+        let result = bring_in(&*self.span, &self.ranges);
+        let mut progress = self.lock();
+        progress.result = Some(result);
+        let waker = progress.waker.take();
+        drop(progress);
+        self.done.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn wait(&self) -> std::result::Result<(), Missing> {
+        self.run();
+        let mut progress = self.lock();
+        loop {
+            if let Some(result) = progress.result {
+                return result;
+            }
+            progress = self.done.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Arc<Job>>,
+    stopping: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        signal::block_asynchronous();
+        let mut queue = self.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                job.run();
+                drop(job);
+                queue = self.lock();
+            } else if queue.stopping {
+                return;
+            } else {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// The thread of one mapper that prefetches. It starts with the first prefetch and ends, with all of them done, with this.
+pub(crate) struct Prefetcher {
+    shared: ManuallyDrop<Arc<Shared>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    mark: ProcessMark,
+}
+
+impl Prefetcher {
+    pub fn new() -> Prefetcher {
+        Prefetcher {
+            shared: ManuallyDrop::default(),
+            thread: Mutex::default(),
+            mark: ProcessMark::new(),
+        }
+    }
+
+    /// Without a thread to be had, the job is left to whoever waits for it.
+    fn begin(&self, job: &Arc<Job>) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let name = "aquifer-fetch".to_owned();
+            *thread = std::thread::Builder::new().name(name).spawn(move || shared.work()).ok();
+        }
+        if thread.is_none() {
+            job.run();
+            return;
+        }
+        self.shared.lock().jobs.push_back(job.clone());
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Prefetcher {
+    fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // In a child, the thread and whoever held the lock are the parent's.
+        if !self.mark.is_current() {
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.lock().stopping = true;
+        self.shared.changed.notify_all();
+        // The thread itself may let go of the mapper last, with a mapping.
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+        // SAFETY: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.shared) };
+    }
+}
+
+/// Ranges of a view that are being brought in: a future, or to be waited for. They are brought in even if this is dropped.
+#[must_use = "errors are only reported to who waits"]
+pub struct Prefetch {
+    work: ManuallyDrop<Option<(Arc<Job>, Arc<Mapped>)>>,
+    path: PathBuf,
+    mark: ProcessMark,
+}
+
+impl Prefetch {
+    /// Blocks until all is there.
+    ///
+    /// # Errors
+    /// [`MapError::Fault`] with the first byte that could not be had; what comes after it may be missing too.
+    pub fn wait(self) -> Result<()> {
+        if !self.mark.is_current() {
+            return Err(MapError::Forked);
+        }
+        let Some((job, _)) = &*self.work else { return Ok(()) };
+        let result = job.wait();
+        self.explain(result)
+    }
+
+    fn explain(&self, result: std::result::Result<(), Missing>) -> Result<()> {
+        let (Err(missing), Some((_, mapped))) = (result, &*self.work) else { return Ok(()) };
+        Err(why(mapped, &self.path, missing))
+    }
+}
+
+/// What is wrong with the page that is missing.
+fn why(mapped: &Mapped, path: &std::path::Path, missing: Missing) -> MapError {
+    let start = missing.offset as u64;
+    mapped.fault(path, start, &(start..start + 1))
+}
+
+impl Future for Prefetch {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if !self.mark.is_current() {
+            return Poll::Ready(Err(MapError::Forked));
+        }
+        let Some((job, _)) = &*self.work else { return Poll::Ready(Ok(())) };
+        let mut progress = job.lock();
+        let Some(result) = progress.result else {
+            progress.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        drop(progress);
+        Poll::Ready(self.explain(result))
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // In a child, the mapping is the parent's.
+        if self.mark.is_current() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.work) };
+        }
+    }
+}
+
+impl FileView {
+    fn offsets(&self, ranges: &[Range<u64>]) -> Result<Vec<Range<usize>>> {
+        let mut offsets = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let range = self.in_file(range)?;
+            if !range.is_empty() {
+                offsets.push(range.start as usize..range.end as usize);
+            }
+        }
+        Ok(offsets)
+    }
+
+    /// Brings ranges of the view, counted from its first byte, into memory and maps them: all of them are read at once, where
+    /// loads would read one after the other.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte that could not be had.
+    pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
+        let offsets = self.offsets(ranges)?;
+        let Some(mapped) = &self.mapped else { return Ok(()) };
+        bring_in(&**mapped, &offsets).map_err(|missing| why(mapped, &self.path, missing))
+    }
+
+    /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view may be dropped meanwhile.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`], at once.
+    pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
+        let ranges = self.offsets(ranges)?;
+        let work = self.mapped.as_ref().filter(|_| !ranges.is_empty()).map(|mapped| {
+            let span: Arc<dyn Span> = mapped.clone();
+            let job = Job { span, ranges, progress: Mutex::default(), done: Condvar::new() };
+            let job = Arc::new(job);
+            self.shared.prefetcher.begin(&job);
+            (job, mapped.clone())
+        });
+        let (path, mark) = (self.path.clone(), self.shared.mark);
+        Ok(Prefetch { work: ManuallyDrop::new(work), path, mark })
+    }
+}

@@ -1,0 +1,291 @@
+//! A file looked at once: read or mapped, whichever costs less.
+//!
+//! Reading copies every byte, mapping costs faults and unmapping. Into a buffer that is warm, reading wins up to a few
+//! hundred KiB; into a fresh one it loses by 3 to 5 times, so each thread keeps its buffer.
+//!
+//! ```text
+//!  open ─ read 16 KiB ─┬─ less came ──▶ read until nothing comes ─▶ buffer
+//!                      └─ all came ──▶ fstat ─┬─ below the threshold ─▶ read the rest ─▶ buffer
+//!                                             └─ above ─▶ map
+//! ```
+//! The first read makes `fstat` unnecessary for small files, and costs a file that is mapped 3 % at most. That nothing more
+//! comes is asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
+//!
+//! # The threshold
+//! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
+//! ([`calibrate`]); until then 512 KiB.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::{self, Backing};
+use aquifer_sys::{fallible, io as file_io};
+
+use super::error::{MapError, Result};
+use crate::bytes::Bytes;
+
+/// What is read before anybody asks for the length.
+const PROBE_BYTES: usize = 16 << 10;
+/// The threshold where nothing was measured.
+const USUAL_THRESHOLD_BYTES: u64 = 512 << 10;
+/// It is never outside of these.
+const LEAST_THRESHOLD_BYTES: u64 = 128 << 10;
+const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
+/// What is read at most of something that does not say how long it is.
+const UNKNOWN_LENGTH_BYTES: usize = 1 << 30;
+/// The smallest file that is measured on.
+const SMALLEST_MEASURED_BYTES: u64 = 1 << 20;
+/// Longest time measuring takes, but for the file's first read.
+const TIME_LIMIT: Duration = Duration::from_millis(30);
+const ROUNDS: usize = 5;
+
+thread_local! {
+    /// Taken while it is in use, so that one call inside another has a buffer of its own.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// What reading and mapping a file cost on one kind of file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadOnceCalibration {
+    /// Whether the file system is in memory (tmpfs).
+    pub in_memory: bool,
+    /// Files of this length and longer are mapped.
+    pub threshold_bytes: u64,
+    /// Length, nanoseconds to read and look through it, and to map and look through it: medians.
+    pub measured: Vec<(u64, u64, u64)>,
+}
+
+static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
+
+/// The calibrations of this process so far.
+pub fn calibrations() -> Vec<ReadOnceCalibration> {
+    DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+}
+
+/// The calibration for the kind of file system that a file is on, measured on the file if it is the first. `None` if the file is
+/// smaller than a MiB, cannot be mapped, or measuring took too long.
+pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
+    let in_memory = residency::backing(file.as_fd()).ok()? == Backing::Memory;
+    if let Some(known) = calibrations().into_iter().find(|known| known.in_memory == in_memory) {
+        return Some(known);
+    }
+    let len_bytes = residency::file_len_bytes(file.as_fd()).ok()?;
+    if len_bytes < SMALLEST_MEASURED_BYTES || crate::router::install().is_err() {
+        return None;
+    }
+    let measured = measure(file, len_bytes)?;
+    let threshold_bytes = threshold_of(&measured);
+    let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
+    let mut done = DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(other) = done.iter().find(|known| known.in_memory == in_memory) {
+        return Some(other.clone());
+    }
+    done.push(found.clone());
+    Some(found)
+}
+
+/// The length from which on mapping was never dearer.
+fn threshold_of(measured: &[(u64, u64, u64)]) -> u64 {
+    let wins = measured.iter().rev().take_while(|(_, read, map)| map <= read).last();
+    wins.map_or(MOST_THRESHOLD_BYTES, |(len_bytes, ..)| *len_bytes)
+        .clamp(LEAST_THRESHOLD_BYTES, MOST_THRESHOLD_BYTES)
+}
+
+fn measure(file: &File, len_bytes: u64) -> Option<Vec<(u64, u64, u64)>> {
+    let lens = (17..=21).map(|shift| 1_u64 << shift).filter(|len| *len <= len_bytes);
+    let mut buffer = vec![0; len_bytes.min(MOST_THRESHOLD_BYTES) as usize];
+    file_io::read_exact_at(file.as_fd(), &mut buffer, 0).ok()?;
+    let start = Instant::now();
+    let mut measured = Vec::new();
+    for len in lens {
+        let (mut reads, mut maps) = ([0; ROUNDS], [0; ROUNDS]);
+        for (read, map) in reads.iter_mut().zip(&mut maps) {
+            let begin = Instant::now();
+            file_io::read_exact_at(file.as_fd(), &mut buffer[..len as usize], 0).ok()?;
+            look_through(buffer.as_ptr(), len as usize)?;
+            *read = begin.elapsed().as_nanos() as u64;
+            let begin = Instant::now();
+            look_mapped(file, len as usize)?;
+            *map = begin.elapsed().as_nanos() as u64;
+            if start.elapsed() > TIME_LIMIT {
+                return None;
+            }
+        }
+        reads.sort_unstable();
+        maps.sort_unstable();
+        measured.push((len, reads[ROUNDS / 2], maps[ROUNDS / 2]));
+    }
+    Some(measured)
+}
+
+fn look_mapped(file: &File, len: usize) -> Option<()> {
+    let address = memory::map_file(len, Protection::Read, file.as_fd(), 0).ok()?;
+    let seen = look_through(address, len);
+    // SAFETY: mapped above, and nobody else knows it.
+    unsafe { memory::unmap(address, len) }.ok()?;
+    seen
+}
+
+/// What a closure would do with the bytes, as far as one can guess: each is loaded once.
+fn look_through(start: *const u8, len: usize) -> Option<()> {
+    let mut block = [0; SMALL_PAGE_BYTES];
+    for offset in (0..len).step_by(SMALL_PAGE_BYTES) {
+        // SAFETY: the caller's bytes, whole pages of them; the block is this function's own.
+        let read = unsafe {
+            fallible::try_copy(start.wrapping_add(offset), block.as_mut_ptr(), SMALL_PAGE_BYTES)
+        };
+        read.then_some(())?;
+    }
+    Some(())
+}
+
+/// Whether a file of this length is mapped.
+fn is_mapped(file: &File, len_bytes: u64) -> bool {
+    if len_bytes < LEAST_THRESHOLD_BYTES {
+        return false;
+    }
+    let found = calibrate(file).map(|found| found.threshold_bytes);
+    len_bytes >= found.unwrap_or(USUAL_THRESHOLD_BYTES)
+}
+
+/// Shows a file to `look`: read, or mapped by `map`, which is given the open file.
+pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
+    path: &Path,
+    look: L,
+    map: impl FnOnce(File, L) -> Result<T>,
+) -> Result<T> {
+    let file = File::open(path).map_err(MapError::open(path))?;
+    let mut buffer = BUFFER.take();
+    match read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES) {
+        Ok(Content::Here(len)) => {
+            // SAFETY: so many bytes of the buffer, which is this function's own until `look` has returned.
+            let seen = look(unsafe { Bytes::new(buffer.as_ptr(), len) });
+            keep(buffer);
+            Ok(seen)
+        }
+        Ok(Content::Large) => {
+            keep(buffer);
+            map(file, look)
+        }
+        Err(error) => {
+            keep(buffer);
+            Err(error)
+        }
+    }
+}
+
+fn keep(buffer: Vec<u8>) {
+    if buffer.len() <= MOST_THRESHOLD_BYTES as usize {
+        BUFFER.set(buffer);
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Content {
+    /// So many bytes are in the buffer: all.
+    Here(usize),
+    /// A regular file that is better mapped.
+    Large,
+}
+
+/// Reads all there is, but for files that are to be mapped.
+fn read(path: &Path, file: &File, buffer: &mut Vec<u8>, most_bytes: usize) -> Result<Content> {
+    let failed = |source| MapError::Read { path: path.to_owned(), source };
+    if buffer.len() < PROBE_BYTES {
+        buffer.resize(PROBE_BYTES, 0);
+    }
+    let mut len = read_some(file, &mut buffer[..PROBE_BYTES]).map_err(failed)?;
+    let mut expected = None;
+    if len == PROBE_BYTES {
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_file() && metadata.len() > PROBE_BYTES as u64 {
+            if is_mapped(file, metadata.len()) {
+                return Ok(Content::Large);
+            }
+            let whole = metadata.len() as usize;
+            if buffer.len() < whole {
+                buffer.resize(whole, 0);
+            }
+            expected = Some(whole);
+        }
+    }
+    while expected != Some(len) {
+        if len == buffer.len() {
+            if len >= most_bytes {
+                return Err(MapError::TooLong {
+                    path: path.to_owned(),
+                    limit_bytes: most_bytes as u64,
+                });
+            }
+            buffer.resize((2 * len).min(most_bytes), 0);
+        }
+        let end = expected.unwrap_or(buffer.len());
+        match read_some(file, &mut buffer[len..end]).map_err(failed)? {
+            0 => break,
+            got => len += got,
+        }
+    }
+    Ok(Content::Here(len))
+}
+
+fn read_some(mut file: &File, target: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match file.read(target) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threshold_is_where_mapping_begins_to_win_for_good() {
+        let kib = |kib: u64| kib << 10;
+        let measured = [(kib(128), 2, 3), (kib(256), 4, 3), (kib(512), 8, 9), (kib(1024), 16, 12)];
+        assert_eq!(threshold_of(&measured), kib(1024), "256 KiB won by chance");
+        assert_eq!(threshold_of(&measured[..3]), MOST_THRESHOLD_BYTES);
+        assert_eq!(threshold_of(&[(kib(128), 2, 1), (kib(256), 2, 1)]), kib(128));
+        assert_eq!(threshold_of(&[]), MOST_THRESHOLD_BYTES);
+    }
+
+    #[test]
+    fn what_never_ends_is_refused() {
+        let path = Path::new("/dev/zero");
+        let file = File::open(path).unwrap();
+        let limit = 3 * PROBE_BYTES;
+        let error = read(path, &file, &mut Vec::new(), limit).unwrap_err();
+        assert!(
+            matches!(error, MapError::TooLong { limit_bytes, .. } if limit_bytes == limit as u64)
+        );
+    }
+
+    #[test]
+    fn calibrations_are_kept_for_both_kinds() {
+        for directory in ["/dev/shm", env!("CARGO_MANIFEST_DIR")] {
+            let Ok(file) = tempfile::tempfile_in(directory) else { continue };
+            file.set_len(1 << 10).unwrap();
+            let before = calibrations().len();
+            if before == 0 {
+                assert_eq!(calibrate(&file), None, "too small to measure on");
+            }
+            file_io::write_all_at(file.as_fd(), &vec![1; 4 << 20], 0).unwrap();
+            if let Some(found) = calibrate(&file) {
+                assert!(calibrations().contains(&found));
+                assert!(
+                    (LEAST_THRESHOLD_BYTES..=MOST_THRESHOLD_BYTES).contains(&found.threshold_bytes)
+                );
+                assert_eq!(calibrate(&file), Some(found));
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Bringing files in: advice, prefetching, and files that are looked at once.
+
+use std::fs::{self, File, OpenOptions};
+use std::future::Future;
+use std::io::Write;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+
+use aquifer_vm::mapper::{Advice, FaultCause, FileAccess, FileView, MapError, Mapper};
+use tempfile::TempDir;
+
+const PAGE: u64 = 4096;
+
+fn mapper() -> Mapper {
+    Mapper::builder().build().unwrap()
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / 7 % 251) as u8).collect()
+}
+
+/// A view of a fresh file of so many pages.
+fn view(mapper: &Mapper, directory: &TempDir, pages: u64) -> FileView {
+    let path = directory.path().join("data");
+    fs::write(&path, bytes((pages * PAGE) as usize)).unwrap();
+    mapper.map(path, FileAccess::Read, ..).unwrap()
+}
+
+fn cut(view: &FileView, pages: u64) {
+    let file = OpenOptions::new().write(true).open(view.path()).unwrap();
+    file.set_len(pages * PAGE).unwrap();
+}
+
+/// The smallest executor there is.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+fn scattered(count: u64, pages: u64) -> Vec<std::ops::Range<u64>> {
+    let page = |index: u64| index * 7919 % pages * PAGE;
+    (0..count).map(|index| page(index)..page(index) + 100).collect()
+}
+
+#[test]
+fn scattered_ranges_come_in_by_all_three_ways() {
+    let (directory, mapper) = (directory(), mapper());
+    let view = view(&mapper, &directory, 2048);
+    let ranges = scattered(700, 2048);
+    view.touch_many(&ranges).unwrap();
+    view.prefetch(&ranges).unwrap().wait().unwrap();
+    block_on(view.prefetch(&ranges).unwrap()).unwrap();
+    view.touch_many(&[]).unwrap();
+    block_on(view.prefetch(&[0..0]).unwrap()).unwrap();
+    // One after the other, from several threads, and one that nobody waits for, whose view goes at once.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| block_on(view.prefetch(&ranges).unwrap()).unwrap());
+        }
+    });
+    drop(view.prefetch(&ranges).unwrap());
+    drop((view, mapper));
+}
+
+#[test]
+fn a_prefetch_names_the_first_byte_that_is_gone() {
+    let (directory, mapper) = (directory(), mapper());
+    let view = view(&mapper, &directory, 512);
+    cut(&view, 100);
+    let expect = |result: Result<(), MapError>| match result {
+        Err(MapError::Fault { offset_bytes, cause, .. }) => {
+            assert_eq!(cause, FaultCause::Truncated);
+            offset_bytes
+        }
+        other => panic!("{other:?}"),
+    };
+    let long = [0..512 * PAGE];
+    assert_eq!(expect(view.touch_many(&long)), 100 * PAGE);
+    assert_eq!(expect(view.prefetch(&long).unwrap().wait()), 100 * PAGE);
+    assert_eq!(expect(block_on(view.prefetch(&long).unwrap())), 100 * PAGE);
+    let short = [50 * PAGE..51 * PAGE, 300 * PAGE..301 * PAGE];
+    assert_eq!(expect(view.touch_many(&short)), 300 * PAGE);
+    view.touch_many(&short[..1]).unwrap();
+}
+
+#[test]
+fn ranges_outside_the_view_are_refused_before_anything_is_done() {
+    let (directory, mapper) = (directory(), mapper());
+    let view = view(&mapper, &directory, 4);
+    let outside = [0..PAGE, 3 * PAGE..5 * PAGE];
+    assert!(matches!(view.touch_many(&outside), Err(MapError::OutsideView { .. })));
+    assert!(matches!(view.prefetch(&outside).map(drop), Err(MapError::OutsideView { .. })));
+    assert!(matches!(
+        view.advise(Advice::Sequential, 0..u64::MAX),
+        Err(MapError::OutsideView { .. })
+    ));
+}
+
+#[test]
+fn advice_maps_ahead_changes_no_content_and_keeps_out_of_the_cache() {
+    let (directory, mapper) = (directory(), mapper());
+    let view = view(&mapper, &directory, 1024);
+    for advice in [Advice::Sequential, Advice::Random, Advice::WillNeed, Advice::Normal] {
+        view.advise(advice, 0..view.len_bytes()).unwrap();
+        assert_eq!(view.read(|all| all.to_vec()).unwrap(), bytes(1024 * PAGE as usize));
+    }
+    assert_eq!(mapper.stats().map_ahead.requests, 2);
+    let path = view.path().to_owned();
+    drop(view);
+    assert_eq!(mapper.stats().cache.parked, 1);
+    let again = mapper.map(&path, FileAccess::Read, ..).unwrap();
+    again.advise(Advice::DontNeed, 0..PAGE).unwrap();
+    drop(again);
+    assert_eq!(mapper.stats().cache.parked, 0);
+}
+
+#[test]
+fn files_of_all_lengths_are_shown_whole() {
+    let (directory, mapper) = (directory(), mapper());
+    let path = directory.path().join("file");
+    let around = |len: usize| [len - 1, len, len + 1];
+    let lens = [16 << 10, 32 << 10, 128 << 10, 512 << 10, 1 << 20, 2 << 20, 5 << 20];
+    for len in [0, 1].into_iter().chain(lens.into_iter().flat_map(around)) {
+        let content = bytes(len);
+        fs::write(&path, &content).unwrap();
+        for _ in 0..2 {
+            let seen = mapper.read_once(&path, |all| all.to_vec()).unwrap();
+            assert!(seen == content, "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn one_look_inside_another_has_a_buffer_of_its_own() {
+    let (directory, mapper) = (directory(), mapper());
+    let (a, b) = (directory.path().join("a"), directory.path().join("b"));
+    fs::write(&a, "first").unwrap();
+    fs::write(&b, "second, longer").unwrap();
+    let seen = mapper.read_once(&a, |outer| {
+        let inner = mapper.read_once(&b, |inner| inner.to_vec()).unwrap();
+        (inner, outer.to_vec())
+    });
+    assert_eq!(seen.unwrap(), (b"second, longer".to_vec(), b"first".to_vec()));
+}
+
+#[test]
+fn what_is_no_file_is_read_to_its_end_or_refused() {
+    let (directory, mapper) = (directory(), mapper());
+    let refused = |path: &std::path::Path| mapper.read_once(path, |_| ()).unwrap_err();
+    assert!(matches!(refused(directory.path()), MapError::Read { .. }));
+    let gone = refused(&directory.path().join("gone"));
+    assert!(
+        matches!(gone, MapError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    );
+    assert_eq!(mapper.read_once("/dev/null", |all| all.len()).unwrap(), 0);
+    let maps = mapper.read_once("/proc/self/status", |all| all.to_vec()).unwrap();
+    assert!(maps.starts_with(b"Name:"), "length 0, and content all the same");
+    let symbols = mapper.read_once("/proc/self/smaps", |all| all.to_vec()).unwrap();
+    assert!(symbols.len() > 16 << 10 && symbols.ends_with(b"\n"), "it comes in pieces");
+
+    let pipe = directory.path().join("pipe");
+    let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+    // SAFETY: a NUL-terminated path.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let content = bytes(300_000);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut pipe = OpenOptions::new().write(true).open(&pipe).unwrap();
+            content.chunks(1000).for_each(|piece| pipe.write_all(piece).unwrap());
+        });
+        assert!(mapper.read_once(&pipe, |all| all.to_vec()).unwrap() == content);
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_file_larger_than_the_addresses_is_refused() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| directory());
+    let path = directory.path().join("large");
+    if File::create(&path).unwrap().set_len(1 << 60).is_err() {
+        eprintln!("skipped: no file system for a file of 1 EiB");
+        return;
+    }
+    let error = mapper().read_once(&path, |all| all.len()).unwrap_err();
+    assert!(matches!(error, MapError::Map { .. } | MapError::Memory(_)), "{error}");
+}
+
+#[test]
+fn without_permission_it_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, mapper) = (directory(), mapper());
+    let path = directory.path().join("secret");
+    fs::write(&path, "secret").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    if File::open(&path).is_ok() {
+        eprintln!("skipped: this user may read everything");
+        return;
+    }
+    assert!(matches!(mapper.read_once(&path, |_| ()), Err(MapError::Open { .. })));
+}
