@@ -12,6 +12,8 @@
 //!   A parked mapping is never taken for another file: see `identity`.
 //! * *Ephemeral heap* (`heap`): addresses for mappings that come and go. They are unmapped many at a time, with one TLB flush
 //!   ([`Unmap`]), and never used again before.
+//! * *Many files* (`small`): more small files than a process may have mappings are read into memory that many share.
+//! * *Resident budget* (`budget`): what is streamed through drops behind, [`MapperBuilder::resident_budget_bytes`].
 //! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
 //!
 //! # What a program may not do
@@ -39,6 +41,8 @@
 //! # }
 //! ```
 
+mod budget;
+mod descriptors;
 mod error;
 #[allow(dead_code, reason = "views cannot be stored to yet")]
 pub(crate) mod flush;
@@ -50,6 +54,7 @@ mod parked;
 pub(crate) mod private;
 #[allow(dead_code, reason = "views cannot be stored to yet")]
 pub(crate) mod shared;
+mod small;
 mod view;
 #[allow(dead_code, reason = "views cannot be stored to yet")]
 pub(crate) mod writable;
@@ -69,10 +74,12 @@ pub use parked::CacheStats;
 pub use view::FileView;
 
 use crate::ProcessMark;
+use budget::ResidentBudget;
 use heap::{Heap, VmaBudget};
 use identity::Status;
 use mapped::Mapped;
 use parked::{Limits, Parked};
+use small::Packs;
 
 /// What a view may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -107,6 +114,8 @@ impl Default for Unmap {
 pub struct MapperBuilder {
     mapping_cache_bytes: u64,
     unmap: Unmap,
+    resident_budget_bytes: Option<u64>,
+    mappings_limit: Option<usize>,
 }
 
 impl Default for MapperBuilder {
@@ -114,6 +123,8 @@ impl Default for MapperBuilder {
         MapperBuilder {
             mapping_cache_bytes: aquifer_sys::cpu::memory_bytes() / 2,
             unmap: Unmap::default(),
+            resident_budget_bytes: None,
+            mappings_limit: None,
         }
     }
 }
@@ -132,17 +143,38 @@ impl MapperBuilder {
         self
     }
 
+    /// How much of the page cache the files mapped may fill. A thread gives their pages back to the system, first in,
+    /// first out, so that what is streamed through drops behind; pages that other processes have mapped, or that are not
+    /// written back yet, stay until they are. Files in memory (tmpfs) have nothing to drop. By default there is no bound but
+    /// the system's own.
+    ///
+    /// The bound is kept on the average: for the moments until the thread looks again it can be exceeded, by what a
+    /// device reads in a few milliseconds. Choose 64 MiB or more.
+    pub fn resident_budget_bytes(mut self, bytes: u64) -> Self {
+        self.resident_budget_bytes = Some(bytes);
+        self
+    }
+
+    /// For tests: as if the process could have so many mappings.
+    #[doc(hidden)]
+    pub fn mappings_limit(mut self, mappings: usize) -> Self {
+        self.mappings_limit = Some(mappings);
+        self
+    }
+
     /// Makes the mapper.
     ///
     /// # Errors
-    /// [`MapError::Memory`] if the process has no address space for it.
+    /// [`MapError::Memory`] if the process has no address space for it; [`MapError::Thread`].
     pub fn build(self) -> Result<Mapper> {
-        let vmas = Arc::new(VmaBudget::of_process());
+        let vmas = Arc::new(self.mappings_limit.map_or_else(VmaBudget::of_process, VmaBudget::new));
         // Half of what may be mapped may be parked.
         let limits = Limits { bytes: self.mapping_cache_bytes, mappings: vmas.limit() as u64 / 2 };
         let heap = Heap::new(self.unmap, vmas);
         let parked = Parked::new(limits);
-        Ok(Mapper { shared: Arc::new(Shared { heap, parked, mark: ProcessMark::new() }) })
+        let budget = self.resident_budget_bytes.map(ResidentBudget::start).transpose()?;
+        let (packs, mark) = (Packs::default(), ProcessMark::new());
+        Ok(Mapper { shared: Arc::new(Shared { heap, parked, packs, budget, mark }) })
     }
 }
 
@@ -155,6 +187,8 @@ pub struct Mapper {
 pub(crate) struct Shared {
     pub heap: Arc<Heap>,
     pub parked: Parked,
+    pub packs: Packs,
+    pub budget: Option<ResidentBudget>,
     pub mark: ProcessMark,
 }
 
@@ -166,6 +200,11 @@ pub struct MapperStats {
     pub cache: CacheStats,
     /// Addresses.
     pub heap: HeapStats,
+    /// Memory that holds small files, because they were too many to be mapped: see [`FileView::is_snapshot`].
+    pub snapshot_bytes: u64,
+    /// What the files have in the page cache, as far as is known; 0 without a
+    /// [resident budget](MapperBuilder::resident_budget_bytes).
+    pub resident_bytes: u64,
 }
 
 impl Mapper {
@@ -231,6 +270,9 @@ impl Mapper {
         self.shared.check_process()?;
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         self.shared.parked.forget(status.id);
+        if let Some(budget) = &self.shared.budget {
+            budget.forget(status.id);
+        }
         self.shared.heap.unmap_now();
         Ok(())
     }
@@ -242,13 +284,22 @@ impl Mapper {
     pub fn forget_all(&self) -> Result<()> {
         self.shared.check_process()?;
         self.shared.parked.forget_all();
+        if let Some(budget) = &self.shared.budget {
+            budget.forget_all();
+        }
         self.shared.heap.unmap_now();
         Ok(())
     }
 
     /// What it has and did.
     pub fn stats(&self) -> MapperStats {
-        MapperStats { cache: self.shared.parked.stats(), heap: self.shared.heap.stats() }
+        let shared = &*self.shared;
+        MapperStats {
+            cache: shared.parked.stats(),
+            heap: shared.heap.stats(),
+            snapshot_bytes: shared.packs.bytes(),
+            resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
+        }
     }
 }
 
@@ -273,11 +324,11 @@ impl Shared {
     ) -> Result<FileView> {
         let status = Status::of_file(&file).map_err(MapError::open(&path))?;
         check_kind(&path, &status)?;
-        if status.len_bytes == 0 {
-            if let Some(kind) = identity::is_made_up(&file) {
-                let advice = "its content is made when it is read: read it instead";
-                return Err(MapError::NotMappable { path, kind, advice });
-            }
+        if status.len_bytes == 0
+            && let Some(kind) = identity::is_made_up(&file)
+        {
+            let advice = "its content is made when it is read: read it instead";
+            return Err(MapError::NotMappable { path, kind, advice });
         }
         let range = wanted.start..wanted.end.min(status.len_bytes);
         if range.start > range.end {
@@ -291,18 +342,28 @@ impl Shared {
         if status.len_bytes == 0 {
             return Ok(FileView::new(self.clone(), None, path, range));
         }
+        let file = Arc::new(file);
         let may_park = identity::may_be_parked(&file);
-        let mapped = match Mapped::new(&self.heap, Arc::new(file), &path, &status, may_park) {
+        let map = || Mapped::new(&self.heap, &file, &path, &status, may_park);
+        let mapped = match map() {
             Err(MapError::TooManyMappings { .. }) if self.parked.forget_all() > 0 => {
                 self.heap.unmap_now();
-                let file = Arc::new(mapped::open(&path).map_err(MapError::open(&path))?);
-                let status = Status::of_file(&file).map_err(MapError::open(&path))?;
-                Mapped::new(&self.heap, file, &path, &status, may_park)?
+                map()
+            }
+            mapped => mapped,
+        };
+        let mapped = match mapped {
+            Err(error) if small::serves(&error, &range) => {
+                let snapshot = self.packs.read(&file, &path, range)?;
+                return Ok(FileView::of_snapshot(self.clone(), snapshot, path));
             }
             mapped => mapped?,
         };
         if may_park {
             self.parked.insert(&mapped);
+        }
+        if let Some(budget) = &self.budget {
+            budget.add(&mapped, &file, &path);
         }
         Ok(FileView::new(self.clone(), Some(mapped), path, range))
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
+use super::small::Snapshot;
 use super::{Shared, Status};
 use crate::bytes::{Bytes, Pod};
 
@@ -16,8 +17,9 @@ use crate::bytes::{Bytes, Pod};
 /// slice is for who knows that nobody does ([`FileView::as_slice`]).
 pub struct FileView {
     shared: Arc<Shared>,
-    /// None if it is empty because its file was.
+    /// None if it is empty because its file was, and if it is a snapshot.
     mapped: Option<Arc<Mapped>>,
+    snapshot: Option<Snapshot>,
     path: PathBuf,
     /// Bytes of the file.
     range: Range<u64>,
@@ -30,7 +32,18 @@ impl FileView {
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {
-        FileView { shared, mapped, path, range }
+        FileView { shared, mapped, snapshot: None, path, range }
+    }
+
+    pub(super) fn of_snapshot(shared: Arc<Shared>, snapshot: Snapshot, path: PathBuf) -> FileView {
+        let range = snapshot.range();
+        FileView { shared, mapped: None, snapshot: Some(snapshot), path, range }
+    }
+
+    /// Whether it shows the bytes as they were when it was made, not as they are. So it is with up to 64 KiB of a
+    /// file when the process had no room for more mappings; to see what the file has become, map it again.
+    pub fn is_snapshot(&self) -> bool {
+        self.snapshot.is_some()
     }
 
     /// The file, as it was named.
@@ -90,6 +103,9 @@ impl FileView {
     /// As for [`FileView::read`]; [`MapError::OutsideView`].
     pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         let range = self.in_file(&range)?;
+        if let Some(snapshot) = &self.snapshot {
+            return Ok(look(snapshot.bytes(&range)));
+        }
         let Some(mapped) = self.mapped.as_ref().filter(|_| !range.is_empty()) else {
             // SAFETY: no bytes.
             return Ok(look(unsafe { Bytes::new(std::ptr::dangling(), 0) }));
@@ -107,6 +123,10 @@ impl FileView {
     pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
         let end = offset_bytes.saturating_add(target.len() as u64);
         let range = self.in_file(&(offset_bytes..end))?;
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.bytes(&range).copy_to(0, target);
+            return Ok(());
+        }
         match self.mapped.as_ref().filter(|_| !range.is_empty()) {
             Some(mapped) => mapped.copy_to(&self.path, range.start, target),
             None => Ok(()),
@@ -129,9 +149,10 @@ impl FileView {
 
     /// The first byte. Dangling if the view is empty.
     pub fn as_ptr(&self) -> *const u8 {
-        match &self.mapped {
-            Some(mapped) => mapped.address().wrapping_add(self.range.start as usize),
-            None => std::ptr::dangling(),
+        match (&self.mapped, &self.snapshot) {
+            (Some(mapped), _) => mapped.address().wrapping_add(self.range.start as usize),
+            (None, Some(snapshot)) => snapshot.bytes(&self.range).as_ptr(),
+            (None, None) => std::ptr::dangling(),
         }
     }
 
@@ -153,6 +174,7 @@ impl fmt::Debug for FileView {
             .debug_struct("FileView")
             .field("path", &self.path)
             .field("range", &self.range)
+            .field("is_snapshot", &self.is_snapshot())
             .finish_non_exhaustive()
     }
 }
