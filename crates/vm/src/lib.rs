@@ -8,6 +8,7 @@
 //! * [`fixed`]: mappings at addresses that are part of what they hold.
 //! * [`bytes`]: looking at memory that others may change.
 //! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
+//! * [`drop_behind`]: a bound for what mapped files have in memory.
 //! * [`mapper`]: ordinary files mapped well.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * [`mapper`]: ordinary files mapped well.
@@ -16,6 +17,7 @@
 pub mod arena;
 pub mod bytes;
 pub mod dirty;
+pub mod drop_behind;
 pub mod fixed;
 pub mod fork;
 pub mod guard;

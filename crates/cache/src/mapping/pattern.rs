@@ -15,7 +15,7 @@
 //! So a mapping starts with read-ahead, which below the budget never hurts for long, and is switched when
 //! it has streamed through the budget. Each change of mind doubles the evidence the next one needs.
 
-use crate::mapping::drop_manager::REGION_PAGES;
+use aquifer_vm::drop_behind::REGION_PAGES;
 
 /// Pages that the first decision is based on.
 const FIRST_EVIDENCE_PAGES: u64 = 2048;

@@ -108,6 +108,9 @@ pub enum MapError {
         /// Why.
         cause: FaultCause,
     },
+    /// A thread could not be started.
+    #[error("cannot start a thread of the mapper: {0}")]
+    Thread(#[source] io::Error),
     /// The view was made for reading only.
     #[error("{} was mapped for reading; map it with FileAccess::Write to change it", path.display())]
     ReadOnly {
@@ -172,6 +175,9 @@ pub enum FaultCause {
     /// There is no room on the file system for a hole that was stored to.
     #[error("there is no room for it on the file system; make room, and store again")]
     NoSpace,
+    /// It cannot be opened again to find out: it was removed or replaced since, or no descriptors are left.
+    #[error("why is not known, as its path does not lead to it any more; map it again")]
+    OutOfReach,
     /// It could be read when it was looked at again: something failed for a moment, here or in another thread.
     #[error("it could not be read a moment ago; read again")]
     Passing,

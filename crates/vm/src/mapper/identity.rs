@@ -18,6 +18,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use aquifer_sys::file_system;
+use aquifer_sys::residency::FileIdentity;
 
 /// What must be the same for a parked mapping to be used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,6 +29,13 @@ pub(crate) struct FileId {
     owner: u32,
     group: u32,
     user: u32,
+}
+
+impl FileId {
+    /// The file alone, whoever may read it.
+    pub fn identity(&self) -> FileIdentity {
+        FileIdentity { device: self.device, inode: self.inode }
+    }
 }
 
 /// A file as it is now.

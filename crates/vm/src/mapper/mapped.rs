@@ -6,8 +6,7 @@
 //! its usual course.
 //!
 //! # Descriptors
-//! The file stays open while it is used by the view that opened it, and is closed when the mapping is parked: there may
-//! be more parked files than descriptors. A view that found the mapping parked opens the file again when it needs it, which
+//! See `descriptors`: some files in use stay open, parked ones do not. A view opens its file again when it needs it, which
 //! is only after a fault.
 
 use std::fs::{File, OpenOptions};
@@ -25,6 +24,7 @@ use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::signal::FaultContext;
 
+use super::descriptors::{self, Kept};
 use super::error::{FaultCause, MapError, Result};
 use super::heap::{Extent, Heap};
 use super::identity::{FileId, Status};
@@ -40,7 +40,7 @@ pub(crate) struct Mapped {
     pub mapped_bytes: u64,
     pub may_park: AtomicBool,
     replaceable: Replaceable,
-    file: Mutex<Option<Arc<File>>>,
+    file: Mutex<Option<Kept>>,
 }
 
 /// Opens a file for reading without waiting for anybody: a pipe would.
@@ -57,7 +57,7 @@ impl Mapped {
     /// Maps a file of this length, not zero, whole.
     pub fn new(
         heap: &Arc<Heap>,
-        file: Arc<File>,
+        file: &Arc<File>,
         path: &Path,
         status: &Status,
         may_park: bool,
@@ -88,7 +88,7 @@ impl Mapped {
             mapped_bytes: len as u64,
             may_park: AtomicBool::new(may_park),
             replaceable: Replaceable::new(),
-            file: Mutex::new(Some(file)),
+            file: Mutex::new(descriptors::keep(file, path, status.id)),
         });
         // SAFETY: it retires the extent when it is dropped, and has its address until then.
         unsafe { mapped.extent.set_owner(Arc::<Mapped>::as_ptr(&mapped)) };
@@ -110,21 +110,30 @@ impl Mapped {
         drop(self.lock_file().take());
     }
 
-    fn lock_file(&self) -> std::sync::MutexGuard<'_, Option<Arc<File>>> {
+    fn lock_file(&self) -> std::sync::MutexGuard<'_, Option<Kept>> {
         self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The file, opened again if need be: if the path still leads to it.
     pub fn file(&self, path: &Path) -> Option<Arc<File>> {
         let mut kept = self.lock_file();
-        if kept.is_none() {
-            let file = open(path).ok()?;
-            if Status::of_file(&file).ok()?.id != self.id {
-                return None;
-            }
-            *kept = Some(Arc::new(file));
+        if let Some(kept) = &*kept {
+            return Some(kept.file().clone());
         }
-        kept.clone()
+        let file = Arc::new(self.open_again(path)?);
+        *kept = Kept::new(&file);
+        Some(file)
+    }
+
+    /// As [`Mapped::file`], for a moment: it is not kept open.
+    pub fn file_for_now(&self, path: &Path) -> Option<Arc<File>> {
+        let kept = self.lock_file().as_ref().map(|kept| kept.file().clone());
+        kept.or_else(|| self.open_again(path).map(Arc::new))
+    }
+
+    fn open_again(&self, path: &Path) -> Option<File> {
+        let file = open(path).ok()?;
+        (Status::of_file(&file).ok()?.id == self.id).then_some(file)
     }
 
     /// Runs `access` with faults in `range` of the file turned into errors.
@@ -171,7 +180,7 @@ impl Mapped {
         let fault =
             |offset_bytes, cause| MapError::Fault { path: path.to_owned(), offset_bytes, cause };
         let Some(file) = self.file(path) else {
-            return fault(offset_bytes, FaultCause::Passing);
+            return fault(offset_bytes, FaultCause::OutOfReach);
         };
         let mut byte = [0];
         let page = SMALL_PAGE_BYTES as u64;

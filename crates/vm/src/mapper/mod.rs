@@ -18,6 +18,8 @@
 //!   no others; an ordinary shared mapping is there as well ([`FileAccess`]).
 //! * *Prefetch* (`prefetch`): many ranges at once, at the queue depth of the device ([`FileView::prefetch`]).
 //! * *Read once* ([`read_once`]): a file looked at once is read or mapped, whichever costs less ([`Mapper::read_once`]).
+//! * *Many files* (`small`): more small files than a process may have mappings are read into memory that many share.
+//! * *Resident budget* (`budget`): what is streamed through drops behind, [`MapperBuilder::resident_budget_bytes`].
 //! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
 //!
 //! # What a program may not do
@@ -46,6 +48,8 @@
 //! ```
 
 mod advice;
+mod budget;
+mod descriptors;
 mod error;
 pub(crate) mod flush;
 mod heap;
@@ -58,6 +62,7 @@ mod prefetch;
 pub(crate) mod private;
 pub mod read_once;
 pub(crate) mod shared;
+mod small;
 mod stores;
 mod view;
 pub mod window;
@@ -82,12 +87,14 @@ pub use view::FileView;
 
 use crate::ProcessMark;
 use crate::bytes::Bytes;
+use budget::ResidentBudget;
 use heap::{Heap, VmaBudget};
 use identity::Status;
 use map_ahead::MapAhead;
 use mapped::Mapped;
 use parked::{Limits, Parked};
 use prefetch::Prefetcher;
+use small::Packs;
 use stores::Stores;
 use write_back::WriteBack;
 
@@ -131,6 +138,8 @@ pub struct MapperBuilder {
     unmap: Unmap,
     map_ahead: MapAheadLimits,
     write_back_bytes_per_second: u64,
+    resident_budget_bytes: Option<u64>,
+    mappings_limit: Option<usize>,
 }
 
 impl Default for MapperBuilder {
@@ -140,6 +149,8 @@ impl Default for MapperBuilder {
             unmap: Unmap::default(),
             map_ahead: MapAheadLimits::default(),
             write_back_bytes_per_second: 64 << 20,
+            resident_budget_bytes: None,
+            mappings_limit: None,
         }
     }
 }
@@ -171,20 +182,42 @@ impl MapperBuilder {
         self
     }
 
+    /// How much of the page cache the files mapped may fill. A thread gives their pages back to the system, first in,
+    /// first out, so that what is streamed through drops behind; pages that other processes have mapped, or that are not
+    /// written back yet, stay until they are. Files in memory (tmpfs) have nothing to drop. By default there is no bound but
+    /// the system's own.
+    ///
+    /// The bound is kept on the average: for the moments until the thread looks again it can be exceeded, by what a
+    /// device reads in a few milliseconds. Choose 64 MiB or more.
+    pub fn resident_budget_bytes(mut self, bytes: u64) -> Self {
+        self.resident_budget_bytes = Some(bytes);
+        self
+    }
+
+    /// For tests: as if the process could have so many mappings.
+    #[doc(hidden)]
+    pub fn mappings_limit(mut self, mappings: usize) -> Self {
+        self.mappings_limit = Some(mappings);
+        self
+    }
+
     /// Makes the mapper.
     ///
     /// # Errors
-    /// [`MapError::Memory`] if the process has no address space for it.
+    /// [`MapError::Memory`] if the process has no address space for it; [`MapError::Thread`].
     pub fn build(self) -> Result<Mapper> {
-        let vmas = Arc::new(VmaBudget::of_process());
+        let vmas = Arc::new(self.mappings_limit.map_or_else(VmaBudget::of_process, VmaBudget::new));
         // Half of what may be mapped may be parked.
         let limits = Limits { bytes: self.mapping_cache_bytes, mappings: vmas.limit() as u64 / 2 };
         let heap = Heap::new(self.unmap, vmas);
         let parked = Parked::new(limits);
+        let budget = self.resident_budget_bytes.map(ResidentBudget::start).transpose()?;
         Ok(Mapper {
             shared: Arc::new(Shared {
                 heap,
                 parked,
+                packs: Packs::default(),
+                budget,
                 ahead: MapAhead::new(self.map_ahead),
                 write_back: WriteBack::new(self.write_back_bytes_per_second),
                 prefetcher: Prefetcher::new(),
@@ -206,6 +239,8 @@ pub(crate) struct Shared {
     pub ahead: MapAhead,
     pub write_back: WriteBack,
     pub prefetcher: Prefetcher,
+    pub packs: Packs,
+    pub budget: Option<ResidentBudget>,
     pub mark: ProcessMark,
 }
 
@@ -219,6 +254,11 @@ pub struct MapperStats {
     pub heap: HeapStats,
     /// Mapping ahead.
     pub map_ahead: MapAheadStats,
+    /// Memory that holds small files, because they were too many to be mapped: see [`FileView::is_snapshot`].
+    pub snapshot_bytes: u64,
+    /// What the files have in the page cache, as far as is known; 0 without a
+    /// [resident budget](MapperBuilder::resident_budget_bytes).
+    pub resident_bytes: u64,
 }
 
 impl Mapper {
@@ -316,6 +356,9 @@ impl Mapper {
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         self.shared.parked.forget(status.id);
         self.shared.ahead.settle();
+        if let Some(budget) = &self.shared.budget {
+            budget.forget(status.id);
+        }
         self.shared.heap.unmap_now();
         Ok(())
     }
@@ -328,16 +371,22 @@ impl Mapper {
         self.shared.check_process()?;
         self.shared.parked.forget_all();
         self.shared.ahead.settle();
+        if let Some(budget) = &self.shared.budget {
+            budget.forget_all();
+        }
         self.shared.heap.unmap_now();
         Ok(())
     }
 
     /// What it has and did.
     pub fn stats(&self) -> MapperStats {
+        let shared = &*self.shared;
         MapperStats {
-            cache: self.shared.parked.stats(),
-            heap: self.shared.heap.stats(),
-            map_ahead: self.shared.ahead.stats(),
+            cache: shared.parked.stats(),
+            heap: shared.heap.stats(),
+            map_ahead: shared.ahead.stats(),
+            snapshot_bytes: shared.packs.bytes(),
+            resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
         }
     }
 }
@@ -392,18 +441,28 @@ impl Shared {
         if status.len_bytes == 0 {
             return Ok(FileView::new(self.clone(), None, path, range));
         }
+        let file = Arc::new(file);
         let may_park = identity::may_be_parked(&file);
-        let mapped = match Mapped::new(&self.heap, Arc::new(file), &path, &status, may_park) {
+        let map = || Mapped::new(&self.heap, &file, &path, &status, may_park);
+        let mapped = match map() {
             Err(MapError::TooManyMappings { .. }) if self.parked.forget_all() > 0 => {
                 self.heap.unmap_now();
-                let file = Arc::new(mapped::open(&path).map_err(MapError::open(&path))?);
-                let status = Status::of_file(&file).map_err(MapError::open(&path))?;
-                Mapped::new(&self.heap, file, &path, &status, may_park)?
+                map()
+            }
+            mapped => mapped,
+        };
+        let mapped = match mapped {
+            Err(error) if small::serves(&error, &range) => {
+                let snapshot = self.packs.read(&file, &path, range)?;
+                return Ok(FileView::of_snapshot(self.clone(), snapshot, path));
             }
             mapped => mapped?,
         };
         if may_park {
             self.parked.insert(&mapped);
+        }
+        if let Some(budget) = &self.budget {
+            budget.add(&mapped, &file, &path);
         }
         Ok(FileView::new(self.clone(), Some(mapped), path, range))
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::advice::Advised;
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
+use super::small::Snapshot;
 use super::stores::Stores;
 use super::{Shared, Status};
 use crate::bytes::{Bytes, Pod};
@@ -18,9 +19,10 @@ use crate::bytes::{Bytes, Pod};
 /// slice is for who knows that nobody does ([`FileView::as_slice`]).
 pub struct FileView {
     pub(super) shared: Arc<Shared>,
-    /// None if it is empty because its file was.
+    /// None if it is empty because its file was, if it is a snapshot, and if it can be stored to.
     pub(super) mapped: Option<Arc<Mapped>>,
     pub(super) path: PathBuf,
+    snapshot: Option<Snapshot>,
     /// Bytes of the file.
     range: Range<u64>,
     pub(super) advised: Advised,
@@ -35,7 +37,8 @@ impl FileView {
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {
-        FileView { shared, mapped, path, range, advised: Advised::default(), stores: None }
+        let advised = Advised::default();
+        FileView { shared, mapped, snapshot: None, path, range, advised, stores: None }
     }
 
     /// One that can be stored to.
@@ -45,8 +48,22 @@ impl FileView {
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {
-        let stores = Some(stores);
-        FileView { shared, mapped: None, path, range, advised: Advised::default(), stores }
+        let mut view = FileView::new(shared, None, path, range);
+        view.stores = Some(stores);
+        view
+    }
+
+    pub(super) fn of_snapshot(shared: Arc<Shared>, snapshot: Snapshot, path: PathBuf) -> FileView {
+        let range = snapshot.range();
+        let mut view = FileView::new(shared, None, path, range);
+        view.snapshot = Some(snapshot);
+        view
+    }
+
+    /// Whether it shows the bytes as they were when it was made, not as they are. So it is with up to 64 KiB of a
+    /// file when the process had no room for more mappings; to see what the file has become, map it again.
+    pub fn is_snapshot(&self) -> bool {
+        self.snapshot.is_some()
     }
 
     /// The file, as it was named.
@@ -116,6 +133,9 @@ impl FileView {
             let bytes = unsafe { Bytes::new(mapping.address_of(range.start), len) };
             return mapping.guarded(&range, || look(bytes));
         }
+        if let Some(snapshot) = &self.snapshot {
+            return Ok(look(snapshot.bytes(&range)));
+        }
         let Some(mapped) = self.mapped.as_ref().filter(|_| !range.is_empty()) else {
             // SAFETY: no bytes.
             return Ok(look(unsafe { Bytes::new(std::ptr::dangling(), 0) }));
@@ -136,6 +156,10 @@ impl FileView {
         }
         let end = offset_bytes.saturating_add(target.len() as u64);
         let range = self.in_file(&(offset_bytes..end))?;
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.bytes(&range).copy_to(0, target);
+            return Ok(());
+        }
         match self.mapped.as_ref().filter(|_| !range.is_empty()) {
             Some(mapped) => mapped.copy_to(&self.path, range.start, target),
             None => Ok(()),
@@ -161,9 +185,10 @@ impl FileView {
         if let Some(stores) = &self.stores {
             return stores.mapping().as_mut_ptr();
         }
-        match &self.mapped {
-            Some(mapped) => mapped.address().wrapping_add(self.range.start as usize),
-            None => std::ptr::dangling(),
+        match (&self.mapped, &self.snapshot) {
+            (Some(mapped), _) => mapped.address().wrapping_add(self.range.start as usize),
+            (None, Some(snapshot)) => snapshot.bytes(&self.range).as_ptr(),
+            (None, None) => std::ptr::dangling(),
         }
     }
 
@@ -185,6 +210,7 @@ impl fmt::Debug for FileView {
             .debug_struct("FileView")
             .field("path", &self.path)
             .field("range", &self.range)
+            .field("is_snapshot", &self.is_snapshot())
             .finish_non_exhaustive()
     }
 }
