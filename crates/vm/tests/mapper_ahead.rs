@@ -1,5 +1,7 @@
 //! Bringing files in: advice, prefetching, and files that are looked at once.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
+
 use std::fs::{self, File, OpenOptions};
 use std::future::Future;
 use std::io::Write;
@@ -209,7 +211,7 @@ fn without_permission_it_is_refused() {
     let (directory, mapper) = (directory(), mapper());
     let path = directory.path().join("secret");
     fs::write(&path, "secret").unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     if File::open(&path).is_ok() {
         eprintln!("skipped: this user may read everything");
         return;
