@@ -62,3 +62,54 @@ pub fn runs_when_idle() -> bool {
     // SAFETY: as above.
     policy == libc::SCHED_IDLE || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } == 19
 }
+
+/// Asks how many threads of the machine want a CPU.
+#[derive(Debug)]
+pub struct Contention(std::fs::File);
+
+impl Contention {
+    /// Opens the source once: asking then costs a microsecond or two.
+    pub fn open() -> std::io::Result<Contention> {
+        std::fs::File::open("/proc/loadavg").map(Contention)
+    }
+
+    /// Whether more threads are runnable, the calling one included, than there are CPUs. `false` if that cannot be told.
+    pub fn is_any_waiting(&self) -> bool {
+        use std::os::unix::fs::FileExt;
+        let mut text = [0; 128];
+        let len = self.0.read_at(&mut text, 0).unwrap_or(0);
+        // "0.20 0.18 0.12 1/80 11206": the fourth is runnable of all.
+        let runnable = std::str::from_utf8(&text[..len])
+            .ok()
+            .and_then(|text| text.split(' ').nth(3)?.split('/').next()?.parse::<i64>().ok());
+        // SAFETY: sysconf has no preconditions.
+        let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        runnable.is_some_and(|runnable| runnable > cpus)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn more_threads_than_cpus_are_noticed() {
+        let contention = Contention::open().unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // SAFETY: sysconf has no preconditions.
+            for _ in 0..unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            while !contention.is_any_waiting() {
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,10 +1,14 @@
 //! Which form each mechanism takes here.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
+use aquifer::mapper::read_once::calibrate;
 use aquifer::{Cache, Device, FileDevice, MemoryDevice};
+use aquifer_bench::Bytes;
 use aquifer_sys::copy::CopyForm;
 use aquifer_sys::features;
 use aquifer_sys::uffd::{Delivery, Uffd};
@@ -51,6 +55,8 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
         Mechanism::new("eviction of dirty pages", "by region of 2 MiB".to_owned()),
         Mechanism::new("transfers of files there", access),
         Mechanism::new("copies to devices in memory", copies().to_owned()),
+        Mechanism::new("files looked at once", read_once(data)),
+        Mechanism::new("files looked at once, on tmpfs", read_once_in_memory()),
     ])
 }
 
@@ -64,6 +70,29 @@ fn backend(device: Arc<dyn Device>, writable: bool) -> String {
         Ok(mapping) => format!("{} backend", mapping.backend().name()),
         Err(error) => format!("not possible: {error}"),
     }
+}
+
+/// From which length on a file there is mapped instead of read.
+fn read_once(data: &Path) -> String {
+    File::open(data).map_or_else(|error| format!("not measured: {error}"), |file| threshold(&file))
+}
+
+fn read_once_in_memory() -> String {
+    let file = tempfile::tempfile_in("/dev/shm").and_then(|file| {
+        file.write_all_at(&vec![1; 4 << 20], 0)?;
+        Ok(file)
+    });
+    file.map_or_else(|error| format!("not measured: {error}"), |file| threshold(&file))
+}
+
+fn threshold(file: &File) -> String {
+    calibrate(file).map_or_else(
+        || "not measured: read below 512 KiB, mapped above".to_owned(),
+        |found| {
+            let bound = Bytes(found.threshold_bytes);
+            format!("read below {bound}, mapped from there on (measured)")
+        },
+    )
 }
 
 fn copies() -> &'static str {

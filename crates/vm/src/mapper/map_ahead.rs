@@ -21,8 +21,10 @@
 //! # Priority
 //! Helpers run under `SCHED_IDLE`: with a CPU free that is as good as a normal thread; without one, a normal thread takes
 //! time from the readers, and this one does not. Populating holds the lock of the address space for reading, though, and a
-//! helper that lost its CPU in the middle of a piece keeps it. So pieces are small ([`PIECE_BYTES`]), and a helper that was
-//! pushed off its CPU steps aside for a while ([`ASIDE`]).
+//! helper that loses its CPU in the middle of a call keeps it: with all CPUs busy, an `mmap` of another thread waited
+//! up to 320 ms for one that populated 2 MiB a call. So calls are short ([`CALL_BYTES`]), a helper offers its CPU to others
+//! between them, when it holds nothing, and if somebody took it, steps aside ([`ASIDE`]). It begins no piece while more threads are runnable
+//! than there are CPUs: two readers on two CPUs lost a tenth of their speed to a helper that did.
 //!
 //! # Life of a range
 //! A request holds its mapping, so nothing is populated after it was unmapped. Dropping the [`Ticket`] ends the request: what
@@ -40,21 +42,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use aquifer_sys::cpu::{self, Contention};
 use aquifer_sys::memory::{self, REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::pagemap::Pagemap;
-use aquifer_sys::{cpu, signal};
+use aquifer_sys::signal;
 
-use super::populate::{Form, Span, whole_pages};
+use super::populate::{Form, Missing, Span, whole_pages};
 use crate::ProcessMark;
 
 /// What is populated at a time where the file is in memory.
 pub(crate) const PIECE_BYTES: usize = REGION_BYTES;
 /// What is populated at a time where it has to be read: as much as the kernel reads ahead at most.
 const COLD_PIECE_BYTES: usize = 8 << 20;
+/// What is populated in one call where the file is in memory: some 20 µs.
+const CALL_BYTES: usize = 128 << 10;
 /// Left unmapped for the reader: what the kernel maps at one fault.
 const MARKER_BYTES: usize = 64 << 10;
-/// How long a helper that lost its CPU waits.
-const ASIDE: Duration = Duration::from_millis(5);
+/// How long a helper waits when others want its CPU, and how often at most in a row.
+const ASIDE: Duration = Duration::from_millis(1);
+const MOST_ASIDES: usize = 100;
 /// How long a helper waits for a reader, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(256);
@@ -347,13 +353,14 @@ impl Shared {
         signal::block_asynchronous();
         cpu::run_when_idle();
         let pagemap = Pagemap::open().ok();
+        let contention = Contention::open().ok();
         let mut patience = FIRST_WAIT;
         let mut state = self.lock();
         while !state.stopping {
             if let Some((job, piece)) = self.next_piece(&mut state, pagemap.as_ref()) {
                 patience = FIRST_WAIT;
                 drop(state);
-                self.populate(job, piece);
+                self.populate(job, piece, contention.as_ref());
                 state = self.lock();
             } else if state.queue.is_empty() {
                 state.idle += 1;
@@ -408,15 +415,15 @@ impl Shared {
     }
 
     /// Populates a piece and puts the range back into the queue if there is more of it.
-    fn populate(&self, mut job: Job, piece: Range<usize>) {
-        let lost_before = cpu::involuntary_switches();
+    fn populate(&self, mut job: Job, piece: Range<usize>, contention: Option<&Contention>) {
+        job.let_others_run(contention);
         let form = self.form.unwrap_or_else(Form::best);
-        let range = &job.request.range;
-        let is_marked = self.stretch_bytes(range).is_some_and(|stretch| {
+        let range = job.request.range.clone();
+        let is_marked = self.stretch_bytes(&range).is_some_and(|stretch| {
             piece.start.is_multiple_of(stretch) && piece.start > range.start
         });
         let after_marker = if is_marked { piece.start + MARKER_BYTES } else { piece.start };
-        let populated = form.populate(&*job.request.span, after_marker..piece.end);
+        let populated = job.populate(form, after_marker..piece.end, contention);
         // Relaxed: a statistic.
         self.populated_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
         let has_more = populated.is_ok() && piece.end < range.end;
@@ -438,9 +445,6 @@ impl Shared {
         state.finish(request);
         drop(state);
         self.changed.notify_all();
-        if cpu::involuntary_switches() != lost_before {
-            std::thread::sleep(ASIDE);
-        }
     }
 }
 
@@ -451,6 +455,43 @@ impl Job {
         let to_border = (address / self.step + 1) * self.step - address;
         let to_marker = stretch.map_or(usize::MAX, |stretch| stretch - self.at % stretch);
         self.at..(self.at + to_border.min(to_marker)).min(self.request.range.end)
+    }
+
+    /// Populates a part of the range, in short calls unless it has to be read, which is waited for without the lock.
+    fn populate(
+        &self,
+        form: Form,
+        part: Range<usize>,
+        contention: Option<&Contention>,
+    ) -> Result<(), Missing> {
+        let call_bytes = if self.step == COLD_PIECE_BYTES { COLD_PIECE_BYTES } else { CALL_BYTES };
+        let mut at = part.start;
+        // Relaxed: what is populated for nothing is a call more at worst.
+        while at < part.end && !self.request.ended.load(Ordering::Relaxed) {
+            let end = (at + call_bytes).min(part.end);
+            let lost_before = cpu::involuntary_switches();
+            form.populate(&*self.request.span, at..end)?;
+            std::thread::yield_now();
+            if cpu::involuntary_switches() != lost_before {
+                std::thread::sleep(ASIDE);
+                self.let_others_run(contention);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Waits while there are more threads to run than CPUs: not for ever, since a machine that is always busy is no reason to
+    /// never come to an end.
+    fn let_others_run(&self, contention: Option<&Contention>) {
+        for _ in 0..MOST_ASIDES {
+            // Relaxed: a wait too many at worst.
+            let has_ended = self.request.ended.load(Ordering::Relaxed);
+            if has_ended || !contention.is_some_and(Contention::is_any_waiting) {
+                return;
+            }
+            std::thread::sleep(ASIDE);
+        }
     }
 
     /// Moves on to the last marker that the reader has reached.
