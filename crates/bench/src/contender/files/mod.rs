@@ -81,6 +81,7 @@ pub fn with_files<V: VisitFiles>(
         System::Mapper | System::MapperAsync | System::MapperSync => {
             visit.visit(&mapper::MapperFiles::new(system, cache_bytes)?)
         }
+        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new()?),
         other => bail!("{} does not look at whole files", other.name()),
     }
 }
