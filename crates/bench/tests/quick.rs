@@ -271,8 +271,10 @@ fn unmap() {
 fn flush() {
     let report = report(&["flush", "--rounds", "2", "--dirty", "0.1,10"]);
     for metric in ["flush_01", "flush_10", "store_and_flush_01", "store_and_flush_10"] {
-        assert_contains(&systems_of(&report, metric), &["msync"], &report);
+        assert_contains(&systems_of(&report, metric), &["msync", "mapper"], &report);
     }
+    assert_ratios(&report, &["flush_exact_vs_msync_01", "flush_exact_vs_msync_10"]);
+    assert_ratios(&report, &["flush_exact_vs_msync_10_with_stores"]);
     for row in report["rows"].as_array().unwrap() {
         if row["metric"] == "flush_10" && !report["notes"].to_string().contains("no device") {
             let written_bytes = row["details"]["device_written_bytes"].as_f64().unwrap();

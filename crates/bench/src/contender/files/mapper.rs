@@ -15,7 +15,7 @@ use anyhow::{Result, bail};
 use aquifer::mapper::{Advice, Prefetch, Unmap};
 use aquifer::{FileAccess, FileView, Mapper};
 
-use super::{Files, Mapped, Maps, WholeFile};
+use super::{Files, Mapped, Maps, Stored, WholeFile};
 use crate::contender::System;
 use crate::raw::PAGE_BYTES;
 
@@ -170,5 +170,28 @@ impl Mapped for MapperMap {
 
     fn wait_for(&self, pending: Option<Prefetch>) -> Result<()> {
         pending.map_or(Ok(()), |prefetch| Ok(prefetch.wait()?))
+    }
+}
+
+/// A file that is stored to through a private view.
+pub struct WritableFile {
+    view: FileView,
+}
+
+impl WritableFile {
+    /// Maps the first `len_bytes` of the file.
+    pub fn open(path: &Path, len_bytes: usize) -> Result<Self> {
+        let mapper = Mapper::builder().build()?;
+        Ok(Self { view: mapper.map(path, FileAccess::Write, ..len_bytes as u64)? })
+    }
+}
+
+impl Stored for WritableFile {
+    fn base(&mut self) -> Result<*mut u8> {
+        Ok(self.view.as_mut_ptr()?)
+    }
+
+    fn flush(&mut self) -> Result<Option<u64>> {
+        Ok(Some(self.view.flush()?.bytes_written))
     }
 }
