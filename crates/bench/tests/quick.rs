@@ -218,7 +218,8 @@ fn map_ahead() {
     let report = report(&["map-ahead", "--size", "8M"]);
     for metric in ["stream", "stream_2readers"] {
         for metric in everywhere(&report, metric) {
-            assert_contains(&systems_of(&report, &metric), &["mmap", "mmap_populate"], &report);
+            let names = systems_of(&report, &metric);
+            assert_contains(&names, &["mmap", "mmap_populate", "mapper"], &report);
         }
     }
     for metric in everywhere(&report, "random") {
@@ -230,8 +231,12 @@ fn map_ahead() {
     for metric in ["stream_cold_1stream", "stream_cold_4streams"] {
         let names = systems_of(&report, &format!("{metric}_{disk}"));
         assert_contains(&names, &["mmap", "mmap_populate", "mmap_sequential"], &report);
-        assert_contains(&names, &["mmap_willneed"], &report);
+        assert_contains(&names, &["mmap_willneed", "mapper"], &report);
     }
+    for name in ["default", "populate", "default_2readers", "default_cold"] {
+        assert_ratios(&report, &[&format!("map_ahead_vs_{name}")]);
+    }
+    assert_ratios(&report, &["prefetch_vs_serial_faults", "prefetch_vs_willneed"]);
     let names = systems_of(&report, &format!("prefetch_{disk}"));
     let serial = ["mmap", "mmap_random", "mmap_willneed", "mmap_willneed_ahead"];
     assert_contains(&names, &serial, &report);
@@ -266,8 +271,10 @@ fn unmap() {
 fn flush() {
     let report = report(&["flush", "--rounds", "2", "--dirty", "0.1,10"]);
     for metric in ["flush_01", "flush_10", "store_and_flush_01", "store_and_flush_10"] {
-        assert_contains(&systems_of(&report, metric), &["msync"], &report);
+        assert_contains(&systems_of(&report, metric), &["msync", "mapper"], &report);
     }
+    assert_ratios(&report, &["flush_exact_vs_msync_01", "flush_exact_vs_msync_10"]);
+    assert_ratios(&report, &["flush_exact_vs_msync_10_with_stores"]);
     for row in report["rows"].as_array().unwrap() {
         if row["metric"] == "flush_10" && !report["notes"].to_string().contains("no device") {
             let written_bytes = row["details"]["device_written_bytes"].as_f64().unwrap();
@@ -286,9 +293,9 @@ fn search() {
     for metric in ["search_first", "search_repeated"] {
         let names = systems_of(&report, metric);
         assert_contains(&names, &["read_loop", "read", "mmap", "mmap_populate"], &report);
-        assert_contains(&names, &["mapper"], &report);
+        assert_contains(&names, &["mapper", "mapper_read_once"], &report);
     }
-    assert_ratios(&report, &["search_vs_best_other_repeated"]);
+    assert_ratios(&report, &["search_vs_best_other", "search_vs_best_other_repeated"]);
     let none = bench(&["search", "--quick", "--tree", "/proc/self/fdinfo"]);
     let message = String::from_utf8_lossy(&none.stderr).into_owned();
     assert!(!none.status.success() && message.contains("--tree"), "{message}");

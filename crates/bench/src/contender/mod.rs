@@ -87,6 +87,8 @@ pub enum System {
     MapperAsync,
     /// The same without that cache, and every mapping unmapped when it is dropped.
     MapperSync,
+    /// Aquifer's `read_once`: read or mapped, whichever is cheaper for a file of that length.
+    MapperReadOnce,
     /// Memory and nothing else.
     Memory,
     /// Appending to a preallocated log and flushing the device: the least a commit can cost.
@@ -130,6 +132,7 @@ impl System {
             Self::Mapper => "mapper",
             Self::MapperAsync => "mapper_async",
             Self::MapperSync => "mapper_sync",
+            Self::MapperReadOnce => "mapper_read_once",
             Self::Memory => "memory",
             Self::LogAlone => "log_alone",
         }

@@ -17,7 +17,7 @@ use crate::report::{Ratio, Report, ratios};
 use crate::units::Bytes;
 use crate::workload::flushed_stores;
 
-const SYSTEMS: &[System] = &[System::Msync];
+const SYSTEMS: &[System] = &[System::Msync, System::Mapper];
 
 /// Length of the file, normally and in the quick form.
 const SIZE_BYTES: [u64; 2] = [1 << 30, 16 << 20];

@@ -26,12 +26,22 @@ use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row};
 use crate::units::Bytes;
 
-const STREAM: &[System] = &[System::Mmap, System::MmapPopulate];
-const COLD: &[System] =
-    &[System::Mmap, System::MmapPopulate, System::MmapSequential, System::MmapWillneed];
+const STREAM: &[System] = &[System::Mmap, System::MmapPopulate, System::Mapper];
+const COLD: &[System] = &[
+    System::Mmap,
+    System::MmapPopulate,
+    System::MmapSequential,
+    System::MmapWillneed,
+    System::Mapper,
+];
 const RANDOM: &[System] = &[System::Mmap, System::MmapRandom, System::Mapper];
-const PREFETCH: &[System] =
-    &[System::Mmap, System::MmapRandom, System::MmapWillneed, System::MmapWillneedAhead];
+const PREFETCH: &[System] = &[
+    System::Mmap,
+    System::MmapRandom,
+    System::MmapWillneed,
+    System::MmapWillneedAhead,
+    System::Mapper,
+];
 
 /// Readers where no processor is to be idle.
 const READERS: u32 = 2;

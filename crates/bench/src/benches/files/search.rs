@@ -11,6 +11,7 @@
 //! | `read` | `open`, `fstat`, `pread` into a buffer that stays, `close` |
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, search, `munmap`, `close` |
 //! | `mapper` | a view by name, search, view dropped: parked for the next pass |
+//! | `mapper_read_once` | [`read_once`](aquifer::Mapper::read_once) with the search as its closure |
 
 use anyhow::Result;
 use serde_json::json;
@@ -25,8 +26,14 @@ use crate::options::SearchOptions;
 use crate::report::{Ratio, Report, ratios};
 use crate::source_tree::{SourceTree, usual_roots};
 
-const SYSTEMS: &[System] =
-    &[System::ReadLoop, System::Read, System::Mmap, System::MmapPopulate, System::Mapper];
+const SYSTEMS: &[System] = &[
+    System::ReadLoop,
+    System::Read,
+    System::Mmap,
+    System::MmapPopulate,
+    System::Mapper,
+    System::MapperReadOnce,
+];
 const OTHERS: &[&str] = &["read_loop", "read", "mmap", "mmap_populate"];
 
 /// Passes after the first, normally and in the quick form.

@@ -8,14 +8,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use aquifer::mapper::Unmap;
+use aquifer::mapper::{Advice, Prefetch, Unmap};
 use aquifer::{FileAccess, FileView, Mapper};
 
-use super::{Files, Mapped, Maps, WholeFile};
+use super::{Files, Mapped, Maps, Stored, WholeFile};
 use crate::contender::System;
+use crate::raw::PAGE_BYTES;
 
 /// Lets `look` see all of a view.
 fn look_at<R>(view: &FileView, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
@@ -81,6 +83,46 @@ impl WholeFile for MapperLane<'_> {
     }
 }
 
+/// Whole files through [`Mapper::read_once`].
+pub struct ReadOnceFiles {
+    mapper: Mapper,
+}
+
+impl ReadOnceFiles {
+    /// The mapper as it comes.
+    pub fn new() -> Result<Self> {
+        Ok(Self { mapper: Mapper::builder().build()? })
+    }
+}
+
+impl Files for ReadOnceFiles {
+    type Lane<'a> = ReadOnceLane<'a>;
+
+    fn lane(&self) -> Result<ReadOnceLane<'_>> {
+        Ok(ReadOnceLane { mapper: &self.mapper })
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(self.mapper.forget_all()?)
+    }
+}
+
+/// A thread's access to it.
+pub struct ReadOnceLane<'a> {
+    mapper: &'a Mapper,
+}
+
+impl WholeFile for ReadOnceLane<'_> {
+    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        // SAFETY: nobody changes the bench's files while they are looked at.
+        Ok(self.mapper.read_once(path, |bytes| look(unsafe { bytes.as_slice() }))?)
+    }
+
+    fn opened<R>(&mut self, _: &File, _: usize, _: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        bail!("files are read once by their names")
+    }
+}
+
 /// Large files through one mapper.
 pub struct MapperMaps {
     mapper: Mapper,
@@ -108,9 +150,48 @@ pub struct MapperMap {
 }
 
 impl Mapped for MapperMap {
-    type Pending = ();
+    type Pending = Option<Prefetch>;
 
     fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         look_at(&self.view, look)
+    }
+
+    fn announce(&self, range: Range<usize>) -> Result<()> {
+        let range = range.start as u64..range.end as u64;
+        Ok(self.view.advise(Advice::Sequential, range)?)
+    }
+
+    fn ask_for(&self, pages: &[u64]) -> Result<Option<Prefetch>> {
+        let page_bytes = PAGE_BYTES as u64;
+        let range = |&page: &u64| page * page_bytes..(page + 1) * page_bytes;
+        let ranges: Vec<_> = pages.iter().map(range).collect();
+        Ok(Some(self.view.prefetch(&ranges)?))
+    }
+
+    fn wait_for(&self, pending: Option<Prefetch>) -> Result<()> {
+        pending.map_or(Ok(()), |prefetch| Ok(prefetch.wait()?))
+    }
+}
+
+/// A file that is stored to through a private view.
+pub struct WritableFile {
+    view: FileView,
+}
+
+impl WritableFile {
+    /// Maps the first `len_bytes` of the file.
+    pub fn open(path: &Path, len_bytes: usize) -> Result<Self> {
+        let mapper = Mapper::builder().build()?;
+        Ok(Self { view: mapper.map(path, FileAccess::Write, ..len_bytes as u64)? })
+    }
+}
+
+impl Stored for WritableFile {
+    fn base(&mut self) -> Result<*mut u8> {
+        Ok(self.view.as_mut_ptr()?)
+    }
+
+    fn flush(&mut self) -> Result<Option<u64>> {
+        Ok(Some(self.view.flush()?.bytes_written))
     }
 }

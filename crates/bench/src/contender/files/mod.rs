@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Files`] | a whole file for a moment | `mmap`, `mmap_populate`, `read`, and the mapper in its forms |
 //! | [`Maps`] | one large file whose pages are read | `mmap` in its forms, the mapper |
-//! | [`Stored`] | one large file that is stored to | `msync` |
+//! | [`Stored`] | one large file that is stored to | `msync`, the mapper |
 //!
 //! All of them hand out plain slices, so that reaching the bytes is all that differs. Nobody but the bench
 //! knows of its files, and it does not change them while they are looked at.
@@ -81,6 +81,7 @@ pub fn with_files<V: VisitFiles>(
         System::Mapper | System::MapperAsync | System::MapperSync => {
             visit.visit(&mapper::MapperFiles::new(system, cache_bytes)?)
         }
+        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new()?),
         other => bail!("{} does not look at whole files", other.name()),
     }
 }
@@ -159,6 +160,7 @@ pub trait Stored {
 pub fn stored(system: System, path: &Path, len_bytes: usize) -> Result<Box<dyn Stored>> {
     match system {
         System::Msync => Ok(Box::new(plain::SharedMap::open(path, len_bytes)?)),
+        System::Mapper => Ok(Box::new(mapper::WritableFile::open(path, len_bytes)?)),
         other => bail!("{} does not store to files", other.name()),
     }
 }
