@@ -157,7 +157,8 @@ impl Default for MapperBuilder {
 
 impl MapperBuilder {
     /// How many bytes of mappings are parked for use again; 0 for none. They are page cache of the kernel, which takes
-    /// its pages back when it needs them. By default half of the machine's memory.
+    /// its pages back when it needs them. A file longer than a sixteenth of this is never parked. By default half of the
+    /// machine's memory.
     pub fn mapping_cache_bytes(mut self, bytes: u64) -> Self {
         self.mapping_cache_bytes = bytes;
         self

@@ -10,8 +10,8 @@
 //! goes first. So reading through more files than fit does not drive out those that are used again.
 //!
 //! # Shards
-//! The table is cut into shards by inode, each with a lock of its own and its part of the limit. What is evicted is
-//! unmapped after the lock is released.
+//! The table is cut into shards by inode, each with a lock of its own and its part of the limit: what is longer than that
+//! part is never parked. What is evicted is unmapped after the lock is released.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
