@@ -55,6 +55,11 @@ fn a_helper_waits_for_its_reader_at_the_markers() {
         wait_until("the helper is far enough ahead", || {
             mapping.mapped_pages(enough - PAGE..enough) == 1
         });
+        // Nothing moves any more: it waits for the reader, or is through.
+        wait_until("the helper rests", || {
+            let state = ahead.shared.lock();
+            state.running.is_empty() && state.idle == state.helpers
+        });
         let far = reader + (24 << 20);
         if far < 128 << 20 {
             assert_eq!(mapping.mapped_pages(far..128 << 20), 0, "reader at {reader}");
