@@ -385,7 +385,7 @@ fn an_interrupted_bench_leaves_nothing_behind() {
     let path = directory.path().to_str().unwrap();
     let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
     let mut child = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
-        .args(["bench", "search", "--tree", tree, "--files", "1000000", "--dir", path])
+        .args(["bench", "search", "--tree", tree, "--files", "200000", "--dir", path])
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
