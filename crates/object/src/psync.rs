@@ -138,10 +138,14 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     let most_entries =
         shadow::most_entries(pool, is_aside.iter().filter(|is_aside| **is_aside).count());
     let mut copied: Vec<CommitCopied> = Vec::new();
-    for (part, _) in parts.iter_mut().zip(&is_aside).filter(|(_, is_aside)| **is_aside) {
+    let mut aside: Vec<Option<Vec<PageRun>>> = Vec::with_capacity(parts.len());
+    for (part, is_aside) in parts.iter_mut().zip(&is_aside) {
         let attached = part.attached;
         let Writing { captured, shadow, .. } = part.writing();
-        shadow.put_aside(attached, captured, most_entries, &mut copied)?;
+        aside.push(match is_aside {
+            true => Some(shadow.put_aside(attached, captured, most_entries, &mut copied)?),
+            false => None,
+        });
     }
     let logged: Vec<(&Attached, &Changes)> = (parts.iter().zip(&is_aside))
         .filter(|(_, is_aside)| !**is_aside)
@@ -178,11 +182,12 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         pool.checkpoint_soon();
     }
     let mut twins = twins.into_iter();
-    for ((part, is_aside), size_bytes) in parts.iter_mut().zip(is_aside).zip(sizes) {
+    for ((part, aside), size_bytes) in parts.iter_mut().zip(aside).zip(sizes) {
         let attached = part.attached;
         let writing = part.writing();
+        let is_aside = aside.is_some();
         let twins = if is_aside { None } else { twins.next() };
-        writing.committed(commit.end_lsn(), is_aside, twins.unwrap_or_default());
+        writing.committed(commit.end_lsn(), aside.as_deref(), twins.unwrap_or_default());
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }

@@ -16,7 +16,8 @@
 //!
 //! # Entries
 //! A record has room for so many ranges. A set of pages that is more scattered is joined over its smallest gaps: the
-//! clean pages in them are written as well, with the content they have anyway.
+//! clean pages in them are written as well, with the content they have at that moment. It is that of the last commit, unless
+//! somebody stores to them meanwhile: so their bases are forgotten with those of the others.
 
 use aquifer_pool::format::record::ENTRY_BYTES;
 use aquifer_pool::format::run::{MAX_RUN_PAGES, Run};
@@ -51,7 +52,6 @@ impl Shadow {
     fn make_room(&mut self, attached: &Attached, pages: u64) -> Result<()> {
         let pool = &attached.shared.pool;
         if self.run.pages < pages {
-            self.last_lsn = 0;
             return self.replace(attached, pages);
         }
         if self.last_lsn > pool.tail_lsn() {
@@ -77,13 +77,16 @@ impl Shadow {
             other => other.into(),
         })?;
         let run = reservation.whole();
+        // Should this fail, nobody knows which one the object has: then the next large commit takes another.
+        *self = Shadow::found(Run::EMPTY);
         pool.transact(vec![reservation], |transaction| {
             let mut inode = transaction.inode(attached.number)?;
             inode.shadow = run;
             transaction.put(inode);
             Ok(())
         })?;
-        self.run = run;
+        // No record names it yet.
+        *self = Shadow { run, last_lsn: 0 };
         Ok(())
     }
 
@@ -103,14 +106,14 @@ impl Shadow {
     }
 
     /// Writes pages of an object to its shadow run and makes them durable there: at most `most_entries` entries for the
-    /// record, added to `copied`.
+    /// record, added to `copied`. Returns all pages that were written, those in the gaps too.
     pub fn put_aside(
         &mut self,
         attached: &Attached,
         captured: &[PageRun],
         most_entries: usize,
         copied: &mut Vec<CommitCopied>,
-    ) -> Result<()> {
+    ) -> Result<Vec<PageRun>> {
         const PIECE_BYTES: u64 = 1 << 20;
         let runs = join(captured, most_entries);
         let pages = runs.iter().map(|run| run.count).sum();
@@ -119,7 +122,7 @@ impl Shadow {
         let mut buffer = vec![0; PIECE_BYTES.min(pages * PAGE_BYTES) as usize];
         let start = self.run.bytes().offset_bytes;
         let mut offset = start;
-        for run in runs {
+        for &run in &runs {
             let source_offset_bytes = offset;
             let len_bytes = run.count * PAGE_BYTES;
             let mut sum = Checksum::new();
@@ -140,7 +143,8 @@ impl Shadow {
             });
         }
         let written = ByteRange { offset_bytes: start, len_bytes: offset - start };
-        Ok(attached.shared.pool.make_durable(&[written])?)
+        attached.shared.pool.make_durable(&[written])?;
+        Ok(runs)
     }
 }
 
@@ -186,7 +190,18 @@ fn join(runs: &[PageRun], most: usize) -> Vec<PageRun> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
+    use aquifer_pool::{CreateOptions, OpenOptions};
+    use aquifer_testkit::crash::{CrashMedia, Trigger};
+    use aquifer_vm::dirty::PageIndex;
+
     use super::*;
+    use crate::access::Access;
+    use crate::attach::AttachOptions;
+    use crate::psync::{Stores, psync};
+    use crate::{CreateObject, Objects};
 
     #[test]
     fn the_largest_sets_go_aside() {
@@ -214,5 +229,67 @@ mod tests {
                 all.iter().any(|(start, end)| *start <= run.first.0 && run.end().0 <= *end)
             }));
         }
+    }
+
+    fn attached(pages: u64) -> (Arc<CrashMedia>, Objects, Attached) {
+        let media = Arc::new(CrashMedia::new(16 << 20, PersistenceDomain::PageCache).unwrap());
+        let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
+        let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
+        let objects = Objects::new(pool);
+        objects.create("a", pages * PAGE_BYTES, &CreateObject::default()).unwrap();
+        let options = AttachOptions::default();
+        let shared = &objects.shared;
+        let attached = Attached::attach(shared, b"a", Access::Write, None, &options).unwrap();
+        (media, objects, attached)
+    }
+
+    fn alone() -> OpenOptions {
+        OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+    }
+
+    fn fill(attached: &Attached, page: u64, value: u8, len_bytes: usize) {
+        let page = attached.page(PageIndex(page)).cast_mut();
+        // SAFETY: inside the mapping of an object that is attached for writing.
+        unsafe { page.write_bytes(value, len_bytes) };
+    }
+
+    #[test]
+    fn a_run_that_could_not_be_replaced_is_still_named() {
+        let (_media, objects, attached) = attached(100);
+        (0..100).for_each(|page| fill(&attached, page, 1, 4096));
+        psync(&[&attached], Stores::Excluded).unwrap();
+        let mut held = attached.held();
+        let shadow = &mut held.as_mut().unwrap().writing.as_mut().unwrap().shadow;
+        let last_lsn = shadow.last_lsn;
+        assert!(last_lsn > objects.pool().tail_lsn());
+        shadow.make_room(&attached, MAX_RUN_PAGES + 1).unwrap_err();
+        assert_eq!(shadow.last_lsn, last_lsn);
+    }
+
+    /// What nothing leads to may be stored to meanwhile, and be reached later.
+    #[test]
+    fn clean_pages_that_were_put_aside_are_compared_with_what_was_put_there() {
+        const CLEAN: u64 = 1;
+        let (media, objects, attached) = attached(900);
+        fill(&attached, CLEAN, 1, 8);
+        psync(&[&attached], Stores::Excluded).unwrap();
+        (0..900).step_by(2).for_each(|page| fill(&attached, page, 1, 4096));
+        // The transaction that gives the object its run.
+        let log = objects.pool().layout().log();
+        let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(log));
+        std::thread::scope(|scope| {
+            let committing = scope.spawn(|| psync(&[&attached], Stores::OutOfReach));
+            gate.wait_until_reached();
+            fill(&attached, CLEAN, 2, 8);
+            gate.open();
+            committing.join().unwrap().unwrap();
+        });
+        fill(&attached, CLEAN, 1, 8);
+        psync(&[&attached], Stores::Excluded).unwrap();
+        let crashed = CrashMedia::from_image(&media.image(), media.domain()).unwrap();
+        attached.detach().unwrap();
+        let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
+        let survivor = objects.attach("a", Access::Read, None).unwrap();
+        assert_eq!(survivor.as_slice().unwrap()[CLEAN as usize * 4096..][..8], [1; 8]);
     }
 }

@@ -55,15 +55,20 @@ impl Writing {
         self.bases.compare(attached, &self.captured, most_twins, &mut self.changes);
     }
 
-    /// Notes that what was taken is in the log before `end_lsn`: as changes, or put aside.
+    /// Notes that what was taken is in the log before `end_lsn`: as changes, or with all the pages that were put `aside`.
     /// `twins` are copies of what is there of whole pages.
-    pub fn committed(&mut self, end_lsn: u64, is_aside: bool, twins: Vec<(PageIndex, Page)>) {
+    pub fn committed(
+        &mut self,
+        end_lsn: u64,
+        aside: Option<&[PageRun]>,
+        twins: Vec<(PageIndex, Page)>,
+    ) {
         if self.captured.is_empty() {
             return;
         }
-        match is_aside {
-            true => self.bases.forget(&self.captured),
-            false => self.bases.commit(&self.changes, twins),
+        match aside {
+            Some(pages) => self.bases.forget(pages),
+            None => self.bases.commit(&self.changes, twins),
         }
         self.last_lsn = end_lsn;
     }
