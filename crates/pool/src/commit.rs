@@ -229,13 +229,19 @@ impl Commit {
 
     fn write(&mut self) -> Result<()> {
         let buffer = self.buffer.take().expect("written once");
+        let mut filled = Ok(());
         if let Some(mut filler) = self.filler.take() {
-            self.core.write_filler(&mut filler)?;
+            filled = self.core.write_filler(&mut filler);
             point::pass("finish-filler");
+        }
+        if filled.is_err() {
+            // Unless the pool has failed, others complete the filler, and what this process captured later counts: that may
+            // say what changed since this record.
+            self.core.check_not_failed()?;
         }
         let written = self.core.write_append(&mut self.append, buffer.bytes());
         self.core.keep_buffer(buffer);
-        written
+        filled.and(written)
     }
 }
 
@@ -257,5 +263,61 @@ impl Core {
             self.fail(crate::log::FailureKind::Data, &error.source);
             error.into()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::create::CreateOptions;
+    use crate::pool::OpenOptions;
+
+    /// Who could not take the lock after it had written a filler goes on, and so do its later commits.
+    #[test]
+    fn a_commit_whose_filler_is_left_to_others_is_no_hole() {
+        const PAGES: u64 = 2;
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
+        let stall_timeout = Duration::from_millis(50);
+        let open =
+            OpenOptions { exclusive: true, background: false, stall_timeout, ..Default::default() };
+        let pool = Pool::create(directory.path().join("pool"), 4 << 20, &create, &open).unwrap();
+        let data = pool.layout().data().offset_bytes;
+        let target = |index: u64| ByteRange {
+            offset_bytes: data + index * PAGES * PAGE_BYTES,
+            len_bytes: PAGES * PAGE_BYTES,
+        };
+        let capture = |index, value: u8| {
+            let pages = [CommitPages { inode: 1, target: target(index) }];
+            let content = CommitContent { pages: &pages, ..CommitContent::default() };
+            pool.capture(&content, |bytes| bytes.fill(value)).unwrap()
+        };
+        // Records of three pages do not fill the ring.
+        let first = loop {
+            pool.checkpoint().unwrap();
+            let commit = capture(0, 1);
+            if commit.filler.is_some() {
+                break commit;
+            }
+            commit.finish().unwrap();
+        };
+        let second = capture(1, 2);
+        let core = first.core.clone();
+        let locked = core.lock().unwrap();
+        let stalled = std::thread::scope(|scope| scope.spawn(|| first.finish()).join().unwrap());
+        assert!(matches!(stalled, Err(PoolError::Stalled { .. })), "{stalled:?}");
+        drop(locked);
+        let third = capture(2, 3);
+        let end_lsn = third.end_lsn();
+        second.finish().unwrap();
+        third.finish().unwrap();
+        pool.apply_through(end_lsn).unwrap();
+        for index in 0..3 {
+            let mut bytes = [0; PAGE_BYTES as usize];
+            pool.media().read_at(target(index).offset_bytes, &mut bytes).unwrap();
+            assert!(bytes == [index as u8 + 1; PAGE_BYTES as usize], "commit {index}");
+        }
     }
 }
