@@ -86,6 +86,7 @@ impl Writing {
     /// Does what it can: a pool that fails is noticed by the next commit, and a program that locks its memory keeps it.
     pub fn trim(&mut self, attached: &Attached, stores: Stores) {
         let returned = attached.flights.take_returned();
+        self.is_behind |= !returned.is_empty();
         self.bases.forget(&returned);
         self.tracker.give_back(&returned);
         let private_pages = self.tracker.known_private_pages();
