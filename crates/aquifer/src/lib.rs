@@ -24,6 +24,28 @@
 //! * [`Mapping`] is a device as memory; [`Pages`] is a device as guarded pages.
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; [`Device`] is a trait for your own.
 //!
+//! # Ordinary files, mapped well
+//! What a program that calls mmap today switches to: parked mappings, many unmapped at a time, faults that are errors.
+//!
+//! ```
+//! use aquifer::{FileAccess, Mapper};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("notes");
+//! # std::fs::write(&path, "some text")?;
+//! let mapper = Mapper::builder().build()?;
+//! let view = mapper.map(&path, FileAccess::Write, ..)?;
+//! let length = view.read(|bytes| bytes.len())?; //     an error if the file was cut short meanwhile
+//! view.write_at(5, b"TEXT")?; //                       private until
+//! view.flush()?; //                                    exactly what was stored to is written and durable
+//! assert_eq!((length, std::fs::read(&path)?), (9, b"some TEXT".to_vec()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! * [`Mapper`] maps files and keeps mappings for use again; [`FileView`] is a range of a file. More in [`mapper`].
+//!
 //! # Data structures that survive
 //! Named objects in a pool, at addresses that stay, crash-consistent by one call.
 //!
@@ -53,7 +75,7 @@
 //! # What holds everywhere
 //! * *Units.* Lengths, offsets and budgets are bytes; what counts something else says so in its name. Pools and objects
 //!   are rounded to pages of 4,096 bytes.
-//! * *Errors.* Every failure that can be a value is one: [`Error`] for caches, [`PoolError`] for pools, [`ObjectError`] for
+//! * *Errors.* Every failure that can be a value is one: [`Error`] for caches, [`MapError`] for files, [`PoolError`] for pools, [`ObjectError`] for
 //!   objects. Each names what it is about and says what to do next. Only a load through a bare pointer still raises SIGBUS,
 //!   as with mmap.
 //! * *Durability.* Nothing is promised before a call that makes durable has returned: [`Mapping::flush_all`],
