@@ -38,8 +38,9 @@ use crate::writing::Writing;
 #[non_exhaustive]
 pub struct AttachOptions {
     /// How many bytes of copies an attachment for writing keeps: private ones of pages stored to, and what these pages were
-    /// at the last psync, which the next one is compared with. Those that hold nothing new are dropped beyond that. What is stored to between two psyncs is not bounded by it. By default a quarter of the
-    /// machine's memory, or of the memory cgroup's limit.
+    /// at the last psync, which the next one is compared with. Those that hold nothing new are dropped beyond that. What is
+    /// stored to between two psyncs is not bounded by it. By default a quarter of the machine's memory, or of the memory
+    /// cgroup's limit.
     pub shadow_budget_bytes: Option<u64>,
     /// How stores are found; by default the better one of those available.
     pub tracker: Option<TrackerForm>,

@@ -26,6 +26,7 @@ use aquifer_vm::dirty::{PageBits, PageIndex, PageRun};
 use crate::attach::Attached;
 
 const PAGE: usize = PAGE_BYTES as usize;
+
 /// A page that takes more than this to patch is committed whole. On a disk, because that is about as much to write, and
 /// simpler to read; where writing is copying, because finding the differences takes longer than copying them all.
 fn most_patch_bytes(domain: PersistenceDomain) -> usize {

@@ -292,7 +292,8 @@ impl Mapper {
             return Ok(FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), range));
         }
         let file = mapped::open(path).map_err(MapError::open(path))?;
-        self.shared.map_opened(file, path.to_owned(), range)
+        let status = Status::of_file(&file).map_err(MapError::open(path))?;
+        self.shared.map_opened(file, status, path.to_owned(), range)
     }
 
     /// Maps a range of an open file.
@@ -319,7 +320,7 @@ impl Mapper {
             return Ok(FileView::new(self.shared.clone(), Some(mapped), path, range));
         }
         let file = file.try_clone().map_err(MapError::open(&path))?;
-        self.shared.map_opened(file, path, range)
+        self.shared.map_opened(file, status, path, range)
     }
 
     /// Shows all of a file to a closure, once: read into a buffer of the thread, or mapped, whichever costs less for its length
@@ -341,7 +342,7 @@ impl Mapper {
                     let whole = 0..status.len_bytes;
                     FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), whole)
                 }
-                None => self.shared.map_opened(file, path.to_owned(), 0..u64::MAX)?,
+                None => self.shared.map_opened(file, status, path.to_owned(), 0..u64::MAX)?,
             };
             view.read(look)
         })
@@ -415,14 +416,14 @@ impl Shared {
         Ok(FileView::with_stores(self.clone(), stores, path, range))
     }
 
-    /// Maps what was opened: as it is now, whatever the path led to a moment ago.
+    /// Maps what was opened, whose `status` was asked for since: whatever the path led to before.
     fn map_opened(
         self: &Arc<Self>,
         file: File,
+        status: Status,
         path: PathBuf,
         wanted: Range<u64>,
     ) -> Result<FileView> {
-        let status = Status::of_file(&file).map_err(MapError::open(&path))?;
         check_kind(&path, &status)?;
         if status.len_bytes == 0
             && let Some(kind) = identity::is_made_up(&file)

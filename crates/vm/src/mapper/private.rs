@@ -26,6 +26,7 @@ use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use super::error::Result;
 use super::flush::{Choice, Flushed, KEEP_BYTES, State, Way};
 use super::writable::{Place, Sharing, Writable};
+use crate::bytes::bytes_of;
 use crate::{PageRun, Pod, TrackerForm};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
@@ -117,10 +118,7 @@ impl PrivateFile {
     /// # Errors
     /// As for [`PrivateFile::write_at`].
     pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
-        // SAFETY: plain data without padding is its bytes.
-        let bytes =
-            unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
-        self.write_at(offset_bytes, bytes)
+        self.write_at(offset_bytes, bytes_of(&value))
     }
 
     /// The first byte, to store through. From now on copies are kept as long as the view.

@@ -22,6 +22,7 @@ use super::error::{FlushCause, MapError, Result};
 use super::flush::Flushed;
 use super::writable::{Place, Sharing, Writable};
 use crate::Pod;
+use crate::bytes::bytes_of;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
@@ -60,10 +61,7 @@ impl SharedFile {
     /// # Errors
     /// As for [`SharedFile::write_at`].
     pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
-        // SAFETY: plain data without padding is its bytes.
-        let bytes =
-            unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
-        self.write_at(offset_bytes, bytes)
+        self.write_at(offset_bytes, bytes_of(&value))
     }
 
     /// The first byte, to store through.
