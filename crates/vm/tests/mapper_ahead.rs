@@ -84,8 +84,16 @@ fn scattered_ranges_come_in_by_all_three_ways() {
 
 #[test]
 fn a_prefetch_names_the_first_byte_that_is_gone() {
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        names_what_is_gone(access);
+    }
+}
+
+fn names_what_is_gone(access: FileAccess) {
     let (directory, mapper) = (directory(), mapper());
     let view = view(&mapper, &directory, 512);
+    // Its second page is the view's first.
+    let view = mapper.map(view.path(), access, PAGE..).unwrap();
     cut(&view, 100);
     let expect = |result: Result<(), MapError>| match result {
         Err(MapError::Fault { offset_bytes, cause, .. }) => {
@@ -94,13 +102,37 @@ fn a_prefetch_names_the_first_byte_that_is_gone() {
         }
         other => panic!("{other:?}"),
     };
-    let long = [0..512 * PAGE];
+    let long = [0..511 * PAGE];
     assert_eq!(expect(view.touch_many(&long)), 100 * PAGE);
     assert_eq!(expect(view.prefetch(&long).unwrap().wait()), 100 * PAGE);
     assert_eq!(expect(block_on(view.prefetch(&long).unwrap())), 100 * PAGE);
     let short = [50 * PAGE..51 * PAGE, 300 * PAGE..301 * PAGE];
-    assert_eq!(expect(view.touch_many(&short)), 300 * PAGE);
+    assert_eq!(expect(view.touch_many(&short)), 301 * PAGE);
     view.touch_many(&short[..1]).unwrap();
+}
+
+#[test]
+fn what_was_stored_stays_when_the_rest_is_brought_in() {
+    for access in [FileAccess::Write, FileAccess::SharedWrite] {
+        let (directory, mapper) = (directory(), mapper());
+        let view = view(&mapper, &directory, 512);
+        // Not from the start of a page of the file on.
+        let view = mapper.map(view.path(), access, 100..).unwrap();
+        let mut wanted = bytes(512 * PAGE as usize)[100..].to_vec();
+        for at in [0, 50 * PAGE, 300 * PAGE + 4000] {
+            view.write_at(at, b"stored").unwrap();
+            wanted[at as usize..][..6].copy_from_slice(b"stored");
+        }
+        view.touch_many(&scattered(100, 511)).unwrap();
+        view.prefetch(&[0..view.len_bytes()]).unwrap().wait().unwrap();
+        assert!(view.read(|all| all.to_vec()).unwrap() == wanted);
+        view.flush().unwrap();
+        assert!(fs::read(view.path()).unwrap()[100..] == wanted);
+        // It keeps the mapping as long as it takes.
+        let coming = view.prefetch(&[0..view.len_bytes()]).unwrap();
+        drop((view, mapper));
+        coming.wait().unwrap();
+    }
 }
 
 #[test]

@@ -136,10 +136,25 @@ unsafe impl Span for Mapped {
 }
 
 impl FileView {
-    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view.
+    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view. Only
+    /// views made for reading are mapped ahead; [`FileView::prefetch`] works on all.
     ///
     /// # Errors
     /// [`MapError::OutsideView`]; [`MapError::Map`] if the kernel refused, which only it could say why.
+    ///
+    /// ```
+    /// use aquifer_vm::mapper::{Advice, FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
+    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // mapped by a helper, ahead of this thread
+    /// assert_eq!(view.read(|bytes| bytes.to_vec().len())?, 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn advise(&self, advice: Advice, range: Range<u64>) -> Result<()> {
         let range = self.in_file(&range)?;
         let Some(mapped) = &self.mapped else { return Ok(()) };

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -78,8 +78,27 @@ fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
     }
 }
 
+/// What ranges can be brought in of: a mapping that can say why a page of it is missing.
+pub(super) trait Fetched: Span {
+    /// Where in the span a byte of the file is.
+    fn offset_of(&self, file_byte: u64) -> usize;
+    /// Why the page at an offset of the span could not be had.
+    fn why(&self, path: &Path, offset: usize) -> MapError;
+}
+
+impl Fetched for Mapped {
+    fn offset_of(&self, file_byte: u64) -> usize {
+        file_byte as usize
+    }
+
+    fn why(&self, path: &Path, offset: usize) -> MapError {
+        let start = offset as u64;
+        self.fault(path, start, &(start..start + 1))
+    }
+}
+
 struct Job {
-    span: Arc<dyn Span>,
+    span: Arc<dyn Fetched>,
     ranges: Vec<Range<usize>>,
     progress: Mutex<Progress>,
     done: Condvar,
@@ -215,7 +234,7 @@ impl Drop for Prefetcher {
 /// Ranges of a view that are being brought in: a future, or to be waited for. They are brought in even if this is dropped.
 #[must_use = "errors are only reported to who waits"]
 pub struct Prefetch {
-    work: ManuallyDrop<Option<(Arc<Job>, Arc<Mapped>)>>,
+    job: ManuallyDrop<Option<Arc<Job>>>,
     path: PathBuf,
     mark: ProcessMark,
 }
@@ -229,21 +248,15 @@ impl Prefetch {
         if !self.mark.is_current() {
             return Err(MapError::Forked);
         }
-        let Some((job, _)) = &*self.work else { return Ok(()) };
+        let Some(job) = &*self.job else { return Ok(()) };
         let result = job.wait();
         self.explain(result)
     }
 
     fn explain(&self, result: std::result::Result<(), Missing>) -> Result<()> {
-        let (Err(missing), Some((_, mapped))) = (result, &*self.work) else { return Ok(()) };
-        Err(why(mapped, &self.path, missing))
+        let (Err(missing), Some(job)) = (result, &*self.job) else { return Ok(()) };
+        Err(job.span.why(&self.path, missing.offset))
     }
-}
-
-/// What is wrong with the page that is missing.
-fn why(mapped: &Mapped, path: &std::path::Path, missing: Missing) -> MapError {
-    let start = missing.offset as u64;
-    mapped.fault(path, start, &(start..start + 1))
 }
 
 impl Future for Prefetch {
@@ -253,7 +266,7 @@ impl Future for Prefetch {
         if !self.mark.is_current() {
             return Poll::Ready(Err(MapError::Forked));
         }
-        let Some((job, _)) = &*self.work else { return Poll::Ready(Ok(())) };
+        let Some(job) = &*self.job else { return Poll::Ready(Ok(())) };
         let mut progress = job.lock();
         let Some(result) = progress.result else {
             progress.waker = Some(context.waker().clone());
@@ -269,48 +282,67 @@ impl Drop for Prefetch {
         // In a child, the mapping is the parent's.
         if self.mark.is_current() {
             // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.work) };
+            unsafe { ManuallyDrop::drop(&mut self.job) };
         }
     }
 }
 
 impl FileView {
-    fn offsets(&self, ranges: &[Range<u64>]) -> Result<Vec<Range<usize>>> {
-        let mut offsets = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            let range = self.in_file(range)?;
-            if !range.is_empty() {
-                offsets.push(range.start as usize..range.end as usize);
-            }
+    /// What is to be brought in, not begun. `None` if there is nothing.
+    fn job(&self, ranges: &[Range<u64>]) -> Result<Option<Job>> {
+        let ranges: Vec<_> =
+            ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
+        let span: Arc<dyn Fetched> = match (&self.stores, &self.mapped) {
+            (Some(stores), _) => stores.fetched(),
+            (None, Some(mapped)) => mapped.clone(),
+            (None, None) => return Ok(None),
+        };
+        let offsets = |range: Range<u64>| span.offset_of(range.start)..span.offset_of(range.end);
+        let ranges: Vec<_> =
+            ranges.into_iter().filter(|range| !range.is_empty()).map(offsets).collect();
+        if ranges.is_empty() {
+            return Ok(None);
         }
-        Ok(offsets)
+        Ok(Some(Job { span, ranges, progress: Mutex::default(), done: Condvar::new() }))
     }
 
     /// Brings ranges of the view, counted from its first byte, into memory and maps them: all of them are read at once, where
-    /// loads would read one after the other.
+    /// loads would read one after the other. Stores to it are left as they are.
     ///
     /// # Errors
     /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte that could not be had.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
-        let offsets = self.offsets(ranges)?;
-        let Some(mapped) = &self.mapped else { return Ok(()) };
-        bring_in(&**mapped, &offsets).map_err(|missing| why(mapped, &self.path, missing))
+        let Some(job) = self.job(ranges)? else { return Ok(()) };
+        bring_in(&*job.span, &job.ranges)
+            .map_err(|missing| job.span.why(&self.path, missing.offset))
     }
 
     /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view may be dropped meanwhile.
     ///
     /// # Errors
     /// [`MapError::OutsideView`], at once.
+    ///
+    /// ```
+    /// use aquifer_vm::mapper::{FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("records");
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
+    /// let records = [4096..8192, 500_000..500_100, 0..100];
+    /// let coming = view.prefetch(&records)?; //  all at once, behind this thread's back
+    /// coming.wait()?; //                         or `coming.await?`, in any executor
+    /// assert_eq!(view.get::<u8>(500_000)?, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
-        let ranges = self.offsets(ranges)?;
-        let work = self.mapped.as_ref().filter(|_| !ranges.is_empty()).map(|mapped| {
-            let span: Arc<dyn Span> = mapped.clone();
-            let job = Job { span, ranges, progress: Mutex::default(), done: Condvar::new() };
-            let job = Arc::new(job);
-            self.shared.prefetcher.begin(&job);
-            (job, mapped.clone())
-        });
+        let job = self.job(ranges)?.map(Arc::new);
+        if let Some(job) = &job {
+            self.shared.prefetcher.begin(job);
+        }
         let (path, mark) = (self.path.clone(), self.shared.mark);
-        Ok(Prefetch { work: ManuallyDrop::new(work), path, mark })
+        Ok(Prefetch { job: ManuallyDrop::new(job), path, mark })
     }
 }

@@ -14,6 +14,27 @@
 //! # The threshold
 //! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
 //! ([`calibrate`]); until then 512 KiB.
+//!
+//! ```
+//! use aquifer_vm::mapper::{Mapper, read_once};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("numbers");
+//! # std::fs::write(&path, vec![7; 4 << 20])?;
+//! let mapper = Mapper::builder().build()?;
+//! let sum = mapper.read_once(&path, |bytes| {
+//!     let mut sum = 0;
+//!     bytes.for_each_block(|block| sum += block.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+//!     sum
+//! })?;
+//! assert_eq!(sum, 7 * (4 << 20));
+//! for found in read_once::calibrations() {
+//!     println!("in memory: {}; mapped from {} bytes on", found.in_memory, found.threshold_bytes);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::cell::Cell;
 use std::fs::File;
