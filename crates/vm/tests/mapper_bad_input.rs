@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
-use aquifer_vm::mapper::{FaultCause, FileAccess, FileView, MapError, Mapper, Unmap};
+use aquifer_vm::mapper::{Advice, FaultCause, FileAccess, FileView, MapError, Mapper, Unmap};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -48,6 +48,7 @@ fn child() {
         ("no permission", no_permission),
         ("SIGBUS blocked", sigbus_blocked),
         ("prepared thread", prepared_thread),
+        ("bare load", bare_load),
         ("forks", forks),
     ]);
 }
@@ -421,6 +422,12 @@ fn a_thread_that_is_interrupted_all_the_time_notices_nothing() {
                 mapper.forget(&path).unwrap();
             }
             let view = map(&mappers[0], &path).unwrap();
+            // Populated by system calls, by this thread and by others.
+            let all = 0..16 * PAGE as u64;
+            view.touch_many(std::slice::from_ref(&all)).unwrap();
+            view.prefetch(std::slice::from_ref(&all)).unwrap().wait().unwrap();
+            view.advise(Advice::Sequential, all).unwrap();
+            assert_eq!(content(&view), [7; 16 * PAGE]);
             file.set_len(PAGE as u64).unwrap();
             let cut = view.read(|bytes| bytes.to_vec().len()).unwrap_err();
             assert!(matches!(cut, MapError::Fault { cause: FaultCause::Truncated, .. }), "{cut}");
@@ -481,6 +488,22 @@ fn prepared_thread() {
 #[test]
 fn a_thread_that_was_prepared_gets_an_error() {
     child::succeeds("prepared thread");
+}
+
+/// As documented: through a pointer nobody can be told.
+fn bare_load() {
+    let (directory, mapper) = (tempfile::tempdir().unwrap(), mapper());
+    let view = cut_short(&directory, &mapper);
+    drop(directory);
+    assert!(view.get::<u8>(0).is_err());
+    println!("before the load");
+    // SAFETY: inside of the view; that it has no bytes any more is what is to be seen.
+    unsafe { view.as_ptr().read_volatile() };
+}
+
+#[test]
+fn a_bare_load_behind_the_end_of_a_file_ends_the_process() {
+    child::dies("bare load", libc::SIGBUS, "before the load");
 }
 
 // ---- fork -----------------------------------------------------------------------------------------
