@@ -126,35 +126,47 @@ pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io
 }
 
 /// Writes all of some memory that others may be changing: what is written of a word that changes meanwhile is old
-/// or new.
+/// or new. Its parts, at most 1024, follow each other in the file; afterwards they are used up.
 ///
 /// # Errors
-/// `EFAULT` also where the memory is of a file that has become shorter or cannot be read.
+/// `EFAULT` also where the memory is of a file that has become shorter or cannot be read. Some of the bytes may have
+/// been written.
 ///
 /// # Safety
-/// `source` is mapped readable for `len_bytes`, whether or not what is behind the mapping can be read.
-pub unsafe fn write_all_from(
+/// Each part is mapped readable, whether or not what is behind the mapping can be read.
+pub unsafe fn write_parts_from(
     file: BorrowedFd<'_>,
-    source: *const u8,
-    len_bytes: usize,
+    mut parts: &mut [memory::Range],
     offset_bytes: u64,
 ) -> io::Result<()> {
     let mut done = 0;
-    while done < len_bytes {
+    loop {
+        while parts.first().is_some_and(|part| part.len_bytes == 0) {
+            parts = &mut parts[1..];
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
         let at = behind(offset_bytes, done)?;
-        let rest = source.wrapping_add(done);
         let put = uninterrupted(|| {
-            // SAFETY: the rest of the caller's range, which the kernel reads and checks.
-            let put =
-                unsafe { libc::pwrite64(file.as_raw_fd(), rest.cast(), len_bytes - done, at) };
+            // SAFETY: `Range` has the layout of an iovec; the kernel reads and checks the rest of the caller's parts.
+            let put = unsafe {
+                libc::pwritev64(file.as_raw_fd(), parts.as_ptr().cast(), parts.len() as i32, at)
+            };
             put as libc::c_long
         })?;
-        match put {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            put => done += put,
+        if put == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        done += put;
+        let mut left = put;
+        for part in parts.iter_mut() {
+            let taken = left.min(part.len_bytes);
+            part.address = part.address.wrapping_add(taken);
+            part.len_bytes -= taken;
+            left -= taken;
         }
     }
-    Ok(())
 }
 
 /// Writes all of `bytes` and returns when they are durable, with whatever metadata leads to them:
