@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -27,6 +27,14 @@ fn view(mapper: &Mapper, path: &Path) -> FileView {
 
 fn content(view: &FileView) -> Vec<u8> {
     view.read(|bytes| bytes.to_vec()).unwrap()
+}
+
+/// A file with these bytes.
+fn scene_of(bytes: &[u8]) -> (TempDir, PathBuf) {
+    let directory = directory();
+    let path = directory.path().join("file");
+    fs::write(&path, bytes).unwrap();
+    (directory, path)
 }
 
 /// Bytes that say where in which file they are.
@@ -307,6 +315,18 @@ fn parked_mappings_stay_within_their_limit_and_the_useful_ones_stay() {
     assert!(after.hits - before.hits >= 24, "a scan drives out little that is used: {after:?}");
     mapper.forget_all().unwrap();
     assert_eq!(mapper.stats().cache.parked, 0);
+}
+
+#[test]
+fn a_cache_without_a_limit_parks_everything() {
+    let (directory, path) = scene_of(b"text");
+    let mapper = Mapper::builder().mapping_cache_bytes(u64::MAX).build().unwrap();
+    for hits in 0..3 {
+        drop(view(&mapper, &path));
+        let stats = mapper.stats().cache;
+        assert_eq!((stats.parked, stats.hits), (1, hits));
+    }
+    drop(directory);
 }
 
 #[test]

@@ -258,8 +258,9 @@ impl Shard {
 
     /// What is too much for the protected part is on probation again.
     fn demote(&mut self, limits: Limits) {
-        while self.protected.bytes > limits.bytes * PROTECTED_PERCENT / 100
-            || self.protected.by_age.len() as u64 * 100 > limits.mappings * PROTECTED_PERCENT
+        let part = |all: u64| (u128::from(all) * u128::from(PROTECTED_PERCENT) / 100) as u64;
+        while self.protected.bytes > part(limits.bytes)
+            || self.protected.by_age.len() as u64 > part(limits.mappings)
         {
             let Some(id) = self.protected.oldest() else { return };
             let entry = self.entries.get_mut(&id).expect("a parked mapping has an entry");
