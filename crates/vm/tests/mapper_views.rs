@@ -147,6 +147,32 @@ fn a_replaced_file_is_another_file() {
     }
 }
 
+/// Between asking where the path leads to and opening it, it may come to lead elsewhere.
+#[test]
+fn a_file_that_is_being_replaced_is_shown_whole() {
+    let (directory, path) = scene_of(&named(1, 100));
+    let mapper = Mapper::builder().mapping_cache_bytes(0).build().unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let new = directory.path().join("new");
+            for len in [10_000, 100].iter().cycle() {
+                fs::write(&new, named(1, *len)).unwrap();
+                fs::rename(&new, &path).unwrap();
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for step in 0..steps(20_000) {
+            let access = [FileAccess::Read, FileAccess::Write][usize::from(step % 8 == 7)];
+            let shown = content(&mapper.map(&path, access, ..).unwrap());
+            assert!(shown == named(1, 100) || shown == named(1, 10_000), "{} bytes", shown.len());
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn a_file_that_changes_its_length_is_followed() {
     let (directory, mapper) = (directory(), mapper());
