@@ -409,3 +409,34 @@ fn a_child_gets_errors_and_leaves_the_parents_mappings_alone() {
     assert_eq!(status, 0);
     assert_eq!(content(&shown), named(1, 9000));
 }
+
+/// What lies at the addresses of the parent's mappings in a child is the child's own.
+#[test]
+fn a_child_that_drops_what_it_inherited_unmaps_nothing_of_its_own() {
+    let (_directory, path) = scene_of(b"text");
+    let mapper = Mapper::builder().mappings_limit(0).build().unwrap();
+    let shown = view(&mapper, &path);
+    assert!(shown.is_snapshot());
+    let address = shown.as_ptr().cast_mut();
+    // SAFETY: the child calls what is inert there and maps memory of its own, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let (access, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+        );
+        // SAFETY: nothing is replaced.
+        let own = unsafe { libc::mmap(address.cast(), 4096, access, flags, -1, 0) };
+        let is_free = own == address.cast();
+        drop((shown, mapper));
+        // SAFETY: mapped above, if it could be.
+        let is_there = is_free && unsafe { address.read_volatile() } == 0;
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!is_there)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "11 is SIGSEGV");
+    assert_eq!(content(&shown), b"text");
+}

@@ -382,15 +382,27 @@ impl Mapper {
         Ok(())
     }
 
-    /// What it has and did.
+    /// What it has and did: nothing in a fork.
     pub fn stats(&self) -> MapperStats {
         let shared = &*self.shared;
+        if !shared.mark.is_current() {
+            return MapperStats::default();
+        }
         MapperStats {
             cache: shared.parked.stats(),
             heap: shared.heap.stats(),
             map_ahead: shared.ahead.stats(),
             snapshot_bytes: shared.packs.bytes(),
             resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
+        }
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        if !self.shared.mark.is_current() {
+            // Another thread of the parent may have been changing any of it when it forked.
+            std::mem::forget(self.shared.clone());
         }
     }
 }

@@ -217,12 +217,15 @@ impl fmt::Debug for FileView {
 
 impl Drop for FileView {
     fn drop(&mut self) {
+        if !self.shared.mark.is_current() {
+            // The addresses are the parent's, or a stranger's by now; and another thread of the parent may have been
+            // changing any of this when it forked.
+            std::mem::forget((self.mapped.take(), self.snapshot.take(), self.stores.take()));
+            std::mem::forget(std::mem::take(&mut self.advised));
+            std::mem::forget(self.shared.clone());
+            return;
+        }
         if let Some(mapped) = self.mapped.take() {
-            if !self.shared.mark.is_current() {
-                // The addresses are the parent's.
-                std::mem::forget(mapped);
-                return;
-            }
             self.advised.end(&*mapped);
             self.shared.parked.release(&mapped);
         }
