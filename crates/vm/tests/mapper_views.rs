@@ -1,7 +1,7 @@
 //! Views of ordinary files: what they show, whatever happens to the file.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -219,6 +219,73 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
     assert!(short.is_empty());
     file.write_all_at(&bytes, 0).unwrap();
     assert!(content(&view) == bytes);
+}
+
+#[test]
+fn the_length_is_of_the_file_that_is_mapped() {
+    let (directory, path) = scene_of(&named(1, 9000));
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write] {
+        fs::write(&path, named(1, 9000)).unwrap();
+        let shown = mapper.map(&path, access, 0..10).unwrap();
+        let new = directory.path().join("new");
+        fs::write(&new, "another").unwrap();
+        fs::rename(&new, &path).unwrap();
+        assert_eq!(shown.file_len_bytes().unwrap(), 9000, "{access:?}");
+    }
+}
+
+#[test]
+fn a_file_whose_mode_has_changed_is_forgotten_all_the_same() {
+    let (_directory, path) = scene_of(b"text");
+    let mapper = mapper();
+    drop(view(&mapper, &path));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    drop(view(&mapper, &path));
+    assert_eq!(mapper.stats().cache.parked, 2);
+    mapper.forget(&path).unwrap();
+    assert_eq!(mapper.stats().cache.parked, 0);
+}
+
+#[test]
+fn a_removed_file_that_is_mapped_again_stays_within_reach() {
+    let (_directory, path) = scene_of(&named(1, 9000));
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let mapper = mapper();
+    drop(mapper.map_file(&file, FileAccess::Read, ..).unwrap());
+    let shown = mapper.map_file(&file, FileAccess::Read, ..).unwrap();
+    assert_eq!(mapper.stats().cache.hits, 1);
+    file.set_len(0).unwrap();
+    let cut = shown.read(|bytes| bytes.to_vec().len()).unwrap_err();
+    assert!(matches!(cut, MapError::Fault { cause: FaultCause::Truncated, .. }), "{cut}");
+}
+
+/// Without a descriptor of the file, and with its path leading elsewhere, zeros stay where a page was gone.
+#[test]
+fn bytes_that_could_not_be_mapped_again_come_back_with_the_path() {
+    let (directory, path) = scene_of(&named(1, 9000));
+    let (mapper, away) = (mapper(), directory.path().join("away"));
+    for copies in [false, true] {
+        // Parked, its file is closed.
+        drop(view(&mapper, &path));
+        let shown = view(&mapper, &path);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        fs::rename(&path, &away).unwrap();
+        file.set_len(0).unwrap();
+        let gone = shown.read(|bytes| bytes.to_vec().len()).unwrap_err();
+        assert!(matches!(gone, MapError::Fault { cause: FaultCause::OutOfReach, .. }), "{gone}");
+        file.write_all_at(&named(1, 9000), 0).unwrap();
+        assert!(shown.read(|bytes| bytes.to_vec().len()).is_err(), "zeros may be there");
+        fs::rename(&away, &path).unwrap();
+        let mut copied = vec![0; 9000];
+        if copies {
+            shown.read_into(0, &mut copied).unwrap();
+        } else {
+            copied = content(&shown);
+        }
+        assert_eq!(copied, named(1, 9000));
+    }
 }
 
 #[test]

@@ -319,6 +319,9 @@ impl Mapper {
         }
         let there = range_of(&path, &range, status.len_bytes)?;
         if let Some(mapped) = self.shared.find(&status) {
+            if status.is_removed {
+                mapped.keep_file(file);
+            }
             return Ok(FileView::new(self.shared.clone(), Some(mapped), path, there));
         }
         let file = file.try_clone().map_err(MapError::open(&path))?;
@@ -433,6 +436,17 @@ impl Shared {
         Ok(FileView::with_stores(self.clone(), stores, path, range))
     }
 
+    /// Maps something: once more without what is parked, if that has taken up the addresses or the mappings.
+    pub fn with_room<T>(&self, map: impl Fn() -> Result<T>) -> Result<T> {
+        match map() {
+            Err(error) if error.is_for_want_of_room() && self.parked.forget_all() > 0 => {
+                self.heap.unmap_now();
+                map()
+            }
+            mapped => mapped,
+        }
+    }
+
     /// Maps what was opened, whose `status` was asked for since: whatever the path led to before.
     fn map_opened(
         self: &Arc<Self>,
@@ -454,14 +468,7 @@ impl Shared {
         }
         let file = Arc::new(file);
         let may_park = identity::may_be_parked(&file);
-        let map = || Mapped::new(&self.heap, &file, &path, &status, may_park);
-        let mapped = match map() {
-            Err(MapError::TooManyMappings { .. }) if self.parked.forget_all() > 0 => {
-                self.heap.unmap_now();
-                map()
-            }
-            mapped => mapped,
-        };
+        let mapped = self.with_room(|| Mapped::new(&self.heap, &file, &path, &status, may_park));
         let mapped = match mapped {
             Err(error) if small::serves(&error, &range) => {
                 let snapshot = self.packs.read(&file, &path, range)?;
