@@ -41,6 +41,11 @@ impl Kept {
         Some(Kept { file: file.clone(), is_counted: true })
     }
 
+    /// Keeps one open that could not be had again.
+    pub fn anyway(file: &Arc<File>) -> Kept {
+        Kept::new(file).unwrap_or_else(|| Kept { file: file.clone(), is_counted: false })
+    }
+
     pub fn file(&self) -> &Arc<File> {
         &self.file
     }
@@ -58,6 +63,6 @@ impl Drop for Kept {
 pub(crate) fn keep(file: &Arc<File>, path: &Path, id: FileId) -> Option<Kept> {
     Kept::new(file).or_else(|| {
         let is_reachable = Status::of_path(path).is_ok_and(|status| status.id == id);
-        (!is_reachable).then(|| Kept { file: file.clone(), is_counted: false })
+        (!is_reachable).then(|| Kept::anyway(file))
     })
 }

@@ -43,6 +43,8 @@ impl FileId {
 pub(crate) struct Status {
     pub id: FileId,
     pub len_bytes: u64,
+    /// Whether no path leads to it.
+    pub is_removed: bool,
     /// What it is, if it is no regular file, and what to do instead.
     pub other: Option<(&'static str, &'static str)>,
 }
@@ -70,6 +72,7 @@ impl Status {
                 user: unsafe { libc::geteuid() },
             },
             len_bytes: metadata.len(),
+            is_removed: metadata.nlink() == 0,
             other: other_than_regular(metadata),
         }
     }

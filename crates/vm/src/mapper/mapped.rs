@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use aquifer_sys::fallible;
-use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::file_system;
+use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::signal::FaultContext;
 
 use super::descriptors::{self, Kept};
@@ -51,6 +52,16 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 /// Opens a file to be read and written, as [`open`] does.
 pub(crate) fn open_to_store(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// Whether the page is a hole of a file in memory: there it needs room also to be looked at through a mapping.
+pub(super) fn is_unfilled(file: BorrowedFd<'_>, at: u64) -> bool {
+    let page = SMALL_PAGE_BYTES as u64;
+    let is_in_memory =
+        file_system::magic(file).is_ok_and(|magic| file_system::in_memory(magic).is_some());
+    // Where the kernel does not tell, it is the likely reason.
+    is_in_memory
+        && memory::cachestat(file, at / page * page, page).map_or(true, |stat| stat.cached == 0)
 }
 
 impl Mapped {
@@ -110,6 +121,14 @@ impl Mapped {
         drop(self.lock_file().take());
     }
 
+    /// Keeps a file open that no path leads to, as long as it is in use. Without descriptors it is done without.
+    pub fn keep_file(&self, file: &File) {
+        let mut kept = self.lock_file();
+        if kept.is_none() {
+            *kept = file.try_clone().ok().map(|file| Kept::anyway(&Arc::new(file)));
+        }
+    }
+
     fn lock_file(&self) -> std::sync::MutexGuard<'_, Option<Kept>> {
         self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -150,8 +169,11 @@ impl Mapped {
         let outcome =
             self.replaceable.guarded(addresses, |again| self.map_again(path, again), access);
         outcome.map_err(|trouble| match trouble {
-            Trouble::Failed { address, .. } => self.fault(path, (address - start) as u64, range),
-            Trouble::Unsettled => self.fault(path, range.start, range),
+            Trouble::Failed { address, .. } => {
+                let at = range.start.max((address - start) as u64);
+                self.fault(path, at, &(range.start..at + 1))
+            }
+            Trouble::Unsettled => self.fault(path, range.end - 1, range),
         })
     }
 
@@ -160,13 +182,21 @@ impl Mapped {
         let range = offset_bytes..offset_bytes + target.len() as u64;
         let source = self.address().wrapping_add(offset_bytes as usize);
         if fallible::SUPPORTED {
-            let (copied, is_settled) = self.replaceable.is_settled_during(|| {
-                // SAFETY: mapped; the target is the caller's own.
-                unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
-            });
-            return match copied && is_settled {
-                true => Ok(()),
-                false => Err(self.fault(path, range.start, &range)),
+            let mut copy = || {
+                self.replaceable.is_settled_during(|| {
+                    // SAFETY: mapped; the target is the caller's own.
+                    unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+                })
+            };
+            return match copy() {
+                (true, true) => Ok(()),
+                (true, false)
+                    if self.replaceable.settle(|again| self.map_again(path, again))
+                        && copy() == (true, true) =>
+                {
+                    Ok(())
+                }
+                _ => Err(self.fault(path, range.start, &range)),
             };
         }
         self.guarded(path, &range, || {
@@ -175,7 +205,8 @@ impl Mapped {
         })
     }
 
-    /// Why something in `range` could not be had, first at `offset_bytes` as far as is known.
+    /// Why something in `range` could not be had: of what lies from `offset_bytes` on a byte of each page is read, so that
+    /// the caller names no more than it has looked at.
     pub fn fault(&self, path: &Path, offset_bytes: u64, range: &Range<u64>) -> MapError {
         let fault =
             |offset_bytes, cause| MapError::Fault { path: path.to_owned(), offset_bytes, cause };
@@ -186,7 +217,8 @@ impl Mapped {
         let page = SMALL_PAGE_BYTES as u64;
         let mut at = offset_bytes.max(range.start);
         while at < range.end {
-            match std::os::unix::fs::FileExt::read_at(&*file, &mut byte, at) {
+            match aquifer_sys::io::read_at(file.as_fd(), &mut byte, at) {
+                Ok(1) if is_unfilled(file.as_fd(), at) => return fault(at, FaultCause::NoSpace),
                 Ok(1) => at = (at / page + 1) * page,
                 Ok(_) => {
                     let len_bytes = file.metadata().map_or(at, |metadata| metadata.len());
@@ -226,9 +258,20 @@ impl FaultOwner for Mapped {
         if fault.signal != libc::SIGBUS || fault.fallible {
             return Served::No;
         }
-        // Whether the file was cut short is found out later. Until then, page by page.
+        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
+            return Served::No;
+        };
+        // Page by page, so that others lose nothing that is there. If many are gone, and the last one too, so is what lies
+        // between: the file has ended, or its device.
+        let last = (guarded.end - SMALL_PAGE_BYTES) as *mut u8;
+        let is_gone = || {
+            // SAFETY: a page of this mapping; populating changes no contents.
+            let populated = unsafe { memory::advise(last, SMALL_PAGE_BYTES, Advice::PopulateRead) };
+            populated.is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
+        };
+        let has_ended = guarded.has_ended || guarded.has_many_gone && is_gone();
         // SAFETY: the guarded addresses are this mapping's.
-        match unsafe { self.replaceable.replace(fault.address, false) } {
+        match unsafe { self.replaceable.replace(fault.address, has_ended) } {
             true => Served::Yes,
             false => Served::No,
         }

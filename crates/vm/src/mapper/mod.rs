@@ -283,17 +283,19 @@ impl Mapper {
         self.shared.check_process()?;
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         check_kind(path, &status)?;
-        let range = range_of(path, range, status.len_bytes)?;
         if access != FileAccess::Read {
             let file = mapped::open_to_store(path).map_err(MapError::open(path))?;
-            return self.shared.map_stores(&file, path.to_owned(), access, range);
+            let status = Status::of_file(&file).map_err(MapError::open(path))?;
+            return self.shared.map_stores(&file, &status, path.to_owned(), access, &range);
         }
+        let there = range_of(path, &range, status.len_bytes)?;
         if let Some(mapped) = self.shared.find(&status) {
-            return Ok(FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), range));
+            return Ok(FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), there));
         }
+        // The path may lead to another file by now: what is opened has its own length.
         let file = mapped::open(path).map_err(MapError::open(path))?;
         let status = Status::of_file(&file).map_err(MapError::open(path))?;
-        self.shared.map_opened(file, status, path.to_owned(), range)
+        self.shared.map_opened(file, status, path.to_owned(), &range)
     }
 
     /// Maps a range of an open file.
@@ -312,15 +314,18 @@ impl Mapper {
         let path = std::fs::read_link(&link).unwrap_or(link);
         let status = Status::of_file(file).map_err(MapError::open(&path))?;
         check_kind(&path, &status)?;
-        let range = range_of(&path, range, status.len_bytes)?;
         if access != FileAccess::Read {
-            return self.shared.map_stores(file, path, access, range);
+            return self.shared.map_stores(file, &status, path, access, &range);
         }
+        let there = range_of(&path, &range, status.len_bytes)?;
         if let Some(mapped) = self.shared.find(&status) {
-            return Ok(FileView::new(self.shared.clone(), Some(mapped), path, range));
+            if status.is_removed {
+                mapped.keep_file(file);
+            }
+            return Ok(FileView::new(self.shared.clone(), Some(mapped), path, there));
         }
         let file = file.try_clone().map_err(MapError::open(&path))?;
-        self.shared.map_opened(file, status, path, range)
+        self.shared.map_opened(file, status, path, &range)
     }
 
     /// Shows all of a file to a closure, once: read into a buffer of the thread, or mapped, whichever costs less for its length
@@ -342,7 +347,7 @@ impl Mapper {
                     let whole = 0..status.len_bytes;
                     FileView::new(self.shared.clone(), Some(mapped), path.to_owned(), whole)
                 }
-                None => self.shared.map_opened(file, status, path.to_owned(), 0..u64::MAX)?,
+                None => self.shared.map_opened(file, status, path.to_owned(), &..)?,
             };
             view.read(look)
         })
@@ -380,15 +385,27 @@ impl Mapper {
         Ok(())
     }
 
-    /// What it has and did.
+    /// What it has and did: nothing in a fork.
     pub fn stats(&self) -> MapperStats {
         let shared = &*self.shared;
+        if !shared.mark.is_current() {
+            return MapperStats::default();
+        }
         MapperStats {
             cache: shared.parked.stats(),
             heap: shared.heap.stats(),
             map_ahead: shared.ahead.stats(),
             snapshot_bytes: shared.packs.bytes(),
             resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
+        }
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        if !self.shared.mark.is_current() {
+            // Another thread of the parent may have been changing any of it when it forked.
+            std::mem::forget(self.shared.clone());
         }
     }
 }
@@ -408,12 +425,26 @@ impl Shared {
     fn map_stores(
         self: &Arc<Self>,
         file: &File,
+        status: &Status,
         path: PathBuf,
         access: FileAccess,
-        range: Range<u64>,
+        range: &impl RangeBounds<u64>,
     ) -> Result<FileView> {
+        check_kind(&path, status)?;
+        let range = range_of(&path, range, status.len_bytes)?;
         let stores = Stores::map(self, file, &path, access, range.clone())?;
         Ok(FileView::with_stores(self.clone(), stores, path, range))
+    }
+
+    /// Maps something: once more without what is parked, if that has taken up the addresses or the mappings.
+    pub fn with_room<T>(&self, map: impl Fn() -> Result<T>) -> Result<T> {
+        match map() {
+            Err(error) if error.is_for_want_of_room() && self.parked.forget_all() > 0 => {
+                self.heap.unmap_now();
+                map()
+            }
+            mapped => mapped,
+        }
     }
 
     /// Maps what was opened, whose `status` was asked for since: whatever the path led to before.
@@ -422,7 +453,7 @@ impl Shared {
         file: File,
         status: Status,
         path: PathBuf,
-        wanted: Range<u64>,
+        range: &impl RangeBounds<u64>,
     ) -> Result<FileView> {
         check_kind(&path, &status)?;
         if status.len_bytes == 0
@@ -431,28 +462,13 @@ impl Shared {
             let advice = "its content is made when it is read: read it instead";
             return Err(MapError::NotMappable { path, kind, advice });
         }
-        let range = wanted.start..wanted.end.min(status.len_bytes);
-        if range.start > range.end {
-            return Err(MapError::Range {
-                path,
-                start: wanted.start,
-                end: wanted.end,
-                len_bytes: status.len_bytes,
-            });
-        }
+        let range = range_of(&path, range, status.len_bytes)?;
         if status.len_bytes == 0 {
             return Ok(FileView::new(self.clone(), None, path, range));
         }
         let file = Arc::new(file);
         let may_park = identity::may_be_parked(&file);
-        let map = || Mapped::new(&self.heap, &file, &path, &status, may_park);
-        let mapped = match map() {
-            Err(MapError::TooManyMappings { .. }) if self.parked.forget_all() > 0 => {
-                self.heap.unmap_now();
-                map()
-            }
-            mapped => mapped,
-        };
+        let mapped = self.with_room(|| Mapped::new(&self.heap, &file, &path, &status, may_park));
         let mapped = match mapped {
             Err(error) if small::serves(&error, &range) => {
                 let snapshot = self.packs.read(&file, &path, range)?;
@@ -477,8 +493,8 @@ fn check_kind(path: &Path, status: &Status) -> Result<()> {
     }
 }
 
-/// The bytes of a file of this length that a range names. One that goes on behind the end stops there.
-fn range_of(path: &Path, range: impl RangeBounds<u64>, len_bytes: u64) -> Result<Range<u64>> {
+/// The bytes of a file of this length that a range names.
+fn range_of(path: &Path, range: &impl RangeBounds<u64>, len_bytes: u64) -> Result<Range<u64>> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
         Bound::Excluded(before) => before.saturating_add(1),

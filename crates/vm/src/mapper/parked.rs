@@ -89,7 +89,8 @@ impl Parked {
     }
 
     fn shard(&self, id: FileId) -> MutexGuard<'_, Shard> {
-        let index = self.hash.hash_one(id) as usize % SHARDS;
+        // By the file alone: `forget` finds it whoever may read it by now.
+        let index = self.hash.hash_one(id.identity()) as usize % SHARDS;
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,9 +130,13 @@ impl Parked {
         Limits { bytes: part(self.limits.bytes), mappings: part(self.limits.mappings) }
     }
 
-    /// Forgets a file: who uses it keeps it, and unmaps it at the end.
+    /// Forgets a file, whatever its owner and mode were: who uses it keeps it, and unmaps it at the end.
     pub fn forget(&self, id: FileId) {
-        let removed = self.shard(id).remove(id);
+        let mut shard = self.shard(id);
+        let is_it = |other: &&FileId| other.identity() == id.identity();
+        let found: Vec<FileId> = shard.entries.keys().filter(is_it).copied().collect();
+        let removed: Vec<_> = found.into_iter().filter_map(|id| shard.remove(id)).collect();
+        drop(shard);
         drop(removed);
     }
 
@@ -258,8 +263,9 @@ impl Shard {
 
     /// What is too much for the protected part is on probation again.
     fn demote(&mut self, limits: Limits) {
-        while self.protected.bytes > limits.bytes * PROTECTED_PERCENT / 100
-            || self.protected.by_age.len() as u64 * 100 > limits.mappings * PROTECTED_PERCENT
+        let part = |all: u64| (u128::from(all) * u128::from(PROTECTED_PERCENT) / 100) as u64;
+        while self.protected.bytes > part(limits.bytes)
+            || self.protected.by_age.len() as u64 > part(limits.mappings)
         {
             let Some(id) = self.protected.oldest() else { return };
             let entry = self.entries.get_mut(&id).expect("a parked mapping has an entry");

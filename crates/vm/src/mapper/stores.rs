@@ -63,7 +63,7 @@ impl Stores {
         range: Range<u64>,
     ) -> Result<Stores> {
         let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
-        let place = Box::new(shared.heap.take(wanted_bytes as usize, path)?);
+        let place = Box::new(shared.with_room(|| shared.heap.take(wanted_bytes as usize, path))?);
         if access == FileAccess::SharedWrite {
             return Ok(Stores::Shared(Arc::new(SharedFile::new(place, file, path, range)?)));
         }

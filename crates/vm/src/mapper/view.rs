@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::advice::Advised;
-use super::error::{MapError, Result};
+use super::error::{FaultCause, MapError, Result};
 use super::mapped::Mapped;
 use super::small::Snapshot;
 use super::stores::Stores;
@@ -89,13 +89,30 @@ impl FileView {
         self.len_bytes() == 0
     }
 
-    /// The length of the file now, wherever the view ends.
+    /// The length of the file now, wherever the view ends; also if its path has come to lead to another one. Of an empty view
+    /// and of a snapshot, the length of what the path leads to.
     ///
     /// # Errors
-    /// [`MapError::Open`] if the path leads nowhere by now.
+    /// [`MapError::Open`] if the path leads nowhere and the file is not open any more; [`MapError::Fault`] if it leads to
+    /// another file, likewise.
     pub fn file_len_bytes(&self) -> Result<u64> {
+        self.shared.check_process()?;
+        if let Some(stores) = &self.stores {
+            return stores.mapping().file_len_bytes().map_err(MapError::open(&self.path));
+        }
+        let file = self.mapped.as_ref().map(|mapped| mapped.file_for_now(&self.path));
+        if let Some(Some(file)) = &file {
+            return file.metadata().map(|it| it.len()).map_err(MapError::open(&self.path));
+        }
         let status = Status::of_path(&self.path).map_err(MapError::open(&self.path))?;
-        Ok(status.len_bytes)
+        match file {
+            None => Ok(status.len_bytes),
+            Some(_) => Err(MapError::Fault {
+                path: self.path.clone(),
+                offset_bytes: self.range.start,
+                cause: FaultCause::OutOfReach,
+            }),
+        }
     }
 
     /// Bytes of the view as bytes of the file.
@@ -217,12 +234,15 @@ impl fmt::Debug for FileView {
 
 impl Drop for FileView {
     fn drop(&mut self) {
+        if !self.shared.mark.is_current() {
+            // The addresses are the parent's, or a stranger's by now; and another thread of the parent may have been
+            // changing any of this when it forked.
+            std::mem::forget((self.mapped.take(), self.snapshot.take(), self.stores.take()));
+            std::mem::forget(std::mem::take(&mut self.advised));
+            std::mem::forget(self.shared.clone());
+            return;
+        }
         if let Some(mapped) = self.mapped.take() {
-            if !self.shared.mark.is_current() {
-                // The addresses are the parent's.
-                std::mem::forget(mapped);
-                return;
-            }
             self.advised.end(&*mapped);
             self.shared.parked.release(&mapped);
         }
