@@ -6,6 +6,7 @@
 //! | `Random` | nothing is mapped ahead, and the kernel does not read ahead |
 //! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again |
 //! | `Normal` | as if nothing had been advised |
+//! | none | a large file in memory is mapped ahead once it is seen to be read in order; `Normal` ends that |
 //!
 //! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed. `DontNeed` does not discard
 //! pages, whatever `madvise` of that name does.
@@ -101,6 +102,11 @@ impl Advised {
             Advice::Random => unreachable!("followed above"),
         }
         Ok(())
+    }
+
+    /// Has a range that nothing was said about watched, until something is.
+    pub fn watch(&self, ahead: &MapAhead, span: &Arc<dyn Span>, range: Range<usize>) {
+        self.lock().tickets.extend(ahead.watch(span, range));
     }
 
     /// The view is being closed: others will use the mapping as if nothing had been advised, but for whether it is kept.

@@ -71,6 +71,7 @@ pub(crate) mod write_back;
 
 use std::fs::File;
 use std::ops::{Bound, Range, RangeBounds};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +86,8 @@ pub use prefetch::Prefetch;
 pub use stores::Tracking;
 pub use view::FileView;
 
+use aquifer_sys::residency::{self, Backing};
+
 use crate::ProcessMark;
 use crate::bytes::Bytes;
 use budget::ResidentBudget;
@@ -93,6 +96,7 @@ use identity::Status;
 use map_ahead::MapAhead;
 use mapped::Mapped;
 use parked::{Limits, Parked};
+use populate::Span;
 use prefetch::Prefetcher;
 use small::Packs;
 use stores::Stores;
@@ -137,6 +141,7 @@ pub struct MapperBuilder {
     mapping_cache_bytes: u64,
     unmap: Unmap,
     map_ahead: MapAheadLimits,
+    detect_reading: bool,
     write_back_bytes_per_second: u64,
     resident_budget_bytes: Option<u64>,
     mappings_limit: Option<usize>,
@@ -148,6 +153,7 @@ impl Default for MapperBuilder {
             mapping_cache_bytes: aquifer_sys::cpu::memory_bytes() / 2,
             unmap: Unmap::default(),
             map_ahead: MapAheadLimits::default(),
+            detect_reading: true,
             write_back_bytes_per_second: 64 << 20,
             resident_budget_bytes: None,
             mappings_limit: None,
@@ -173,6 +179,13 @@ impl MapperBuilder {
     /// How much is mapped ahead of readers where that is advised ([`FileView::advise`]), and by how many threads.
     pub fn map_ahead(mut self, limits: MapAheadLimits) -> Self {
         self.map_ahead = limits;
+        self
+    }
+
+    /// Whether large files in memory (tmpfs) are mapped ahead also without advice, where their reader is seen to go from the
+    /// start on. It needs an idle CPU, and looks some ten times in the first second of a view. By default it does.
+    pub fn detect_sequential(mut self, detects: bool) -> Self {
+        self.detect_reading = detects;
         self
     }
 
@@ -220,6 +233,7 @@ impl MapperBuilder {
                 packs: Packs::default(),
                 budget,
                 ahead: MapAhead::new(self.map_ahead),
+                detect_reading: self.detect_reading,
                 write_back: WriteBack::new(self.write_back_bytes_per_second),
                 prefetcher: Prefetcher::new(),
                 mark: ProcessMark::new(),
@@ -238,6 +252,7 @@ pub(crate) struct Shared {
     pub heap: Arc<Heap>,
     pub parked: Parked,
     pub ahead: MapAhead,
+    detect_reading: bool,
     pub write_back: WriteBack,
     pub prefetcher: Prefetcher,
     pub packs: Packs,
@@ -482,7 +497,21 @@ impl Shared {
         if let Some(budget) = &self.budget {
             budget.add(&mapped, &file, &path);
         }
-        Ok(FileView::new(self.clone(), Some(mapped), path, range))
+        let watched = range.start as usize..range.end as usize;
+        let span: Option<Arc<dyn Span>> =
+            self.detects_reading(&file, watched.len()).then(|| mapped.clone() as _);
+        let view = FileView::new(self.clone(), Some(mapped), path, range);
+        if let Some(span) = span {
+            view.advised.watch(&self.ahead, &span, watched);
+        }
+        Ok(view)
+    }
+
+    /// Whether mapping ahead of a reader who gives no advice gains anything: where every fault maps single small pages.
+    fn detects_reading(&self, file: &File, len_bytes: usize) -> bool {
+        self.detect_reading
+            && len_bytes >= map_ahead::WATCHED_BYTES
+            && matches!(residency::backing(file.as_fd()), Ok(Backing::Memory))
     }
 }
 

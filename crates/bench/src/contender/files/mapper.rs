@@ -89,9 +89,14 @@ pub struct ReadOnceFiles {
 }
 
 impl ReadOnceFiles {
-    /// The mapper as it comes.
-    pub fn new() -> Result<Self> {
-        Ok(Self { mapper: Mapper::builder().build()? })
+    /// The mapper as it comes, or with a cache of so many bytes.
+    pub fn new(cache_bytes: Option<u64>) -> Result<Self> {
+        let builder = Mapper::builder();
+        let builder = match cache_bytes {
+            Some(bytes) => builder.mapping_cache_bytes(bytes),
+            None => builder,
+        };
+        Ok(Self { mapper: builder.build()? })
     }
 }
 
@@ -126,12 +131,13 @@ impl WholeFile for ReadOnceLane<'_> {
 /// Large files through one mapper.
 pub struct MapperMaps {
     mapper: Mapper,
+    advises: bool,
 }
 
 impl MapperMaps {
-    /// The mapper as it comes.
-    pub fn new() -> Result<Self> {
-        Ok(Self { mapper: Mapper::builder().build()? })
+    /// The mapper as it comes; `advises` if it is told what will be read in order.
+    pub fn new(advises: bool) -> Result<Self> {
+        Ok(Self { mapper: Mapper::builder().build()?, advises })
     }
 }
 
@@ -140,13 +146,15 @@ impl Maps for MapperMaps {
 
     fn map(&self, file: &File, len_bytes: usize) -> Result<MapperMap> {
         let view = self.mapper.map_file(file, FileAccess::Read, ..len_bytes as u64)?;
-        Ok(MapperMap { view })
+        Ok(MapperMap { view, mapper: self.mapper.clone(), advises: self.advises })
     }
 }
 
 /// A view of a large file.
 pub struct MapperMap {
     view: FileView,
+    mapper: Mapper,
+    advises: bool,
 }
 
 impl Mapped for MapperMap {
@@ -157,8 +165,17 @@ impl Mapped for MapperMap {
     }
 
     fn announce(&self, range: Range<usize>) -> Result<()> {
+        if !self.advises {
+            return Ok(());
+        }
         let range = range.start as u64..range.end as u64;
         Ok(self.view.advise(Advice::Sequential, range)?)
+    }
+
+    fn details(&self) -> BTreeMap<String, f64> {
+        let ahead = self.mapper.stats().map_ahead;
+        let megabytes = ahead.populated_bytes as f64 / 1e6;
+        BTreeMap::from([("mapped_ahead_mb".to_owned(), megabytes)])
     }
 
     fn ask_for(&self, pages: &[u64]) -> Result<Option<Prefetch>> {

@@ -81,7 +81,7 @@ pub fn with_files<V: VisitFiles>(
         System::Mapper | System::MapperAsync | System::MapperSync => {
             visit.visit(&mapper::MapperFiles::new(system, cache_bytes)?)
         }
-        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new()?),
+        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new(cache_bytes)?),
         other => bail!("{} does not look at whole files", other.name()),
     }
 }
@@ -142,7 +142,9 @@ pub fn with_maps<V: VisitMaps>(system: System, visit: V) -> Result<V::Output> {
         | System::MmapSequential
         | System::MmapWillneed
         | System::MmapWillneedAhead => visit.visit(&plain::PlainMaps { system }),
-        System::Mapper => visit.visit(&mapper::MapperMaps::new()?),
+        System::Mapper | System::MapperUnadvised => {
+            visit.visit(&mapper::MapperMaps::new(system == System::Mapper)?)
+        }
         other => bail!("{} does not map large files", other.name()),
     }
 }
