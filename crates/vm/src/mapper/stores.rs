@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
+use super::descriptors::FileName;
 use super::error::{MapError, Result};
 use super::flush::Flushed;
 use super::heap::Extent;
@@ -63,7 +64,8 @@ impl Stores {
         range: Range<u64>,
     ) -> Result<Stores> {
         let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
-        let place = Box::new(shared.heap.take(wanted_bytes as usize, path)?);
+        let extent = shared.heap.take(wanted_bytes as usize);
+        let place = Box::new(extent.map_err(|none| none.of(path.to_owned()))?);
         if access == FileAccess::SharedWrite {
             return Ok(Stores::Shared(Arc::new(SharedFile::new(place, file, path, range)?)));
         }
@@ -109,7 +111,7 @@ macro_rules! fetch_stores_of {
                 (file_byte - self.mapping().first_byte()) as usize
             }
 
-            fn why(&self, _path: &Path, offset: usize) -> MapError {
+            fn why(&self, _name: &FileName, offset: usize) -> MapError {
                 let start = self.mapping().first_byte() + offset as u64;
                 self.mapping().fault(&(start..start + 1))
             }
@@ -122,7 +124,7 @@ fetch_stores_of!(SharedFile);
 
 impl FileView {
     fn stores(&self) -> Result<&Stores> {
-        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path.clone() })
+        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
     }
 
     /// Stores bytes at `offset_bytes` of the view.
