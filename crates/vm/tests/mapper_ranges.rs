@@ -71,8 +71,8 @@ fn of_a_file_larger_than_the_addresses_a_range_is_mapped() {
             assert_eq!(view.get::<u16>(2 * PAGE - 3).unwrap(), 0x0707);
             // SAFETY: nobody changes the file.
             assert_eq!(unsafe { view.as_slice() }[0], 7);
-            view.touch_many(&[0..view.len_bytes()]).unwrap();
-            view.prefetch(&[PAGE..PAGE + 1]).unwrap().wait().unwrap();
+            view.touch_many(&[0..PAGE, PAGE..view.len_bytes()]).unwrap();
+            view.prefetch(&[0..1, PAGE..PAGE + 1]).unwrap().wait().unwrap();
             for advice in [Advice::Random, Advice::WillNeed, Advice::Normal] {
                 view.advise(advice, 100..view.len_bytes()).unwrap();
             }
@@ -92,7 +92,7 @@ fn a_byte_of_a_range_that_is_gone_is_named_and_comes_back() {
     file.set_len(start + PAGE).unwrap();
     for offset in [
         view.read_range(2..4 * PAGE, |bytes| bytes.to_vec()).unwrap_err(),
-        view.touch_many(&[0..4 * PAGE]).unwrap_err(),
+        view.touch_many(&[0..PAGE, PAGE..4 * PAGE]).unwrap_err(),
         view.get::<u8>(PAGE).map(drop).unwrap_err(),
     ] {
         let MapError::Fault { path: named, offset_bytes, cause: FaultCause::Truncated } = offset
