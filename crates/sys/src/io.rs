@@ -47,6 +47,13 @@ fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
     }
 }
 
+/// Whether a descriptor was opened to be read from: not only written to, or named.
+pub fn can_be_read(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: asks for a number.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_WRONLY
+}
+
 /// An offset as the kernel takes it.
 fn signed(offset_bytes: u64) -> io::Result<libc::off64_t> {
     libc::off64_t::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))

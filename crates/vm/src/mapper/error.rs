@@ -231,18 +231,6 @@ impl FlushCause {
 pub type Result<T> = std::result::Result<T, MapError>;
 
 impl MapError {
-    /// Whether there may be room once other mappings are gone.
-    pub(crate) fn is_for_want_of_room(&self) -> bool {
-        match self {
-            MapError::TooManyMappings { .. } => true,
-            MapError::Memory(VmError::ArenaFull { len_bytes, arena_bytes }) => {
-                len_bytes <= arena_bytes
-            }
-            MapError::Map { source, .. } => source.raw_os_error() == Some(libc::ENOMEM),
-            _ => false,
-        }
-    }
-
     pub(crate) fn open(path: &Path) -> impl FnOnce(io::Error) -> MapError + '_ {
         |source| MapError::Open { path: path.to_owned(), source }
     }

@@ -20,7 +20,6 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -29,6 +28,7 @@ use std::thread::JoinHandle;
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_sys::{fallible, signal};
 
+use super::descriptors::FileName;
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
 use super::populate::{Form, Missing, Span, whole_pages};
@@ -83,17 +83,17 @@ pub(super) trait Fetched: Span {
     /// Where in the span a byte of the file is.
     fn offset_of(&self, file_byte: u64) -> usize;
     /// Why the page at an offset of the span could not be had.
-    fn why(&self, path: &Path, offset: usize) -> MapError;
+    fn why(&self, name: &FileName, offset: usize) -> MapError;
 }
 
 impl Fetched for Mapped {
     fn offset_of(&self, file_byte: u64) -> usize {
-        file_byte as usize
+        self.in_mapping(&(file_byte..file_byte)).start
     }
 
-    fn why(&self, path: &Path, offset: usize) -> MapError {
-        let start = offset as u64;
-        self.fault(path, start, &(start..start + 1))
+    fn why(&self, name: &FileName, offset: usize) -> MapError {
+        let start = self.range().start + offset as u64;
+        self.fault(name, start, &(start..start + 1))
     }
 }
 
@@ -235,7 +235,7 @@ impl Drop for Prefetcher {
 #[must_use = "errors are only reported to who waits"]
 pub struct Prefetch {
     job: ManuallyDrop<Option<Arc<Job>>>,
-    path: PathBuf,
+    name: FileName,
     mark: ProcessMark,
 }
 
@@ -255,7 +255,7 @@ impl Prefetch {
 
     fn explain(&self, result: std::result::Result<(), Missing>) -> Result<()> {
         let (Err(missing), Some(job)) = (result, &*self.job) else { return Ok(()) };
-        Err(job.span.why(&self.path, missing.offset))
+        Err(job.span.why(&self.name, missing.offset))
     }
 }
 
@@ -314,7 +314,7 @@ impl FileView {
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let Some(job) = self.job(ranges)? else { return Ok(()) };
         bring_in(&*job.span, &job.ranges)
-            .map_err(|missing| job.span.why(&self.path, missing.offset))
+            .map_err(|missing| job.span.why(&self.name, missing.offset))
     }
 
     /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view may be dropped meanwhile.
@@ -342,7 +342,7 @@ impl FileView {
         if let Some(job) = &job {
             self.shared.prefetcher.begin(job);
         }
-        let (path, mark) = (self.path.clone(), self.shared.mark);
-        Ok(Prefetch { job: ManuallyDrop::new(job), path, mark })
+        let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
+        Ok(Prefetch { job: ManuallyDrop::new(job), name, mark })
     }
 }

@@ -11,9 +11,11 @@ use std::sync::Arc;
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
+use super::descriptors::FileName;
 use super::error::{MapError, Result};
 use super::flush::Flushed;
 use super::heap::Extent;
+use super::mapped::NotMapped;
 use super::populate::Span;
 use super::prefetch::Fetched;
 use super::private::{PrivateFile, PrivateOptions};
@@ -63,7 +65,9 @@ impl Stores {
         range: Range<u64>,
     ) -> Result<Stores> {
         let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
-        let place = Box::new(shared.with_room(|| shared.heap.take(wanted_bytes as usize, path))?);
+        let take = || shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses);
+        let extent = shared.with_room(take);
+        let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
         if access == FileAccess::SharedWrite {
             return Ok(Stores::Shared(Arc::new(SharedFile::new(place, file, path, range)?)));
         }
@@ -109,7 +113,7 @@ macro_rules! fetch_stores_of {
                 (file_byte - self.mapping().first_byte()) as usize
             }
 
-            fn why(&self, _path: &Path, offset: usize) -> MapError {
+            fn why(&self, _name: &FileName, offset: usize) -> MapError {
                 let start = self.mapping().first_byte() + offset as u64;
                 self.mapping().fault(&(start..start + 1))
             }
@@ -122,7 +126,7 @@ fetch_stores_of!(SharedFile);
 
 impl FileView {
     fn stores(&self) -> Result<&Stores> {
-        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path.clone() })
+        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
     }
 
     /// Stores bytes at `offset_bytes` of the view.
