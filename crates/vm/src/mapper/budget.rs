@@ -21,11 +21,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
+use aquifer_sys::thread::{self, Thread};
 
 use super::descriptors::Kept;
 use super::error::{MapError, Result};
@@ -42,7 +42,7 @@ pub(crate) struct ResidentBudget {
     files: Arc<DropBehind<Entry>>,
     resident_pages: Arc<AtomicU64>,
     serial: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     mark: ProcessMark,
 }
 
@@ -71,12 +71,10 @@ impl ResidentBudget {
         let files = Arc::new(DropBehind::new());
         let resident_pages = Arc::new(AtomicU64::new(0));
         let (thread_files, published) = (files.clone(), resident_pages.clone());
-        let thread = std::thread::Builder::new()
-            .name("aquifer-budget".to_owned())
-            .spawn(move || {
-                thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
-            })
-            .map_err(MapError::Thread)?;
+        let thread = thread::start(c"aquifer-budget", move || {
+            thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
+        })
+        .map_err(MapError::Thread)?;
         Ok(ResidentBudget {
             table: Arc::default(),
             files,
@@ -156,8 +154,7 @@ impl Drop for ResidentBudget {
             return;
         }
         self.files.stop();
-        // A panic there has been printed.
-        let _ = thread.join();
+        thread.join();
     }
 }
 

@@ -46,13 +46,12 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::cpu::{self, Contention};
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::pagemap::Pagemap;
-use aquifer_sys::signal;
+use aquifer_sys::thread::{self, Thread};
 
 use self::job::Job;
 use self::markers::{MARKER_BYTES, Markers};
@@ -181,7 +180,7 @@ struct Shared {
 /// The helpers of one mapper.
 pub(crate) struct MapAhead {
     shared: ManuallyDrop<Arc<Shared>>,
-    helpers: Mutex<Vec<JoinHandle<()>>>,
+    helpers: Mutex<Vec<Thread>>,
     mark: ProcessMark,
 }
 
@@ -264,10 +263,7 @@ impl MapAhead {
     /// Whether there is at least one helper afterwards.
     fn start_helper(&self, state: &mut State) -> bool {
         let shared = Arc::clone(&self.shared);
-        let started = std::thread::Builder::new()
-            .name("aquifer-ahead".to_owned())
-            .spawn(move || shared.help());
-        if let Ok(thread) = started {
+        if let Ok(thread) = thread::start(c"aquifer-ahead", move || shared.help()) {
             state.helpers += 1;
             self.helpers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
@@ -320,12 +316,11 @@ impl Drop for MapAhead {
         };
         self.shared.changed.notify_all();
         drop(left);
-        let this = std::thread::current().id();
         for thread in std::mem::take(self.helpers.get_mut().unwrap_or_else(PoisonError::into_inner))
         {
             // A helper that drops the last reference to a mapping may drop its mapper with it.
-            if thread.thread().id() != this {
-                let _ = thread.join();
+            if !thread.is_current() {
+                thread.join();
             }
         }
         // SAFETY: dropped once, here.
@@ -397,7 +392,6 @@ impl Shared {
 
     /// What a helper does all its life.
     fn help(&self) {
-        signal::block_asynchronous();
         cpu::run_when_idle();
         let pagemap = Pagemap::open().ok();
         let contention = Contention::open().ok().filter(|_| self.manners.step_aside);

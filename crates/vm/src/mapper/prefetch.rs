@@ -23,10 +23,10 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::thread::JoinHandle;
 
+use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
-use aquifer_sys::{fallible, signal};
+use aquifer_sys::thread::{self, Thread};
 
 use super::descriptors::FileName;
 use super::error::{MapError, Result};
@@ -162,7 +162,6 @@ impl Shared {
     }
 
     fn work(&self) {
-        signal::block_asynchronous();
         let mut queue = self.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
@@ -182,7 +181,7 @@ impl Shared {
 /// The thread of one mapper that prefetches. It starts with the first prefetch and ends, with all of them done, with this.
 pub(crate) struct Prefetcher {
     shared: ManuallyDrop<Arc<Shared>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
     mark: ProcessMark,
 }
 
@@ -200,8 +199,7 @@ impl Prefetcher {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let name = "aquifer-fetch".to_owned();
-            *thread = std::thread::Builder::new().name(name).spawn(move || shared.work()).ok();
+            *thread = thread::start(c"aquifer-fetch", move || shared.work()).ok();
         }
         if thread.is_none() {
             job.run();
@@ -223,8 +221,8 @@ impl Drop for Prefetcher {
         self.shared.lock().stopping = true;
         self.shared.changed.notify_all();
         // The thread itself may let go of the mapper last, with a mapping.
-        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
+        if let Some(thread) = thread.filter(|thread| !thread.is_current()) {
+            thread.join();
         }
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.shared) };
