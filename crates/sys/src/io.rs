@@ -322,12 +322,31 @@ pub fn sync_data(file: BorrowedFd<'_>) -> io::Result<()> {
 /// `EOPNOTSUPP` on file systems that cannot (ramfs, some network file systems). After `ENOSPC` the file may be
 /// longer than before.
 pub fn allocate(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    allocate_as(file, 0, offset_bytes, len_bytes)
+}
+
+/// As [`allocate`], and the file keeps its length, also after an error. Blocks behind its end are given back when its length is
+/// set, to what it is already or less.
+pub fn allocate_behind_end(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
+    allocate_as(file, libc::FALLOC_FL_KEEP_SIZE, offset_bytes, len_bytes)
+}
+
+fn allocate_as(
+    file: BorrowedFd<'_>,
+    mode: libc::c_int,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
     if len_bytes == 0 {
         return Ok(());
     }
     let (offset, len) = (signed(offset_bytes)?, signed(len_bytes)?);
     // SAFETY: integers only.
-    uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), 0, offset, len) }.into())
+    uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) }.into())
         .map(drop)
 }
 

@@ -429,24 +429,27 @@ impl Writable {
     }
 
     /// Allocates blocks rather than only setting the length: no store to them fails later, and a file that another process
-    /// makes longer at the same time is not cut short.
+    /// makes longer at the same time is not cut short. The length changes once there is room for all, and is set back
+    /// by nobody: what another process has appended meanwhile stays.
     fn lengthen_file(&self, end: u64) -> io::Result<()> {
         let present = self.file_len_bytes()?;
         if present >= end {
             return Ok(());
         }
-        match aquifer_sys::io::allocate(self.file(), present, end - present) {
+        let added_bytes = end - present;
+        match aquifer_sys::io::allocate_behind_end(self.file(), present, added_bytes) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 self.faults.file.set_len(end)
             }
             Err(error) => {
-                // What was allocated is given back. If not even that works, the file stays too long, with zeros.
-                if self.file_len_bytes()? > present {
+                // Blocks that were found before there were no more are given back by setting the length to what it is. One
+                // that has changed was changed by another process, and the blocks behind it stay.
+                if self.file_len_bytes()? == present {
                     let _ = self.faults.file.set_len(present);
                 }
                 Err(error)
             }
-            Ok(()) => Ok(()),
+            Ok(()) => aquifer_sys::io::allocate(self.file(), present, added_bytes),
         }
     }
 }
