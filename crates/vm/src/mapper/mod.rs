@@ -70,6 +70,7 @@ pub mod window;
 pub(crate) mod writable;
 pub(crate) mod write_back;
 
+use std::fmt;
 use std::fs::File;
 use std::ops::{Bound, Range, RangeBounds};
 use std::os::fd::AsFd;
@@ -424,6 +425,12 @@ impl Mapper {
             snapshot_bytes: shared.packs.bytes(),
             resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
         }
+    }
+}
+
+impl fmt::Debug for Mapper {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Mapper").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 

@@ -17,6 +17,7 @@
 //! The queue, then a job; neither is held during I/O.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -272,6 +273,17 @@ impl Future for Prefetch {
         };
         drop(progress);
         Poll::Ready(self.explain(result))
+    }
+}
+
+impl fmt::Debug for Prefetch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // In a fork, the lock of the job may be held for ever.
+        let is_ready = self.mark.is_current().then(|| match &*self.job {
+            Some(job) => job.lock().result.is_some(),
+            None => true,
+        });
+        formatter.debug_struct("Prefetch").field("is_ready", &is_ready).finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,8 @@
 //!
 //! # The threshold
 //! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
-//! ([`calibrate`]); until then 512 KiB.
+//! ([`calibrate`]); until then, and where measuring took too long three times, 512 KiB. What holds for a device is looked up by
+//! its number, without a lock. Files on hugetlbfs are read.
 //!
 //! ```
 //! use aquifer_vm::mapper::{Mapper, read_once};
@@ -41,11 +42,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
-use aquifer_sys::residency::{self, Backing};
+use aquifer_sys::residency::{self, Backing, FileStatus};
 use aquifer_sys::{fallible, io as file_io};
 
 use super::error::{MapError, Result};
@@ -65,6 +67,12 @@ const SMALLEST_MEASURED_BYTES: u64 = 1 << 20;
 /// Longest time measuring takes, but for the file's first read.
 const TIME_LIMIT: Duration = Duration::from_millis(30);
 const ROUNDS: usize = 5;
+/// How often measuring may fail.
+const ATTEMPTS: u32 = 3;
+/// Devices whose thresholds are found again.
+const DEVICES: usize = 16;
+/// The threshold where files are never mapped.
+const NEVER: u64 = u32::MAX as u64;
 
 thread_local! {
     /// Taken while it is in use, so that one call inside another has a buffer of its own.
@@ -84,32 +92,84 @@ pub struct ReadOnceCalibration {
 }
 
 static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
+static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
+static BY_DEVICE: ByDevice = ByDevice::new();
+
+fn done() -> MutexGuard<'static, Vec<ReadOnceCalibration>> {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The calibrations of this process so far.
 pub fn calibrations() -> Vec<ReadOnceCalibration> {
-    DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    done().clone()
 }
 
 /// The calibration for the kind of file system that a file is on, measured on the file if it is the first. `None` if the file is
-/// smaller than a MiB, cannot be mapped, or measuring took too long.
+/// smaller than a MiB, cannot be mapped, consists of huge pages, or measuring took too long.
 pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
-    let in_memory = residency::backing(file.as_fd()).ok()? == Backing::Memory;
-    if let Some(known) = calibrations().into_iter().find(|known| known.in_memory == in_memory) {
-        return Some(known);
+    match residency::backing(file.as_fd()).ok()? {
+        Backing::HugePages => None,
+        backing => calibrated(file, backing == Backing::Memory, Clone::clone).ok()?,
     }
-    let len_bytes = residency::file_len_bytes(file.as_fd()).ok()?;
-    if len_bytes < SMALLEST_MEASURED_BYTES || crate::router::install().is_err() {
-        return None;
+}
+
+/// What is asked of the calibration for a kind of file system; `None` if the file is too small to measure on.
+fn calibrated<T>(
+    file: &File,
+    in_memory: bool,
+    ask: impl Fn(&ReadOnceCalibration) -> T,
+) -> std::result::Result<Option<T>, CannotMeasure> {
+    let is_it = |known: &&ReadOnceCalibration| known.in_memory == in_memory;
+    if let Some(known) = done().iter().find(is_it) {
+        return Ok(Some(ask(known)));
     }
-    let measured = measure(file, len_bytes)?;
+    let len_bytes = residency::file_len_bytes(file.as_fd()).map_err(|_| CannotMeasure)?;
+    if len_bytes < SMALLEST_MEASURED_BYTES {
+        return Ok(None);
+    }
+    crate::router::install().map_err(|_| CannotMeasure)?;
+    let measured = measure(file, len_bytes).ok_or(CannotMeasure)?;
     let threshold_bytes = threshold_of(&measured);
-    let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
-    let mut done = DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(other) = done.iter().find(|known| known.in_memory == in_memory) {
-        return Some(other.clone());
+    let mut done = done();
+    if let Some(other) = done.iter().find(is_it) {
+        return Ok(Some(ask(other)));
     }
-    done.push(found.clone());
-    Some(found)
+    let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
+    let answer = ask(&found);
+    done.push(found);
+    Ok(Some(answer))
+}
+
+/// It took too long, or the file cannot be mapped.
+struct CannotMeasure;
+
+/// Thresholds by the number of a device: that in the high half, bytes in the low one, 0 for nothing. A number that another
+/// file system has by now costs time at worst.
+struct ByDevice {
+    known: [AtomicU64; DEVICES],
+    next: AtomicU32,
+}
+
+impl ByDevice {
+    const fn new() -> ByDevice {
+        ByDevice { known: [const { AtomicU64::new(0) }; DEVICES], next: AtomicU32::new(0) }
+    }
+
+    fn threshold_bytes(&self, device: u64) -> Option<u64> {
+        // Relaxed, here and below: a word that says all.
+        let all = self.known.iter().map(|known| known.load(Ordering::Relaxed));
+        all.filter(|known| *known != 0)
+            .find(|known| known >> 32 == device)
+            .map(|known| known & NEVER)
+    }
+
+    fn remember(&self, device: u64, threshold_bytes: u64) {
+        // The kernel's numbers have 32 bits.
+        if device >> 32 == 0 && self.threshold_bytes(device).is_none() {
+            let place = self.next.fetch_add(1, Ordering::Relaxed) as usize % DEVICES;
+            self.known[place].store(device << 32 | threshold_bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The length from which on mapping was never dearer.
@@ -167,13 +227,34 @@ fn look_through(start: *const u8, len: usize) -> Option<()> {
     Some(())
 }
 
-/// Whether a file of this length is mapped.
-fn is_mapped(file: &File, len_bytes: u64) -> bool {
+/// Whether a file is mapped.
+fn is_mapped(file: &File, status: &FileStatus) -> bool {
+    let len_bytes = status.len_bytes;
     if len_bytes < LEAST_THRESHOLD_BYTES {
         return false;
     }
-    let found = calibrate(file).map(|found| found.threshold_bytes);
-    len_bytes >= found.unwrap_or(USUAL_THRESHOLD_BYTES)
+    let device = status.identity.device;
+    let known = BY_DEVICE.threshold_bytes(device);
+    len_bytes >= known.unwrap_or_else(|| find_threshold(file, device))
+}
+
+#[cold]
+fn find_threshold(file: &File, device: u64) -> u64 {
+    let found = match residency::backing(file.as_fd()) {
+        Ok(Backing::HugePages) => Ok(Some(NEVER)),
+        Ok(backing) => calibrated(file, backing == Backing::Memory, |found| found.threshold_bytes),
+        Err(_) => Err(CannotMeasure),
+    };
+    let threshold_bytes = match found {
+        Ok(Some(threshold_bytes)) => threshold_bytes,
+        // Relaxed: a number of attempts.
+        Err(_) if FAILED_ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1 >= ATTEMPTS => {
+            USUAL_THRESHOLD_BYTES
+        }
+        Ok(None) | Err(_) => return USUAL_THRESHOLD_BYTES,
+    };
+    BY_DEVICE.remember(device, threshold_bytes);
+    threshold_bytes
 }
 
 /// Shows a file to `look`: read, or mapped by `map`, which is given the open file.
@@ -225,12 +306,13 @@ fn read(path: &Path, file: &File, buffer: &mut Vec<u8>, most_bytes: usize) -> Re
     let mut len = read_some(file, &mut buffer[..PROBE_BYTES]).map_err(failed)?;
     let mut expected = None;
     if len == PROBE_BYTES {
-        let metadata = file.metadata().map_err(failed)?;
-        if metadata.is_file() && metadata.len() > PROBE_BYTES as u64 {
-            if is_mapped(file, metadata.len()) {
+        let status = residency::file_status(file.as_fd()).map_err(failed)?;
+        let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
+        if is_regular && status.len_bytes > PROBE_BYTES as u64 {
+            if is_mapped(file, &status) {
                 return Ok(Content::Large);
             }
-            let whole = metadata.len() as usize;
+            let whole = status.len_bytes as usize;
             if buffer.len() < whole {
                 buffer.resize(whole, 0);
             }
@@ -277,6 +359,19 @@ mod tests {
         assert_eq!(threshold_of(&measured[..3]), MOST_THRESHOLD_BYTES);
         assert_eq!(threshold_of(&[(kib(128), 2, 1), (kib(256), 2, 1)]), kib(128));
         assert_eq!(threshold_of(&[]), MOST_THRESHOLD_BYTES);
+    }
+
+    #[test]
+    fn thresholds_are_known_by_device_and_the_oldest_are_forgotten() {
+        let known = ByDevice::new();
+        assert_eq!(known.threshold_bytes(0), None);
+        for device in 0..20 {
+            known.remember(device, 1 << 17);
+            known.remember(device, NEVER);
+        }
+        known.remember(1 << 40, 1 << 18);
+        assert_eq!((known.threshold_bytes(3), known.threshold_bytes(1 << 40)), (None, None));
+        assert!((4..20).all(|device| known.threshold_bytes(device) == Some(1 << 17)));
     }
 
     #[test]

@@ -67,9 +67,11 @@ impl FileView {
         self.snapshot.is_some()
     }
 
-    /// The file, as it was named. Of one that was given open: as it is called when this is first asked for.
+    /// The file, as it was named. Of one that was given open: as it is called when this is first asked for; in a fork nothing, if
+    /// nobody had asked.
     pub fn path(&self) -> &Path {
-        self.name.path(self.mapped.as_deref())
+        // In a fork, the lock of the mapping may be held for ever.
+        self.name.path(self.mapped.as_deref().filter(|_| self.shared.mark.is_current()))
     }
 
     /// Where in the file it begins.
@@ -132,6 +134,9 @@ impl FileView {
     }
 
     /// Shows all of it to a closure.
+    ///
+    /// If the file was cut short, that is noticed by pages: of the page in which it ends now, bytes behind the end are zeros
+    /// and no error, as with mmap. [`FileView::file_len_bytes`] tells.
     ///
     /// # Errors
     /// [`MapError::Fault`] if a byte could not be had that the closure looked at: then its result is dropped.
