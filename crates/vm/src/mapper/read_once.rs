@@ -4,16 +4,16 @@
 //! hundred KiB; into a fresh one it loses by 3 to 5 times, so each thread keeps its buffer.
 //!
 //! ```text
-//!  open ─ read 16 KiB ─┬─ less came ──▶ read until nothing comes ─▶ buffer
-//!                      └─ all came ──▶ fstat ─┬─ below the threshold ─▶ read the rest ─▶ buffer
-//!                                             └─ above ─▶ map
+//!  open ─ statx ─┬─ a regular file below the threshold ─▶ read so many bytes ─▶ buffer
+//!                ├─ one above it ─▶ map
+//!                └─ no length ─▶ read until nothing comes ─▶ buffer
 //! ```
-//! The first read makes `fstat` unnecessary for small files, and costs a file that is mapped 3 % at most. That nothing more
-//! comes is asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
+//! That nothing more comes is asked, not concluded from a short read: pipes and files that are made up as they are read come in
+//! pieces.
 //!
 //! # The threshold
 //! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
-//! ([`calibrate`]); until then, and where measuring took too long three times, 512 KiB. What holds for a device is looked up by
+//! ([`calibrate`]); until then, and where measuring took too long three times, 256 KiB. What holds for a device is looked up by
 //! its number, without a lock. Files on hugetlbfs are read.
 //!
 //! ```
@@ -53,10 +53,10 @@ use aquifer_sys::{fallible, io as file_io};
 use super::error::{MapError, Result};
 use crate::bytes::Bytes;
 
-/// What is read before anybody asks for the length.
-const PROBE_BYTES: usize = 16 << 10;
+/// What is read first of something that does not say how long it is.
+const FIRST_BYTES: usize = 16 << 10;
 /// The threshold where nothing was measured.
-const USUAL_THRESHOLD_BYTES: u64 = 512 << 10;
+const USUAL_THRESHOLD_BYTES: u64 = 256 << 10;
 /// It is never outside of these.
 const LEAST_THRESHOLD_BYTES: u64 = 128 << 10;
 const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
@@ -300,25 +300,18 @@ enum Content {
 /// Reads all there is, but for files that are to be mapped.
 fn read(path: &Path, file: &File, buffer: &mut Vec<u8>, most_bytes: usize) -> Result<Content> {
     let failed = |source| MapError::Read { path: path.to_owned(), source };
-    if buffer.len() < PROBE_BYTES {
-        buffer.resize(PROBE_BYTES, 0);
+    let status = residency::file_status(file.as_fd()).map_err(failed)?;
+    let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
+    // A regular file without a length may be made up as it is read.
+    let expected = (is_regular && status.len_bytes > 0).then_some(status.len_bytes as usize);
+    if expected.is_some() && is_mapped(file, &status) {
+        return Ok(Content::Large);
     }
-    let mut len = read_some(file, &mut buffer[..PROBE_BYTES]).map_err(failed)?;
-    let mut expected = None;
-    if len == PROBE_BYTES {
-        let status = residency::file_status(file.as_fd()).map_err(failed)?;
-        let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
-        if is_regular && status.len_bytes > PROBE_BYTES as u64 {
-            if is_mapped(file, &status) {
-                return Ok(Content::Large);
-            }
-            let whole = status.len_bytes as usize;
-            if buffer.len() < whole {
-                buffer.resize(whole, 0);
-            }
-            expected = Some(whole);
-        }
+    let first_bytes = expected.unwrap_or(FIRST_BYTES);
+    if buffer.len() < first_bytes {
+        buffer.resize(first_bytes, 0);
     }
+    let mut len = 0;
     while expected != Some(len) {
         if len == buffer.len() {
             if len >= most_bytes {
@@ -378,7 +371,7 @@ mod tests {
     fn what_never_ends_is_refused() {
         let path = Path::new("/dev/zero");
         let file = File::open(path).unwrap();
-        let limit = 3 * PROBE_BYTES;
+        let limit = 3 * FIRST_BYTES;
         let error = read(path, &file, &mut Vec::new(), limit).unwrap_err();
         assert!(
             matches!(error, MapError::TooLong { limit_bytes, .. } if limit_bytes == limit as u64)
