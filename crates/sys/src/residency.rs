@@ -61,6 +61,8 @@ pub struct FileStatus {
     pub group: u32,
     /// Its length.
     pub len_bytes: u64,
+    /// What its file system likes to be asked for at a time. On hugetlbfs: a page.
+    pub block_bytes: u32,
 }
 
 /// Status of the file that a path leads to.
@@ -97,6 +99,7 @@ impl FileStatus {
             owner: status.stx_uid,
             group: status.stx_gid,
             len_bytes: status.stx_size,
+            block_bytes: status.stx_blksize,
         }
     }
 }

@@ -106,6 +106,29 @@ fn names_that_lead_nowhere_are_refused_with_the_systems_reason() {
     }
 }
 
+#[test]
+fn a_file_of_huge_pages_is_refused_and_can_be_read_once() {
+    // SAFETY: a name and flags.
+    let descriptor =
+        unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_HUGETLB | libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        eprintln!("skipped: no files of huge pages: {}", io::Error::last_os_error());
+        return;
+    }
+    // SAFETY: made above, and nobody else's.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    file.set_len(4 << 20).unwrap();
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        match mapper.map_file(&file, access, ..).unwrap_err() {
+            MapError::NotMappable { kind, .. } => assert_eq!(kind, "a file of huge pages"),
+            error => panic!("{error}"),
+        }
+    }
+    let path = format!("/proc/self/fd/{descriptor}");
+    assert_eq!(mapper.read_once(path, |bytes| bytes.to_vec()).unwrap(), vec![0; 4 << 20]);
+}
+
 // ---- permission -----------------------------------------------------------------------------------
 
 /// Acts as an ordinary user, if it does not anyway, until the result is dropped.

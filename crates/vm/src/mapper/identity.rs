@@ -19,6 +19,8 @@ use std::path::Path;
 use aquifer_sys::file_system;
 use aquifer_sys::residency::{self, FileIdentity, FileStatus};
 
+use super::by_device::ByDevice;
+
 /// A file, and who may do what with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
@@ -60,6 +62,7 @@ impl FileId {
 pub(crate) struct Status {
     pub id: FileId,
     pub len_bytes: u64,
+    block_bytes: u32,
     /// What it is, if it is no regular file, and what to do instead.
     pub other: Option<(&'static str, &'static str)>,
 }
@@ -76,10 +79,11 @@ impl Status {
     }
 
     fn new(status: FileStatus) -> Status {
-        let FileStatus { identity, mode, owner, group, len_bytes } = status;
+        let FileStatus { identity, mode, owner, group, len_bytes, block_bytes } = status;
         Status {
             id: FileId { identity, mode, owner, group },
             len_bytes,
+            block_bytes,
             other: other_than_regular(mode),
         }
     }
@@ -111,6 +115,28 @@ const KEEPING_INODES: [u64; 6] = [
 /// Whether a mapping of this file may be parked.
 pub(crate) fn may_be_parked(file: &File) -> bool {
     file_system::magic(file.as_fd()).is_ok_and(|magic| KEEPING_INODES.contains(&magic))
+}
+
+/// Whether the kernel refuses to map a file of this file system, if it does, before what was at the place is gone. Others may
+/// be asked at a free place first.
+pub(crate) fn refuses_early(file: &File, id: FileId) -> bool {
+    const YES: u32 = 1;
+    const NO: u32 = 2;
+    static KNOWN: ByDevice = ByDevice::new();
+    let device = id.identity.device;
+    let found = KNOWN.get(device).unwrap_or_else(|| {
+        let found = if may_be_parked(file) { YES } else { NO };
+        KNOWN.remember(device, found);
+        found
+    });
+    found == YES
+}
+
+/// Whether a file consists of huge pages: one that is missing cannot be replaced by a small one.
+pub(crate) fn has_huge_pages(file: &File, status: &Status) -> bool {
+    // No huge page is smaller on any machine.
+    status.block_bytes >= 64 << 10
+        && file_system::magic(file.as_fd()).is_ok_and(|magic| magic == file_system::HUGETLBFS)
 }
 
 /// Whether a file of length 0 may have content all the same: it is made up when it is read.

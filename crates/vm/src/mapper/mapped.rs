@@ -29,7 +29,7 @@ use aquifer_sys::signal::FaultContext;
 use super::descriptors::{FileName, Kept, Opened, path_of};
 use super::error::{FaultCause, MapError};
 use super::heap::{Extent, Heap, NoAddresses};
-use super::identity::{CacheKey, FileId, Status};
+use super::identity::{self, CacheKey, FileId, Status};
 use super::random::RandomRanges;
 use crate::guard::{Replaceable, Trouble};
 use crate::{FaultOwner, Served, VmError};
@@ -72,6 +72,14 @@ pub(super) fn is_unfilled(file: BorrowedFd<'_>, at: u64) -> bool {
         && memory::cachestat(file, at / page * page, page).map_or(true, |stat| stat.cached == 0)
 }
 
+/// Unmaps what was mapped at a free place to find out whether the kernel does it. Some file systems are asked when what was
+/// at the place is gone already, and what another thread maps there then would be taken for this one's.
+pub(super) fn was_tried(elsewhere: io::Result<*mut u8>, len: usize) -> io::Result<()> {
+    let address = elsewhere?;
+    // SAFETY: mapped for this, and nobody knows it.
+    unsafe { memory::unmap(address, len) }
+}
+
 impl Mapped {
     /// Maps a range of a file, not empty. The mapping cache may know it by `key`.
     pub fn new(
@@ -87,6 +95,11 @@ impl Mapped {
             .ok()
             .and_then(|len| len.checked_next_multiple_of(SMALL_PAGE_BYTES))
             .ok_or_else(|| NotMapped::Refused(io::Error::from_raw_os_error(libc::ENOMEM)))?;
+        if key.is_none() && !identity::refuses_early(opened.file(), status.id) {
+            let elsewhere =
+                memory::map_file(len, Protection::Read, opened.file().as_fd(), first_byte);
+            was_tried(elsewhere, len).map_err(NotMapped::Refused)?;
+        }
         let extent = heap.take(len).map_err(NotMapped::NoAddresses)?;
         // The whole of the extent: nothing of what it held before stays.
         // SAFETY: fresh addresses that nobody else knows.

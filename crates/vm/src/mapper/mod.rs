@@ -49,6 +49,7 @@
 
 mod advice;
 mod budget;
+mod by_device;
 mod descriptors;
 mod error;
 pub(crate) mod flush;
@@ -464,6 +465,7 @@ impl Shared {
         range: &impl RangeBounds<u64>,
     ) -> Result<FileView> {
         check_kind(|| path.clone(), status)?;
+        check_pages(|| path.clone(), file, status)?;
         let range = range_of(|| path.clone(), range, status.len_bytes)?;
         let stores = Stores::map(self, file, &path, access, range.clone())?;
         Ok(FileView::with_stores(self.clone(), stores, path, range))
@@ -509,6 +511,7 @@ impl Shared {
             Some(kept) if name.is_unknown() => path_of(kept.file()),
             _ => name.path(None).to_owned(),
         };
+        check_pages(path, opened.file(), status)?;
         if status.len_bytes == 0
             && let Some(kind) = identity::is_made_up(opened.file())
         {
@@ -594,6 +597,14 @@ fn check_kind(path: impl FnOnce() -> PathBuf, status: &Status) -> Result<()> {
         None => Ok(()),
         Some((kind, advice)) => Err(MapError::NotMappable { path: path(), kind, advice }),
     }
+}
+
+fn check_pages(path: impl FnOnce() -> PathBuf, file: &File, status: &Status) -> Result<()> {
+    if !identity::has_huge_pages(file, status) {
+        return Ok(());
+    }
+    let (kind, advice) = ("a file of huge pages", "read it instead");
+    Err(MapError::NotMappable { path: path(), kind, advice })
 }
 
 /// The bytes of a file of this length that a range names.

@@ -42,7 +42,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,13 +50,14 @@ use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileStatus};
 use aquifer_sys::{fallible, io as file_io};
 
+use super::by_device::ByDevice;
 use super::error::{MapError, Result};
 use crate::bytes::Bytes;
 
 /// What is read first of something that does not say how long it is.
 const FIRST_BYTES: usize = 16 << 10;
 /// The threshold where nothing was measured.
-const USUAL_THRESHOLD_BYTES: u64 = 256 << 10;
+const USUAL_THRESHOLD_BYTES: u32 = 256 << 10;
 /// It is never outside of these.
 const LEAST_THRESHOLD_BYTES: u64 = 128 << 10;
 const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
@@ -69,10 +70,10 @@ const TIME_LIMIT: Duration = Duration::from_millis(30);
 const ROUNDS: usize = 5;
 /// How often measuring may fail.
 const ATTEMPTS: u32 = 3;
-/// Devices whose thresholds are found again.
-const DEVICES: usize = 16;
 /// The threshold where files are never mapped.
-const NEVER: u64 = u32::MAX as u64;
+const NEVER: u32 = u32::MAX;
+/// Set in a threshold that holds until a file comes that can be measured on.
+const FOR_NOW: u32 = 1;
 
 thread_local! {
     /// Taken while it is in use, so that one call inside another has a buffer of its own.
@@ -93,6 +94,7 @@ pub struct ReadOnceCalibration {
 
 static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
 static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
+/// Thresholds.
 static BY_DEVICE: ByDevice = ByDevice::new();
 
 fn done() -> MutexGuard<'static, Vec<ReadOnceCalibration>> {
@@ -142,35 +144,6 @@ fn calibrated<T>(
 
 /// It took too long, or the file cannot be mapped.
 struct CannotMeasure;
-
-/// Thresholds by the number of a device: that in the high half, bytes in the low one, 0 for nothing. A number that another
-/// file system has by now costs time at worst.
-struct ByDevice {
-    known: [AtomicU64; DEVICES],
-    next: AtomicU32,
-}
-
-impl ByDevice {
-    const fn new() -> ByDevice {
-        ByDevice { known: [const { AtomicU64::new(0) }; DEVICES], next: AtomicU32::new(0) }
-    }
-
-    fn threshold_bytes(&self, device: u64) -> Option<u64> {
-        // Relaxed, here and below: a word that says all.
-        let all = self.known.iter().map(|known| known.load(Ordering::Relaxed));
-        all.filter(|known| *known != 0)
-            .find(|known| known >> 32 == device)
-            .map(|known| known & NEVER)
-    }
-
-    fn remember(&self, device: u64, threshold_bytes: u64) {
-        // The kernel's numbers have 32 bits.
-        if device >> 32 == 0 && self.threshold_bytes(device).is_none() {
-            let place = self.next.fetch_add(1, Ordering::Relaxed) as usize % DEVICES;
-            self.known[place].store(device << 32 | threshold_bytes, Ordering::Relaxed);
-        }
-    }
-}
 
 /// The length from which on mapping was never dearer.
 fn threshold_of(measured: &[(u64, u64, u64)]) -> u64 {
@@ -234,24 +207,29 @@ fn is_mapped(file: &File, status: &FileStatus) -> bool {
         return false;
     }
     let device = status.identity.device;
-    let known = BY_DEVICE.threshold_bytes(device);
-    len_bytes >= known.unwrap_or_else(|| find_threshold(file, device))
+    let holds = |known: &u32| known & FOR_NOW == 0 || len_bytes < SMALLEST_MEASURED_BYTES;
+    let known = BY_DEVICE.get(device).filter(|known| *known == NEVER || holds(known));
+    let threshold = known.unwrap_or_else(|| find_threshold(file, device));
+    threshold != NEVER && len_bytes >= u64::from(threshold & !FOR_NOW)
 }
 
 #[cold]
-fn find_threshold(file: &File, device: u64) -> u64 {
+fn find_threshold(file: &File, device: u64) -> u32 {
     let found = match residency::backing(file.as_fd()) {
         Ok(Backing::HugePages) => Ok(Some(NEVER)),
-        Ok(backing) => calibrated(file, backing == Backing::Memory, |found| found.threshold_bytes),
+        Ok(backing) => {
+            calibrated(file, backing == Backing::Memory, |found| found.threshold_bytes as u32)
+        }
         Err(_) => Err(CannotMeasure),
     };
     let threshold_bytes = match found {
         Ok(Some(threshold_bytes)) => threshold_bytes,
+        Ok(None) => USUAL_THRESHOLD_BYTES | FOR_NOW,
         // Relaxed: a number of attempts.
-        Err(_) if FAILED_ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1 >= ATTEMPTS => {
-            USUAL_THRESHOLD_BYTES
+        Err(_) if FAILED_ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1 < ATTEMPTS => {
+            USUAL_THRESHOLD_BYTES | FOR_NOW
         }
-        Ok(None) | Err(_) => return USUAL_THRESHOLD_BYTES,
+        Err(_) => USUAL_THRESHOLD_BYTES,
     };
     BY_DEVICE.remember(device, threshold_bytes);
     threshold_bytes
@@ -352,19 +330,6 @@ mod tests {
         assert_eq!(threshold_of(&measured[..3]), MOST_THRESHOLD_BYTES);
         assert_eq!(threshold_of(&[(kib(128), 2, 1), (kib(256), 2, 1)]), kib(128));
         assert_eq!(threshold_of(&[]), MOST_THRESHOLD_BYTES);
-    }
-
-    #[test]
-    fn thresholds_are_known_by_device_and_the_oldest_are_forgotten() {
-        let known = ByDevice::new();
-        assert_eq!(known.threshold_bytes(0), None);
-        for device in 0..20 {
-            known.remember(device, 1 << 17);
-            known.remember(device, NEVER);
-        }
-        known.remember(1 << 40, 1 << 18);
-        assert_eq!((known.threshold_bytes(3), known.threshold_bytes(1 << 40)), (None, None));
-        assert!((4..20).all(|device| known.threshold_bytes(device) == Some(1 << 17)));
     }
 
     #[test]

@@ -29,7 +29,8 @@ use aquifer_sys::residency::file_len_bytes;
 use aquifer_sys::signal::FaultContext;
 
 use super::error::{FaultCause, MapError, Result};
-use super::mapped::is_unfilled;
+use super::identity::may_be_parked;
+use super::mapped::{is_unfilled, was_tried};
 use crate::guard::{Replaceable, Trouble};
 use crate::{FaultOwner, ProcessMark, Reservation, Served, VmError};
 
@@ -160,6 +161,12 @@ impl Writable {
         };
         let file = own_description(file).map_err(MapError::open(path))?;
         let (address, protection) = (place.address(), Protection::ReadWrite);
+        if !may_be_parked(&file) {
+            let map =
+                if sharing == Sharing::Private { memory::map_private } else { memory::map_file };
+            let elsewhere = map(capacity_bytes, protection, file.as_fd(), first_byte);
+            was_tried(elsewhere, capacity_bytes).map_err(failed)?;
+        }
         // SAFETY: the place is the caller's, and given to this mapping.
         let mapped = unsafe {
             match sharing {
