@@ -17,9 +17,12 @@
 //! two threads that sync through one description at once, only one is told. Who must not miss an error
 //! gives each sync a description of its own while it runs ([`reopen`]).
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::check;
 use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
@@ -55,6 +58,19 @@ pub fn can_be_read(file: BorrowedFd<'_>) -> bool {
 }
 
 /// An offset as the kernel takes it.
+/// Opens the file with this name in a directory, for reading.
+pub fn open_at(directory: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
+    let name = CString::new(name.as_os_str().as_bytes())
+        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let opened = uninterrupted(|| {
+        // SAFETY: a string that ends with NUL, and a descriptor that is open.
+        libc::c_long::from(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })
+    })?;
+    // SAFETY: opened just now, and nobody else's.
+    Ok(unsafe { File::from_raw_fd(opened as i32) })
+}
+
 fn signed(offset_bytes: u64) -> io::Result<libc::off64_t> {
     libc::off64_t::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }

@@ -368,7 +368,37 @@ impl Mapper {
     ) -> Result<T> {
         self.shared.check_process()?;
         let path = path.as_ref();
-        read_once::read_once_with(path, look, |file, look| {
+        let file = File::open(path).map_err(MapError::open(path))?;
+        self.read_opened_once(path, file, |_| path.to_owned(), look)
+    }
+
+    /// As [`Mapper::read_once`], of the file with this name in a directory that is open: who goes through a tree saves the way from
+    /// its root to each file.
+    ///
+    /// # Errors
+    /// As for [`Mapper::read_once`]; they name the file relative to the directory.
+    pub fn read_once_at<T>(
+        &self,
+        directory: impl AsFd,
+        name: impl AsRef<Path>,
+        look: impl FnOnce(Bytes<'_>) -> T,
+    ) -> Result<T> {
+        self.shared.check_process()?;
+        let name = name.as_ref();
+        let file =
+            aquifer_sys::io::open_at(directory.as_fd(), name).map_err(MapError::open(name))?;
+        self.read_opened_once(name, file, path_of, look)
+    }
+
+    fn read_opened_once<T>(
+        &self,
+        path: &Path,
+        file: File,
+        called: impl FnOnce(&File) -> PathBuf,
+        look: impl FnOnce(Bytes<'_>) -> T,
+    ) -> Result<T> {
+        read_once::read_once_with(path, file, look, |file, look| {
+            let path = &called(&file);
             let status = Status::of_file(&file).map_err(MapError::open(path))?;
             let view = match self.shared.find(&status) {
                 Some(mapped) => {

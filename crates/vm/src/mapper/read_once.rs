@@ -4,12 +4,13 @@
 //! hundred KiB; into a fresh one it loses by 3 to 5 times, so each thread keeps its buffer.
 //!
 //! ```text
-//!  open ─ statx ─┬─ a regular file below the threshold ─▶ read so many bytes ─▶ buffer
-//!                ├─ one above it ─▶ map
-//!                └─ no length ─▶ read until nothing comes ─▶ buffer
+//!  open ─ read 16 KiB ─┬─ not so much: read until nothing comes ─▶ buffer
+//!                      └─ statx ─┬─ a regular file below the threshold ─▶ read the rest ─▶ buffer
+//!                                ├─ one above it ─▶ map
+//!                                └─ no length ─▶ read until nothing comes ─▶ buffer
 //! ```
-//! That nothing more comes is asked, not concluded from a short read: pipes and files that are made up as they are read come in
-//! pieces.
+//! Most files are short, and asking one for its length costs three times what reading at its end does. That nothing more comes is
+//! asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
 //!
 //! # The threshold
 //! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
@@ -54,7 +55,7 @@ use super::by_device::ByDevice;
 use super::error::{MapError, Result};
 use crate::bytes::Bytes;
 
-/// What is read first of something that does not say how long it is.
+/// What is read before anything is asked.
 const FIRST_BYTES: usize = 16 << 10;
 /// The threshold where nothing was measured.
 const USUAL_THRESHOLD_BYTES: u32 = 256 << 10;
@@ -77,7 +78,32 @@ const FOR_NOW: u32 = 1;
 
 thread_local! {
     /// Taken while it is in use, so that one call inside another has a buffer of its own.
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static BUFFER: Cell<Buffer> = const { Cell::new(Buffer(Vec::new())) };
+}
+
+/// Memory that begins with a page: the kernel's copies to it are faster.
+#[derive(Default)]
+struct Buffer(Vec<BufferPage>);
+
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+#[allow(dead_code, reason = "its bytes are reached all at once, those of all pages together")]
+struct BufferPage([u8; SMALL_PAGE_BYTES]);
+
+impl Buffer {
+    /// Makes it longer if it is shorter than that.
+    fn lengthen(&mut self, len_bytes: usize) {
+        let pages = len_bytes.div_ceil(SMALL_PAGE_BYTES);
+        if pages > self.0.len() {
+            self.0.resize(pages, BufferPage([0; SMALL_PAGE_BYTES]));
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let len_bytes = self.0.len() * SMALL_PAGE_BYTES;
+        // SAFETY: pages are nothing but their bytes, one after the other.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len_bytes) }
+    }
 }
 
 /// What reading and mapping a file cost on one kind of file system.
@@ -235,18 +261,18 @@ fn find_threshold(file: &File, device: u64) -> u32 {
     threshold_bytes
 }
 
-/// Shows a file to `look`: read, or mapped by `map`, which is given the open file.
+/// Shows an open file to `look`: read, or mapped by `map`, which is given it. `path` is for messages.
 pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     path: &Path,
+    file: File,
     look: L,
     map: impl FnOnce(File, L) -> Result<T>,
 ) -> Result<T> {
-    let file = File::open(path).map_err(MapError::open(path))?;
     let mut buffer = BUFFER.take();
     match read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES) {
         Ok(Content::Here(len)) => {
             // SAFETY: so many bytes of the buffer, which is this function's own until `look` has returned.
-            let seen = look(unsafe { Bytes::new(buffer.as_ptr(), len) });
+            let seen = look(unsafe { Bytes::new(buffer.bytes().as_ptr(), len) });
             keep(buffer);
             Ok(seen)
         }
@@ -261,8 +287,8 @@ pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     }
 }
 
-fn keep(buffer: Vec<u8>) {
-    if buffer.len() <= MOST_THRESHOLD_BYTES as usize {
+fn keep(mut buffer: Buffer) {
+    if buffer.bytes().len() <= MOST_THRESHOLD_BYTES as usize {
         BUFFER.set(buffer);
     }
 }
@@ -276,32 +302,37 @@ enum Content {
 }
 
 /// Reads all there is, but for files that are to be mapped.
-fn read(path: &Path, file: &File, buffer: &mut Vec<u8>, most_bytes: usize) -> Result<Content> {
+fn read(path: &Path, file: &File, buffer: &mut Buffer, most_bytes: usize) -> Result<Content> {
     let failed = |source| MapError::Read { path: path.to_owned(), source };
+    buffer.lengthen(FIRST_BYTES);
+    let mut len = 0;
+    while len < FIRST_BYTES {
+        match read_some(file, &mut buffer.bytes()[len..FIRST_BYTES]).map_err(failed)? {
+            0 => return Ok(Content::Here(len)),
+            got => len += got,
+        }
+    }
     let status = residency::file_status(file.as_fd()).map_err(failed)?;
     let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
-    // A regular file without a length may be made up as it is read.
-    let expected = (is_regular && status.len_bytes > 0).then_some(status.len_bytes as usize);
-    if expected.is_some() && is_mapped(file, &status) {
+    if is_regular && is_mapped(file, &status) {
         return Ok(Content::Large);
     }
-    let first_bytes = expected.unwrap_or(FIRST_BYTES);
-    if buffer.len() < first_bytes {
-        buffer.resize(first_bytes, 0);
-    }
-    let mut len = 0;
+    // A regular file that has become shorter, or is made up as it is read, has no length to go by.
+    let expected =
+        Some(status.len_bytes as usize).filter(|expected| is_regular && *expected >= len);
+    buffer.lengthen(expected.unwrap_or(0));
     while expected != Some(len) {
-        if len == buffer.len() {
+        if len == buffer.bytes().len() {
             if len >= most_bytes {
                 return Err(MapError::TooLong {
                     path: path.to_owned(),
                     limit_bytes: most_bytes as u64,
                 });
             }
-            buffer.resize((2 * len).min(most_bytes), 0);
+            buffer.lengthen((2 * len).min(most_bytes));
         }
-        let end = expected.unwrap_or(buffer.len());
-        match read_some(file, &mut buffer[len..end]).map_err(failed)? {
+        let end = expected.unwrap_or(usize::MAX).min(buffer.bytes().len());
+        match read_some(file, &mut buffer.bytes()[len..end]).map_err(failed)? {
             0 => break,
             got => len += got,
         }
@@ -337,7 +368,7 @@ mod tests {
         let path = Path::new("/dev/zero");
         let file = File::open(path).unwrap();
         let limit = 3 * FIRST_BYTES;
-        let error = read(path, &file, &mut Vec::new(), limit).unwrap_err();
+        let error = read(path, &file, &mut Buffer::default(), limit).unwrap_err();
         assert!(
             matches!(error, MapError::TooLong { limit_bytes, .. } if limit_bytes == limit as u64)
         );

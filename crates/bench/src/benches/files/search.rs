@@ -11,7 +11,7 @@
 //! | `read` | `open`, `fstat`, `pread` into a buffer that stays, `close` |
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, search, `munmap`, `close` |
 //! | `mapper` | a view by name, search, view dropped: parked for the next pass |
-//! | `mapper_read_once` | [`read_once`](aquifer::Mapper::read_once) with the search as its closure |
+//! | `mapper_read_once` | [`read_once_at`](aquifer::Mapper::read_once_at) in its directory, with the search as its closure |
 
 use anyhow::Result;
 use serde_json::json;

@@ -7,8 +7,11 @@
 //! | `mapper_sync` | off | at once |
 
 use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -121,6 +124,18 @@ impl WholeFile for ReadOnceLane<'_> {
     fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         // SAFETY: nobody changes the bench's files while they are looked at.
         Ok(self.mapper.read_once(path, |bytes| look(unsafe { bytes.as_slice() }))?)
+    }
+
+    fn in_directory<R>(
+        &mut self,
+        directory: &OwnedFd,
+        name: &CStr,
+        _: &Path,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let name = OsStr::from_bytes(name.to_bytes());
+        // SAFETY: as above.
+        Ok(self.mapper.read_once_at(directory, name, |bytes| look(unsafe { bytes.as_slice() }))?)
     }
 
     fn opened<R>(&mut self, _: &File, _: usize, _: impl FnOnce(&[u8]) -> R) -> Result<R> {

@@ -13,8 +13,10 @@ mod mapper;
 mod plain;
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -48,6 +50,18 @@ pub trait Files: Sync {
 pub trait WholeFile {
     /// Lets `look` see all of the file of that name. Nothing of it is kept but what a cache keeps.
     fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+
+    /// The same with the file of a name in a directory, which is open and has this path: by whichever is better.
+    fn in_directory<R>(
+        &mut self,
+        _directory: &OwnedFd,
+        name: &CStr,
+        path: &Path,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let _ = name;
+        self.by_path(path, look)
+    }
 
     /// The same with a file that is open and stays so.
     fn opened<R>(

@@ -80,7 +80,7 @@ impl VisitFiles for &Plan<'_> {
             let mut lane = files.lane()?;
             Ok(move |target: &Target<'_>| {
                 let count = |bytes: &[u8]| self.finder.find_iter(bytes).count() as u64;
-                lane.by_path(&target.path, count)
+                lane.in_directory(target.directory, &target.name, &target.path, count)
             })
         })?;
         measured.details.extend(files.details());
