@@ -212,7 +212,8 @@ fn a_file_that_takes_most_of_the_cache_is_parked_and_one_that_takes_more_is_not(
     use_once(&files[1]);
     small.iter().for_each(|path| use_once(path));
     let hits = mapper.stats().cache.hits - before;
-    assert!(hits >= 75, "{hits} of 100 are there still");
+    // Where its number puts it among those that are always let in, it takes the room of 36. By age alone, none would be found.
+    assert!(hits >= 50, "{hits} of 100 are there still");
 }
 
 #[test]
