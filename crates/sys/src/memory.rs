@@ -84,18 +84,26 @@ pub unsafe fn map_file_at(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
 ) -> io::Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes)))
-        .inspect_err(|_| close_hole(address, len_bytes))
-        .map(drop)
+    map_over(address, len_bytes, protection, libc::MAP_SHARED, (file, offset_bytes))
 }
 
+/// Maps part of a file over whatever is at `address`.
+///
 /// A file system is asked whether it maps a file when what was at the place is gone already; if it refuses, there is
-/// a hole. Another thread's memory that came to lie in it would be unmapped with the range that its owner believes
-/// to have. Who can ask at another place first ([`map_file`], [`map_file_synchronously`]) does.
-fn close_hole(address: *mut u8, len_bytes: usize) {
-    // Refused where there is none.
-    let _ = map_private_at_free(address, len_bytes, Protection::None, None);
+/// a hole, which is reserved again. Another thread's memory that came to lie in it would be unmapped with the range that its
+/// owner believes to have. Who can ask at another place first ([`map_file`], [`map_file_synchronously`]) does.
+fn map_over(
+    address: *mut u8,
+    len_bytes: usize,
+    protection: Protection,
+    flags: libc::c_int,
+    file: (BorrowedFd<'_>, u64),
+) -> io::Result<()> {
+    let mapped = map_raw(address, len_bytes, protection, flags | libc::MAP_FIXED, Some(file));
+    mapped.map(drop).inspect_err(|_| {
+        // Refused where there is no hole.
+        let _ = map_private_at_free(address, len_bytes, Protection::None, None);
+    })
 }
 
 /// Maps part of a file, shared, anywhere, as [`map_file_synchronously_at`] does at a place.
@@ -121,10 +129,8 @@ pub unsafe fn map_private_file_at(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
 ) -> io::Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes)))
-        .inspect_err(|_| close_hole(address, len_bytes))
-        .map(drop)
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+    map_over(address, len_bytes, protection, flags, (file, offset_bytes))
 }
 
 /// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable
@@ -139,10 +145,8 @@ pub unsafe fn map_file_synchronously_at(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
 ) -> io::Result<()> {
-    let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC | libc::MAP_FIXED;
-    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes)))
-        .inspect_err(|_| close_hole(address, len_bytes))
-        .map(drop)
+    let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
+    map_over(address, len_bytes, protection, flags, (file, offset_bytes))
 }
 
 /// Maps part of a file, shared, anywhere.

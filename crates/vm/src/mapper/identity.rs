@@ -78,7 +78,8 @@ impl Status {
         residency::file_status(file.as_fd()).map(Status::new)
     }
 
-    fn new(status: FileStatus) -> Status {
+    /// Of what the system said.
+    pub fn new(status: FileStatus) -> Status {
         let FileStatus { identity, mode, owner, group, len_bytes, block_bytes } = status;
         Status {
             id: FileId { identity, mode, owner, group },

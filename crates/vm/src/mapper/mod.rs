@@ -57,6 +57,7 @@ mod heap;
 mod identity;
 mod map_ahead;
 mod mapped;
+mod page_buffer;
 mod parked;
 mod populate;
 mod prefetch;
@@ -397,9 +398,8 @@ impl Mapper {
         called: impl FnOnce(&File) -> PathBuf,
         look: impl FnOnce(Bytes<'_>) -> T,
     ) -> Result<T> {
-        read_once::read_once_with(path, file, look, |file, look| {
-            let path = &called(&file);
-            let status = Status::of_file(&file).map_err(MapError::open(path))?;
+        read_once::read_once_with(path, file, look, |file, status, look| {
+            let (path, status) = (&called(&file), Status::new(status));
             let view = match self.shared.find(&status) {
                 Some(mapped) => {
                     let (name, whole) = (FileName::of(path.to_owned()), 0..status.len_bytes);

@@ -53,6 +53,7 @@ use aquifer_sys::{fallible, io as file_io};
 
 use super::by_device::ByDevice;
 use super::error::{MapError, Result};
+use super::page_buffer::PageBuffer;
 use crate::bytes::Bytes;
 
 /// What is read before anything is asked.
@@ -78,32 +79,7 @@ const FOR_NOW: u32 = 1;
 
 thread_local! {
     /// Taken while it is in use, so that one call inside another has a buffer of its own.
-    static BUFFER: Cell<Buffer> = const { Cell::new(Buffer(Vec::new())) };
-}
-
-/// Memory that begins with a page: the kernel's copies to it are faster.
-#[derive(Default)]
-struct Buffer(Vec<BufferPage>);
-
-#[derive(Clone, Copy)]
-#[repr(align(4096))]
-#[allow(dead_code, reason = "its bytes are reached all at once, those of all pages together")]
-struct BufferPage([u8; SMALL_PAGE_BYTES]);
-
-impl Buffer {
-    /// Makes it longer if it is shorter than that.
-    fn lengthen(&mut self, len_bytes: usize) {
-        let pages = len_bytes.div_ceil(SMALL_PAGE_BYTES);
-        if pages > self.0.len() {
-            self.0.resize(pages, BufferPage([0; SMALL_PAGE_BYTES]));
-        }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        let len_bytes = self.0.len() * SMALL_PAGE_BYTES;
-        // SAFETY: pages are nothing but their bytes, one after the other.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len_bytes) }
-    }
+    static BUFFER: Cell<PageBuffer> = const { Cell::new(PageBuffer::new()) };
 }
 
 /// What reading and mapping a file cost on one kind of file system.
@@ -261,12 +237,12 @@ fn find_threshold(file: &File, device: u64) -> u32 {
     threshold_bytes
 }
 
-/// Shows an open file to `look`: read, or mapped by `map`, which is given it. `path` is for messages.
+/// Shows an open file to `look`: read, or mapped by `map`, which is given it and what was found out about it. `path` is for messages.
 pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     path: &Path,
     file: File,
     look: L,
-    map: impl FnOnce(File, L) -> Result<T>,
+    map: impl FnOnce(File, FileStatus, L) -> Result<T>,
 ) -> Result<T> {
     let mut buffer = BUFFER.take();
     match read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES) {
@@ -276,9 +252,9 @@ pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
             keep(buffer);
             Ok(seen)
         }
-        Ok(Content::Large) => {
+        Ok(Content::Large(status)) => {
             keep(buffer);
-            map(file, look)
+            map(file, status, look)
         }
         Err(error) => {
             keep(buffer);
@@ -287,7 +263,7 @@ pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     }
 }
 
-fn keep(mut buffer: Buffer) {
+fn keep(mut buffer: PageBuffer) {
     if buffer.bytes().len() <= MOST_THRESHOLD_BYTES as usize {
         BUFFER.set(buffer);
     }
@@ -297,12 +273,12 @@ fn keep(mut buffer: Buffer) {
 enum Content {
     /// So many bytes are in the buffer: all.
     Here(usize),
-    /// A regular file that is better mapped.
-    Large,
+    /// A regular file that is better mapped; what it was when it was asked.
+    Large(FileStatus),
 }
 
 /// Reads all there is, but for files that are to be mapped.
-fn read(path: &Path, file: &File, buffer: &mut Buffer, most_bytes: usize) -> Result<Content> {
+fn read(path: &Path, file: &File, buffer: &mut PageBuffer, most_bytes: usize) -> Result<Content> {
     let failed = |source| MapError::Read { path: path.to_owned(), source };
     buffer.lengthen(FIRST_BYTES);
     let mut len = 0;
@@ -315,7 +291,7 @@ fn read(path: &Path, file: &File, buffer: &mut Buffer, most_bytes: usize) -> Res
     let status = residency::file_status(file.as_fd()).map_err(failed)?;
     let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
     if is_regular && is_mapped(file, &status) {
-        return Ok(Content::Large);
+        return Ok(Content::Large(status));
     }
     // A regular file that has become shorter, or is made up as it is read, has no length to go by.
     let expected =
@@ -368,7 +344,7 @@ mod tests {
         let path = Path::new("/dev/zero");
         let file = File::open(path).unwrap();
         let limit = 3 * FIRST_BYTES;
-        let error = read(path, &file, &mut Buffer::default(), limit).unwrap_err();
+        let error = read(path, &file, &mut PageBuffer::new(), limit).unwrap_err();
         assert!(
             matches!(error, MapError::TooLong { limit_bytes, .. } if limit_bytes == limit as u64)
         );

@@ -49,7 +49,11 @@ pub trait Files: Sync {
 /// One thread's access to files.
 pub trait WholeFile {
     /// Lets `look` see all of the file of that name. Nothing of it is kept but what a cache keeps.
-    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let file = plain::open(path)?;
+        let len_bytes = plain::length(&file)?;
+        self.opened(&file, len_bytes, look)
+    }
 
     /// The same with the file of a name in a directory, which is open and has this path: by whichever is better.
     fn in_directory<R>(

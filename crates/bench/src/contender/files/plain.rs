@@ -15,11 +15,11 @@ use super::{Files, Mapped, Maps, Stored, WholeFile};
 use crate::contender::{System, Unavailable};
 use crate::raw::{Advice, AlignedBuffer, Map, PAGE_BYTES, WillNeed, open_at};
 
-fn open(path: &Path) -> Result<File> {
+pub(super) fn open(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("cannot open {}", path.display()))
 }
 
-fn length(file: &File) -> Result<usize> {
+pub(super) fn length(file: &File) -> Result<usize> {
     Ok(usize::try_from(file.metadata()?.len())?)
 }
 
@@ -53,12 +53,6 @@ impl Files for MappedFiles {
 }
 
 impl WholeFile for MappedFiles {
-    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let file = open(path)?;
-        let len_bytes = length(&file)?;
-        self.opened(&file, len_bytes, look)
-    }
-
     fn opened<R>(
         &mut self,
         file: &File,
@@ -93,12 +87,6 @@ pub struct ReadLane {
 }
 
 impl WholeFile for ReadLane {
-    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let file = open(path)?;
-        let len_bytes = length(&file)?;
-        self.opened(&file, len_bytes, look)
-    }
-
     fn opened<R>(
         &mut self,
         file: &File,

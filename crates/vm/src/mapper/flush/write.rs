@@ -13,6 +13,7 @@ use super::window::CacheWindow;
 use crate::PageRun;
 use crate::dirty::runs;
 use crate::mapper::error::{FaultCause, FlushCause, MapError};
+use crate::mapper::page_buffer::PageBuffer;
 use crate::mapper::writable::Writable;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
@@ -27,7 +28,8 @@ pub(super) struct Pass<'a> {
     mapping: &'a Writable,
     /// Where the content of what is written is remembered, if it is.
     contents: Option<&'a mut Contents>,
-    buffer: Buffer,
+    /// Room for a chunk; made when it is needed first.
+    buffer: PageBuffer,
     /// Pages that were written, in no order.
     pub done: Vec<PageRun>,
     /// With the gaps between them.
@@ -41,7 +43,7 @@ impl<'a> Pass<'a> {
         Pass {
             mapping,
             contents,
-            buffer: Buffer::default(),
+            buffer: PageBuffer::new(),
             done: Vec::new(),
             bytes_written: 0,
             failed: None,
@@ -121,7 +123,7 @@ impl<'a> Pass<'a> {
         if self.copy(chunk, &bytes).is_err() {
             return false;
         }
-        let content = &self.buffer.pages()[..(chunk.count * PAGE) as usize];
+        let content = &self.buffer.bytes()[..(chunk.count * PAGE) as usize];
         if write_all_at(direct, content, bytes.start).is_err() {
             return false;
         }
@@ -224,7 +226,7 @@ impl<'a> Pass<'a> {
         self.copy(chunk, &bytes)?;
         let lead = (bytes.start - (self.mapping.first_byte() + chunk.first.0 * PAGE)) as usize;
         let len_bytes = bytes.end - bytes.start;
-        let content = &self.buffer.pages()[lead..lead + len_bytes as usize];
+        let content = &self.buffer.bytes()[lead..lead + len_bytes as usize];
         let written = write_all_at(self.mapping.file(), content, bytes.start);
         written.map_err(|error| self.why(&error, &bytes))?;
         self.bytes_written += len_bytes;
@@ -236,8 +238,10 @@ impl<'a> Pass<'a> {
     fn copy(&mut self, chunk: PageRun, bytes: &Range<u64>) -> Result<(), FlushCause> {
         let source = self.mapping.base().wrapping_add((chunk.first.0 * PAGE) as usize);
         let len = (chunk.count * PAGE) as usize;
+        self.buffer.lengthen((BUFFER_PAGES * PAGE) as usize);
+        let target = self.buffer.bytes()[..len].as_mut_ptr();
         // SAFETY: pages of the mapping, and a buffer that has room for a chunk.
-        match unsafe { fallible::try_copy(source, self.buffer.pages()[..len].as_mut_ptr(), len) } {
+        match unsafe { fallible::try_copy(source, target, len) } {
             true => Ok(()),
             false => Err(self.missing(bytes)),
         }
@@ -246,7 +250,7 @@ impl<'a> Pass<'a> {
     fn remember(&mut self, chunk: PageRun) {
         if let Some(contents) = &mut self.contents {
             for (page, content) in
-                chunk.pages().zip(self.buffer.pages().chunks_exact(SMALL_PAGE_BYTES))
+                chunk.pages().zip(self.buffer.bytes().chunks_exact(SMALL_PAGE_BYTES))
             {
                 contents.note(page, content);
             }
@@ -285,19 +289,6 @@ impl<'a> Pass<'a> {
         }
         sizes.sort_unstable();
         sizes.get(sizes.len() / 2).copied()
-    }
-}
-
-/// Room for a chunk, aligned as direct I/O wants it; made when it is needed first.
-#[derive(Default)]
-struct Buffer(Vec<u8>);
-
-impl Buffer {
-    fn pages(&mut self) -> &mut [u8] {
-        let len = BUFFER_PAGES as usize * SMALL_PAGE_BYTES;
-        self.0.resize(len + SMALL_PAGE_BYTES, 0);
-        let lead = self.0.as_ptr().align_offset(SMALL_PAGE_BYTES);
-        &mut self.0[lead..lead + len]
     }
 }
 
