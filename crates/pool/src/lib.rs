@@ -70,6 +70,7 @@ mod pool;
 mod recovery;
 mod replay;
 mod segment;
+mod slots;
 mod transaction;
 
 pub use alloc::Reservation;
@@ -82,4 +83,5 @@ pub use mutant::Mutant;
 #[doc(hidden)]
 pub use point::POINTS;
 pub use pool::{Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;

@@ -32,6 +32,11 @@ impl Run {
         self.pages == 0
     }
 
+    /// Whether it stands for pages of a file that hold nothing: page 0 is the superblock's.
+    pub fn is_hole(self) -> bool {
+        self.start_page == 0
+    }
+
     /// The first page behind it.
     pub fn end_page(self) -> u64 {
         self.start_page.saturating_add(self.pages)

@@ -1,0 +1,21 @@
+//! Files in a pool: a file system in user space that many processes share.
+//!
+//! ```text
+//!    Files                      open, create, rename, remove, …          POSIX names and semantics
+//!      │
+//!    tree     file    view      names → inodes;  bytes → pages;  pages → pointers
+//!      │        │
+//!   directory  file_table  byte_chain      structures over slots, each written against two traits
+//!      │
+//!   aquifer_pool                           transactions, log, image, pages
+//! ```
+//!
+//! All metadata is slots of 512 bytes (`aquifer_pool::format::slot`). A change of names or sizes is one transaction of the pool: others see
+//! it wholly or not at all, and it survives the death of any process at once; [`sync`](#) calls make it durable.
+
+pub mod byte_chain;
+pub mod directory;
+mod error;
+pub mod file_table;
+
+pub use error::{FsError, Result};
