@@ -16,12 +16,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::inode::{HEAD_SLOT, Inode};
+use crate::format::inode::{HEAD_SLOT, SlotBytes};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
+use crate::format::slot::{is_free_slot, named_runs};
 use crate::image::load_slot;
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::segment::{FREED, ProcessSlot};
+use crate::segment::{FREED, ProcessSlot, Segment};
 
 fn to_word(run: Run) -> u64 {
     let raw = RawRun::pack(run).unwrap_or(RawRun::EMPTY);
@@ -82,15 +83,18 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
         word.store(0, Relaxed);
     }
     mark(map, Run { start_page: 0, pages: core.layout.data_start_page }, true);
-    for slot in HEAD_SLOT + 1..core.segment.slots() {
-        // A damaged inode names nothing that could be trusted; opening for writing refuses those before.
-        if let Ok(inode) = Inode::decode(&load_slot(&core.segment, slot), slot) {
-            inode.all_runs().for_each(|run| mark(map, run, true));
+    let mut runs = Vec::new();
+    for slot in 0..core.segment.slots() {
+        let bytes = load_slot(&core.segment, slot);
+        note_slot(&core.segment, slot, &bytes);
+        if slot != HEAD_SLOT {
+            named_runs(&bytes, &mut runs);
+            runs.drain(..).for_each(|run| mark(map, run, true));
         }
     }
     let control = core.control();
-    for freed in &control.freed[..control.freed_count.load(Relaxed) as usize] {
-        mark(map, from_word(freed.run.load(Relaxed)), true);
+    for index in control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed) {
+        mark(map, from_word(control.freed[index as usize % FREED].run.load(Relaxed)), true);
     }
     for (index, process) in control.processes.iter().enumerate() {
         match core.membership.is_alive(index) {
@@ -132,38 +136,72 @@ fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
-/// Notes the runs that `before` names and `after` does not. They stay used until [`release`].
-pub(crate) fn note_freed(locked: &Locked<'_>, before: &Inode, after: &Inode, end_lsn: u64) {
-    let control = locked.control();
-    let map = locked.core().segment.used_pages();
-    for run in after.all_runs() {
+/// The pages of `runs` that are not in `others`, in order.
+fn without(mut runs: Vec<Run>, mut others: Vec<Run>) -> Vec<Run> {
+    runs.sort_unstable();
+    others.sort_unstable();
+    let mut left = Vec::new();
+    let mut others = others.into_iter().peekable();
+    for run in runs {
+        let mut page = run.start_page;
+        while page < run.end_page() {
+            // What ends before this page takes nothing from it, nor from any page behind.
+            while others.next_if(|other| other.end_page() <= page).is_some() {}
+            let next = others.peek().map_or(run.end_page(), |other| other.start_page);
+            if next > page {
+                let end_page = next.min(run.end_page());
+                left.push(Run { start_page: page, pages: end_page - page });
+            }
+            page = others.peek().map_or(run.end_page(), |other| other.end_page());
+        }
+    }
+    left
+}
+
+/// Notes what a change of slots frees: pages that one of them named before, and none does after. They stay used until
+/// [`release`]. A page may go from one slot to another: then it is not freed.
+pub(crate) fn note_freed<'a>(
+    locked: &Locked<'_>,
+    slots: impl Iterator<Item = (u64, &'a SlotBytes)>,
+    end_lsn: u64,
+) {
+    let core = locked.core();
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for (number, bytes) in slots.filter(|(number, _)| (1..core.segment.slots()).contains(number)) {
+        named_runs(&load_slot(&core.segment, number), &mut before);
+        named_runs(bytes, &mut after);
+    }
+    if before == after {
+        return;
+    }
+    let map = core.segment.used_pages();
+    for run in without(after.clone(), before.clone()) {
         mark(map, run, true);
     }
-    for run in before.all_runs() {
-        // Runs are never cut: what the new inode keeps of one, it names from the same page on.
-        let kept = (after.all_runs())
-            .filter(|kept| kept.start_page == run.start_page)
-            .map(|kept| kept.pages.min(run.pages))
-            .max()
-            .unwrap_or(0);
-        let gone = Run { start_page: run.start_page + kept, pages: run.pages - kept };
-        let count = control.freed_count.load(Relaxed);
-        let is_noted = (control.freed[..count as usize].iter())
-            .any(|freed| from_word(freed.run.load(Relaxed)) == gone);
-        if gone.is_empty() || is_noted {
+    let control = locked.control();
+    for run in without(before, after) {
+        let next = control.freed_next.load(Relaxed);
+        // After a death in between, this is done again: what was noted for this record is behind all others.
+        let noted = (control.freed_first.load(Relaxed)..next)
+            .rev()
+            .map(|index| &control.freed[index as usize % FREED])
+            .take_while(|freed| freed.lsn.load(Relaxed) == end_lsn)
+            .any(|freed| from_word(freed.run.load(Relaxed)) == run);
+        if noted {
             continue;
         }
-        if mutant::is(locked.core().mutant, Mutant::EarlyReuse) {
-            mark(map, gone, false);
+        if mutant::is(core.mutant, Mutant::EarlyReuse) {
+            mark(map, run, false);
             continue;
         }
         // A transaction made sure that there is an entry; recovery frees all at its end.
-        if let Some(freed) = control.freed.get(count as usize) {
-            freed.run.store(to_word(gone), Relaxed);
+        if has_room_for_freed(locked, 1) {
+            let freed = &control.freed[next as usize % FREED];
+            freed.run.store(to_word(run), Relaxed);
             freed.lsn.store(end_lsn, Relaxed);
             point::pass("apply-noting");
             // Release: the entry counts from here on.
-            control.freed_count.store(count + 1, Release);
+            control.freed_next.store(next + 1, Release);
         }
     }
 }
@@ -176,31 +214,45 @@ pub(crate) fn release(locked: &Locked<'_>) {
         false => control.tail_lsn.load(Relaxed),
         true => control.durable_lsn.load(Relaxed),
     };
-    let mut index = 0;
-    while index < control.freed_count.load(Relaxed) {
-        let freed = &control.freed[index as usize];
-        if freed.lsn.load(Relaxed) > passed_lsn {
-            index += 1;
-            continue;
+    loop {
+        let first = control.freed_first.load(Relaxed);
+        let freed = &control.freed[first as usize % FREED];
+        if first == control.freed_next.load(Relaxed) || freed.lsn.load(Relaxed) > passed_lsn {
+            return;
         }
-        let run = from_word(freed.run.load(Relaxed));
-        // The last entry takes its place. Who dies in between leaves it twice, which does no harm. The position goes
-        // first: a run beside the position of the one that was here would be taken for free too early.
-        let last = &control.freed[control.freed_count.load(Relaxed) as usize - 1];
-        freed.lsn.store(last.lsn.load(Relaxed), Relaxed);
-        point::pass("release-lsn");
-        // Release: not before the position, and not after the count.
-        freed.run.store(last.run.load(Relaxed), Release);
+        mark(map, from_word(freed.run.load(Relaxed)), false);
         point::pass("release-run");
-        control.freed_count.store(control.freed_count.load(Relaxed) - 1, Release);
+        // Release: who dies before this frees the run twice, before anybody can have taken it.
+        control.freed_first.store(first + 1, Release);
         point::pass("release-count");
-        mark(map, run, false);
     }
 }
 
 /// Whether `count` more runs can be noted as freed.
 pub(crate) fn has_room_for_freed(locked: &Locked<'_>, count: usize) -> bool {
-    locked.control().freed_count.load(Relaxed) as usize + count <= FREED
+    let control = locked.control();
+    let noted = control.freed_next.load(Relaxed) - control.freed_first.load(Relaxed);
+    noted as usize + count <= FREED
+}
+
+/// Notes whether there is something in a slot.
+pub(crate) fn note_slot(segment: &Segment, number: u64, bytes: &SlotBytes) {
+    let word = &segment.occupied_slots()[(number / 64) as usize];
+    let bit = 1 << (number % 64);
+    let bits = word.load(Relaxed);
+    let is_free = is_free_slot(bytes);
+    word.store(if is_free { bits & !bit } else { bits | bit }, Relaxed);
+    let hint = &segment.control().free_slot_hint;
+    if is_free && number < hint.load(Relaxed) {
+        hint.store(number, Relaxed);
+    }
+}
+
+/// A slot with nothing in it, from `from` on. Called with the metadata mutex.
+pub(crate) fn free_slot(locked: &Locked<'_>, from: u64) -> Option<u64> {
+    let segment = &locked.core().segment;
+    let free = next_page(segment.occupied_slots(), from, segment.slots(), false);
+    (free < segment.slots()).then_some(free)
 }
 
 /// Pages taken for something that is about to be made. Given back when dropped, or when its process dies.

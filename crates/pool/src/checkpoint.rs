@@ -159,12 +159,15 @@ impl Core {
             tail_lsn,
             segment: self.segment_id,
             created_ns: self.created_ns,
+            boot: self.boot,
         }
     }
 
     /// Copies the changed pages of the image, and where the log was at that moment.
     fn take_changed_pages(&self) -> Result<(u64, Vec<ImagePage>)> {
         let locked = self.lock()?;
+        // The tail lies between pages of the log.
+        self.close_packed(&locked)?;
         let mut pages = Vec::new();
         for (index, word) in self.segment.dirty_image_pages().iter().enumerate() {
             let bits = word.swap(0, Relaxed);

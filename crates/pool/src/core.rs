@@ -37,6 +37,8 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub uuid: Uuid,
     pub created_ns: u64,
+    /// The start of the machine in which this generation of the log began.
+    pub boot: u64,
     /// Names the segment in the superblock; nil for one that is private.
     pub segment_id: Uuid,
     pub segment: Segment,
@@ -189,6 +191,10 @@ impl Core {
         for index in pending {
             let pending = self.pending(index);
             let lsn = pending.lsn.load(Relaxed);
+            if pending.is_packed.load(Relaxed) != 0 {
+                self.apply_packed(locked, lsn, pending.end_lsn.load(Relaxed))?;
+                continue;
+            }
             if pending.is_metadata.load(Relaxed) == 0 || lsn < control.metadata_lsn.load(Relaxed) {
                 continue;
             }

@@ -138,6 +138,7 @@ impl CreateOptions {
             tail_lsn: 0,
             segment: Uuid::nil(),
             created_ns: now_ns(),
+            boot: 0,
         };
         write_superblocks(&**media, &superblock, 0, None)?;
         Ok(())

@@ -17,9 +17,11 @@ use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
+use crate::format::slot::Slot;
 use crate::owners::Flaw;
 use crate::point;
 use crate::segment::{PENDING, Segment};
+use crate::slots::ReadSlots;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
@@ -57,17 +59,21 @@ pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
 /// repairs after a death in between still knows of them.
 pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
+    apply_slots(locked, record.slots(), record.header.end_lsn());
+}
+
+/// [`apply`] of a record that ends at `end_lsn` and has these slots.
+pub(crate) fn apply_slots<'a>(
+    locked: &Locked<'_>,
+    slots: impl Iterator<Item = (u64, &'a SlotBytes)> + Clone,
+    end_lsn: u64,
+) {
     let core = locked.core();
     let (control, segment) = (core.control(), &core.segment);
-    for (slot, after) in record.slots() {
-        if slot == HEAD_SLOT || slot >= segment.slots() {
-            continue;
-        }
-        let before = Inode::decode(&load_slot(segment, slot), slot);
-        let after = Inode::decode(after, slot);
-        if let (Ok(before), Ok(after)) = (before, after) {
-            alloc::note_freed(locked, &before, &after, record.header.end_lsn());
-        }
+    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
+    // from the others would be a part of it.
+    if control.image_version.load(Relaxed).is_multiple_of(2) {
+        alloc::note_freed(locked, slots.clone(), end_lsn);
     }
     point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;
@@ -75,37 +81,44 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
     point::pass("apply-odd");
-    for (slot, after) in record.slots() {
+    for (slot, after) in slots {
         if slot < segment.slots() {
             store_slot(segment, slot, after);
+            alloc::note_slot(segment, slot, after);
         }
     }
     point::pass("apply-stored");
     // Before the version: who sees the change also sees how far the log must be durable for it to last.
-    if control.metadata_lsn.load(Relaxed) < record.header.end_lsn() {
-        control.metadata_lsn.store(record.header.end_lsn(), Release);
+    if control.metadata_lsn.load(Relaxed) < end_lsn {
+        control.metadata_lsn.store(end_lsn, Release);
     }
     point::pass("apply-counted");
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
 }
 
-/// The image as a reader sees it.
-pub(crate) struct View<'a> {
+/// The metadata as of one moment.
+pub struct View<'a> {
     segment: &'a Segment,
     /// What is being applied by somebody who does not go on.
     changing: Option<&'a Record>,
 }
 
+impl ReadSlots for View<'_> {
+    fn slot(&self, number: u64) -> Result<SlotBytes> {
+        Ok(if number < self.slots() { self.load(number) } else { [0; SLOT_BYTES] })
+    }
+}
+
 impl View<'_> {
-    pub fn slots(&self) -> u64 {
+    pub(crate) fn slots(&self) -> u64 {
         self.segment.slots()
     }
 
-    pub fn slot(&self, slot: u64) -> SlotBytes {
-        let is_this = |(number, _): &(u64, &[u8])| *number == slot;
+    fn load(&self, slot: u64) -> SlotBytes {
+        let is_this = |(number, _): &(u64, &SlotBytes)| *number == slot;
         match self.changing.and_then(|record| record.slots().filter(is_this).last()) {
-            Some((_, after)) => after.try_into().expect("a slot's bytes"),
+            Some((_, after)) => *after,
             None => load_slot(self.segment, slot),
         }
     }
@@ -166,7 +179,14 @@ impl Core {
         });
         // Only the holder of the metadata mutex makes such records, one after the other.
         match unapplied.last() {
-            Some(pending) => self.read_record(pending.lsn.load(Relaxed)).ok().map(Some),
+            Some(pending) => {
+                // Of packed records, those before it are applied.
+                let lsn = pending.lsn.load(Relaxed).max(match pending.is_packed.load(Relaxed) {
+                    0 => 0,
+                    _ => applied_lsn,
+                });
+                self.read_record(lsn).ok().map(Some)
+            }
             None => Some(None),
         }
     }
@@ -195,35 +215,38 @@ impl Core {
         self.distrusted.get()?.get(&number)
     }
 
-    pub(crate) fn decode_inode(&self, bytes: &[u8], number: u64) -> Result<Inode> {
+    pub(crate) fn decode_inode(&self, bytes: &SlotBytes, number: u64) -> Result<Inode> {
         match self.distrusts(number) {
             Some(flaw) => Err(self.damaged(flaw.structure(), flaw.error())),
-            None => Inode::decode(bytes, number)
-                .map_err(|error| self.damaged(format!("inode {number}"), error)),
+            None => match Slot::decode(bytes, number) {
+                Ok(Slot::Free(inode) | Slot::Object(inode)) => Ok(inode),
+                Ok(_) => Ok(Inode::free(number, 0)),
+                Err(error) => Err(self.damaged(format!("inode {number}"), error)),
+            },
         }
     }
 
-    /// The inode in a slot.
+    /// The object in a slot; a free inode if there is none.
     pub fn inode(&self, number: u64) -> Result<Inode> {
         if number == HEAD_SLOT || number >= self.segment.slots() {
             return Ok(Inode::free(number, 0));
         }
-        let bytes = self.consistent(|image| image.slot(number))?;
+        let bytes = self.consistent(|image| image.load(number))?;
         self.decode_inode(&bytes, number)
     }
 
     /// The pool's head.
     pub fn head(&self) -> Result<PoolHead> {
-        let bytes = self.consistent(|image| image.slot(HEAD_SLOT))?;
+        let bytes = self.consistent(|image| image.load(HEAD_SLOT))?;
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
     }
 
-    /// All inodes in use, as of one moment. Damaged ones are left out, and counted.
+    /// All objects, as of one moment. Damaged ones are left out, and counted.
     pub fn inodes(&self) -> Result<(Vec<Inode>, usize)> {
         let slots = self.consistent(|image| {
             (HEAD_SLOT + 1..image.slots())
                 .filter(|&slot| image.is_used(slot) || self.distrusts(slot).is_some())
-                .map(|slot| (slot, image.slot(slot)))
+                .map(|slot| (slot, image.load(slot)))
                 .collect::<Vec<_>>()
         })?;
         let mut damaged = 0;

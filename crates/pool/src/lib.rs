@@ -65,6 +65,7 @@ pub mod media;
 mod membership;
 mod mutant;
 mod owners;
+mod packed;
 mod point;
 mod pool;
 mod recovery;
@@ -78,6 +79,7 @@ pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
+pub use image::View as MetadataView;
 pub use mutant::Mutant;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]

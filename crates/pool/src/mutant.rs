@@ -28,6 +28,8 @@ pub enum Mutant {
     NoFlush,
     /// Commits that a dead process made behind one that is a hole count, though they say what changed since that one.
     KeepDependents,
+    /// Packed records count after a power cut though what they expose was not flushed.
+    CountExposed,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

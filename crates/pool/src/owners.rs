@@ -20,9 +20,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SlotBytes};
+use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SlotBytes};
 use crate::format::layout::Layout;
 use crate::format::run::Run;
+use crate::format::slot::Slot;
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::media::ByteRange;
 
@@ -87,7 +88,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Looks at all slots, the head's included; `visit` sees every inode in use.
+    /// Looks at all slots, the head's included; `visit` sees every object.
     pub fn new(
         layout: &Layout,
         slots: impl Iterator<Item = (u64, SlotBytes)>,
@@ -127,22 +128,22 @@ impl Owners {
             (true, true) if !self.has_no_head() => Err(FormatError::Erased),
             (true, _) => return None,
             (false, false) => Err(FormatError::Field { field: "slot", value: number }),
-            (false, true) => Inode::decode(bytes, number),
+            (false, true) => Slot::decode(bytes, number),
         };
-        let inode = match decoded {
-            Ok(inode) if inode.kind == InodeKind::Free => return None,
-            Ok(inode) => inode,
+        let slot = match decoded {
+            Ok(slot) => slot,
             Err(error) => {
                 self.flaws.push(Flaw::Inode { number, error });
                 return None;
             }
         };
-        for run in inode.all_runs() {
+        for run in slot.runs() {
             if run.start_page < layout.data_start_page || run.end_page() > head.fresh_from_page {
                 self.flaws.push(Flaw::Misplaced { number, run });
             }
             self.runs.push((run, number));
         }
+        let Slot::Object(inode) = slot else { return None };
         if !inode.shadow.is_empty() {
             self.shadows.insert(number, inode.shadow);
         }
@@ -226,7 +227,7 @@ impl Owners {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::inode::SLOT_BYTES;
+    use crate::format::inode::{InodeKind, SLOT_BYTES};
 
     const LAYOUT: Layout = Layout {
         page_count: 200,

@@ -19,6 +19,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
+use crate::image::View as MetadataView;
 use crate::media::{self, ByteRange, Media, PersistenceDomain};
 use crate::membership::Byte;
 use crate::mutant::Mutant;
@@ -42,6 +43,9 @@ pub struct OpenOptions {
     pub stall_timeout: Duration,
     /// Permissions of the shared memory; who may open the pool for writing needs both.
     pub segment_mode: u32,
+    /// Takes this for the number of the machine's start: for tests of power cuts.
+    #[doc(hidden)]
+    pub boot: Option<u64>,
     /// Makes a deliberate mistake, in builds for the tests that look for it.
     #[doc(hidden)]
     pub mutant: Option<Mutant>,
@@ -58,9 +62,16 @@ impl Default for OpenOptions {
             domain: None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
+            boot: None,
             mutant: None,
             background: true,
         }
+    }
+}
+
+impl OpenOptions {
+    pub(crate) fn boot(&self) -> u64 {
+        self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
 }
 
@@ -428,6 +439,43 @@ impl Pool {
         self.core().transact(reservations, change)
     }
 
+    /// Changes metadata atomically, as [`Pool::transact`] does, and returns when all processes see it; the death of any of
+    /// them, or of all, does not undo it. A power cut may, until [`Pool::sync`]. Then it undoes what was changed later as
+    /// well: what is there after it is as of some moment.
+    ///
+    /// # Errors
+    /// Those of `change`, and then nothing has happened; [`PoolError::Media`].
+    pub fn change<'a, T>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
+    ) -> Result<T> {
+        let value = self.core().change(reservations, change)?;
+        if self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT {
+            self.checkpoint_soon();
+        }
+        Ok(value)
+    }
+
+    /// Makes everything durable that was changed before, by any process.
+    ///
+    /// # Errors
+    /// [`PoolError::Failed`], [`PoolError::Media`], [`PoolError::Stalled`].
+    pub fn sync(&self) -> Result<()> {
+        let core = self.core();
+        core.check_writable()?;
+        let head_lsn = core.close_log()?;
+        core.wait_durable(head_lsn)
+    }
+
+    /// Looks at the metadata as of one moment; `look` may be run several times.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn look<T>(&self, look: impl FnMut(&MetadataView<'_>) -> T) -> Result<T> {
+        self.core().consistent(look)
+    }
+
     /// The most bytes of pages that one commit may carry.
     pub fn max_commit_bytes(&self) -> u64 {
         self.core().max_commit_bytes()
@@ -500,10 +548,7 @@ impl Pool {
     pub fn bring_up_to_date(&self, range: ByteRange) -> Result<Vec<(u64, Vec<u8>)>> {
         let core = self.core();
         if core.is_writable && core.check_not_failed().is_ok() {
-            let head_lsn = {
-                let _locked = core.lock()?;
-                core.head_lsn()
-            };
+            let head_lsn = core.close_log()?;
             core.wait_durable(head_lsn)?;
             core.apply_through(head_lsn)?;
             return Ok(Vec::new());

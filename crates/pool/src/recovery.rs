@@ -277,6 +277,7 @@ fn new_core(
         layout: superblock.layout,
         uuid: superblock.uuid,
         created_ns: superblock.created_ns,
+        boot: options.boot(),
         segment_id,
         segment,
         membership,
@@ -415,8 +416,9 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
     }
     let reader = core.log_reader();
     let mut records = 0;
+    let is_same_boot = superblock.boot != 0 && superblock.boot == core.boot;
     let locked = core.lock()?;
-    let end = reader.scan(tail_lsn, u64::MAX, |record| {
+    let end = reader.scan_counting(tail_lsn, is_same_boot, |record| {
         image::apply(&locked, record);
         records += 1;
         Ok(())
@@ -432,7 +434,7 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
     let mut committed = Committed::default();
     reader.scan(tail_lsn, end.lsn, |record| committed.add(&reader, record, Some(&owners)))?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
-    control.freed_count.store(0, Relaxed);
+    control.freed_first.store(control.freed_next.load(Relaxed), Relaxed);
     drop(locked);
     for position in [&control.applied_lsn, &control.durable_lsn, &control.metadata_lsn] {
         position.store(end.lsn, Relaxed);
@@ -491,6 +493,7 @@ fn write_recovered(
         generation: raised,
         tail_lsn: end_lsn,
         segment: core.segment_id,
+        boot: core.boot,
         ..superblock.clone()
     };
     write_superblocks(&*core.media, &recovered, superblocks.copy, core.mutant)

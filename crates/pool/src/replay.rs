@@ -13,7 +13,7 @@ use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::log::{ReadError, read_record};
 use crate::logged_page::LoggedPage;
 use crate::media::{ByteRange, Media};
-use crate::mutant::Mutant;
+use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
 use crate::segment::PENDING;
 
@@ -43,14 +43,23 @@ impl LogReader<'_> {
         to_lsn: u64,
         mut visit: impl FnMut(&Record) -> Result<()>,
     ) -> Result<LogEnd> {
+        self.scan_owned(from_lsn, to_lsn, |record| visit(&record))
+    }
+
+    fn scan_owned(
+        &self,
+        from_lsn: u64,
+        to_lsn: u64,
+        mut visit: impl FnMut(Record) -> Result<()>,
+    ) -> Result<LogEnd> {
         let mut lsn = from_lsn;
         // More than one round of the ring cannot be: its records would have overwritten the first ones.
         let limit = to_lsn.min(from_lsn + self.layout.log().len_bytes);
         while lsn < limit {
             match read_record(self.media, &self.layout, lsn, self.identity, self.mutant) {
                 Ok(record) if record.header.end_lsn() <= limit => {
-                    visit(&record)?;
                     lsn = record.header.end_lsn();
+                    visit(record)?;
                 }
                 Ok(_) => {
                     let reason = FormatError::Field { field: "length", value: lsn };
@@ -61,6 +70,38 @@ impl LogReader<'_> {
             }
         }
         Ok(LogEnd { lsn, reason: FormatError::Magic })
+    }
+
+    /// Calls `visit` for each record from `from_lsn` on that counts, in order. The log ends before the first packed record that
+    /// exposes what may not be durable: it may not if no marked record follows, and the machine has been restarted since.
+    pub fn scan_counting(
+        &self,
+        from_lsn: u64,
+        is_same_boot: bool,
+        mut visit: impl FnMut(&Record) -> Result<()>,
+    ) -> Result<LogEnd> {
+        let believes_all = is_same_boot || mutant::is(self.mutant, Mutant::CountExposed);
+        // From the first record on that counts only if a marked one follows.
+        let mut waiting: Vec<Record> = Vec::new();
+        let end = self.scan_owned(from_lsn, u64::MAX, |record| {
+            let exposes = record.exposed().next().is_some();
+            if believes_all || (waiting.is_empty() && !exposes) {
+                return visit(&record);
+            }
+            let is_marked = record.is_marked();
+            waiting.push(record);
+            if is_marked {
+                waiting.drain(..).try_for_each(|record| visit(&record))?;
+            }
+            Ok(())
+        })?;
+        Ok(match waiting.first() {
+            Some(first) => LogEnd {
+                lsn: first.header.lsn,
+                reason: FormatError::Field { field: "mark", value: 0 },
+            },
+            None => end,
+        })
     }
 
     /// The highest position above `end_lsn` that any record behind it says was acknowledged: proof that the log was
@@ -147,7 +188,7 @@ impl Committed {
                     check_content(reader, source, sum)?;
                     self.replace(reader, target, part, source_offset_bytes)?;
                 }
-                Entry::Slot { .. } | Entry::NewRun { .. } => {}
+                Entry::Slot { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => {}
             }
         }
         Ok(())
@@ -174,7 +215,7 @@ impl Committed {
                     let places = patch::iter(bytes).map(|patch| Patch { bytes: &[], ..patch });
                     has_any |= self.patch(reader, target, target.intersection(range), places)?;
                 }
-                Entry::Slot { .. } | Entry::NewRun { .. } => {}
+                Entry::Slot { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => {}
             }
         }
         Ok(has_any)

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  ┌─────────┬──────────────────────────────┬───────────────────────┬───────────────────────┐
-//!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages: one bit   │
-//!  │         │ log, pending appends, freed  │ as of the last change │ for each              │
-//!  │         │ runs, slots of the processes │                       │                       │
+//!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages, used      │
+//!  │         │ log, pending appends, freed  │ as of the last change │ slots: one bit        │
+//!  │         │ runs, slots of the processes │                       │ for each              │
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
@@ -37,7 +37,7 @@ use crate::format::layout::Layout;
 /// Appends that can be in flight.
 pub(crate) const PENDING: usize = 512;
 /// Freed runs that can wait for the durable tail.
-pub(crate) const FREED: usize = 4096;
+pub(crate) const FREED: usize = 1 << 16;
 /// Processes, or handles, that can have a pool open.
 pub(crate) const PROCESSES: usize = 256;
 /// Locked inodes that are noted for each handle.
@@ -58,6 +58,8 @@ pub(crate) struct Pending {
     pub owner: AtomicU64,
     /// 1 if the record changes metadata.
     pub is_metadata: AtomicU64,
+    /// 1 for packed records: also when somebody is making them durable.
+    pub is_packed: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
 }
@@ -72,6 +74,9 @@ pub(crate) mod append {
     pub const DURABLE: u64 = 3;
     /// Its owner gave up: somebody else completes it.
     pub const ABANDONED: u64 = 4;
+    /// Packed records, whole and visible to all processes, not durable. While it is the last append, more may follow. Whoever
+    /// wants them durable makes them so.
+    pub const PACKED: u64 = 5;
 
     /// No position in the log.
     pub const NOTHING: u64 = u64::MAX;
@@ -125,8 +130,11 @@ pub(crate) struct Control {
     /// Pending appends are `pending[first % PENDING] .. pending[next % PENDING]`, in log order.
     pub pending_first: AtomicU64,
     pub pending_next: AtomicU64,
-    /// Entries of `freed` in use.
-    pub freed_count: AtomicU64,
+    /// Entries of `freed` in use are `freed[first % FREED] .. freed[next % FREED]`, in the order of their positions.
+    pub freed_first: AtomicU64,
+    pub freed_next: AtomicU64,
+    /// Where to look for a free slot first.
+    pub free_slot_hint: AtomicU64,
     pub pending: [Pending; PENDING],
     pub freed: [Freed; FREED],
     pub processes: [ProcessSlot; PROCESSES],
@@ -149,7 +157,8 @@ fn image_dirty_words(layout: &Layout) -> usize {
 fn len_bytes(layout: &Layout) -> usize {
     let words = layout.slots() as usize * SLOT_WORDS
         + image_dirty_words(layout)
-        + (layout.page_count as usize).div_ceil(64);
+        + (layout.page_count as usize).div_ceil(64)
+        + (layout.slots() as usize).div_ceil(64);
     CONTROL_BYTES + words * 8
 }
 
@@ -305,6 +314,13 @@ impl Segment {
     pub fn used_pages(&self) -> &[AtomicU64] {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
         self.words(self.slots * SLOT_WORDS + dirty, self.pages.div_ceil(64))
+    }
+
+    /// One bit for each slot: there is something in it.
+    pub fn occupied_slots(&self) -> &[AtomicU64] {
+        let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
+        let first = self.slots * SLOT_WORDS + dirty + self.pages.div_ceil(64);
+        self.words(first, self.slots.div_ceil(64))
     }
 
     /// How many slots there are.

@@ -448,7 +448,7 @@ fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
         })
     };
     many(200).unwrap();
-    let error = many(300).unwrap_err();
+    let error = many(600).unwrap_err();
     assert!(matches!(error, PoolError::Parameter { .. }), "{error}");
     for number in [0, 601, 1 << 40] {
         let error = pool.transact(vec![], |transaction| {

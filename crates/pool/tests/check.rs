@@ -24,7 +24,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 
 fn report_of(image: &[u8]) -> CheckReport {
     let media = FileMedia::of(image);
-    let report = check_on(&*media, &CheckOptions { fresh_pages: true });
+    let report = check_on(&*media, &CheckOptions { fresh_pages: true, ..CheckOptions::default() });
     assert!(media.image() == image, "the check changed something");
     for finding in &report.findings {
         let text = finding.to_string();

@@ -320,7 +320,7 @@ fn patient() -> OpenOptions {
 fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
     let read_everything = |pool: &Pool| read_everything(pool, has_forged_run);
     let media = FileMedia::of(image);
-    let options = CheckOptions { fresh_pages: rng.chance(0.1) };
+    let options = CheckOptions { fresh_pages: rng.chance(0.1), ..CheckOptions::default() };
     let report = check_on(&*media, &options);
     let _ = format!("{report}\n{report:?}");
     assert!(media.image() == image, "the check wrote something");

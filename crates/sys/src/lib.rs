@@ -5,6 +5,7 @@
 //! place, and add no policy. Everything a fault handler needs allocates nothing.
 
 pub mod accounting;
+pub mod boot;
 pub mod copy;
 pub mod cost;
 pub mod cpu;

@@ -48,7 +48,7 @@ pub struct Args {
 
 /// Checks, or repairs, and prints what was found.
 pub fn run(args: &Args) -> Result<()> {
-    let options = CheckOptions { fresh_pages: args.full };
+    let options = CheckOptions { fresh_pages: args.full, ..CheckOptions::default() };
     let media = media::open(&args.path, args.repair, None)?;
     let left = if args.repair {
         let media = Arc::new(Watched::new(media, "checking and repairing"));

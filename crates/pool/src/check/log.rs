@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use super::report::{FindingKind, Severity};
 use super::{Checker, RESTORE, text};
 use crate::error::PoolError;
-use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use crate::format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::Layout;
 use crate::format::record::{Entry, Header, LogIdentity, Record};
+use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::media::ByteRange;
@@ -57,14 +58,14 @@ impl Checker<'_> {
         };
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let end = reader.scan(tail_lsn, u64::MAX, |record| {
+        let is_same_boot = superblock.boot != 0 && superblock.boot == self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
+        let end = reader.scan_counting(tail_lsn, is_same_boot, |record| {
             view.records += u64::from(!record.header.is_skip);
             view.end_lsn = record.header.end_lsn();
             let lsn = record.header.lsn;
             flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
             for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
-                let bytes = bytes.try_into().expect("the length of a slot");
-                view.slots.insert(slot, (lsn, bytes));
+                view.slots.insert(slot, (lsn, *bytes));
             }
             Ok(())
         });
@@ -218,7 +219,7 @@ impl Checker<'_> {
                         let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                         (inode, target, Some((source, checksum)))
                     }
-                    Entry::Slot { .. } | Entry::NewRun { .. } => continue,
+                    Entry::Slot { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => continue,
                 };
                 let owned = owners.owned(inode, target);
                 // A later record may have taken the pages from the inode.
@@ -302,6 +303,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
         match *entry {
             Entry::Slot { slot, payload_offset } => {
                 let bytes = record.payload(payload_offset, SLOT_BYTES as u64);
+                let bytes: &SlotBytes = bytes.try_into().expect("as long as a slot");
                 let decoded = match slot {
                     _ if slot >= layout.slots() => {
                         flaws.push(format!("changes slot {slot}, which the pool does not have"));
@@ -310,7 +312,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
                     HEAD_SLOT => {
                         PoolHead::decode(bytes).and_then(|head| head.validate(layout)).map(drop)
                     }
-                    _ => Inode::decode(bytes, slot).map(drop),
+                    _ => Slot::decode(bytes, slot).map(drop),
                 };
                 if let Err(error) = decoded {
                     flaws.push(format!("changes slot {slot} to something damaged: {error}"));
@@ -327,7 +329,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
                     flaws.push(format!("has content for byte {byte}, where no object can be"));
                 }
             }
-            Entry::NewRun { range } => {
+            Entry::NewRun { range } | Entry::Exposed { range } => {
                 if is_outside(range) {
                     let byte = range.offset_bytes;
                     flaws.push(format!("takes pages at byte {byte}, where no object can be"));

@@ -11,6 +11,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::run::Run;
+use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::media::ByteRange;
 use crate::owners::{Flaw, Owners};
@@ -50,8 +51,8 @@ impl Checker<'_> {
                     not_canonical.push(number);
                 }
             } else if bytes.iter().any(|&byte| byte != 0)
-                && Inode::decode(&bytes, number)
-                    .is_ok_and(|inode| inode.encode().is_ok_and(|again| again != bytes))
+                && Slot::decode(&bytes, number)
+                    .is_ok_and(|slot| slot.encode().is_ok_and(|again| again != bytes))
             {
                 not_canonical.push(number);
             }

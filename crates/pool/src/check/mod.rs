@@ -50,6 +50,9 @@ use run_time::Presence;
 pub struct CheckOptions {
     /// Reads the pages that count as never used as well, which must be zero. Takes as long as reading the pool.
     pub fresh_pages: bool,
+    /// Takes this for the number of the machine's start: for tests of power cuts.
+    #[doc(hidden)]
+    pub boot: Option<u64>,
 }
 
 /// How often a pool that changes is looked at again.

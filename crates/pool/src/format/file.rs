@@ -142,6 +142,17 @@ const _: () = {
     assert!(std::mem::offset_of!(RawFile, checksum) == 504);
 };
 
+/// Where the runs lie.
+pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
+    let start = std::mem::offset_of!(RawFile, runs);
+    start..start + FILE_RUNS * 8
+};
+
+/// Whether such a slot has a target where others have runs.
+pub(super) fn is_link(bytes: &SlotBytes) -> bool {
+    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
+}
+
 const IMMUTABLE: u16 = 1;
 
 impl FileInode {

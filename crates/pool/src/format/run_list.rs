@@ -44,6 +44,12 @@ struct RawList {
 
 const _: () = assert!(size_of::<RawList>() == SLOT_BYTES);
 
+/// Where the runs lie.
+pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
+    let start = std::mem::offset_of!(RawList, runs);
+    start..start + LIST_RUNS * 8
+};
+
 /// Packs runs into as many places; the rest is zero.
 pub(super) fn pack(runs: &[Run], places: &mut [RawRun]) -> Result<(), FormatError> {
     if runs.len() > places.len() {

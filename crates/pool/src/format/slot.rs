@@ -25,7 +25,7 @@ use super::byte_chain::ByteChain;
 use super::directory::Node;
 use super::file::FileInode;
 use super::inode::{Inode, InodeKind, SLOT_BYTES, SlotBytes};
-use super::run::Run;
+use super::run::{RawRun, Run};
 use super::run_list::RunList;
 use super::{FormatError, checksum};
 
@@ -102,15 +102,29 @@ impl Slot {
         }
     }
 
+    /// As bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] if something does not fit.
+    pub fn encode(&self) -> Result<SlotBytes, FormatError> {
+        match self {
+            Slot::Free(inode) | Slot::Object(inode) => inode.encode(),
+            Slot::File(inode) => inode.encode(),
+            Slot::Node(node) => node.encode(),
+            Slot::Runs(list) => list.encode(),
+            Slot::Bytes(chain) => chain.encode(),
+        }
+    }
+
     /// All pages it names.
     pub fn runs(&self) -> Vec<Run> {
-        let runs: Vec<Run> = match self {
+        let named = |runs: &[Run]| runs.iter().copied().filter(|run| !run.is_hole()).collect();
+        match self {
             Slot::Object(inode) => inode.all_runs().collect(),
-            Slot::File(inode) => inode.runs.clone(),
-            Slot::Runs(list) => list.runs.clone(),
+            Slot::File(inode) => named(&inode.runs),
+            Slot::Runs(list) => named(&list.runs),
             Slot::Free(_) | Slot::Node(_) | Slot::Bytes(_) => Vec::new(),
-        };
-        runs.into_iter().filter(|run| !run.is_hole()).collect()
+        }
     }
 
     /// The inode that a part belongs to; `None` for what is an inode itself.
@@ -122,4 +136,26 @@ impl Slot {
             Slot::Free(_) | Slot::Object(_) | Slot::File(_) => None,
         }
     }
+}
+
+/// All pages that a slot names, of bytes that are known to be right; of others, some pages or none.
+pub(crate) fn named_runs(bytes: &SlotBytes, runs: &mut Vec<Run>) {
+    use zerocopy::FromBytes;
+
+    let part = match bytes[..4].try_into().expect("four bytes") {
+        super::inode::INODE_MAGIC => super::inode::RUNS_RANGE,
+        super::file::MAGIC if !super::file::is_link(bytes) => super::file::RUNS_RANGE,
+        super::run_list::MAGIC => super::run_list::RUNS_RANGE,
+        _ => return,
+    };
+    let raw = <[RawRun]>::ref_from_bytes(&bytes[part]).expect("whole runs");
+    let named = raw.iter().map(|run| run.unpack()).filter(|run| !run.is_empty() && !run.is_hole());
+    runs.extend(named);
+}
+
+/// Whether a slot has nothing in it, of bytes that are known to be right.
+pub(crate) fn is_free_slot(bytes: &SlotBytes) -> bool {
+    const FREE_KIND: [u8; 2] = [0, 0];
+    let magic: [u8; 4] = bytes[..4].try_into().expect("four bytes");
+    magic == [0; 4] || (magic == super::inode::INODE_MAGIC && bytes[4..6] == FREE_KIND)
 }

@@ -34,6 +34,9 @@ pub struct Superblock {
     pub segment: Uuid,
     /// When the pool was made, in nanoseconds since 1970.
     pub created_ns: u64,
+    /// The start of the machine in which this generation began ([`aquifer_sys::boot`]): as long as it lasts, everything that was
+    /// written is there, whoever has died.
+    pub boot: u64,
 }
 
 impl Superblock {
@@ -45,6 +48,7 @@ impl Superblock {
             generation: 0,
             tail_lsn: 0,
             segment: Uuid::nil(),
+            boot: 0,
             ..superblock.clone()
         };
         fixed(self) == fixed(other)
@@ -70,7 +74,8 @@ struct Raw {
     created_ns: U64,
     incompatible_features: U64,
     copy: U64,
-    reserved: [u8; 368],
+    boot: U64,
+    reserved: [u8; 360],
     checksum: U64,
 }
 
@@ -112,7 +117,8 @@ impl Superblock {
             created_ns: U64::new(self.created_ns),
             incompatible_features: U64::ZERO,
             copy: U64::new(copy),
-            reserved: [0; 368],
+            boot: U64::new(self.boot),
+            reserved: [0; 360],
             checksum: U64::ZERO,
         };
         raw.checksum = U64::new(raw.computed_checksum());
@@ -184,6 +190,7 @@ impl Superblock {
             tail_lsn: raw.tail_lsn.get(),
             segment: Uuid::from_bytes(raw.segment),
             created_ns: raw.created_ns.get(),
+            boot: raw.boot.get(),
         })
     }
 }

@@ -1,0 +1,199 @@
+//! Packed records: changes that are visible to all processes at once, and durable when somebody asks for it.
+//!
+//! ```text
+//!     one append, PACKED                            page boundary
+//!  ───┬──────────┬──────────┬─────────┬─────────────┬───
+//!     │ record   │ record   │ record  │ close       │ next append
+//!  ───┴──────────┴──────────┴─────────┴─────────────┴───
+//!                                     ▲ not there yet while more records may follow
+//! ```
+//!
+//! The module [`log`](crate::log) says how they become durable. Here are the steps, each of which a process may die in:
+//!
+//! | step | with the metadata mutex | a death after it leaves |
+//! |---|---|---|
+//! | the record is written behind the end | yes | bytes that nobody looks at |
+//! | the end is moved | yes | a record that counts and is not applied: [`Core::apply_packed`] |
+//! | the close is written, the end is moved | yes | nothing to do |
+//! | the append is taken over | yes | an append whose owner is dead: the next one takes it |
+//! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be done again |
+//!
+//! What is left in a page of the log, and before the end of the ring, is nothing, or room for a close.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use crate::core::{Core, Locked};
+use crate::error::Result;
+use crate::format::PAGE_BYTES;
+use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
+use crate::image;
+use crate::log::{Append, FailureKind};
+use crate::media::{ByteRange, PersistenceDomain};
+use crate::mutant::{self, Mutant};
+use crate::point;
+use crate::segment::append;
+
+/// How much of a packed append is written at a time.
+const CHUNK_BYTES: u64 = 4 << 20;
+/// The longest packed append: then a new one begins, so that making the first durable does not take for ever.
+const MAX_PACKED_BYTES: u64 = 16 << 20;
+
+/// Where a packed record will lie.
+pub(crate) struct PackedPlace {
+    index: u64,
+    pub lsn: u64,
+    pub acknowledged_lsn: u64,
+}
+
+impl Core {
+    /// Space before the end of the ring.
+    fn to_end_of_ring(&self, lsn: u64) -> u64 {
+        let log_bytes = self.layout.log().len_bytes;
+        log_bytes - lsn % log_bytes
+    }
+
+    /// The append that packed records are being added to, with its end.
+    fn open_packed(&self) -> Option<(u64, u64)> {
+        let control = self.control();
+        let next = control.pending_next.load(Relaxed);
+        let last = next.checked_sub(1).filter(|last| *last >= control.pending_first.load(Relaxed))?;
+        let pending = self.pending(last);
+        (pending.state.load(Relaxed) == append::PACKED)
+            .then(|| (last, pending.end_lsn.load(Relaxed)))
+    }
+
+    /// A place for a packed record of `len_bytes`; `None` if the log has no room for it now.
+    pub fn place_packed(&self, locked: &Locked<'_>, len_bytes: u64) -> Result<Option<PackedPlace>> {
+        // With a close behind it and one before it, each up to a page boundary.
+        if !self.has_room(len_bytes + 4 * PAGE_BYTES) || !self.has_entries(4) {
+            return Ok(None);
+        }
+        let is_full = |lsn, end_lsn| {
+            let left = self.to_end_of_ring(end_lsn);
+            end_lsn - lsn + len_bytes > MAX_PACKED_BYTES
+                || (len_bytes != left && len_bytes + MIN_CLOSE_BYTES > left)
+        };
+        let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
+        if let Some((index, end_lsn)) = self.open_packed() {
+            // An append that ends with the ring has nothing behind it to grow into.
+            let ends_ring = end_lsn.is_multiple_of(self.layout.log().len_bytes);
+            if !ends_ring && !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
+                return Ok(Some(PackedPlace { index, lsn: end_lsn, acknowledged_lsn }));
+            }
+            self.close_packed(locked)?;
+        }
+        let mut lsn = self.head_lsn();
+        if is_full(lsn, lsn) {
+            // What is left of the ring is closed by itself.
+            self.begin_packed(lsn);
+            self.write_close(locked, self.to_end_of_ring(lsn))?;
+            lsn = self.head_lsn();
+        }
+        Ok(Some(PackedPlace { index: self.begin_packed(lsn), lsn, acknowledged_lsn }))
+    }
+
+    fn begin_packed(&self, lsn: u64) -> u64 {
+        self.push_pending(lsn, lsn, append::PACKED, true, append::NOTHING)
+    }
+
+    /// Writes a packed record: from now on it counts, for all processes.
+    pub fn publish_packed(&self, place: &PackedPlace, record: &[u8]) -> Result<()> {
+        let write = || self.media.write_at(self.position(place.lsn), record);
+        // Bytes behind the end are nobody's: if not even the second attempt works, nothing has happened.
+        write().or_else(|_| write())?;
+        point::pass("packed-written");
+        // Release: who sees the end sees the record.
+        let end_lsn = place.lsn + record.len() as u64;
+        self.pending(place.index).end_lsn.store(end_lsn, Release);
+        point::pass("packed-published");
+        Ok(())
+    }
+
+    /// Closes packed records, if there are any that more could follow: what is appended next begins a page.
+    pub fn close_packed(&self, locked: &Locked<'_>) -> Result<()> {
+        let Some((index, end_lsn)) = self.open_packed() else { return Ok(()) };
+        if self.pending(index).lsn.load(Relaxed) == end_lsn {
+            // Nothing was added since it was begun.
+            self.control().pending_next.store(index, Release);
+            return Ok(());
+        }
+        let in_page = PAGE_BYTES - end_lsn % PAGE_BYTES;
+        self.write_close(locked, match in_page >= MIN_CLOSE_BYTES {
+            true => in_page,
+            false => in_page + PAGE_BYTES,
+        })
+    }
+
+    fn write_close(&self, _locked: &Locked<'_>, len_bytes: u64) -> Result<()> {
+        let (index, lsn) = self.open_packed().expect("the caller has looked, or begun one");
+        let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
+        let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
+        let write = || self.media.write_at(self.position(lsn), &close);
+        write().or_else(|_| write())?;
+        let end_lsn = lsn + len_bytes;
+        self.pending(index).end_lsn.store(end_lsn, Release);
+        point::pass("packed-closed");
+        // All before it is applied, or the mutex could not be held.
+        self.control().metadata_lsn.store(end_lsn, Release);
+        self.pending(index).state.store(append::ABANDONED, Release);
+        Ok(())
+    }
+
+    /// Closes what is packed, so that everything up to the returned position can become durable.
+    pub fn close_log(&self) -> Result<u64> {
+        let locked = self.lock()?;
+        self.close_packed(&locked)?;
+        Ok(self.head_lsn())
+    }
+
+    /// Applies the packed record that a dead process had published and not applied.
+    pub fn apply_packed(&self, locked: &Locked<'_>, lsn: u64, end_lsn: u64) -> Result<()> {
+        let control = self.control();
+        let mut lsn = lsn.max(control.metadata_lsn.load(Relaxed));
+        while lsn < end_lsn {
+            let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
+            image::apply(locked, &record);
+            lsn = record.header.end_lsn();
+        }
+        Ok(())
+    }
+
+    /// Makes a packed append durable, which is closed and this process's by now.
+    pub fn harden(&self, mut append: Append) -> Result<()> {
+        let (mut exposed, mut close) = (Vec::new(), None);
+        let mut lsn = append.lsn;
+        while lsn < append.end_lsn {
+            let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
+            exposed.extend(record.exposed());
+            close = record.header.is_close.then_some(record.header);
+            lsn = record.header.end_lsn();
+        }
+        let close = close.expect("packed records end with a close");
+        if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
+            self.make_durable(&exposed)?;
+        }
+        point::pass("packed-flushed");
+        let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
+        self.media.write_at(mark_position, &close.close_mark())?;
+        point::pass("packed-marked");
+        self.write_packed(append.lsn, append.end_lsn)?;
+        self.complete(&mut append)
+    }
+
+    /// Makes this part of the log durable as it is.
+    fn write_packed(&self, lsn: u64, end_lsn: u64) -> Result<()> {
+        let (position, len_bytes) = (self.position(lsn), end_lsn - lsn);
+        if self.media.domain() != PersistenceDomain::PageCache {
+            let range = ByteRange { offset_bytes: position, len_bytes };
+            let written = self.media.write_back(&[range]).and_then(|()| self.media.flush());
+            return Ok(written.inspect_err(|error| self.fail(FailureKind::Log, &error.source))?);
+        }
+        let mut bytes = vec![0; CHUNK_BYTES.min(len_bytes) as usize];
+        for done in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
+            let chunk = &mut bytes[..CHUNK_BYTES.min(len_bytes - done) as usize];
+            self.media.read_at(position + done, chunk)?;
+            self.write_log(lsn + done, chunk)?;
+        }
+        Ok(())
+    }
+}
