@@ -22,6 +22,7 @@ use crate::core::Core;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, SLOT_BYTES};
+use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::image::{self, load_slot, store_slot};
@@ -393,7 +394,7 @@ fn load_image(core: &Core) -> Result<()> {
             continue; // The segment is fresh: zero already.
         }
         for (index, slot) in page.chunks_exact(SLOT_BYTES).enumerate() {
-            let number = page_index * crate::format::layout::SLOTS_PER_PAGE + index as u64;
+            let number = page_index * SLOTS_PER_PAGE + index as u64;
             store_slot(&core.segment, number, slot);
         }
     }
@@ -469,7 +470,7 @@ fn write_recovered(
         if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
             continue;
         }
-        let slots = crate::format::layout::SLOTS_PER_PAGE;
+        let slots = SLOTS_PER_PAGE;
         let bytes: Vec<u8> = (page * slots..(page + 1) * slots)
             .flat_map(|slot| load_slot(&core.segment, slot))
             .collect();

@@ -9,6 +9,7 @@ pub mod boot;
 pub mod copy;
 pub mod cost;
 pub mod cpu;
+pub mod credentials;
 pub mod devdax;
 pub mod fallible;
 pub mod features;
