@@ -43,7 +43,9 @@ pub enum FsError {
     #[error("a directory has no room for this name; another name will do")]
     TooManyCollisions,
     /// The metadata of a file does not fit together.
-    #[error("{structure} is damaged ({reason}); run `aquifer pool check` and restore what it names from a backup")]
+    #[error(
+        "{structure} is damaged ({reason}); run `aquifer pool check` and restore what it names from a backup"
+    )]
     Damaged {
         /// Which structure.
         structure: String,

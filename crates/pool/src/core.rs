@@ -21,7 +21,7 @@ use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
-use crate::media::Media;
+use crate::media::{Media, PersistenceDomain};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
@@ -86,6 +86,31 @@ impl Core {
     /// A handle that keeps it open.
     pub fn share(&self) -> Arc<Core> {
         self.me.upgrade().expect("a method is running on it")
+    }
+
+    /// Copies bytes out of the media, without a system call where they are mapped.
+    pub fn load(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        if let Some(mapping) = self.media.mapping()
+            && mapping.read(offset_bytes, bytes).is_ok()
+        {
+            return Ok(());
+        }
+        // Behind what is mapped; or it says what is wrong.
+        Ok(self.media.read_at(offset_bytes, bytes)?)
+    }
+
+    /// Copies bytes to the media, visible to all at once, without a system call where they are memory.
+    ///
+    /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
+    /// folio has all of that written back.
+    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        if self.media.domain() != PersistenceDomain::PageCache
+            && let Some(mapping) = self.media.mapping()
+            && mapping.write(offset_bytes, bytes).is_ok()
+        {
+            return Ok(());
+        }
+        Ok(self.media.write_at(offset_bytes, bytes)?)
     }
 
     /// What records of this pool carry now.

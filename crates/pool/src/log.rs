@@ -414,10 +414,7 @@ impl Core {
     fn is_waiting_for_anybody(&self) -> bool {
         let first = self.control().pending_first.load(Acquire);
         first != self.control().pending_next.load(Acquire)
-            && matches!(
-                self.pending(first).state.load(Relaxed),
-                append::PACKED | append::ABANDONED
-            )
+            && matches!(self.pending(first).state.load(Relaxed), append::PACKED | append::ABANDONED)
     }
 
     pub(crate) fn stalled_append(&self) -> PoolError {

@@ -56,7 +56,8 @@ impl Core {
     fn open_packed(&self) -> Option<(u64, u64)> {
         let control = self.control();
         let next = control.pending_next.load(Relaxed);
-        let last = next.checked_sub(1).filter(|last| *last >= control.pending_first.load(Relaxed))?;
+        let last =
+            next.checked_sub(1).filter(|last| *last >= control.pending_first.load(Relaxed))?;
         let pending = self.pending(last);
         (pending.state.load(Relaxed) == append::PACKED)
             .then(|| (last, pending.end_lsn.load(Relaxed)))
@@ -98,7 +99,7 @@ impl Core {
 
     /// Writes a packed record: from now on it counts, for all processes.
     pub fn publish_packed(&self, place: &PackedPlace, record: &[u8]) -> Result<()> {
-        let write = || self.media.write_at(self.position(place.lsn), record);
+        let write = || self.store(self.position(place.lsn), record);
         // Bytes behind the end are nobody's: if not even the second attempt works, nothing has happened.
         write().or_else(|_| write())?;
         point::pass("packed-written");
@@ -118,17 +119,20 @@ impl Core {
             return Ok(());
         }
         let in_page = PAGE_BYTES - end_lsn % PAGE_BYTES;
-        self.write_close(locked, match in_page >= MIN_CLOSE_BYTES {
-            true => in_page,
-            false => in_page + PAGE_BYTES,
-        })
+        self.write_close(
+            locked,
+            match in_page >= MIN_CLOSE_BYTES {
+                true => in_page,
+                false => in_page + PAGE_BYTES,
+            },
+        )
     }
 
     fn write_close(&self, _locked: &Locked<'_>, len_bytes: u64) -> Result<()> {
         let (index, lsn) = self.open_packed().expect("the caller has looked, or begun one");
         let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
         let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
-        let write = || self.media.write_at(self.position(lsn), &close);
+        let write = || self.store(self.position(lsn), &close);
         write().or_else(|_| write())?;
         let end_lsn = lsn + len_bytes;
         self.pending(index).end_lsn.store(end_lsn, Release);
@@ -174,7 +178,7 @@ impl Core {
         }
         point::pass("packed-flushed");
         let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
-        self.media.write_at(mark_position, &close.close_mark())?;
+        self.store(mark_position, &close.close_mark())?;
         point::pass("packed-marked");
         self.write_packed(append.lsn, append.end_lsn)?;
         self.complete(&mut append)

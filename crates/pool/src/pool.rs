@@ -457,6 +457,23 @@ impl Pool {
         Ok(value)
     }
 
+    /// Copies bytes of the data out, without a system call where the media are mapped. What others change meanwhile may come
+    /// out torn.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`].
+    pub fn load(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        self.core().load(offset_bytes, bytes)
+    }
+
+    /// Copies bytes to the data, without a system call where the media are memory: visible to all at once, durable after [`Pool::make_durable`].
+    ///
+    /// # Errors
+    /// [`PoolError::Media`].
+    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.core().store(offset_bytes, bytes)
+    }
+
     /// Makes everything durable that was changed before, by any process.
     ///
     /// # Errors

@@ -58,7 +58,8 @@ impl Checker<'_> {
         };
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let is_same_boot = superblock.boot != 0 && superblock.boot == self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
+        let is_same_boot = superblock.boot != 0
+            && superblock.boot == self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
         let end = reader.scan_counting(tail_lsn, is_same_boot, |record| {
             view.records += u64::from(!record.header.is_skip);
             view.end_lsn = record.header.end_lsn();

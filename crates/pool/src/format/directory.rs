@@ -239,8 +239,8 @@ fn decode_children(bytes: &[u8], count: usize) -> Result<Vec<Child>, FormatError
     if !(1..=MAX_CHILDREN).contains(&count) {
         return Err(FormatError::Field { field: "children", value: count as u64 });
     }
-    let (raw, _) = <[RawChild]>::ref_from_prefix_with_elems(bytes, count)
-        .map_err(|_| FormatError::Short)?;
+    let (raw, _) =
+        <[RawChild]>::ref_from_prefix_with_elems(bytes, count).map_err(|_| FormatError::Short)?;
     let children: Vec<Child> = (raw.iter())
         .map(|child| Child { from_hash: child.from_hash.get(), slot: child.slot.get().into() })
         .collect();

@@ -11,11 +11,11 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::FormatError;
 use super::inode::{SLOT_BYTES, SlotBytes};
 use super::run::{RawRun, Run};
 use super::run_list::{pack, unpack};
 use super::slot::{check, seal};
-use super::FormatError;
 
 /// How such a slot begins.
 pub const MAGIC: [u8; 4] = *b"AQFI";

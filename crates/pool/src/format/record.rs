@@ -196,9 +196,7 @@ impl Header {
         let field = |field, value| Err(FormatError::Field { field, value });
         let len_bytes = raw.len_bytes.get();
         let room_bytes = log_bytes - lsn % log_bytes;
-        if len_bytes == 0
-            || !len_bytes.is_multiple_of(RECORD_UNIT_BYTES)
-            || len_bytes > room_bytes
+        if len_bytes == 0 || !len_bytes.is_multiple_of(RECORD_UNIT_BYTES) || len_bytes > room_bytes
         {
             return field("length", len_bytes);
         }
@@ -418,12 +416,9 @@ fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
         ENTRY_EXPOSED if range.offset_bytes.checked_add(len_bytes).is_some() => {
             Ok(Entry::Exposed { range })
         }
-        ENTRY_EXPOSED
-        | ENTRY_SLOT
-        | ENTRY_PAGES
-        | ENTRY_COPIED
-        | ENTRY_NEW_RUN
-        | ENTRY_PATCHES => field("entry", len_bytes),
+        ENTRY_EXPOSED | ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN | ENTRY_PATCHES => {
+            field("entry", len_bytes)
+        }
         other => field("entry kind", other.into()),
     }
 }
