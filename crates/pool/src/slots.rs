@@ -14,6 +14,17 @@ pub trait ReadSlots {
     /// # Errors
     /// [`PoolError`](crate::PoolError) if the metadata cannot be read.
     fn slot(&self, number: u64) -> Result<SlotBytes>;
+
+    /// As [`slot`](ReadSlots::slot), with the bytes copied straight to where they are wanted: for lookups, of which a second copy
+    /// would be the greater part. After an error the bytes are any.
+    ///
+    /// # Errors
+    /// As [`ReadSlots::slot`].
+    #[inline]
+    fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
+        *into = self.slot(number)?;
+        Ok(())
+    }
 }
 
 /// Changes slots. What was put is what is read from then on.

@@ -5,14 +5,23 @@
 //!  interior  │ hash 8 │ child 4 │ hash 8 │ child 4 │ …                       child i has hashes from hash i on, below hash i + 1
 //! ```
 //!
+//! The first hash of an interior node is 0 and means: from where the node itself begins. So a boundary between two nodes is
+//! written down in one place, and a node that loses its first child is the only one that changes. What lies behind the last entry
+//! is zero. No node is without entries: an empty directory has no node.
+//!
 //! The order by hash never changes while a name is there, so a program that reads a directory piece by piece, and remembers
 //! the hash it has come to, sees every name that was there all the time exactly once. Names of one hash lie in one leaf; more
 //! than fit there cannot be in one directory (the hash has 63 bits, and a seed that is the directory's own).
 //!
-//! `.` and `..` are not stored: the inode of a directory knows its parent.
+//! `.` and `..` are not stored: the inode of a directory knows its parent. They come before the first name, so a hash is a
+//! position that `telldir` can return: [`FIRST_HASH`] is the one behind them both, and the one behind [`LAST_HASH`] is the end.
+
+mod view;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub use view::{Entries, EntryView, NodeView, Place};
 
 use super::FormatError;
 use super::file::FileKind;
@@ -29,14 +38,19 @@ pub const ENTRY_BYTES: usize = 14;
 pub const CHILD_BYTES: usize = 12;
 /// The most children of an interior node.
 pub const MAX_CHILDREN: usize = NODE_BYTES / CHILD_BYTES;
+/// The most entries of a leaf: their names have one byte.
+pub const MAX_ENTRIES: usize = NODE_BYTES / (ENTRY_BYTES + 1);
 /// No tree is deeper: levels are 0 (a leaf) to this one.
 pub const MAX_LEVEL: u16 = 12;
+/// No name has a smaller hash: the positions before are those of `.` and `..`.
+pub const FIRST_HASH: u64 = 2;
+/// No name has a greater hash: the next number, the greatest that `off_t` has, is the position of the end.
+pub const LAST_HASH: u64 = i64::MAX as u64 - 1;
 
 /// The place of a name in its directory.
-///
-/// The highest bit is zero, so that it is a position that `telldir` can return.
+#[inline]
 pub fn hash_name(seed: u64, name: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(name, seed) >> 1
+    (xxhash_rust::xxh3::xxh3_64_with_seed(name, seed) >> 1).clamp(FIRST_HASH, LAST_HASH)
 }
 
 /// A name and what it leads to.
@@ -62,7 +76,7 @@ impl DirectoryEntry {
 /// A child of an interior node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Child {
-    /// No name below the child has a smaller hash.
+    /// No name below the child has a smaller hash; 0 for the first child.
     pub from_hash: u64,
     /// Its slot.
     pub slot: u64,
@@ -71,7 +85,7 @@ pub struct Child {
 /// What a node has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeContent {
-    /// Names, ascending by hash, then by name; perhaps none.
+    /// Names, ascending by hash, then by name: at least one.
     Leaf(Vec<DirectoryEntry>),
     /// Children, ascending: at least one.
     Interior {
@@ -93,7 +107,7 @@ pub struct Node {
     pub content: NodeContent,
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawNode {
     magic: [u8; 4],
@@ -141,6 +155,63 @@ fn slot_number(number: u64) -> Result<U32, FormatError> {
     Ok(U32::new(u32::try_from(number).map_err(wrong)?))
 }
 
+/// What comes before the name in an entry of a leaf.
+///
+/// # Errors
+/// [`FormatError::Field`] if there can be no such inode, or no such name.
+pub fn entry_head(
+    hash: u64,
+    inode: u64,
+    kind: FileKind,
+    name: &[u8],
+) -> Result<[u8; ENTRY_BYTES], FormatError> {
+    let name_len = u8::try_from(name.len())
+        .map_err(|_| FormatError::Field { field: "name", value: name.len() as u64 })?;
+    let (hash, inode) = (U64::new(hash), slot_number(inode)?);
+    let raw = RawEntry { hash, inode, kind: kind.code(), name_len };
+    Ok(zerocopy::transmute!(raw))
+}
+
+/// A leaf of `count` entries, whose bytes are those of `parts`, one behind the other.
+///
+/// # Errors
+/// [`FormatError::Field`] if they do not fit.
+pub fn compose_leaf(
+    number: u64,
+    owner: u64,
+    count: usize,
+    parts: &[&[u8]],
+) -> Result<SlotBytes, FormatError> {
+    compose(number, owner, 0, count, parts)
+}
+
+fn compose(
+    number: u64,
+    owner: u64,
+    level: u16,
+    count: usize,
+    parts: &[&[u8]],
+) -> Result<SlotBytes, FormatError> {
+    let mut raw = RawNode {
+        magic: MAGIC,
+        level: U16::new(level),
+        count: U16::new(count as u16),
+        number: U64::new(number),
+        owner: U64::new(owner),
+        entries: [0; NODE_BYTES],
+        checksum: U64::ZERO,
+    };
+    let mut end = 0;
+    for part in parts {
+        let wrong = FormatError::Field { field: "entries", value: (end + part.len()) as u64 };
+        raw.entries.get_mut(end..end + part.len()).ok_or(wrong)?.copy_from_slice(part);
+        end += part.len();
+    }
+    let mut bytes = zerocopy::transmute!(raw);
+    seal(&mut bytes);
+    Ok(bytes)
+}
+
 impl Node {
     /// As bytes.
     ///
@@ -151,13 +222,8 @@ impl Node {
         let (level, count) = match &self.content {
             NodeContent::Leaf(leaf) => {
                 for entry in leaf {
-                    let raw = RawEntry {
-                        hash: U64::new(entry.hash),
-                        inode: slot_number(entry.inode)?,
-                        kind: entry.kind.code(),
-                        name_len: entry.name.len() as u8,
-                    };
-                    entries.extend_from_slice(raw.as_bytes());
+                    let head = entry_head(entry.hash, entry.inode, entry.kind, &entry.name)?;
+                    entries.extend_from_slice(&head);
                     entries.extend_from_slice(&entry.name);
                 }
                 (0, leaf.len())
@@ -173,23 +239,7 @@ impl Node {
                 (*level, children.len())
             }
         };
-        if entries.len() > NODE_BYTES {
-            return Err(FormatError::Field { field: "entries", value: entries.len() as u64 });
-        }
-        let mut raw = RawNode {
-            magic: MAGIC,
-            level: U16::new(level),
-            count: U16::new(count as u16),
-            number: U64::new(self.number),
-            owner: U64::new(self.owner),
-            entries: [0; NODE_BYTES],
-            checksum: U64::ZERO,
-        };
-        raw.entries[..entries.len()].copy_from_slice(&entries);
-        let mut bytes = [0; SLOT_BYTES];
-        bytes.copy_from_slice(raw.as_bytes());
-        seal(&mut bytes);
-        Ok(bytes)
+        compose(self.number, self.owner, level, count, &[&entries])
     }
 
     /// Reads the node in slot `number`.
@@ -211,41 +261,51 @@ impl Node {
     }
 }
 
-fn decode_leaf(mut rest: &[u8], count: usize) -> Result<Vec<DirectoryEntry>, FormatError> {
-    let mut entries: Vec<DirectoryEntry> = Vec::with_capacity(count.min(NODE_BYTES / ENTRY_BYTES));
-    for _ in 0..count {
-        let (raw, behind) = RawEntry::ref_from_prefix(rest).map_err(|_| FormatError::Short)?;
-        let name = behind.get(..usize::from(raw.name_len)).ok_or(FormatError::Short)?;
-        rest = &behind[name.len()..];
-        let entry = DirectoryEntry {
-            hash: raw.hash.get(),
-            name: name.to_vec(),
-            inode: raw.inode.get().into(),
-            kind: FileKind::from_code(raw.kind)
-                .ok_or(FormatError::Field { field: "kind", value: raw.kind.into() })?,
-        };
-        let is_behind = |last: &DirectoryEntry| {
-            (last.hash, last.name.as_slice()) < (entry.hash, entry.name.as_slice())
-        };
-        if !is_name(name) || !entries.last().is_none_or(is_behind) {
+#[inline]
+fn check_count(count: usize, most: usize) -> Result<(), FormatError> {
+    match (1..=most).contains(&count) {
+        true => Ok(()),
+        false => Err(FormatError::Field { field: "count", value: count as u64 }),
+    }
+}
+
+fn check_reserved(bytes: &[u8]) -> Result<(), FormatError> {
+    match bytes.iter().find(|&&byte| byte != 0) {
+        None => Ok(()),
+        Some(&byte) => Err(FormatError::Field { field: "reserved", value: byte.into() }),
+    }
+}
+
+fn decode_leaf(bytes: &[u8], count: usize) -> Result<Vec<DirectoryEntry>, FormatError> {
+    check_count(count, MAX_ENTRIES)?;
+    let mut found: Vec<DirectoryEntry> = Vec::with_capacity(count);
+    let mut entries = Entries::new(bytes, count);
+    for entry in &mut entries {
+        let entry = entry?;
+        let is_behind =
+            |last: &DirectoryEntry| (last.hash, last.name.as_slice()) < (entry.hash, entry.name);
+        if !is_name(entry.name) || !found.last().is_none_or(is_behind) {
             return Err(FormatError::Field { field: "name", value: entry.hash });
         }
-        entries.push(entry);
+        let (kind, name) = (entry.kind()?, entry.name.to_vec());
+        found.push(DirectoryEntry { hash: entry.hash, name, inode: entry.inode, kind });
     }
-    Ok(entries)
+    check_reserved(&bytes[entries.offset()..])?;
+    Ok(found)
 }
 
 fn decode_children(bytes: &[u8], count: usize) -> Result<Vec<Child>, FormatError> {
-    if !(1..=MAX_CHILDREN).contains(&count) {
-        return Err(FormatError::Field { field: "children", value: count as u64 });
-    }
-    let (raw, _) =
+    check_count(count, MAX_CHILDREN)?;
+    let (raw, rest) =
         <[RawChild]>::ref_from_prefix_with_elems(bytes, count).map_err(|_| FormatError::Short)?;
+    check_reserved(rest)?;
     let children: Vec<Child> = (raw.iter())
         .map(|child| Child { from_hash: child.from_hash.get(), slot: child.slot.get().into() })
         .collect();
-    match children.windows(2).all(|pair| pair[0].from_hash < pair[1].from_hash) {
-        true => Ok(children),
-        false => Err(FormatError::Field { field: "children", value: count as u64 }),
+    let wrong = |child: &Child| FormatError::Field { field: "hash", value: child.from_hash };
+    match children.windows(2).find(|pair| pair[0].from_hash >= pair[1].from_hash) {
+        Some(pair) => Err(wrong(&pair[1])),
+        None if children[0].from_hash != 0 => Err(wrong(&children[0])),
+        None => Ok(children),
     }
 }
