@@ -450,6 +450,18 @@ impl Pool {
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
+        self.try_change(reservations, change)
+    }
+
+    /// [`Pool::change`] with errors of the caller's own.
+    ///
+    /// # Errors
+    /// As for [`Pool::change`].
+    pub fn try_change<'a, T, E: From<PoolError>>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         let value = self.core().change(reservations, change)?;
         if self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT {
             self.checkpoint_soon();

@@ -334,11 +334,11 @@ impl Core {
     }
 
     /// As [`Core::transact`], and returns when the change is visible: it is durable when somebody makes the log so.
-    pub fn change<'a, T>(
+    pub fn change<'a, T, E: From<PoolError>>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
-        mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
-    ) -> Result<T> {
+        mut change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         self.check_writable()?;
         loop {
             let mut transaction = self.begin()?;

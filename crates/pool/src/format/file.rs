@@ -153,6 +153,32 @@ pub(super) fn is_link(bytes: &SlotBytes) -> bool {
     RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
 }
 
+/// What a walk along a path asks of a directory, read where it lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryFields {
+    /// The directory it is in.
+    pub parent: u64,
+    /// The root of its tree.
+    pub part: u64,
+    /// Of the hashes of its names.
+    pub seed: u64,
+}
+
+impl DirectoryFields {
+    /// Of bytes that are known to be right; `None` if that is no directory.
+    #[inline]
+    pub fn read(bytes: &SlotBytes) -> Option<DirectoryFields> {
+        let raw = RawFile::ref_from_bytes(bytes).ok()?;
+        let is_directory =
+            raw.magic == MAGIC && raw.kind.get() == FileKind::Directory.code().into();
+        is_directory.then(|| DirectoryFields {
+            parent: raw.parent.get(),
+            part: raw.part.get(),
+            seed: raw.seed.get(),
+        })
+    }
+}
+
 const IMMUTABLE: u16 = 1;
 
 impl FileInode {

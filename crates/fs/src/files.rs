@@ -1,0 +1,631 @@
+//! The files of a pool, by path.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::{MetadataView, OpenOptions, Pool, Transaction};
+
+use crate::directory::{Referent, Tree};
+use crate::error::{FsError, Result};
+use crate::file::{File, FileOptions};
+use crate::metadata::Metadata;
+use crate::names::{Gone, Names, New};
+use crate::open_inodes::{OpenInode, OpenInodes};
+use crate::read_dir::ReadDir;
+use crate::walk::{self, Last, bytes_of, owned, walk};
+use crate::{attributes, walk as paths};
+
+/// The files of an open pool. Cheap to clone; can be shared between threads.
+///
+/// Paths begin at the root of the pool, with or without a slash. The methods are those of `std::fs`, with the same meaning; where
+/// Linux has more than that, the names say what it is called there. Permissions and owners are kept and not enforced: who can open the
+/// pool can do everything in it.
+///
+/// # Durability
+/// What a call has done is seen by all processes at once, and survives the death of any or all of them. A power cut can undo it
+/// until [`Files::sync`], or [`File::sync_all`] of the file or directory, has returned. It never leaves a part of one call, bytes of
+/// another file, or a later call without the ones before it.
+#[derive(Clone)]
+pub struct Files {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub pool: Pool,
+    pub opened: OpenInodes,
+    /// Bits that new files do not get.
+    umask: u32,
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Files").field("pool", &self.shared.pool).finish_non_exhaustive()
+    }
+}
+
+/// Nanoseconds since 1970, by the clock that file systems use.
+pub(crate) fn now_ns() -> i64 {
+    to_ns(SystemTime::now())
+}
+
+/// A time as inodes have it: years 1677 to 2262, what is outside at the end that is nearer.
+pub(crate) fn to_ns(time: SystemTime) -> i64 {
+    let ns = |since: Duration| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => ns(since),
+        Err(before) => ns(before.duration()).saturating_neg(),
+    }
+}
+
+/// How a name is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RenameMode {
+    /// What has the new name is replaced, if it can be.
+    #[default]
+    Replace,
+    /// Nothing may have the new name.
+    NoReplace,
+    /// Both names are there, and are exchanged.
+    Exchange,
+}
+
+/// How much room a pool has for files: as `statfs` says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Space {
+    /// Bytes for content, used or not.
+    pub total_bytes: u64,
+    /// Bytes that are free. Some may be so only after the next checkpoint.
+    pub free_bytes: u64,
+    /// The longest contiguous range of them.
+    pub largest_free_bytes: u64,
+    /// Slots for inodes and what belongs to them, used or not.
+    pub total_slots: u64,
+    /// Slots that are free.
+    pub free_slots: u64,
+}
+
+impl Files {
+    /// The files of a pool.
+    pub fn new(pool: Pool) -> Files {
+        let umask = aquifer_sys::credentials::umask();
+        let files = Files { shared: Arc::new(Shared { pool, opened: OpenInodes::default(), umask }) };
+        if files.shared.pool.is_writable() {
+            files.shared.reap_orphans();
+        }
+        files
+    }
+
+    /// Opens a pool for its files.
+    ///
+    /// # Errors
+    /// As for [`Pool::open`].
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Files> {
+        Ok(Files::new(Pool::open(path, options)?))
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.shared.pool
+    }
+
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::IsADirectory`], and others of the path.
+    pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, FileOptions::new().read(true))
+    }
+
+    /// Opens a file for writing; makes it if there is none, empties it if there is one.
+    ///
+    /// # Errors
+    /// As for [`Files::open_file`]; [`FsError::Pool`] if the pool is full or opened for reading.
+    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, FileOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// Opens a file, or a directory for reading, as the options say.
+    ///
+    /// # Errors
+    /// As for [`Files::create_file`]; [`FsError::Exists`] for `create_new`.
+    pub fn open_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
+        let path = bytes_of(path.as_ref());
+        options.check(path)?;
+        let inode = match options.makes() {
+            false => self.shared.look_up(path, options.last())?,
+            true => self.open_or_make(path, options)?,
+        };
+        let is_directory = inode.kind == FileKind::Directory;
+        if is_directory && options.writes() {
+            return Err(FsError::IsADirectory { path: owned(path) });
+        }
+        if inode.kind == FileKind::Link {
+            return Err(FsError::LinkLoop { path: owned(path) });
+        }
+        if inode.is_immutable && options.writes() {
+            return Err(FsError::Immutable { path: owned(path) });
+        }
+        let opened = self.shared.open_inode(&inode)?;
+        let file = File::new(self.clone(), opened, options);
+        if options.truncates() && !is_directory {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<FileInode> {
+        let mode = options.mode() & !self.shared.umask;
+        self.shared.change(|names| {
+            let place = walk(names.slots, path, options.last())?;
+            match place.found {
+                Some(_) if options.makes_new() => Err(FsError::Exists { path: owned(path) }),
+                Some(_) => names.inode(place.referent(path)?.inode),
+                None => names.make(&place, path, self.new_of(FileKind::File, mode, &[])),
+            }
+        })
+    }
+
+    fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
+        let owner = aquifer_sys::credentials::effective();
+        // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
+        let seed = match kind {
+            FileKind::Directory => aquifer_sys::random::next_u64().unwrap_or(now_ns() as u64),
+            _ => 0,
+        };
+        New { kind, mode, uid: owner.uid, gid: owner.gid, target, seed }
+    }
+
+    /// What a path leads to; symbolic links are followed.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], and others of the path.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        let inode = self.shared.look_up(bytes_of(path.as_ref()), Last::Follow)?;
+        Ok(Metadata::of(inode))
+    }
+
+    /// As [`Files::metadata`], of a symbolic link itself if the path leads to one.
+    ///
+    /// # Errors
+    /// As for [`Files::metadata`].
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        let inode = self.shared.look_up(bytes_of(path.as_ref()), Last::Keep)?;
+        Ok(Metadata::of(inode))
+    }
+
+    /// Whether something is at a path, symbolic links followed.
+    ///
+    /// # Errors
+    /// As for [`Files::metadata`], without [`FsError::NotFound`].
+    pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(FsError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotFound`] if the directory that it is to be in is not there, [`FsError::Pool`].
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.make(bytes_of(path.as_ref()), FileKind::Directory, 0o777, &[]).map(drop)
+    }
+
+    /// Makes a directory and all that it is to be in. It is no error if it is there.
+    ///
+    /// # Errors
+    /// As for [`Files::create_dir`]; [`FsError::NotADirectory`], [`FsError::Exists`] if something else is in the way.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        match self.create_dir(path) {
+            Err(FsError::NotFound { .. }) => {}
+            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => return Ok(()),
+            outcome => return outcome,
+        }
+        match path.parent() {
+            Some(parent) => self.create_dir_all(parent)?,
+            None => return Err(FsError::NotFound { path: path.to_owned() }),
+        }
+        match self.create_dir(path) {
+            // Somebody else was faster.
+            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn make(&self, path: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Result<FileInode> {
+        let mode = mode & !self.shared.umask;
+        let new = self.new_of(kind, mode, target);
+        self.shared.change(|names| {
+            let place = walk(names.slots, path, Last::Keep)?;
+            names.make(&place, path, new)
+        })
+    }
+
+    /// Makes a symbolic link at `link` that leads to `target`, which need not be there.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotFound`], [`FsError::Pool`].
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let target = bytes_of(target.as_ref());
+        self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777 | self.shared.umask, target)
+            .map(drop)
+    }
+
+    /// Makes another name of a file or of a symbolic link.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::IsADirectory`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let (from, to) = (bytes_of(original.as_ref()), bytes_of(link.as_ref()));
+        self.shared.change(|names| names.link(from, to))
+    }
+
+    /// Where a symbolic link leads.
+    ///
+    /// # Errors
+    /// [`FsError::NotALink`], [`FsError::NotFound`].
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        let path = bytes_of(path.as_ref());
+        self.shared.look(|slots| {
+            let found = walk(slots, path, Last::Keep)?.referent(path)?;
+            match found.kind {
+                FileKind::Link => {
+                    let inode = walk::inode(slots, found.inode)?;
+                    paths::target(slots, &inode).map(|target| owned(&target))
+                }
+                _ => Err(FsError::NotALink { path: owned(path) }),
+            }
+        })
+    }
+
+    /// Removes the name of a file or of a symbolic link. Who has the file open goes on with it.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::IsADirectory`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes_of(path.as_ref());
+        let gone = self.shared.change(|names| names.unlink(path, &|n| self.shared.is_open(n)))?;
+        self.shared.after(gone)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`], [`FsError::Pool`].
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes_of(path.as_ref());
+        self.shared.change(|names| names.remove_directory(path))
+    }
+
+    /// Removes a directory and all that is in it; symbolic links are not followed. What others make there meanwhile
+    /// may be left, and is an error then.
+    ///
+    /// # Errors
+    /// As for [`Files::remove_dir`] and [`Files::remove_file`].
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let mut path = path.as_ref().to_owned();
+        if !self.symlink_metadata(&path)?.is_dir() {
+            return Err(FsError::NotADirectory { path });
+        }
+        // Without recursion: a tree can be deeper than a stack.
+        let mut above = vec![self.read_dir(&path)?];
+        while let Some(entries) = above.last_mut() {
+            match entries.next() {
+                Some(entry) => {
+                    let entry = entry?;
+                    path.push(entry.file_name());
+                    match entry.kind() {
+                        FileKind::Directory => {
+                            above.push(self.read_dir(&path)?);
+                            continue;
+                        }
+                        _ => missing_is_fine(self.remove_file(&path))?,
+                    }
+                }
+                None => {
+                    missing_is_fine(self.remove_dir(&path))?;
+                    above.pop();
+                }
+            }
+            path.pop();
+        }
+        Ok(())
+    }
+
+    /// Moves a name. What has the new one is replaced, all at once: at any moment, also after a crash, the new name
+    /// leads to the one or to the other.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`], [`FsError::NotADirectory`],
+    /// [`FsError::IntoItself`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        self.rename_with(from, to, RenameMode::Replace)
+    }
+
+    /// [`Files::rename`], or one of the other ways of `renameat2`.
+    ///
+    /// # Errors
+    /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`].
+    pub fn rename_with(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        mode: RenameMode,
+    ) -> Result<()> {
+        let (from, to) = (bytes_of(from.as_ref()), bytes_of(to.as_ref()));
+        let is_open = |number| self.shared.is_open(number);
+        let gone = self.shared.change(|names| match mode {
+            RenameMode::Exchange => names.exchange(from, to).map(|()| Gone::Linked),
+            _ => names.rename(from, to, mode == RenameMode::Replace, &is_open),
+        })?;
+        self.shared.after(gone)
+    }
+
+    /// The names in a directory, in no particular order, without `.` and `..`. A name that is there all the time is found
+    /// exactly once, whatever happens to others meanwhile.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`].
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
+        let path = path.as_ref();
+        let inode = self.shared.look_up(bytes_of(path), Last::Follow)?;
+        match inode.kind {
+            FileKind::Directory => Ok(ReadDir::new(self.clone(), path.to_owned(), &inode)),
+            _ => Err(FsError::NotADirectory { path: path.to_owned() }),
+        }
+    }
+
+    /// Changes the permissions: the lowest 12 bits of `mode`, as `chmod` has them.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        self.set(path.as_ref(), Last::Follow, |inode| inode.mode = mode & 0o7777)
+    }
+
+    /// Changes user and group; `None` leaves one as it is. Of a symbolic link itself if the path leads to one.
+    ///
+    /// # Errors
+    /// As for [`Files::set_permissions`].
+    pub fn set_owner(
+        &self,
+        path: impl AsRef<Path>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> Result<()> {
+        self.set(path.as_ref(), Last::Keep, |inode| {
+            inode.uid = uid.unwrap_or(inode.uid);
+            inode.gid = gid.unwrap_or(inode.gid);
+        })
+    }
+
+    /// Changes the times of the last access and of the last change of content; `None` leaves one as it is. Of a symbolic link itself
+    /// if the path leads to one.
+    ///
+    /// # Errors
+    /// As for [`Files::set_permissions`].
+    pub fn set_times(
+        &self,
+        path: impl AsRef<Path>,
+        accessed: Option<SystemTime>,
+        modified: Option<SystemTime>,
+    ) -> Result<()> {
+        self.set(path.as_ref(), Last::Keep, |inode| {
+            inode.accessed_ns = accessed.map_or(inode.accessed_ns, to_ns);
+            inode.modified_ns = modified.map_or(inode.modified_ns, to_ns);
+        })
+    }
+
+    /// Makes a file immutable, or changeable again: as long as it is immutable, nobody can change its content, its attributes or
+    /// its names, and its bytes can be had as a slice.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::InUse`] if somebody has a view of it, or has it open for writing, [`FsError::Pool`].
+    pub fn set_immutable(&self, path: impl AsRef<Path>, is_immutable: bool) -> Result<()> {
+        let path = bytes_of(path.as_ref());
+        self.shared.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            let mut inode = names.inode(found.inode)?;
+            if inode.is_immutable != is_immutable {
+                if self.shared.is_open(found.inode) {
+                    return Err(FsError::InUse { path: owned(path) });
+                }
+                inode.is_immutable = is_immutable;
+                inode.changed_ns = names.now_ns;
+                names.put(&inode)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn set(&self, path: &Path, last: Last, set: impl Fn(&mut FileInode)) -> Result<()> {
+        let path = bytes_of(path);
+        self.shared.change(|names| {
+            let found = walk(names.slots, path, last)?.referent(path)?;
+            let mut inode = names.inode(found.inode)?;
+            if inode.is_immutable {
+                return Err(FsError::Immutable { path: owned(path) });
+            }
+            set(&mut inode);
+            inode.changed_ns = names.now_ns;
+            names.put(&inode)
+        })
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::NotFound`].
+    pub fn attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        let path = bytes_of(path.as_ref());
+        self.shared.look(|slots| {
+            let found = walk(slots, path, Last::Follow)?.referent(path)?;
+            attributes::get(&walk::inode(slots, found.inode)?, slots, name.as_ref())
+        })
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`].
+    pub fn attributes(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
+        let path = bytes_of(path.as_ref());
+        self.shared.look(|slots| {
+            let found = walk(slots, path, Last::Follow)?.referent(path)?;
+            attributes::list(&walk::inode(slots, found.inode)?, slots)
+        })
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// Those of its name and value; [`FsError::AttributeExists`] and [`FsError::NoAttribute`] as `mode` says;
+    /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn set_attribute(
+        &self,
+        path: impl AsRef<Path>,
+        name: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        mode: attributes::SetMode,
+    ) -> Result<()> {
+        let (name, value) = (name.as_ref(), value.as_ref());
+        self.change_attributes(path.as_ref(), |inode, slots| {
+            attributes::set(inode, slots, name, value, mode)
+        })
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn remove_attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
+        let name = name.as_ref();
+        self.change_attributes(path.as_ref(), |inode, slots| attributes::remove(inode, slots, name))
+    }
+
+    fn change_attributes(
+        &self,
+        path: &Path,
+        change: impl Fn(&mut FileInode, &mut Transaction<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let path = bytes_of(path);
+        self.shared.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            let mut inode = names.inode(found.inode)?;
+            if inode.is_immutable {
+                return Err(FsError::Immutable { path: owned(path) });
+            }
+            change(&mut inode, names.slots)?;
+            inode.changed_ns = names.now_ns;
+            names.put(&inode)
+        })
+    }
+
+    /// How much room there is.
+    ///
+    /// # Errors
+    /// [`FsError::Pool`].
+    pub fn space(&self) -> Result<Space> {
+        const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
+        let info = self.shared.pool.info()?;
+        Ok(Space {
+            total_bytes: info.layout.data().len_bytes,
+            free_bytes: info.free_pages * PAGE_BYTES,
+            largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
+            total_slots: info.layout.slots(),
+            free_slots: info.free_slots,
+        })
+    }
+
+    /// Makes everything durable that was done in the pool before, by any process.
+    ///
+    /// # Errors
+    /// [`FsError::Pool`]; the pool is read-only from then on.
+    pub fn sync(&self) -> Result<()> {
+        self.shared.sync_all()
+    }
+}
+
+fn missing_is_fine(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(FsError::NotFound { .. }) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+impl Shared {
+    /// Looks at the metadata as of one moment.
+    pub fn look<T>(&self, mut look: impl FnMut(&MetadataView<'_>) -> Result<T>) -> Result<T> {
+        self.pool.look(|slots| look(slots))?
+    }
+
+    /// The inode that a path leads to.
+    fn look_up(&self, path: &[u8], last: Last) -> Result<FileInode> {
+        self.look(|slots| {
+            let found = walk(slots, path, last)?.referent(path)?;
+            walk::inode(slots, found.inode)
+        })
+    }
+
+    /// Changes names in one transaction.
+    pub fn change<T>(
+        &self,
+        mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
+    ) -> Result<T> {
+        let now_ns = now_ns();
+        self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
+    }
+
+    /// Whether anybody has the inode open.
+    pub fn is_open(&self, number: u64) -> bool {
+        self.opened.is_open(number)
+    }
+
+    /// An inode that was just looked up, open.
+    fn open_inode(&self, inode: &FileInode) -> Result<Arc<OpenInode>> {
+        Ok(self.opened.open(inode))
+    }
+
+    /// What is left to do after a name is gone.
+    fn after(&self, gone: Gone) -> Result<()> {
+        match gone {
+            Gone::Orphan(number) if !self.is_open(number) => self.reap(number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees an inode without links, in as many transactions as it takes.
+    pub fn reap(&self, number: u64) -> Result<()> {
+        while !self.change(|names| names.reap(number))? {}
+        Ok(())
+    }
+
+    /// Frees what processes that died had open when its last name was removed.
+    fn reap_orphans(&self) {
+        let orphans = self.pool.orphans().unwrap_or_default();
+        for number in orphans.into_iter().filter(|number| !self.is_open(*number)) {
+            // What fails now is tried again when the pool is opened the next time.
+            let _ = self.reap(number);
+        }
+    }
+
+    /// The tree of a directory as it is now.
+    pub fn tree(&self, directory: Referent) -> Result<Tree> {
+        self.look(|slots| {
+            let inode = walk::inode(slots, directory.inode)?;
+            Ok(Tree { owner: inode.number, seed: inode.seed, root: inode.part })
+        })
+    }
+
+    pub fn sync_all(&self) -> Result<()> {
+        self.pool.sync_data()?;
+        Ok(self.pool.sync()?)
+    }
+}

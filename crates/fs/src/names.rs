@@ -1,0 +1,419 @@
+//! Names: making, linking, moving and removing them, inside one transaction each.
+//!
+//! # What holds between transactions
+//! * A directory has as many `entries` as its tree has names, and 2 links and one for each directory in it; its `parent` is
+//!   the directory that its one name is in.
+//! * Any other inode has as many links as names lead to it. One without links has no name: it is in use as long as somebody has it
+//!   open, and is *reaped* after that.
+//! * A name has the kind of its inode.
+
+use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
+use aquifer_pool::format::inode::Inode;
+use aquifer_pool::{ChangeSlots, ReadSlots};
+
+use crate::directory::{Referent, Tree};
+use crate::error::{FsError, Result};
+use crate::walk::{self, Last, MAX_PATH_BYTES, Place, owned, walk};
+use crate::{attributes, byte_chain, file_table};
+
+/// More names than that cannot lead to one inode.
+pub(crate) const MAX_LINKS: u32 = 1 << 30;
+/// A file with no more runs than this is removed in the transaction that removes its name.
+const REAPED_AT_ONCE_RUNS: usize = 512;
+
+/// What is to be made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct New<'a> {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Of a symbolic link.
+    pub target: &'a [u8],
+    /// Random: of the hashes in a directory.
+    pub seed: u64,
+}
+
+/// What becomes of an inode whose last name is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// It has other names.
+    Linked,
+    /// It is free.
+    Reaped,
+    /// It is without links: to be reaped when nobody has it open.
+    Orphan(u64),
+}
+
+/// A change of names: the slots it is made in, and when.
+pub(crate) struct Names<'s, S> {
+    pub slots: &'s mut S,
+    pub now_ns: i64,
+}
+
+fn tree_of(directory: &FileInode) -> Tree {
+    Tree { owner: directory.number, seed: directory.seed, root: directory.part }
+}
+
+impl<S: ChangeSlots> Names<'_, S> {
+    pub fn inode(&self, number: u64) -> Result<FileInode> {
+        walk::inode(self.slots, number)
+    }
+
+    pub fn put(&mut self, inode: &FileInode) -> Result<()> {
+        let bytes = inode.encode().map_err(|error| FsError::Damaged {
+            structure: format!("inode {}", inode.number),
+            reason: error.to_string(),
+        })?;
+        self.slots.put(inode.number, bytes);
+        Ok(())
+    }
+
+    /// The directory that a place is in, to be changed.
+    fn directory_of(&self, place: &Place<'_>, path: &[u8]) -> Result<FileInode> {
+        let directory = self.inode(place.directory)?;
+        if directory.kind != FileKind::Directory || directory.links == 0 {
+            return Err(FsError::NotFound { path: owned(path) });
+        }
+        match directory.is_immutable {
+            true => Err(FsError::Immutable { path: owned(path) }),
+            false => Ok(directory),
+        }
+    }
+
+    /// Adds a name to a directory, which the caller puts.
+    fn add_name(
+        &mut self,
+        directory: &mut FileInode,
+        name: &[u8],
+        referent: Referent,
+        path: &[u8],
+    ) -> Result<()> {
+        let mut tree = tree_of(directory);
+        tree.insert(self.slots, name, referent).map_err(|error| error.at(path))?;
+        directory.part = tree.root;
+        directory.entries += 1;
+        if referent.kind == FileKind::Directory {
+            if directory.links >= MAX_LINKS {
+                return Err(FsError::TooManyLinks { path: owned(path) });
+            }
+            directory.links += 1;
+        }
+        self.stamp(directory);
+        Ok(())
+    }
+
+    /// Takes a name out of a directory, which the caller puts.
+    fn take_name(&mut self, directory: &mut FileInode, name: &[u8], path: &[u8]) -> Result<()> {
+        let mut tree = tree_of(directory);
+        let removed = tree.remove(self.slots, name)?;
+        let removed = removed.ok_or_else(|| FsError::NotFound { path: owned(path) })?;
+        directory.part = tree.root;
+        directory.entries = directory.entries.saturating_sub(1);
+        if removed.kind == FileKind::Directory {
+            directory.links = directory.links.saturating_sub(1);
+        }
+        self.stamp(directory);
+        Ok(())
+    }
+
+    fn stamp(&self, inode: &mut FileInode) {
+        inode.modified_ns = self.now_ns;
+        inode.changed_ns = self.now_ns;
+    }
+
+    /// Makes something at a place where there is nothing.
+    pub fn make(&mut self, place: &Place<'_>, path: &[u8], new: New<'_>) -> Result<FileInode> {
+        if place.found.is_some() {
+            return Err(FsError::Exists { path: owned(path) });
+        }
+        if place.wants_directory && new.kind != FileKind::Directory {
+            return Err(FsError::NotFound { path: owned(path) });
+        }
+        let mut directory = self.directory_of(place, path)?;
+        let number = self.slots.take_slot()?;
+        let before = Inode::decode(&self.slots.slot(number)?, number);
+        let incarnation = before.map_or(0, |before| before.incarnation).wrapping_add(1);
+        let mut inode = FileInode {
+            mode: new.mode & 0o7777,
+            uid: new.uid,
+            gid: new.gid,
+            links: if new.kind == FileKind::Directory { 2 } else { 1 },
+            created_ns: self.now_ns,
+            changed_ns: self.now_ns,
+            modified_ns: self.now_ns,
+            accessed_ns: self.now_ns,
+            ..FileInode::new(new.kind, number, incarnation)
+        };
+        match new.kind {
+            FileKind::Directory => (inode.parent, inode.seed) = (directory.number, new.seed),
+            FileKind::Link => {
+                if new.target.is_empty() || new.target.contains(&0) {
+                    let reason = "a symbolic link leads somewhere, along a path without NUL";
+                    return Err(FsError::BadName { path: owned(new.target), reason });
+                }
+                if new.target.len() > MAX_PATH_BYTES {
+                    return Err(FsError::NameTooLong { path: owned(new.target) });
+                }
+                inode.size_bytes = new.target.len() as u64;
+                match new.target.len() <= INLINE_TARGET_BYTES {
+                    true => inode.target = new.target.to_vec(),
+                    false => inode.part = byte_chain::replace(self.slots, number, 0, new.target)?,
+                }
+            }
+            _ => {}
+        }
+        self.put(&inode)?;
+        let referent = Referent { inode: number, kind: new.kind };
+        self.add_name(&mut directory, &place.name, referent, path)?;
+        self.put(&directory)?;
+        Ok(inode)
+    }
+
+    /// Makes another name of a file.
+    pub fn link(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
+        let source = walk(self.slots, from, Last::Keep)?.referent(from)?;
+        if source.kind == FileKind::Directory {
+            return Err(FsError::IsADirectory { path: owned(from) });
+        }
+        let place = walk(self.slots, to, Last::Keep)?;
+        if place.found.is_some() {
+            return Err(FsError::Exists { path: owned(to) });
+        }
+        if place.wants_directory {
+            return Err(FsError::NotFound { path: owned(to) });
+        }
+        let mut inode = self.inode(source.inode)?;
+        if inode.links >= MAX_LINKS {
+            return Err(FsError::TooManyLinks { path: owned(from) });
+        }
+        inode.links += 1;
+        inode.changed_ns = self.now_ns;
+        self.put(&inode)?;
+        let mut directory = self.directory_of(&place, to)?;
+        self.add_name(&mut directory, &place.name, source, to)?;
+        self.put(&directory)
+    }
+
+    /// Removes the name of a file or a symbolic link.
+    pub fn unlink(&mut self, path: &[u8], is_open: &dyn Fn(u64) -> bool) -> Result<Gone> {
+        let place = walk(self.slots, path, Last::Keep)?;
+        let found = place.referent(path)?;
+        if found.kind == FileKind::Directory {
+            return Err(FsError::IsADirectory { path: owned(path) });
+        }
+        let mut directory = self.directory_of(&place, path)?;
+        self.take_name(&mut directory, &place.name, path)?;
+        self.put(&directory)?;
+        self.drop_link(found.inode, path, is_open)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&mut self, path: &[u8]) -> Result<()> {
+        let place = walk(self.slots, path, Last::Keep)?;
+        let found = place.referent(path)?;
+        if found.kind != FileKind::Directory {
+            return Err(FsError::NotADirectory { path: owned(path) });
+        }
+        if place.name.is_empty() {
+            // `/`, `.`, and what ends with `..`
+            return Err(FsError::BadName {
+                path: owned(path),
+                reason: "a directory is removed by its name in the directory that it is in",
+            });
+        }
+        self.check_removable(found.inode, path)?;
+        let mut directory = self.directory_of(&place, path)?;
+        self.take_name(&mut directory, &place.name, path)?;
+        self.put(&directory)?;
+        self.free_directory(found.inode)
+    }
+
+    fn check_removable(&self, number: u64, path: &[u8]) -> Result<()> {
+        let inode = self.inode(number)?;
+        if inode.entries != 0 {
+            return Err(FsError::NotEmpty { path: owned(path) });
+        }
+        match inode.is_immutable {
+            true => Err(FsError::Immutable { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+
+    /// Directories are not kept for those who have them open: these have nothing to read any more.
+    fn free_directory(&mut self, number: u64) -> Result<()> {
+        let mut inode = self.inode(number)?;
+        attributes::give_back(&mut inode, self.slots)?;
+        Ok(self.slots.give_back(number)?)
+    }
+
+    /// Notes that a name of a file or symbolic link is gone.
+    fn drop_link(
+        &mut self,
+        number: u64,
+        path: &[u8],
+        is_open: &dyn Fn(u64) -> bool,
+    ) -> Result<Gone> {
+        let mut inode = self.inode(number)?;
+        if inode.is_immutable {
+            return Err(FsError::Immutable { path: owned(path) });
+        }
+        inode.links = inode.links.checked_sub(1).ok_or_else(|| FsError::Damaged {
+            structure: format!("inode {number}"),
+            reason: "it has fewer links than names".to_owned(),
+        })?;
+        inode.changed_ns = self.now_ns;
+        self.put(&inode)?;
+        if inode.links > 0 {
+            return Ok(Gone::Linked);
+        }
+        match is_open(number) {
+            false if self.reap(number)? => Ok(Gone::Reaped),
+            _ => Ok(Gone::Orphan(number)),
+        }
+    }
+
+    /// Frees what an inode without links has; whether that was all of it. A part of it only, if it is very much: then the next
+    /// transaction goes on.
+    pub fn reap(&mut self, number: u64) -> Result<bool> {
+        let mut inode = self.inode(number)?;
+        if inode.links > 0 {
+            return Ok(true);
+        }
+        if inode.kind == FileKind::File
+            && !file_table::give_back(&mut inode, self.slots, REAPED_AT_ONCE_RUNS)?
+        {
+            self.put(&inode)?;
+            return Ok(false);
+        }
+        if inode.kind == FileKind::Link && inode.part != 0 {
+            byte_chain::give_back(self.slots, number, inode.part)?;
+        }
+        attributes::give_back(&mut inode, self.slots)?;
+        self.slots.give_back(number)?;
+        Ok(true)
+    }
+
+    /// Moves a name. What had the new one is replaced.
+    pub fn rename(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        may_replace: bool,
+        is_open: &dyn Fn(u64) -> bool,
+    ) -> Result<Gone> {
+        let (source, moved) = self.movable(from)?;
+        let target = walk(self.slots, to, Last::Keep)?;
+        if target.name.is_empty() {
+            return Err(busy_name(to));
+        }
+        if target.wants_directory && moved.kind != FileKind::Directory {
+            return Err(FsError::NotADirectory { path: owned(to) });
+        }
+        if moved.kind == FileKind::Directory {
+            self.check_not_inside(target.directory, moved.inode, to)?;
+        }
+        let mut gone = Gone::Linked;
+        if let Some(replaced) = target.found {
+            if !may_replace {
+                return Err(FsError::Exists { path: owned(to) });
+            }
+            if replaced.inode == moved.inode {
+                // Two names of one file: POSIX wants nothing to happen.
+                return Ok(Gone::Linked);
+            }
+            match (moved.kind == FileKind::Directory, replaced.kind == FileKind::Directory) {
+                (true, true) => self.check_removable(replaced.inode, to)?,
+                (true, false) => return Err(FsError::NotADirectory { path: owned(to) }),
+                (false, true) => return Err(FsError::IsADirectory { path: owned(to) }),
+                (false, false) => {}
+            }
+            let mut directory = self.directory_of(&target, to)?;
+            self.take_name(&mut directory, &target.name, to)?;
+            self.put(&directory)?;
+            match replaced.kind {
+                FileKind::Directory => self.free_directory(replaced.inode)?,
+                _ => gone = self.drop_link(replaced.inode, to, is_open)?,
+            }
+        }
+        let mut directory = self.directory_of(&source, from)?;
+        self.take_name(&mut directory, &source.name, from)?;
+        self.put(&directory)?;
+        // After that: it may be the same directory.
+        let mut directory = self.directory_of(&target, to)?;
+        self.add_name(&mut directory, &target.name, moved, to)?;
+        self.put(&directory)?;
+        self.note_moved(moved, target.directory)?;
+        Ok(gone)
+    }
+
+    /// Exchanges what two names lead to.
+    pub fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
+        let (first, first_found) = self.movable(one)?;
+        let (second, second_found) = self.movable(other)?;
+        if first_found.inode == second_found.inode {
+            return Ok(());
+        }
+        for (found, place, path) in [(first_found, &second, other), (second_found, &first, one)] {
+            if found.kind == FileKind::Directory {
+                self.check_not_inside(place.directory, found.inode, path)?;
+            }
+        }
+        for (place, path, now) in [(&first, one, second_found), (&second, other, first_found)] {
+            let mut directory = self.directory_of(place, path)?;
+            self.take_name(&mut directory, &place.name, path)?;
+            self.add_name(&mut directory, &place.name, now, path)?;
+            self.put(&directory)?;
+        }
+        self.note_moved(first_found, second.directory)?;
+        self.note_moved(second_found, first.directory)
+    }
+
+    /// What can be moved away from a path.
+    fn movable<'p>(&self, path: &'p [u8]) -> Result<(Place<'p>, Referent)> {
+        let place = walk(self.slots, path, Last::Keep)?;
+        let found = place.referent(path)?;
+        if place.name.is_empty() {
+            return Err(busy_name(path));
+        }
+        match self.inode(found.inode)?.is_immutable {
+            true => Err(FsError::Immutable { path: owned(path) }),
+            false => Ok((place, found)),
+        }
+    }
+
+    /// An error if a directory would come to be inside of itself.
+    fn check_not_inside(&self, directory: u64, moved: u64, path: &[u8]) -> Result<()> {
+        let mut here = directory;
+        while here != ROOT_INODE {
+            if here == moved {
+                return Err(FsError::IntoItself { path: owned(path) });
+            }
+            let parent = self.inode(here)?.parent;
+            if parent == here || parent == 0 {
+                return Err(FsError::Damaged {
+                    structure: format!("inode {here}"),
+                    reason: "the directories above it do not lead to the root".to_owned(),
+                });
+            }
+            here = parent;
+        }
+        Ok(())
+    }
+
+    fn note_moved(&mut self, moved: Referent, directory: u64) -> Result<()> {
+        let mut inode = self.inode(moved.inode)?;
+        inode.changed_ns = self.now_ns;
+        if moved.kind == FileKind::Directory {
+            inode.parent = directory;
+        }
+        self.put(&inode)
+    }
+}
+
+fn busy_name(path: &[u8]) -> FsError {
+    FsError::BadName {
+        path: owned(path),
+        reason: "something is moved by its name in the directory that it is in",
+    }
+}
