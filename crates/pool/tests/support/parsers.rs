@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::inode::{Inode, PoolHead, SLOT_BYTES};
+use aquifer_pool::format::directory::{MAX_CHILDREN, MAX_LEVEL, Node, NodeContent, NodeView};
+use aquifer_pool::format::inode::{Inode, PoolHead, SLOT_BYTES, SlotBytes};
 use aquifer_pool::format::record::{Entry, HEADER_BYTES, Header, LogIdentity, Record};
 use aquifer_pool::format::superblock::{SUPERBLOCK_BYTES, Superblock};
 use aquifer_pool::media::Media;
@@ -82,6 +83,40 @@ pub fn slot(data: &[u8]) {
     }
     let _ = Inode::decode(data, 1);
     let _ = PoolHead::decode(data);
+    directory_node(data);
+}
+
+/// Any bytes as a node of a directory, decoded, and looked at as lookups do.
+fn directory_node(data: &[u8]) {
+    for is_sealed in [false, true] {
+        let mut bytes: SlotBytes = padded(data, SLOT_BYTES)[..SLOT_BYTES].try_into().expect("512");
+        if is_sealed {
+            bytes[..4].copy_from_slice(b"AQDN");
+            // Levels and counts that can be, and one more.
+            (bytes[4], bytes[5]) = (bytes[4] % (MAX_LEVEL + 2) as u8, 0);
+            (bytes[6], bytes[7]) = (bytes[6] % (MAX_CHILDREN + 2) as u8, 0);
+            forge::seal_slot(&mut bytes);
+        }
+        let number = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+        if let Ok(view) = NodeView::new(&bytes, number) {
+            let hash = u64::from_le_bytes(bytes[48..56].try_into().expect("eight bytes"));
+            let child = view.child(view.child_index(hash));
+            assert_eq!(child.is_some(), view.level() > 0, "there is always a way down");
+            let _ = view.place(hash, &bytes[62..70]);
+            assert!(view.entries().count() <= view.count());
+            let _ = view.entry_bytes();
+            let _ = view.decode_entries();
+        }
+        let Ok(node) = Node::decode(&bytes, number) else { continue };
+        assert_eq!(node.encode(), Ok(bytes));
+        let view = NodeView::new(&bytes, number).expect("it was decoded");
+        if let NodeContent::Leaf(entries) = &node.content {
+            for entry in entries {
+                let found = view.place(entry.hash, &entry.name).expect("it was decoded").entry;
+                assert_eq!(found.map(|found| found.inode), Some(entry.inode));
+            }
+        }
+    }
 }
 
 /// Any bytes as a record of a log.

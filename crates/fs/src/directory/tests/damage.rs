@@ -109,6 +109,7 @@ fn a_node_that_is_reached_from_everywhere_is_looked_at_once() {
     });
     let (found, checked) = flaws(&tree, &slots);
     assert_eq!(checked.slots, 3);
+    tree.read_from(&slots, 0, 700).expect_err("leaves without names");
     assert_eq!(found.iter().filter(|flaw| **flaw == (leaf, FlawKind::Twice)).count(), leaves - 1);
     assert_eq!(
         found.iter().filter(|flaw| **flaw == (middle, FlawKind::Twice)).count(),
@@ -151,6 +152,7 @@ fn names_out_of_place_are_flaws() {
     let (found, checked) = flaws(&tree, &slots);
     assert_eq!(found, [(first, FlawKind::NameMisplaced { name: moved.name })]);
     assert_eq!(checked.entries, 698);
+    tree.read_from(&slots, 0, 1).expect_err("a name that would be seen again");
     let wrong_seed = Tree { seed: 1, ..tree };
     let (found, checked) = flaws(&wrong_seed, &slots);
     assert_eq!((found.len(), checked.entries), (699, 0));

@@ -167,7 +167,7 @@ fn a_change_touches_few_slots() {
 #[test]
 fn a_name_that_comes_and_goes_does_not_split_and_merge_each_time() {
     let (mut tree, mut slots) = (tree(), Slots::default());
-    let names: Vec<_> = (0..300).map(|number| format!("some file {number}")).collect();
+    let names: Vec<_> = (0..3_000).map(|number| format!("some file {number}")).collect();
     for name in &names {
         tree.insert(&mut slots, name.as_bytes(), referent(1)).unwrap();
     }

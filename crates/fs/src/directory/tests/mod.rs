@@ -32,7 +32,11 @@ fn hash(name: &[u8]) -> u64 {
 fn check_whole(tree: &Tree, slots: &Slots, hash_of: impl Fn(&[u8]) -> u64) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     let checked = tree.check_hashes(slots, hash_of, |found| match found {
-        Found::Slot(_) => {}
+        Found::Slot(number) => {
+            let bytes = slots.slot(number).unwrap();
+            let node = Node::decode(&bytes, number).unwrap();
+            assert_eq!(node.encode(), Ok(bytes), "bytes of a node are those of its encoding");
+        }
         Found::Entry(entry) => names.push(entry.name.clone()),
         Found::Flaw(flaw) => panic!("{flaw}"),
     });

@@ -169,10 +169,10 @@ fn a_large_tree_agrees_with_a_map() {
     ];
     for order in &orders {
         let mut pair = Pair::new(Hashing::Real);
-        for name in 0..names.len() {
-            let key = Key { hash: hash(&names[name]), name: &names[name] };
-            pair.tree.insert_key(&mut pair.slots, key, referent(name as u64)).unwrap();
-            pair.map.insert(names[name].clone(), referent(name as u64));
+        for (name, inode) in names.iter().zip(0..) {
+            let key = Key { hash: hash(name), name };
+            pair.tree.insert_key(&mut pair.slots, key, referent(inode)).unwrap();
+            pair.map.insert(name.clone(), referent(inode));
         }
         pair.compare(&names);
         assert!(level(&pair.tree, &pair.slots) >= 2);

@@ -128,7 +128,7 @@ impl<'a> NodeView<'a> {
     /// What is wrong with them.
     pub fn entry_bytes(&self) -> Result<&'a [u8], FormatError> {
         let mut entries = self.entries();
-        (&mut entries).try_for_each(|entry| entry.map(|_| ()))?;
+        entries.try_for_each(|entry| entry.map(|_| ()))?;
         Ok(&self.raw.entries[..entries.offset])
     }
 
