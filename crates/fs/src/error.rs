@@ -3,6 +3,10 @@
 use std::path::PathBuf;
 
 use aquifer_pool::PoolError;
+use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
+use aquifer_pool::format::file::MAX_FILE_BYTES;
+
+use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES};
 
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, FsError>;
@@ -42,6 +46,54 @@ pub enum FsError {
     /// So many names of one hash are in a directory that no more fit.
     #[error("a directory has no room for this name; another name will do")]
     TooManyCollisions,
+    /// A file cannot have so many pages.
+    #[error("a file cannot be longer than {MAX_FILE_BYTES} bytes")]
+    FileTooLarge,
+    /// The file has no such extended attribute.
+    #[error("there is no attribute {name}", name = name.escape_ascii())]
+    NoAttribute {
+        /// Its name.
+        name: Vec<u8>,
+    },
+    /// The file has this extended attribute already, and it was to be made.
+    #[error("there is an attribute {name} already", name = name.escape_ascii())]
+    AttributeExists {
+        /// Its name.
+        name: Vec<u8>,
+    },
+    /// The name of an extended attribute is empty, longer than 255 bytes, or has a NUL in it.
+    #[error(
+        "{name} cannot be the name of an attribute: it has to have 1 to {MAX_ATTRIBUTE_NAME_BYTES} bytes, none of them NUL",
+        name = name.escape_ascii()
+    )]
+    AttributeName {
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// The name of an extended attribute is in no namespace, or is nothing but one.
+    #[error(
+        "{name} cannot be the name of an attribute: it has to begin with user., trusted., security. or system. and go on \
+         behind that",
+        name = name.escape_ascii()
+    )]
+    AttributeNamespace {
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// The value of an extended attribute is too long.
+    #[error("an attribute of {len_bytes} bytes is too large; it can have {MAX_VALUE_BYTES}")]
+    AttributeTooLarge {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// A file has too many extended attributes, or too large ones.
+    #[error(
+        "the attributes of the file would take {len_bytes} bytes; there is room for {MAX_CHAIN_BYTES}: remove some"
+    )]
+    AttributesFull {
+        /// What all of them would take.
+        len_bytes: usize,
+    },
     /// The metadata of a file does not fit together.
     #[error(
         "{structure} is damaged ({reason}); run `aquifer pool check` and restore what it names from a backup"
@@ -55,4 +107,42 @@ pub enum FsError {
     /// The pool cannot do it.
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+impl FsError {
+    /// The error number that Linux gives for the same failure.
+    pub fn errno(&self) -> i32 {
+        match self {
+            FsError::NotFound { .. } => libc::ENOENT,
+            FsError::Exists { .. } | FsError::AttributeExists { .. } => libc::EEXIST,
+            FsError::NameTooLong { .. } => libc::ENAMETOOLONG,
+            FsError::BadName { .. } => libc::EINVAL,
+            FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,
+            FsError::FileTooLarge => libc::EFBIG,
+            FsError::NoAttribute { .. } => libc::ENODATA,
+            FsError::AttributeName { .. } => libc::ERANGE,
+            FsError::AttributeNamespace { .. } => libc::EOPNOTSUPP,
+            FsError::AttributeTooLarge { .. } => libc::E2BIG,
+            // As file systems of Linux say when their metadata is damaged.
+            FsError::Damaged { .. } => libc::EUCLEAN,
+            FsError::Pool(error) => errno_of_pool(error),
+        }
+    }
+}
+
+fn errno_of_pool(error: &PoolError) -> i32 {
+    match error {
+        PoolError::Full { .. }
+        | PoolError::NoFreeInode { .. }
+        | PoolError::TooLargeForLog { .. } => libc::ENOSPC,
+        PoolError::ReadOnly { .. } => libc::EROFS,
+        PoolError::Busy { .. }
+        | PoolError::BusyElsewhere { .. }
+        | PoolError::Locked { .. }
+        | PoolError::AlreadyLocked { .. } => libc::EBUSY,
+        PoolError::Stalled { .. } => libc::ETIMEDOUT,
+        PoolError::Parameter { .. } => libc::EINVAL,
+        PoolError::Damaged { .. } => libc::EUCLEAN,
+        _ => libc::EIO,
+    }
 }

@@ -5,7 +5,8 @@
 //!      │
 //!    tree     file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
-//!   directory  file_table  byte_chain      structures over slots, each written against two traits
+//!   directory  file_table  byte_chain ── attributes
+//!                                          structures over slots, each written against two traits
 //!      │
 //!   aquifer_pool                           transactions, log, image, pages
 //! ```
@@ -13,6 +14,7 @@
 //! All metadata is slots of 512 bytes (`aquifer_pool::format::slot`). A change of names or sizes is one transaction of the pool: others see
 //! it wholly or not at all, and it survives the death of any process at once; [`sync`](#) calls make it durable.
 
+pub mod attributes;
 pub mod byte_chain;
 pub mod directory;
 mod error;

@@ -61,16 +61,17 @@ pub(super) fn pack(runs: &[Run], places: &mut [RawRun]) -> Result<(), FormatErro
     Ok(())
 }
 
-/// Unpacks the first `count` places; the others must be zero, and none of these empty.
+/// Unpacks the first `count` places; the others must be zero, and each of these as [`pack`] makes it and not empty.
 pub(super) fn unpack(places: &[RawRun], count: usize) -> Result<Vec<Run>, FormatError> {
     let wrong = FormatError::Field { field: "runs", value: count as u64 };
     if count > places.len() || places[count..].iter().any(|run| *run != RawRun::EMPTY) {
         return Err(wrong);
     }
     let runs: Vec<Run> = places[..count].iter().map(|run| run.unpack()).collect();
-    match runs.iter().any(|run| run.is_empty()) {
-        true => Err(wrong),
-        false => Ok(runs),
+    let is_right = |(run, raw): (&Run, &RawRun)| !run.is_empty() && raw.is_canonical();
+    match runs.iter().zip(places).all(is_right) {
+        true => Ok(runs),
+        false => Err(wrong),
     }
 }
 
