@@ -43,6 +43,77 @@ pub enum FsError {
         /// Why not.
         reason: &'static str,
     },
+    /// Something that is no directory is where a directory is wanted.
+    #[error("{path}: this is not a directory, or something on the way to it is not", path = path.display())]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A directory is where something else is wanted.
+    #[error("{path}: this is a directory", path = path.display())]
+    IsADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The directory has names in it.
+    #[error("{path}: the directory is not empty", path = path.display())]
+    NotEmpty {
+        /// The path.
+        path: PathBuf,
+    },
+    /// It is not a symbolic link.
+    #[error("{path}: this is not a symbolic link", path = path.display())]
+    NotALink {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Symbolic links lead to symbolic links, more than 40 of them; or one is where it must not be followed.
+    #[error("{path}: too many symbolic links on the way, or one that is not to be followed", path = path.display())]
+    LinkLoop {
+        /// The path.
+        path: PathBuf,
+    },
+    /// No more names can lead to it, or no more directories can be in it.
+    #[error("{path}: it has as many links as there can be", path = path.display())]
+    TooManyLinks {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A directory cannot be moved into itself.
+    #[error("{path}: this lies inside of the directory that is to be moved", path = path.display())]
+    IntoItself {
+        /// The path.
+        path: PathBuf,
+    },
+    /// It is immutable.
+    #[error("{path}: this is immutable; `set_immutable` makes it changeable again", path = path.display())]
+    Immutable {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody uses it in a way that stands against it.
+    #[error("{path}: somebody has it open, or has a view of it; close that first", path = path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The options to open a file contradict each other.
+    #[error("{path}: the options do not fit together: {reason}", path = path.display())]
+    Options {
+        /// The path.
+        path: PathBuf,
+        /// Which.
+        reason: &'static str,
+    },
+    /// The file was not opened for that.
+    #[error("the file was not opened for {what}")]
+    NotOpenFor {
+        /// For what.
+        what: &'static str,
+    },
+    /// A range of no bytes where there has to be one.
+    #[error("the range is empty; name at least one byte")]
+    EmptyRange,
     /// So many names of one hash are in a directory that no more fit.
     #[error("a directory has no room for this name; another name will do")]
     TooManyCollisions,
@@ -109,14 +180,45 @@ pub enum FsError {
     Pool(#[from] PoolError),
 }
 
+impl From<FsError> for std::io::Error {
+    /// An error of the kind of its number, which says what [`FsError`] says.
+    fn from(error: FsError) -> std::io::Error {
+        let kind = std::io::Error::from_raw_os_error(error.errno()).kind();
+        std::io::Error::new(kind, error)
+    }
+}
+
 impl FsError {
+    /// The same about a name that was found along this path.
+    pub(crate) fn at(self, path: &[u8]) -> FsError {
+        let whole = crate::walk::owned(path);
+        match self {
+            FsError::Exists { .. } => FsError::Exists { path: whole },
+            FsError::NameTooLong { .. } => FsError::NameTooLong { path: whole },
+            FsError::BadName { reason, .. } => FsError::BadName { path: whole, reason },
+            other => other,
+        }
+    }
+
     /// The error number that Linux gives for the same failure.
     pub fn errno(&self) -> i32 {
         match self {
             FsError::NotFound { .. } => libc::ENOENT,
             FsError::Exists { .. } | FsError::AttributeExists { .. } => libc::EEXIST,
             FsError::NameTooLong { .. } => libc::ENAMETOOLONG,
-            FsError::BadName { .. } => libc::EINVAL,
+            FsError::BadName { .. }
+            | FsError::IntoItself { .. }
+            | FsError::NotALink { .. }
+            | FsError::EmptyRange
+            | FsError::Options { .. } => libc::EINVAL,
+            FsError::NotADirectory { .. } => libc::ENOTDIR,
+            FsError::IsADirectory { .. } => libc::EISDIR,
+            FsError::NotEmpty { .. } => libc::ENOTEMPTY,
+            FsError::LinkLoop { .. } => libc::ELOOP,
+            FsError::TooManyLinks { .. } => libc::EMLINK,
+            FsError::Immutable { .. } => libc::EPERM,
+            FsError::InUse { .. } => libc::EBUSY,
+            FsError::NotOpenFor { .. } => libc::EBADF,
             FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,
             FsError::FileTooLarge => libc::EFBIG,
             FsError::NoAttribute { .. } => libc::ENODATA,

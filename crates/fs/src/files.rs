@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{MetadataView, OpenOptions, Pool, Transaction};
 
-use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
 use crate::file::{File, FileOptions};
 use crate::metadata::Metadata;
@@ -117,7 +116,7 @@ impl Files {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsADirectory`], and others of the path.
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_with(path, FileOptions::new().read(true))
+        self.open_with(path, &FileOptions::new().read(true))
     }
 
     /// Opens a file for writing; makes it if there is none, empties it if there is one.
@@ -125,7 +124,7 @@ impl Files {
     /// # Errors
     /// As for [`Files::open_file`]; [`FsError::Pool`] if the pool is full or opened for reading.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_with(path, FileOptions::new().write(true).create(true).truncate(true))
+        self.open_with(path, &FileOptions::new().write(true).create(true).truncate(true))
     }
 
     /// Opens a file, or a directory for reading, as the options say.
@@ -614,14 +613,6 @@ impl Shared {
             // What fails now is tried again when the pool is opened the next time.
             let _ = self.reap(number);
         }
-    }
-
-    /// The tree of a directory as it is now.
-    pub fn tree(&self, directory: Referent) -> Result<Tree> {
-        self.look(|slots| {
-            let inode = walk::inode(slots, directory.inode)?;
-            Ok(Tree { owner: inode.number, seed: inode.seed, root: inode.part })
-        })
     }
 
     pub fn sync_all(&self) -> Result<()> {

@@ -18,6 +18,18 @@ pub mod attributes;
 pub mod byte_chain;
 pub mod directory;
 mod error;
+mod file;
 pub mod file_table;
+mod files;
+mod metadata;
+mod names;
+mod open_inodes;
+mod read_dir;
+mod walk;
 
+pub use attributes::SetMode;
 pub use error::{FsError, Result};
+pub use file::{Allocate, File, FileOptions};
+pub use files::{Files, RenameMode, Space};
+pub use metadata::Metadata;
+pub use read_dir::{DirEntry, ReadDir};

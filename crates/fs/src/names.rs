@@ -9,7 +9,7 @@
 
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::{ChangeSlots, ReadSlots};
+use aquifer_pool::ChangeSlots;
 
 use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
@@ -276,15 +276,17 @@ impl<S: ChangeSlots> Names<'_, S> {
     /// Frees what an inode without links has; whether that was all of it. A part of it only, if it is very much: then the next
     /// transaction goes on.
     pub fn reap(&mut self, number: u64) -> Result<bool> {
-        let mut inode = self.inode(number)?;
+        // Another process may have been faster, and the number may be something else's by now.
+        let Ok(mut inode) = self.inode(number) else { return Ok(true) };
         if inode.links > 0 {
             return Ok(true);
         }
-        if inode.kind == FileKind::File
-            && !file_table::give_back(&mut inode, self.slots, REAPED_AT_ONCE_RUNS)?
-        {
-            self.put(&inode)?;
-            return Ok(false);
+        if inode.kind == FileKind::File {
+            file_table::give_back(&mut inode, self.slots, REAPED_AT_ONCE_RUNS)?;
+            if inode.part != 0 {
+                self.put(&inode)?;
+                return Ok(false);
+            }
         }
         if inode.kind == FileKind::Link && inode.part != 0 {
             byte_chain::give_back(self.slots, number, inode.part)?;

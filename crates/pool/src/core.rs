@@ -1,7 +1,7 @@
 //! What all parts of an open pool share, and the metadata mutex.
 //!
 //! # Lock order
-//! maintenance mutex, then metadata mutex; nothing else is taken while the second is held. Under it there is
+//! file mutexes, ascending, then maintenance mutex, then metadata mutex; nothing else is taken while the last is held. Under it there is
 //! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
 //! repairs what may have been left half done ([`Core::repair`]).
 
@@ -25,7 +25,7 @@ use crate::media::{Media, PersistenceDomain};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
-use crate::segment::{Control, Segment};
+use crate::segment::{Control, FILE_MUTEXES, Segment};
 
 /// An open pool. Everything here is safe to use from any thread.
 pub(crate) struct Core {
@@ -155,6 +155,22 @@ impl Core {
         // Release: pairs with `check_not_failed`.
         control.failure.store(errno as u64 + 1, Release);
         self.signal();
+    }
+
+    /// Takes the mutexes of files, for their writers. They protect nothing that a dead holder could leave half done.
+    pub fn lock_files(&self, inodes: &[u64]) -> Result<Vec<RobustGuard<'_>>> {
+        let mut indices: Vec<usize> =
+            inodes.iter().map(|inode| *inode as usize % FILE_MUTEXES).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let lock = |index: usize| {
+            let mut guard = self.take(&self.control().file_mutexes[index], "a file's lock")?;
+            if guard.previous_owner_died() {
+                guard.repaired();
+            }
+            Ok(guard)
+        };
+        indices.into_iter().map(lock).collect()
     }
 
     fn take<'a>(&self, mutex: &'a RobustMutex, what: &'static str) -> Result<RobustGuard<'a>> {

@@ -17,7 +17,8 @@ use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
-use crate::format::slot::Slot;
+use crate::format::file::is_unlinked;
+use crate::format::slot::{Slot, is_free_slot};
 use crate::owners::Flaw;
 use crate::point;
 use crate::segment::{PENDING, Segment};
@@ -121,6 +122,12 @@ impl View<'_> {
             Some((_, after)) => *after,
             None => load_slot(self.segment, slot),
         }
+    }
+
+    /// Inodes of files that have no links.
+    pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
+        (HEAD_SLOT + 1..self.slots())
+            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.load(slot)))
     }
 
     /// Whether there is anything in a slot.
@@ -233,6 +240,14 @@ impl Core {
         }
         let bytes = self.consistent(|image| image.load(number))?;
         self.decode_inode(&bytes, number)
+    }
+
+    /// Slots with nothing in them.
+    pub fn free_slots(&self) -> Result<u64> {
+        self.consistent(|image| {
+            let is_free = |slot: &u64| !image.is_used(*slot) || is_free_slot(&image.load(*slot));
+            (HEAD_SLOT + 1..image.slots()).filter(is_free).count() as u64
+        })
     }
 
     /// The pool's head.

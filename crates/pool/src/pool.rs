@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
+use aquifer_sys::robust::RobustGuard;
 use uuid::Uuid;
 
 use crate::alloc::Reservation;
@@ -117,6 +118,8 @@ pub struct PoolInfo {
     pub inodes: u64,
     /// Slots whose inode is damaged.
     pub damaged_inodes: u64,
+    /// Slots with nothing in them.
+    pub free_slots: u64,
     /// Pages that are free.
     pub free_pages: u64,
     /// Pages of the longest free range.
@@ -125,6 +128,11 @@ pub struct PoolInfo {
     pub recovered_records: u64,
     /// Processes that have it open for writing.
     pub processes: Vec<u32>,
+}
+
+/// Files that are locked for writing. Unlocked when dropped, or when the process dies.
+pub struct FileLocks<'a> {
+    _guards: Vec<RobustGuard<'a>>,
 }
 
 /// Whether a lock lets others in.
@@ -324,6 +332,7 @@ impl Pool {
             durable_lsn: control.durable_lsn.load(Relaxed),
             inodes: inodes.len() as u64,
             damaged_inodes: damaged as u64,
+            free_slots: core.free_slots()?,
             free_pages,
             largest_free_pages,
             recovered_records: self.shared.recovered_records,
@@ -495,6 +504,32 @@ impl Pool {
         core.check_writable()?;
         let head_lsn = core.close_log()?;
         core.wait_durable(head_lsn)
+    }
+
+    /// Makes the data durable that was written before, by any process: not the metadata ([`Pool::sync`]).
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; the pool is read-only from then on.
+    pub fn sync_data(&self) -> Result<()> {
+        self.core().make_durable(&[self.layout().data()])
+    }
+
+    /// Locks files for writing, against all other writers; waits.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`] if somebody has one of them for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
+    pub fn lock_files(&self, inodes: &[u64]) -> Result<FileLocks<'_>> {
+        self.core().check_writable()?;
+        Ok(FileLocks { _guards: self.core().lock_files(inodes)? })
+    }
+
+    /// Inodes of files that have no name: somebody has them open, or had them when it died.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn orphans(&self) -> Result<Vec<u64>> {
+        self.core().consistent(|image| image.orphans().collect())
     }
 
     /// Looks at the metadata as of one moment; `look` may be run several times.

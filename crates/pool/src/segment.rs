@@ -45,6 +45,9 @@ pub(crate) const NOTED_LOCKS: usize = 32;
 /// Runs that one handle can have taken without having named them yet.
 pub(crate) const RESERVATIONS: usize = 8;
 
+/// Locks of files that are being written. Files that have the same one wait for each other.
+pub(crate) const FILE_MUTEXES: usize = 512;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM01");
 
 /// An append that was begun and is not yet part of the durable prefix.
@@ -106,6 +109,7 @@ pub(crate) struct Control {
     uuid: [AtomicU64; 2],
     pub metadata_mutex: RobustMutex,
     pub maintenance_mutex: RobustMutex,
+    pub file_mutexes: [RobustMutex; FILE_MUTEXES],
     /// 0, or 1 + the error that made the pool read-only for everybody.
     pub failure: AtomicU64,
     /// What failed: see `log::FAILURES`.
@@ -210,7 +214,8 @@ impl Segment {
         let segment =
             Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
         let control = segment.control();
-        for mutex in [&control.metadata_mutex, &control.maintenance_mutex] {
+        let own = [&control.metadata_mutex, &control.maintenance_mutex];
+        for mutex in own.into_iter().chain(&control.file_mutexes) {
             // SAFETY: the memory is fresh, shared by all who will use it, and nobody else knows it yet.
             unsafe { RobustMutex::init(std::ptr::from_ref(mutex).cast_mut()) }
                 .map_err(PoolError::Mutex)?;

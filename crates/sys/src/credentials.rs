@@ -15,3 +15,12 @@ pub fn effective() -> Credentials {
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     Credentials { uid, gid }
 }
+
+/// Permissions that files made by this process do not get. It is asked for without changing it, which other threads would notice;
+/// where that cannot be, it is 0o022.
+pub fn umask() -> u32 {
+    const USUAL: u32 = 0o022;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(USUAL)
+}

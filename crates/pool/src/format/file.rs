@@ -153,6 +153,11 @@ pub(super) fn is_link(bytes: &SlotBytes) -> bool {
     RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
 }
 
+/// Whether that is an inode of a file without links, of bytes that are known to be right.
+pub(crate) fn is_unlinked(bytes: &SlotBytes) -> bool {
+    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.magic == MAGIC && raw.links.get() == 0)
+}
+
 /// What a walk along a path asks of a directory, read where it lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryFields {
