@@ -27,10 +27,14 @@ use crate::slots::ReadSlots;
 /// Copies a slot out; torn if somebody writes to it meanwhile.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
     let mut bytes = [0; SLOT_BYTES];
+    load_slot_into(segment, slot, &mut bytes);
+    bytes
+}
+
+fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
-    bytes
 }
 
 /// Writes a slot of the image, and notes that its page differs from the media's.
@@ -107,7 +111,12 @@ pub struct View<'a> {
 
 impl ReadSlots for View<'_> {
     fn slot(&self, number: u64) -> Result<SlotBytes> {
-        Ok(if number < self.slots() { self.load(number) } else { [0; SLOT_BYTES] })
+        Ok(self.bytes(number))
+    }
+
+    fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
+        self.copy(number, into);
+        Ok(())
     }
 }
 
@@ -116,11 +125,18 @@ impl View<'_> {
         self.segment.slots()
     }
 
-    fn load(&self, slot: u64) -> SlotBytes {
+    fn bytes(&self, slot: u64) -> SlotBytes {
+        let mut bytes = [0; SLOT_BYTES];
+        self.copy(slot, &mut bytes);
+        bytes
+    }
+
+    fn copy(&self, slot: u64, into: &mut SlotBytes) {
         let is_this = |(number, _): &(u64, &SlotBytes)| *number == slot;
         match self.changing.and_then(|record| record.slots().filter(is_this).last()) {
-            Some((_, after)) => *after,
-            None => load_slot(self.segment, slot),
+            _ if slot >= self.slots() => *into = [0; SLOT_BYTES],
+            Some((_, after)) => *into = *after,
+            None => load_slot_into(self.segment, slot, into),
         }
     }
 
@@ -238,7 +254,7 @@ impl Core {
         if number == HEAD_SLOT || number >= self.segment.slots() {
             return Ok(Inode::free(number, 0));
         }
-        let bytes = self.consistent(|image| image.load(number))?;
+        let bytes = self.consistent(|image| image.bytes(number))?;
         self.decode_inode(&bytes, number)
     }
 
@@ -252,7 +268,7 @@ impl Core {
 
     /// The pool's head.
     pub fn head(&self) -> Result<PoolHead> {
-        let bytes = self.consistent(|image| image.load(HEAD_SLOT))?;
+        let bytes = self.consistent(|image| image.bytes(HEAD_SLOT))?;
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
     }
 
@@ -261,7 +277,7 @@ impl Core {
         let slots = self.consistent(|image| {
             (HEAD_SLOT + 1..image.slots())
                 .filter(|&slot| image.is_used(slot) || self.distrusts(slot).is_some())
-                .map(|slot| (slot, image.load(slot)))
+                .map(|slot| (slot, image.bytes(slot)))
                 .collect::<Vec<_>>()
         })?;
         let mut damaged = 0;
