@@ -91,7 +91,8 @@ impl Files {
     /// The files of a pool.
     pub fn new(pool: Pool) -> Files {
         let umask = aquifer_sys::credentials::umask();
-        let files = Files { shared: Arc::new(Shared { pool, opened: OpenInodes::default(), umask }) };
+        let files =
+            Files { shared: Arc::new(Shared { pool, opened: OpenInodes::default(), umask }) };
         if files.shared.pool.is_writable() {
             files.shared.reap_orphans();
         }

@@ -7,9 +7,9 @@
 //!   open, and is *reaped* after that.
 //! * A name has the kind of its inode.
 
+use aquifer_pool::ChangeSlots;
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::ChangeSlots;
 
 use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};

@@ -102,7 +102,9 @@ impl OpenInodes {
         let mut by_number = self.lock();
         // With the lock nobody finds it in the table; and who has another share could only clone that.
         let is_last = Arc::strong_count(&open) == 1;
-        if is_last && by_number.get(&open.number).is_some_and(|other| other.as_ptr() == Arc::as_ptr(&open)) {
+        if is_last
+            && by_number.get(&open.number).is_some_and(|other| other.as_ptr() == Arc::as_ptr(&open))
+        {
             by_number.remove(&open.number);
         }
         is_last

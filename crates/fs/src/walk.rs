@@ -150,7 +150,12 @@ fn step<'p>(
             if is_last {
                 let found = Some(Referent { inode: here, kind: FileKind::Directory });
                 let name = Cow::Borrowed(&b""[..]);
-                return Ok(Step::Done(Place { directory: here, name, found, wants_directory: true }));
+                return Ok(Step::Done(Place {
+                    directory: here,
+                    name,
+                    found,
+                    wants_directory: true,
+                }));
             }
             rest = behind;
             continue;

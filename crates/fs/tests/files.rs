@@ -16,16 +16,15 @@ struct Scratch {
 fn scratch() -> (Scratch, Files) {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = directory.path().join("pool");
-    let pool =
-        Pool::create(&path, POOL_BYTES, &CreateOptions::default(), &OpenOptions::default()).unwrap();
+    let pool = Pool::create(&path, POOL_BYTES, &CreateOptions::default(), &OpenOptions::default())
+        .unwrap();
     (Scratch { _directory: directory, path }, Files::new(pool))
 }
 
 fn names(files: &Files, path: &str) -> Vec<String> {
     let entries = files.read_dir(path).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().into_file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().into_file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

@@ -156,7 +156,8 @@ impl File {
         let shared = &self.files().shared;
         if self.inode().kind == FileKind::File {
             let table = shared.table(self.inode())?.1;
-            let ranges: Vec<_> = table.runs().filter(|run| !run.is_hole()).map(|run| run.bytes()).collect();
+            let ranges: Vec<_> =
+                table.runs().filter(|run| !run.is_hole()).map(|run| run.bytes()).collect();
             shared.pool.make_durable(&ranges)?;
         }
         Ok(shared.pool.sync()?)

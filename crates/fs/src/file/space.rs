@@ -31,7 +31,8 @@ impl File {
     pub fn allocate(&self, mode: Allocate, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         self.check_writes()?;
         let end_bytes = offset_bytes.checked_add(len_bytes);
-        let end_bytes = end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let end_bytes =
+            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         if len_bytes == 0 {
             return Err(FsError::EmptyRange);
         }
@@ -96,7 +97,8 @@ impl Write<'_> {
     /// Writes zeros over what the file has in a range, up to its end.
     fn zero(&self, range: FileBytes) -> Result<()> {
         self.check()?;
-        let len_bytes = range.end_bytes().min(self.inode.size_bytes).saturating_sub(range.offset_bytes);
+        let len_bytes =
+            range.end_bytes().min(self.inode.size_bytes).saturating_sub(range.offset_bytes);
         let inside = FileBytes { len_bytes, ..range };
         for place in self.table.pieces(inside).filter_map(|piece| piece.pool) {
             self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
-use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::media::ByteRange;
 use aquifer_pool::{PoolError, Reservation};
 
@@ -108,7 +108,9 @@ pub(super) struct Edit {
 impl Write<'_> {
     pub fn check(&self) -> Result<()> {
         match self.inode.is_immutable {
-            true => Err(FsError::Immutable { path: format!("(inode {})", self.open.number).into() }),
+            true => {
+                Err(FsError::Immutable { path: format!("(inode {})", self.open.number).into() })
+            }
             false => Ok(()),
         }
     }
@@ -119,7 +121,8 @@ impl Write<'_> {
             return Ok(());
         }
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
-        let end_bytes = end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let end_bytes =
+            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let is_in_place = end_bytes <= self.inode.size_bytes
             && self.table.pieces(range).all(|piece| piece.pool.is_some());
         if is_in_place {
@@ -326,7 +329,9 @@ impl Shared {
         }
         let _writing = self.pool.lock_files(&[open.number])?;
         let (inode, table) = self.table(open)?;
-        if inode.is_immutable || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES) {
+        if inode.is_immutable
+            || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES)
+        {
             return Ok(());
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
