@@ -143,7 +143,7 @@ impl View<'_> {
     /// Inodes of files that have no links.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
         (HEAD_SLOT + 1..self.slots())
-            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.load(slot)))
+            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.bytes(slot)))
     }
 
     /// Whether there is anything in a slot.
@@ -261,7 +261,7 @@ impl Core {
     /// Slots with nothing in them.
     pub fn free_slots(&self) -> Result<u64> {
         self.consistent(|image| {
-            let is_free = |slot: &u64| !image.is_used(*slot) || is_free_slot(&image.load(*slot));
+            let is_free = |slot: &u64| !image.is_used(*slot) || is_free_slot(&image.bytes(*slot));
             (HEAD_SLOT + 1..image.slots()).filter(is_free).count() as u64
         })
     }
