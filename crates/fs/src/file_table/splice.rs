@@ -238,7 +238,7 @@ impl FileTable {
             let index = self.lists.len() - 1;
             let list = &self.lists[index];
             let left = without_last_holes(list.runs());
-            if left.len() == list.len() && (left.len() > 0 || index == 0) {
+            if left.len() == list.len() && (!left.is_empty() || index == 0) {
                 return;
             }
             let left = list.with_runs(left);
