@@ -8,9 +8,14 @@ use std::sync::OnceLock;
 
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::byte_chain::{CHAIN_BYTES, MAGIC as BYTE_CHAIN_MAGIC};
 use aquifer_pool::format::directory::{MAX_CHILDREN, MAX_LEVEL, Node, NodeContent, NodeView};
+use aquifer_pool::format::file::{FILE_RUNS, MAGIC as FILE_MAGIC};
 use aquifer_pool::format::inode::{Inode, PoolHead, SLOT_BYTES, SlotBytes};
 use aquifer_pool::format::record::{Entry, HEADER_BYTES, Header, LogIdentity, Record};
+use aquifer_pool::format::run::MAX_PAGES;
+use aquifer_pool::format::run_list::{LIST_RUNS, MAGIC as RUN_LIST_MAGIC};
+use aquifer_pool::format::slot::Slot;
 use aquifer_pool::format::superblock::{SUPERBLOCK_BYTES, Superblock};
 use aquifer_pool::media::Media;
 use aquifer_pool::{OpenOptions, Pool};
@@ -84,6 +89,57 @@ pub fn slot(data: &[u8]) {
     let _ = Inode::decode(data, 1);
     let _ = PoolHead::decode(data);
     directory_node(data);
+    file_slots(data);
+}
+
+/// Any bytes as a slot of a file: its inode, more of its runs, bytes.
+fn file_slots(data: &[u8]) {
+    const FILE_RUNS_OFFSET: usize = 184;
+    const LIST_RUNS_OFFSET: usize = 32;
+    let mut bytes: SlotBytes = padded(data, SLOT_BYTES)[..SLOT_BYTES].try_into().expect("512");
+    accept_file_slot(&bytes);
+    // Counts, lengths and kinds that can be, and one more; runs that are not counted are zero.
+    let less_than = |bytes: &mut SlotBytes, offset: usize, limit: usize| {
+        let value = usize::from(u16::from_le_bytes([bytes[offset], bytes[offset + 1]])) % limit;
+        bytes[offset..offset + 2].copy_from_slice(&(value as u16).to_le_bytes());
+        value
+    };
+    for (magic, limit, runs_offset) in [
+        (RUN_LIST_MAGIC, LIST_RUNS + 2, Some(LIST_RUNS_OFFSET)),
+        (BYTE_CHAIN_MAGIC, CHAIN_BYTES + 2, None),
+        (FILE_MAGIC, 4, Some(FILE_RUNS_OFFSET)),
+    ] {
+        bytes[..4].copy_from_slice(&magic);
+        let mut count = less_than(&mut bytes, 4, limit);
+        if magic == FILE_MAGIC {
+            less_than(&mut bytes, 6, 3);
+            // The size, in bytes.
+            bytes[38] %= 0x12;
+            bytes[39] = 0;
+            count = less_than(&mut bytes, FILE_RUNS_OFFSET - 48, FILE_RUNS + 2);
+        }
+        if let Some(offset) = runs_offset {
+            let end = (offset + count * 8).min(SLOT_BYTES - 8);
+            bytes[end..].fill(0);
+        }
+        forge::seal_slot(&mut bytes);
+        accept_file_slot(&bytes);
+    }
+}
+
+fn accept_file_slot(bytes: &SlotBytes) {
+    let number = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+    let Ok(slot) = Slot::decode(bytes, number) else { return };
+    let again = match &slot {
+        Slot::File(inode) => inode.encode(),
+        Slot::Runs(list) => list.encode(),
+        Slot::Bytes(chain) => chain.encode(),
+        _ => return,
+    };
+    assert_eq!(Slot::decode(&again.expect("it was decoded"), number).as_ref(), Ok(&slot));
+    for run in slot.runs() {
+        assert!(!run.is_empty() && !run.is_hole() && run.end_page() < 2 * MAX_PAGES);
+    }
 }
 
 /// Any bytes as a node of a directory, decoded, and looked at as lookups do.
