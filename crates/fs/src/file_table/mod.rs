@@ -7,8 +7,8 @@
 //!              └── shared between a table and its clones, until one is changed ──┘
 //! ```
 //!
-//! A table has the same lists as its stored form, so that an edit is stored by putting the lists it has touched and no others.
-//! They need not be full:
+//! A table has the same lists as its stored form, so that an edit is stored by putting the lists it has touched and no others
+//! (those it has changed: only edits that undo each other before they are stored put a list as it was). They need not be full:
 //!
 //! * An edit in the middle changes one list. If that gets too long it is cut in two of half the length, as a leaf of a B-tree
 //!   is; what is behind stays as it is.

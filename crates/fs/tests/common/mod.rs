@@ -21,7 +21,7 @@ pub struct SlotMap {
     pub puts: usize,
     /// Slots given back.
     pub given_back: usize,
-    /// Whether it is an error of the caller to put a slot twice, or one that cannot be decoded.
+    /// Whether it is an error of the caller to put a slot as it is already, or one that cannot be decoded.
     pub is_strict: bool,
 }
 
