@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{MetadataView, OpenOptions, Pool, Transaction};
+use aquifer_sys::credentials::Credentials;
 
 use crate::error::{FsError, Result};
 use crate::file::{File, FileOptions};
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub opened: OpenInodes,
     /// Bits that new files do not get.
     umask: u32,
+    /// Whose new files are.
+    owner: Credentials,
 }
 
 impl fmt::Debug for Files {
@@ -45,9 +48,9 @@ impl fmt::Debug for Files {
     }
 }
 
-/// Nanoseconds since 1970, by the clock that file systems use.
+/// Nanoseconds since 1970, by the clock that file systems use: it ticks every few milliseconds.
 pub(crate) fn now_ns() -> i64 {
-    to_ns(SystemTime::now())
+    aquifer_sys::clock::coarse_ns()
 }
 
 /// A time as inodes have it: years 1677 to 2262, what is outside at the end that is nearer.
@@ -88,11 +91,13 @@ pub struct Space {
 }
 
 impl Files {
-    /// The files of a pool.
+    /// The files of a pool. New ones are of the user and group that the process acts as now, and get permissions less the umask
+    /// that it has now.
     pub fn new(pool: Pool) -> Files {
         let umask = aquifer_sys::credentials::umask();
-        let files =
-            Files { shared: Arc::new(Shared { pool, opened: OpenInodes::default(), umask }) };
+        let owner = aquifer_sys::credentials::effective();
+        let opened = OpenInodes::default();
+        let files = Files { shared: Arc::new(Shared { pool, opened, umask, owner }) };
         if files.shared.pool.is_writable() {
             files.shared.reap_orphans();
         }
@@ -151,7 +156,8 @@ impl Files {
         }
         let opened = self.shared.open_inode(&inode)?;
         let file = File::new(self.clone(), opened, options);
-        if options.truncates() && !is_directory {
+        let is_empty = inode.size_bytes == 0 && inode.pages == 0;
+        if options.truncates() && !is_directory && !is_empty {
             file.set_len(0)?;
         }
         Ok(file)
@@ -170,7 +176,7 @@ impl Files {
     }
 
     fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
-        let owner = aquifer_sys::credentials::effective();
+        let owner = self.shared.owner;
         // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
         let seed = match kind {
             FileKind::Directory => aquifer_sys::random::next_u64().unwrap_or(now_ns() as u64),

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use arc_swap::{ArcSwap, Guard};
 
 use aquifer_pool::format::file::FileInode;
 
@@ -18,7 +20,7 @@ pub(crate) struct OpenInode {
     /// One of the constants of [`ahead`].
     ahead: AtomicU8,
     /// Its table as it was read last; of the present layout version or of an earlier one.
-    table: RwLock<Arc<FileTable>>,
+    table: ArcSwap<FileTable>,
 }
 
 impl OpenInode {
@@ -29,10 +31,10 @@ impl OpenInode {
             kind: inode.kind,
             ahead: AtomicU8::new(ahead::NONE),
             // Of no state of the inode unless that has no pages.
-            table: RwLock::new(Arc::new(FileTable::empty(&FileInode {
+            table: ArcSwap::from_pointee(FileTable::empty(&FileInode {
                 layout_version: u64::MAX,
                 ..inode.clone()
-            }))),
+            })),
         }
     }
 
@@ -53,13 +55,13 @@ impl OpenInode {
     }
 
     /// The table that was read last.
-    pub fn table(&self) -> Arc<FileTable> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn table(&self) -> Guard<Arc<FileTable>> {
+        self.table.load()
     }
 
     /// Shows a table to all readers in this process.
     pub fn set_table(&self, table: Arc<FileTable>) {
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = table;
+        self.table.store(table);
     }
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn bytes_of(path: &Path) -> &[u8] {
 
 /// The inode in a slot, which something leads to.
 pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
-    FileInode::decode(&slots.slot(number)?, number).map_err(|error| FsError::Damaged {
+    FileInode::decode_unsealed(&slots.slot(number)?, number).map_err(|error| FsError::Damaged {
         structure: format!("inode {number}"),
         reason: error.to_string(),
     })

@@ -14,7 +14,7 @@ use aquifer_sys::patience::Waited;
 use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::file::is_unlinked;
+use crate::format::file::{FileState, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
@@ -157,13 +157,42 @@ const PATIENCE: Duration = Duration::from_millis(10);
 
 impl Core {
     /// Runs `read` over an image that does not change meanwhile; perhaps several times.
+    #[inline]
     pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
+        // Nearly always nobody changes anything.
+        match self.consistent_once(None, &mut read) {
+            Some(value) => Ok(value),
+            None => self.consistent_in_time(read),
+        }
+    }
+
+    /// Reads once; `None` if something was changed meanwhile. `changing` is the record that is being applied.
+    #[inline]
+    fn consistent_once<T>(
+        &self,
+        changing: Option<&Record>,
+        read: impl FnOnce(&View<'_>) -> T,
+    ) -> Option<T> {
+        // Acquire: pairs with the Release at the end of `apply`.
+        let version = self.control().image_version.load(Acquire);
+        if version % 2 == 1 && changing.is_none() {
+            return None;
+        }
+        let value = read(&View { segment: &self.segment, changing });
+        // Acquire: the loads above come before the one below. Pairs with the fence in `apply`. While an odd
+        // version stays, only slots of its record are written to.
+        fence(Acquire);
+        (self.control().image_version.load(Relaxed) == version).then_some(value)
+    }
+
+    #[cold]
+    fn consistent_in_time<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
         let control = self.control();
         let mut waited = Waited::new();
         loop {
+            let is_late = waited.look() > PATIENCE;
             // Acquire: pairs with the Release at the end of `apply`.
             let version = control.image_version.load(Acquire);
-            let is_late = waited.look() > PATIENCE;
             let changing = match version % 2 {
                 0 => Some(None),
                 _ if is_late => self.record_being_applied(),
@@ -171,8 +200,7 @@ impl Core {
             };
             if let Some(changing) = changing {
                 let value = read(&View { segment: &self.segment, changing: changing.as_ref() });
-                // Acquire: the loads above come before the one below. Pairs with the fence in `apply`. While an odd
-                // version stays, only slots of its record are written to.
+                // Acquire: as in `consistent_once`.
                 fence(Acquire);
                 if control.image_version.load(Relaxed) == version {
                     return Ok(value);
@@ -189,6 +217,31 @@ impl Core {
                 return Ok(read(&View { segment: &self.segment, changing: None }));
             }
         }
+    }
+
+    /// What a reader asks of an open file each time; `None` if it is being changed.
+    #[inline]
+    pub fn file_state(&self, number: u64) -> Option<FileState> {
+        let word = |slot: &[AtomicU64], offset: usize| u64::from_le(slot[offset / 8].load(Relaxed));
+        let state = self.consistent_once(None, |view| {
+            let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
+            let first = word(slot, 0).to_le_bytes();
+            (first[..4] == crate::format::file::MAGIC).then(|| FileState {
+                incarnation: word(slot, FileState::INCARNATION_OFFSET),
+                layout_version: word(slot, FileState::LAYOUT_VERSION_OFFSET),
+                size_bytes: word(slot, FileState::SIZE_OFFSET),
+                links: (word(slot, FileState::LINKS_OFFSET - 4) >> 32) as u32,
+            })
+        });
+        state.flatten()
+    }
+
+    /// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.
+    #[inline]
+    pub fn layout_version(&self, number: u64) -> u64 {
+        // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
+        fence(Acquire);
+        u64::from_le(self.segment.slot(number)[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if

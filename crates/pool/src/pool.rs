@@ -17,6 +17,7 @@ use crate::core::Core;
 use crate::create::{CreateOptions, lock_to_format};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
+use crate::format::file::FileState;
 use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
@@ -522,6 +523,19 @@ impl Pool {
     pub fn lock_files(&self, inodes: &[u64]) -> Result<FileLocks<'_>> {
         self.core().check_writable()?;
         Ok(FileLocks { _guards: self.core().lock_files(inodes)? })
+    }
+
+    /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's.
+    #[inline]
+    pub fn file_state(&self, number: u64) -> Option<FileState> {
+        self.core().file_state(number)
+    }
+
+    /// The layout version of a file, after everything that the caller has loaded before. If it is what [`Pool::file_state`] said
+    /// before that, the pages were the file's all the time. `number` is that of an inode.
+    #[inline]
+    pub fn layout_version(&self, number: u64) -> u64 {
+        self.core().layout_version(number)
     }
 
     /// Inodes of files that have no name: somebody has them open, or had them when it died.

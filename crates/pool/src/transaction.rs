@@ -127,7 +127,12 @@ impl Transaction<'_> {
 
     /// Puts an inode in its slot. Runs that it names no more are freed.
     pub fn put(&mut self, inode: Inode) {
-        match inode.encode() {
+        // What recovery would refuse is refused before it is written.
+        let encoded = inode.encode().and_then(|bytes| {
+            Inode::decode(&bytes, inode.number)?;
+            Ok(bytes)
+        });
+        match encoded {
             Ok(bytes) => ChangeSlots::put(self, inode.number, bytes),
             Err(error) => self.refused = self.refused.take().or(Some((inode.number, error))),
         }
@@ -175,8 +180,7 @@ impl Core {
                     reason: "the pool has no such slot",
                 });
             }
-            // What recovery would refuse is refused before it is written.
-            Slot::decode(bytes, *number).map_err(|error| refused(*number, error))?;
+            debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
         let mut slots = transaction.changed.clone();
         let mut builder = match durability {

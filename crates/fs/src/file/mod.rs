@@ -26,6 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 
+use arc_swap::Guard;
+
 use aquifer_pool::format::file::{FileInode, FileKind};
 
 pub use options::FileOptions;
@@ -198,9 +200,10 @@ impl crate::files::Shared {
         if !self.opened.close(open) {
             return;
         }
-        let inode = self.look(|slots| walk::inode(slots, number));
-        let is_orphan = |inode: &FileInode| inode.incarnation == incarnation && inode.links == 0;
-        if inode.is_ok_and(|inode| is_orphan(&inode)) && !self.is_open(number) {
+        // While it is being changed, nobody knows; then it is looked at once more, with care.
+        let may_be_orphan = (self.pool.file_state(number))
+            .is_none_or(|state| state.incarnation == incarnation && state.links == 0);
+        if may_be_orphan && !self.is_open(number) {
             let _ = self.reap(number);
         }
     }
@@ -224,7 +227,7 @@ impl crate::files::Shared {
             Ok((inode, table))
         })?;
         open.check(&inode)?;
-        let Some(table) = table else { return Ok((inode, known)) };
+        let Some(table) = table else { return Ok((inode, Guard::into_inner(known))) };
         let table = Arc::new(table);
         open.set_table(table.clone());
         Ok((inode, table))

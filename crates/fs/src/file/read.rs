@@ -1,8 +1,12 @@
 //! Reading an open file.
 
+use std::sync::Arc;
+
+use arc_swap::Guard;
+
 use super::File;
 use crate::error::Result;
-use crate::file_table::FileBytes;
+use crate::file_table::{FileBytes, FileTable};
 use crate::files::Shared;
 use crate::open_inodes::OpenInode;
 
@@ -47,26 +51,47 @@ impl Shared {
         offset_bytes: u64,
     ) -> Result<usize> {
         loop {
-            let (inode, table) = self.table(open)?;
-            let left = inode.size_bytes.saturating_sub(offset_bytes);
+            let (size_bytes, layout_version, table) = self.state(open)?;
+            let left = size_bytes.saturating_sub(offset_bytes);
             let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let range = FileBytes { offset_bytes, len_bytes: len as u64 };
-            for piece in table.pieces(range) {
-                let start = (piece.file.offset_bytes - offset_bytes) as usize;
-                let target = &mut bytes[start..start + piece.file.len_bytes as usize];
-                match piece.pool {
-                    Some(place) => self.pool.load(place.offset_bytes, target)?,
-                    None => target.fill(0),
-                }
-            }
-            // The pages were the file's all the time if it has the same layout now: a change of that raises the version first.
-            if self.layout_version(open)? == inode.layout_version {
+            self.copy_out(&table, range, &mut bytes[..len])?;
+            // A change of the layout raises the version before any page can be given up.
+            if self.pool.layout_version(open.number) == layout_version {
                 return Ok(len);
             }
         }
     }
 
-    fn layout_version(&self, open: &OpenInode) -> Result<u64> {
-        self.load_inode(open).map(|inode| inode.layout_version)
+    /// Size, layout version, and the table of that version.
+    fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
+        let table = open.table();
+        if let Some(state) = self.pool.file_state(open.number)
+            && table.is_of(open.number, state.incarnation, state.layout_version)
+        {
+            return Ok((state.size_bytes, state.layout_version, table));
+        }
+        let (inode, _) = self.table(open)?;
+        let table = open.table();
+        match table.is_current(&inode) {
+            true => Ok((inode.size_bytes, inode.layout_version, table)),
+            // Another thread has a newer one already.
+            false => self.state(open),
+        }
+    }
+
+    fn copy_out(&self, table: &FileTable, range: FileBytes, bytes: &mut [u8]) -> Result<()> {
+        if let Some(place) = table.contiguous(range) {
+            return Ok(self.pool.load(place.offset_bytes, bytes)?);
+        }
+        for piece in table.pieces(range) {
+            let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
+            let target = &mut bytes[start..start + piece.file.len_bytes as usize];
+            match piece.pool {
+                Some(place) => self.pool.load(place.offset_bytes, target)?,
+                None => target.fill(0),
+            }
+        }
+        Ok(())
     }
 }

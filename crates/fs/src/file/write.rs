@@ -21,8 +21,6 @@ const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
 /// Runs that one transaction takes away from a file at most.
 const REMOVED_AT_ONCE_RUNS: usize = 512;
-/// A time of change that is not older than this stays: as precise as file systems of Linux are.
-const TIME_STEP_NS: i64 = 4_000_000;
 
 impl File {
     /// Writes all of `bytes` from `offset_bytes` on, or at the end of a file that is open for appending. Where that is behind the end
@@ -248,8 +246,7 @@ impl Write<'_> {
 
     /// Notes that the content was changed in place.
     fn note_written(&self) -> Result<()> {
-        let now_ns = now_ns();
-        if (0..TIME_STEP_NS).contains(&(now_ns - self.inode.modified_ns)) {
+        if now_ns() == self.inode.modified_ns {
             return Ok(());
         }
         self.commit(Edit::default(), Vec::new())

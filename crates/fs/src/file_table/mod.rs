@@ -115,10 +115,15 @@ impl FileTable {
         Ok(table)
     }
 
+    /// [`FileTable::is_current`] by the fields that count.
+    #[inline]
+    pub fn is_of(&self, number: u64, incarnation: u64, layout_version: u64) -> bool {
+        (self.owner, self.incarnation, self.layout_version) == (number, incarnation, layout_version)
+    }
+
     /// Whether it is what is stored for this inode: of the same file, and its runs have not been changed since.
     pub fn is_current(&self, inode: &FileInode) -> bool {
-        (self.owner, self.incarnation, self.layout_version)
-            == (inode.number, inode.incarnation, inode.layout_version)
+        self.is_of(inode.number, inode.incarnation, inode.layout_version)
     }
 
     /// Pages up to the end of the last run, holes included.

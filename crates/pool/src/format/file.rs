@@ -153,6 +153,29 @@ pub(super) fn is_link(bytes: &SlotBytes) -> bool {
     RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
 }
 
+/// What a reader of an open file asks each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileState {
+    /// How often the slot has been used.
+    pub incarnation: u64,
+    /// Raised whenever the runs change.
+    pub layout_version: u64,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Names that lead to it.
+    pub links: u32,
+}
+
+impl FileState {
+    pub(crate) const INCARNATION_OFFSET: usize = std::mem::offset_of!(RawFile, incarnation);
+    pub(crate) const LAYOUT_VERSION_OFFSET: usize = std::mem::offset_of!(RawFile, layout_version);
+    pub(crate) const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
+    /// In the second half of its word.
+    pub(crate) const LINKS_OFFSET: usize = std::mem::offset_of!(RawFile, links);
+}
+
+const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
+
 /// Whether that is an inode of a file without links, of bytes that are known to be right.
 pub(crate) fn is_unlinked(bytes: &SlotBytes) -> bool {
     RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.magic == MAGIC && raw.links.get() == 0)
@@ -267,6 +290,17 @@ impl FileInode {
     /// What is wrong with it.
     pub fn decode(bytes: &SlotBytes, number: u64) -> Result<FileInode, FormatError> {
         check(bytes, MAGIC, number)?;
+        Self::decode_unsealed(bytes, number)
+    }
+
+    /// [`FileInode::decode`] of bytes whose checksum was looked at before: those of a pool's metadata in memory.
+    ///
+    /// # Errors
+    /// As for [`FileInode::decode`].
+    pub fn decode_unsealed(bytes: &SlotBytes, number: u64) -> Result<FileInode, FormatError> {
+        if bytes[..4] != MAGIC {
+            return Err(FormatError::Magic);
+        }
         let raw = RawFile::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
         let field = |field, value| FormatError::Field { field, value };
         let code = raw.kind.get();
