@@ -16,7 +16,7 @@ use crate::names::Names;
 use crate::open_inodes::OpenInode;
 
 /// Zeros to copy from.
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
 /// Runs that one transaction takes away from a file at most.

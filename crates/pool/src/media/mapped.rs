@@ -273,6 +273,10 @@ impl Media for MappedMedia {
     }
 
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        // What is mapped and there needs no question.
+        if self.mapping.read(offset_bytes, bytes).is_ok() {
+            return Ok(());
+        }
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::Read, range, || {
             self.mapping.read(offset_bytes, bytes).map_err(self.explain(range))
