@@ -67,6 +67,9 @@ impl Core {
     pub(crate) fn committed_between(&self, from_lsn: u64, to_lsn: u64) -> Result<Committed> {
         let reader = self.log_reader();
         let mut committed = Committed::default();
+        if self.control().content_end_lsn.load(Relaxed) <= from_lsn {
+            return Ok(committed);
+        }
         let end = reader.scan(from_lsn, to_lsn, |record| {
             // Pages that were freed since are not reused yet: writing to them harms nobody.
             committed.add(&reader, record, None)

@@ -96,6 +96,13 @@ pub(crate) struct Append {
     is_complete: bool,
 }
 
+impl Append {
+    /// The number of its entry.
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+}
+
 impl Drop for Append {
     fn drop(&mut self) {
         // In a fork it is the parent's, which goes on with it.
@@ -218,6 +225,7 @@ impl Core {
         pending.end_lsn.store(end_lsn, Relaxed);
         pending.state.store(state, Relaxed);
         pending.is_packed.store((state == append::PACKED).into(), Relaxed);
+        pending.exposes.store(0, Relaxed);
         pending.owner.store(self.membership.index() as u64, Relaxed);
         pending.is_metadata.store(is_metadata.into(), Relaxed);
         pending.depends_lsn.store(depends_lsn, Relaxed);
@@ -270,6 +278,9 @@ impl Core {
             if before_lsn != append::NOTHING && before_lsn >= acknowledged_lsn {
                 depends_lsn = before_lsn;
             }
+        }
+        if !is_metadata {
+            control.content_end_lsn.store(lsn + len_bytes, Relaxed);
         }
         let append = take(lsn, len_bytes, is_metadata, depends_lsn);
         point::pass("reserve-pending");

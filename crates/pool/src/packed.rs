@@ -98,10 +98,19 @@ impl Core {
     }
 
     /// Writes a packed record: from now on it counts, for all processes.
-    pub fn publish_packed(&self, place: &PackedPlace, record: &[u8]) -> Result<()> {
+    pub fn publish_packed(
+        &self,
+        place: &PackedPlace,
+        record: &[u8],
+        exposes: bool,
+    ) -> Result<()> {
         let write = || self.store(self.position(place.lsn), record);
         // Bytes behind the end are nobody's: if not even the second attempt works, nothing has happened.
         write().or_else(|_| write())?;
+        if exposes {
+            // Before the end: it is never too few.
+            self.pending(place.index).exposes.store(1, Relaxed);
+        }
         point::pass("packed-written");
         // Release: who sees the end sees the record.
         let end_lsn = place.lsn + record.len() as u64;
@@ -135,6 +144,7 @@ impl Core {
         let write = || self.store(self.position(lsn), &close);
         write().or_else(|_| write())?;
         let end_lsn = lsn + len_bytes;
+        self.pending(index).close_lsn.store(lsn, Relaxed);
         self.pending(index).end_lsn.store(end_lsn, Release);
         point::pass("packed-closed");
         // All before it is applied, or the mutex could not be held.
@@ -164,15 +174,20 @@ impl Core {
 
     /// Makes a packed append durable, which is closed and this process's by now.
     pub fn harden(&self, mut append: Append) -> Result<()> {
-        let (mut exposed, mut close) = (Vec::new(), None);
+        let pending = self.pending(append.index());
+        let mut exposed = Vec::new();
         let mut lsn = append.lsn;
-        while lsn < append.end_lsn {
+        // Where nothing is ever written back, nobody has to know what would be.
+        let asks = pending.exposes.load(Relaxed) != 0
+            && self.media.domain() != PersistenceDomain::Volatile;
+        while asks && lsn < append.end_lsn {
             let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
             exposed.extend(record.exposed());
-            close = record.header.is_close.then_some(record.header);
             lsn = record.header.end_lsn();
         }
-        let close = close.expect("packed records end with a close");
+        let close_lsn = pending.close_lsn.load(Relaxed);
+        let close = self.read_record(close_lsn);
+        let close = close.map_err(|error| self.fail_unreadable(close_lsn, error))?.header;
         if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
             self.make_durable(&exposed)?;
         }

@@ -63,6 +63,10 @@ pub(crate) struct Pending {
     pub is_metadata: AtomicU64,
     /// 1 for packed records: also when somebody is making them durable.
     pub is_packed: AtomicU64,
+    /// 1 if one of the packed records exposes something.
+    pub exposes: AtomicU64,
+    /// Where the record lies that closes packed ones.
+    pub close_lsn: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
 }
@@ -127,6 +131,8 @@ pub(crate) struct Control {
     pub durable_lsn: AtomicU64,
     /// Metadata records before it are in the image.
     pub metadata_lsn: AtomicU64,
+    /// Behind the last commit: from here on, the log has only metadata.
+    pub content_end_lsn: AtomicU64,
     /// Raised and woken when `durable_lsn` or `failure` changed.
     pub signal: AtomicU32,
     /// How many wait for it.

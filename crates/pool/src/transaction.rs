@@ -370,7 +370,8 @@ impl Core {
                 place.acknowledged_lsn,
                 self.identity(),
             );
-            self.publish_packed(&place, &bytes)?;
+            let exposes = !reservations.is_empty() || !transaction.exposed.is_empty();
+            self.publish_packed(&place, &bytes, exposes)?;
             let end_lsn = place.lsn + bytes.len() as u64;
             let after = slots.iter().map(|(number, bytes)| (*number, bytes));
             image::apply_slots(&transaction.locked, after, end_lsn);
