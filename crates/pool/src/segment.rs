@@ -123,6 +123,8 @@ pub(crate) struct Control {
     pub durable_lsn: AtomicU64,
     /// Metadata records before it are in the image.
     pub metadata_lsn: AtomicU64,
+    /// Behind the last record that made fresh pages used ones.
+    pub fresh_lsn: AtomicU64,
     /// Raised and woken when `durable_lsn` or `failure` changed.
     pub signal: AtomicU32,
     /// How many wait for it.
