@@ -221,7 +221,8 @@ impl Core {
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:
     ///
-    /// 1. a record that is in the log and not wholly in the image is applied (again);
+    /// 1. a record that is in the log and not wholly in the image is applied (again), and a packed one that is not published is
+    ///    erased;
     /// 2. the map of used pages is computed anew.
     ///
     /// Pending appends need nothing: an entry counts from the store of `pending_next` on, and is removed by the store
@@ -233,7 +234,7 @@ impl Core {
             let pending = self.pending(index);
             let lsn = pending.lsn.load(Relaxed);
             if pending.is_packed.load(Relaxed) != 0 {
-                self.apply_packed(locked, lsn, pending.end_lsn.load(Relaxed))?;
+                self.repair_packed(locked, index)?;
                 continue;
             }
             if pending.is_metadata.load(Relaxed) == 0 || lsn < control.metadata_lsn.load(Relaxed) {

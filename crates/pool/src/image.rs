@@ -87,6 +87,11 @@ pub(crate) fn apply_slots<'a>(
     fence(Release);
     point::pass("apply-odd");
     for (slot, after) in slots {
+        if slot == HEAD_SLOT && raises_fresh(&load_slot(segment, HEAD_SLOT), after) {
+            // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
+            // `use_fresh_pages`.
+            control.fresh_lsn.store(end_lsn, Release);
+        }
         if slot < segment.slots() {
             store_slot(segment, slot, after);
             alloc::note_slot(segment, slot, after);
@@ -100,6 +105,12 @@ pub(crate) fn apply_slots<'a>(
     point::pass("apply-counted");
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
+}
+
+/// Whether pages are fresh by one head that are not by the next.
+fn raises_fresh(before: &SlotBytes, after: &SlotBytes) -> bool {
+    let fresh_from_page = |bytes| PoolHead::decode(bytes).map(|head| head.fresh_from_page).ok();
+    fresh_from_page(before) < fresh_from_page(after)
 }
 
 /// The metadata as of one moment.

@@ -12,18 +12,19 @@
 //!
 //! | step | with the metadata mutex | a death after it leaves |
 //! |---|---|---|
-//! | the record is written behind the end | yes | bytes that nobody looks at |
-//! | the end is moved | yes | a record that counts and is not applied: [`Core::apply_packed`] |
-//! | the close is written, the end is moved | yes | nothing to do |
+//! | the record is written behind the end | yes | bytes that do not count: the next holder erases them, so that they never will |
+//! | the end is moved | yes | a record that counts and is not applied: [`Core::repair_packed`] |
+//! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder leaves it to whoever needs it |
 //! | the append is taken over | yes | an append whose owner is dead: the next one takes it |
 //! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be done again |
 //!
-//! What is left in a page of the log, and before the end of the ring, is nothing, or room for a close.
+//! Behind a packed record there is always room for a close, in its page or with the next one, and before the end of the ring: an
+//! append never crosses that.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::core::{Core, Locked};
-use crate::error::Result;
+use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
 use crate::image;
@@ -71,14 +72,11 @@ impl Core {
         }
         let is_full = |lsn, end_lsn| {
             let left = self.to_end_of_ring(end_lsn);
-            end_lsn - lsn + len_bytes > MAX_PACKED_BYTES
-                || (len_bytes != left && len_bytes + MIN_CLOSE_BYTES > left)
+            end_lsn - lsn + len_bytes > MAX_PACKED_BYTES || len_bytes + MIN_CLOSE_BYTES > left
         };
         let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
         if let Some((index, end_lsn)) = self.open_packed() {
-            // An append that ends with the ring has nothing behind it to grow into.
-            let ends_ring = end_lsn.is_multiple_of(self.layout.log().len_bytes);
-            if !ends_ring && !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
+            if !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
                 return Ok(Some(PackedPlace { index, lsn: end_lsn, acknowledged_lsn }));
             }
             self.close_packed(locked)?;
@@ -98,15 +96,10 @@ impl Core {
     }
 
     /// Writes a packed record: from now on it counts, for all processes.
-    pub fn publish_packed(
-        &self,
-        place: &PackedPlace,
-        record: &[u8],
-        exposes: bool,
-    ) -> Result<()> {
+    pub fn publish_packed(&self, place: &PackedPlace, record: &[u8], exposes: bool) -> Result<()> {
         let write = || self.store(self.position(place.lsn), record);
-        // Bytes behind the end are nobody's: if not even the second attempt works, nothing has happened.
-        write().or_else(|_| write())?;
+        // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
+        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))?;
         if exposes {
             // Before the end: it is never too few.
             self.pending(place.index).exposes.store(1, Relaxed);
@@ -142,14 +135,15 @@ impl Core {
         let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
         let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
         let write = || self.store(self.position(lsn), &close);
-        write().or_else(|_| write())?;
+        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))?;
         let end_lsn = lsn + len_bytes;
         self.pending(index).close_lsn.store(lsn, Relaxed);
         self.pending(index).end_lsn.store(end_lsn, Release);
         point::pass("packed-closed");
+        // Before the position of what is applied, by which whoever repairs after a death here finds the close.
+        self.pending(index).state.store(append::ABANDONED, Release);
         // All before it is applied, or the mutex could not be held.
         self.control().metadata_lsn.store(end_lsn, Release);
-        self.pending(index).state.store(append::ABANDONED, Release);
         Ok(())
     }
 
@@ -160,16 +154,40 @@ impl Core {
         Ok(self.head_lsn())
     }
 
-    /// Applies the packed record that a dead process had published and not applied.
-    pub fn apply_packed(&self, locked: &Locked<'_>, lsn: u64, end_lsn: u64) -> Result<()> {
-        let control = self.control();
-        let mut lsn = lsn.max(control.metadata_lsn.load(Relaxed));
+    /// Completes what a dead process was doing to packed records: applies the one that it had published and not applied,
+    /// and leaves an append that it had closed to whoever needs it.
+    pub fn repair_packed(&self, locked: &Locked<'_>, index: u64) -> Result<()> {
+        let (control, pending) = (self.control(), self.pending(index));
+        let end_lsn = pending.end_lsn.load(Relaxed);
+        let mut lsn = pending.lsn.load(Relaxed).max(control.metadata_lsn.load(Relaxed));
+        let mut is_closed = false;
         while lsn < end_lsn {
             let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
             image::apply(locked, &record);
+            is_closed = record.header.is_close;
             lsn = record.header.end_lsn();
         }
-        Ok(())
+        if pending.state.load(Relaxed) != append::PACKED {
+            return Ok(());
+        }
+        if is_closed {
+            pending.state.store(append::ABANDONED, Release);
+            return Ok(());
+        }
+        // What it had written behind the end and not published has not happened, for all who look from now on. It names pages
+        // that are free now: if it counted for who recovers the pool after the death of all, it would show what
+        // they are used for next.
+        let erased = self.store(self.position(end_lsn), &[0; HEADER_BYTES]);
+        erased.inspect_err(|error| self.fail_log(error))
+    }
+
+    fn fail_log(&self, error: &PoolError) {
+        let code = match error {
+            PoolError::Media(error) => error.source.raw_os_error(),
+            _ => None,
+        };
+        let source = std::io::Error::from_raw_os_error(code.unwrap_or(libc::EIO));
+        self.fail(FailureKind::Log, &source);
     }
 
     /// Makes a packed append durable, which is closed and this process's by now.

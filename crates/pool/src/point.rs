@@ -48,6 +48,7 @@ pub const POINTS: &[&str] = &[
     "open-locked",
     "open-segment",
     "open-replayed",
+    "open-secured",
     "open-slot",
     "open-written",
     "open-recovered",

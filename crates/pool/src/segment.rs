@@ -133,6 +133,8 @@ pub(crate) struct Control {
     pub metadata_lsn: AtomicU64,
     /// Behind the last commit: from here on, the log has only metadata.
     pub content_end_lsn: AtomicU64,
+    /// Behind the last record that made fresh pages used ones.
+    pub fresh_lsn: AtomicU64,
     /// Raised and woken when `durable_lsn` or `failure` changed.
     pub signal: AtomicU32,
     /// How many wait for it.

@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use crate::alloc::{self, Reservation};
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::FormatError;
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::format::run_list::LIST_RUNS;
 use crate::format::slot::Slot;
+use crate::format::{FormatError, PAGE_BYTES};
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::ByteRange;
@@ -138,7 +138,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// Says that a name leads to these bytes from now on, which did not before: they are durable before this change is.
+    /// Says that a name leads to these bytes of the data from now on, which did not before: they are durable before this change
+    /// is. They were written before the change began.
     pub fn expose(&mut self, range: ByteRange) {
         self.exposed.push(range);
     }
@@ -151,6 +152,10 @@ struct Prepared {
     body_checksum: u64,
     slots: Vec<(u64, SlotBytes)>,
 }
+
+/// How many pages are noted as used before they are, so that not each change that takes new ones waits for the media. What they
+/// cost is that they are zeroed where zeros are asked for.
+const MOST_FRESH_PAGES_AT_ONCE: u64 = (64 << 20) / PAGE_BYTES;
 
 /// When a transaction is durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -172,6 +177,7 @@ impl Core {
         if let Some((number, error)) = &transaction.refused {
             return Err(refused(*number, error.clone()));
         }
+        self.check_exposed(&transaction.exposed)?;
         for (number, bytes) in &transaction.changed {
             if *number == HEAD_SLOT || *number >= self.segment.slots() {
                 return Err(PoolError::Parameter {
@@ -214,12 +220,27 @@ impl Core {
             Durability::Now => reserved.for_each(|run| builder.new_run(run.bytes())),
             Durability::Later => reserved.for_each(|run| builder.exposed(run.bytes())),
         }
-        transaction.exposed.iter().for_each(|range| builder.exposed(*range));
+        if durability == Durability::Later {
+            transaction.exposed.iter().for_each(|range| builder.exposed(*range));
+        }
         let mut bytes = vec![0; builder.len_bytes() as usize];
         let images = builder.small_part(&mut bytes).chunks_exact_mut(SLOT_BYTES);
         slots.iter().zip(images).for_each(|((_, slot), image)| image.copy_from_slice(slot));
         let body_checksum = builder.finish_body(&mut bytes);
         Ok(Prepared { builder, bytes, body_checksum, slots })
+    }
+
+    /// Refuses what recovery would refuse.
+    fn check_exposed(&self, exposed: &[ByteRange]) -> Result<()> {
+        let data = self.layout.data();
+        match exposed.iter().find(|range| data.intersection(**range) != **range) {
+            None => Ok(()),
+            Some(range) => Err(PoolError::Parameter {
+                what: "what is exposed",
+                value: format!("{range:?}"),
+                reason: "names lead to data only",
+            }),
+        }
     }
 
     /// Makes pages durable that a record will be the first to name (rule 3): before it is written.
@@ -241,12 +262,20 @@ impl Core {
         if end_page <= self.head()?.fresh_from_page {
             // Another transaction may have noted it that is visible and not durable yet. Without its record a crash
             // would make these pages fresh again, with what was written to them.
-            return self.wait_durable(self.control().metadata_lsn.load(Acquire));
+            // Acquire: after what was seen of the image, before which it was stored.
+            return self.wait_durable(self.control().fresh_lsn.load(Acquire));
         }
+        let more_pages = (self.layout.page_count / 64).min(MOST_FRESH_PAGES_AT_ONCE);
         self.transact(Vec::new(), |transaction| {
-            transaction.used_to_page = end_page;
+            transaction.used_to_page = (end_page + more_pages).min(self.layout.page_count);
             Ok(())
         })
+    }
+
+    /// The same for pages that a change will name which is not durable when they are written to.
+    fn use_fresh_pages_of(&self, reservations: &[Reservation<'_>]) -> Result<()> {
+        let end_page = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
+        end_page.map_or(Ok(()), |end_page| self.use_fresh_pages(end_page))
     }
 
     /// Whether the log, and the list of freed runs, can take a transaction.
@@ -292,11 +321,23 @@ impl Core {
     ) -> Result<T> {
         self.check_writable()?;
         self.flush_reserved(&reservations)?;
+        let mut flushed: Vec<ByteRange> = Vec::new();
         loop {
             let mut transaction = self.begin()?;
             let value = change(&mut transaction)?;
             if transaction.is_empty() {
                 return Ok(value);
+            }
+            let exposed: Vec<ByteRange> = (transaction.exposed.iter().copied())
+                .filter(|range| !flushed.contains(range))
+                .collect();
+            if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
+                self.check_exposed(&exposed)?;
+                // Not with the lock.
+                drop(transaction);
+                self.make_durable(&exposed)?;
+                flushed.extend(exposed);
+                continue;
             }
             let prepared = self.prepare(&transaction, &reservations, Durability::Now)?;
             let Prepared { builder, mut bytes, body_checksum, .. } = prepared;
@@ -344,6 +385,7 @@ impl Core {
         mut change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         self.check_writable()?;
+        self.use_fresh_pages_of(&reservations)?;
         loop {
             let mut transaction = self.begin()?;
             let value = change(&mut transaction)?;

@@ -58,21 +58,21 @@ impl Checker<'_> {
         };
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let is_same_boot = superblock.boot != 0
-            && superblock.boot == self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
-        let end = reader.scan_counting(tail_lsn, is_same_boot, |record| {
-            view.records += u64::from(!record.header.is_skip);
-            view.end_lsn = record.header.end_lsn();
-            let lsn = record.header.lsn;
-            flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
-            for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
-                view.slots.insert(slot, (lsn, *bytes));
-            }
-            Ok(())
-        });
-        match end {
-            Ok(end) => {
-                view.end_reason = match end.reason {
+        let boot = self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
+        let counted =
+            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(boot), |record| {
+                view.records += u64::from(!record.header.is_skip);
+                view.end_lsn = record.header.end_lsn();
+                let lsn = record.header.lsn;
+                flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
+                for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
+                    view.slots.insert(slot, (lsn, *bytes));
+                }
+                Ok(())
+            });
+        match counted {
+            Ok(counted) => {
+                view.end_reason = match counted.end.reason {
                     FormatError::Magic | FormatError::Identity { .. } => {
                         "no record of this log follows".to_owned()
                     }

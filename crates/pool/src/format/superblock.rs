@@ -35,9 +35,12 @@ pub struct Superblock {
     /// When the pool was made, in nanoseconds since 1970.
     pub created_ns: u64,
     /// The start of the machine in which this generation began ([`aquifer_sys::boot`]): as long as it lasts, everything that was
-    /// written is there, whoever has died.
+    /// written is there, whoever has died. 0 if that is not known; [`ANY_BOOT`] once all of it is durable.
     pub boot: u64,
 }
+
+/// In place of the start of a machine: the log is durable up to its end, and so is all that it exposes.
+pub const ANY_BOOT: u64 = u64::MAX;
 
 impl Superblock {
     /// Whether both describe one pool: what never changes is the same in them.
@@ -52,6 +55,11 @@ impl Superblock {
             ..superblock.clone()
         };
         fixed(self) == fixed(other)
+    }
+
+    /// Whether records count, in this start of the machine, that expose what no mark says is durable.
+    pub fn counts_unmarked_in(&self, boot: u64) -> bool {
+        self.boot == ANY_BOOT || (self.boot != 0 && self.boot == boot)
     }
 }
 
