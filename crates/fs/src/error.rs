@@ -114,6 +114,15 @@ pub enum FsError {
     /// A range of no bytes where there has to be one.
     #[error("the range is empty; name at least one byte")]
     EmptyRange,
+    /// What is to be exchanged is not whole pages of both files.
+    #[error("these are not whole pages of both files: {reason}")]
+    NotPages {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// Two files of one call are in different pools, or were opened through different handles of one.
+    #[error("the files are not of the same pool; open both through one `Files`")]
+    OtherPool,
     /// So many names of one hash are in a directory that no more fit.
     #[error("a directory has no room for this name; another name will do")]
     TooManyCollisions,
@@ -210,6 +219,7 @@ impl FsError {
             | FsError::IntoItself { .. }
             | FsError::NotALink { .. }
             | FsError::EmptyRange
+            | FsError::NotPages { .. }
             | FsError::Options { .. } => libc::EINVAL,
             FsError::NotADirectory { .. } => libc::ENOTDIR,
             FsError::IsADirectory { .. } => libc::EISDIR,
@@ -218,6 +228,7 @@ impl FsError {
             FsError::TooManyLinks { .. } => libc::EMLINK,
             FsError::Immutable { .. } => libc::EPERM,
             FsError::InUse { .. } => libc::EBUSY,
+            FsError::OtherPool => libc::EXDEV,
             FsError::NotOpenFor { .. } => libc::EBADF,
             FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,
             FsError::FileTooLarge => libc::EFBIG,

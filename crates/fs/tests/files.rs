@@ -152,3 +152,34 @@ fn many_names() {
     assert_eq!(names(&files, "/").len(), 250);
     assert!(!files.exists("file 0").unwrap() && files.exists("file 1").unwrap());
 }
+
+#[test]
+fn pages_are_replaced_and_exchanged() {
+    let (_scratch, files) = scratch();
+    let options = FileOptions::new().read(true).write(true).create(true);
+    let (a, b) = (files.open_with("a", &options).unwrap(), files.open_with("b", &options).unwrap());
+    a.write_at(&[1; 20_000], 0).unwrap();
+    b.write_at(&[2; 30_000], 0).unwrap();
+    a.write_atomic(&[3; 10_000], 5_000).unwrap();
+    a.write_atomic(&[4; 10], 25_000).unwrap();
+    let bytes = read(&files, "a");
+    let expected = [vec![1; 5_000], vec![3; 10_000], vec![1; 5_000], vec![0; 5_000], vec![4; 10]];
+    assert!(bytes == expected.concat());
+    let free = files.space().unwrap().free_bytes;
+    a.pswap(4096, &b, 8192, 8192).unwrap();
+    assert_eq!(files.space().unwrap().free_bytes, free, "nothing is taken or given back");
+    let (now, other) = (read(&files, "a"), read(&files, "b"));
+    assert!(now[..4096] == bytes[..4096] && now[4096..12_288] == [2; 8192]);
+    assert!(now[12_288..] == bytes[12_288..]);
+    assert!(other[..8192] == [2; 8192] && other[8192..16_384] == bytes[4096..12_288]);
+    assert!(other[16_384..] == [2; 30_000 - 16_384]);
+    // Within one file, and up to its last page, which is not full.
+    b.pswap(0, &b, 28_672, 4096).unwrap();
+    let swapped = read(&files, "b");
+    assert!(swapped[..30_000 - 28_672] == [2; 30_000 - 28_672]);
+    assert!(swapped[30_000 - 28_672..4096].iter().all(|&byte| byte == 0));
+    for (own, others, len) in [(0, 0, 4096), (1, 8192, 4096), (0, 4096, 100), (0, 32_768, 4096)] {
+        let refused = b.pswap(own, &b, others, len);
+        assert!(matches!(refused, Err(FsError::NotPages { .. })), "{own} {others} {len}");
+    }
+}

@@ -78,6 +78,11 @@ pub(crate) struct Maintaining<'a> {
     _guard: RobustGuard<'a>,
 }
 
+/// The number of the mutex of a file.
+pub(crate) fn file_mutex(inode: u64) -> usize {
+    inode as usize % FILE_MUTEXES
+}
+
 impl Core {
     pub fn control(&self) -> &Control {
         self.segment.control()
@@ -157,20 +162,14 @@ impl Core {
         self.signal();
     }
 
-    /// Takes the mutexes of files, for their writers. They protect nothing that a dead holder could leave half done.
-    pub fn lock_files(&self, inodes: &[u64]) -> Result<Vec<RobustGuard<'_>>> {
-        let mut indices: Vec<usize> =
-            inodes.iter().map(|inode| *inode as usize % FILE_MUTEXES).collect();
-        indices.sort_unstable();
-        indices.dedup();
-        let lock = |index: usize| {
-            let mut guard = self.take(&self.control().file_mutexes[index], "a file's lock")?;
-            if guard.previous_owner_died() {
-                guard.repaired();
-            }
-            Ok(guard)
-        };
-        indices.into_iter().map(lock).collect()
+    /// Takes the mutex of a file, for its writers. It protects nothing that a dead holder could leave half done.
+    pub fn lock_file(&self, inode: u64) -> Result<RobustGuard<'_>> {
+        let mutex = &self.control().file_mutexes[file_mutex(inode)];
+        let mut guard = self.take(mutex, "a file's lock")?;
+        if guard.previous_owner_died() {
+            guard.repaired();
+        }
+        Ok(guard)
     }
 
     fn take<'a>(&self, mutex: &'a RobustMutex, what: &'static str) -> Result<RobustGuard<'a>> {

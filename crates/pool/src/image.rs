@@ -233,16 +233,9 @@ impl Core {
     /// What a reader asks of an open file each time; `None` if it is being changed.
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
-        let word = |slot: &[AtomicU64], offset: usize| u64::from_le(slot[offset / 8].load(Relaxed));
         let state = self.consistent_once(None, |view| {
             let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
-            let first = word(slot, 0).to_le_bytes();
-            (first[..4] == crate::format::file::MAGIC).then(|| FileState {
-                incarnation: word(slot, FileState::INCARNATION_OFFSET),
-                layout_version: word(slot, FileState::LAYOUT_VERSION_OFFSET),
-                size_bytes: word(slot, FileState::SIZE_OFFSET),
-                links: (word(slot, FileState::LINKS_OFFSET - 4) >> 32) as u32,
-            })
+            FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
     }

@@ -84,6 +84,6 @@ pub use mutant::Mutant;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;
-pub use pool::{FileLocks, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
 pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;

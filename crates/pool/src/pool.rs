@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::alloc::Reservation;
 use crate::commit::{Commit, CommitContent};
-use crate::core::Core;
+use crate::core::{Core, file_mutex};
 use crate::create::{CreateOptions, lock_to_format};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
@@ -131,9 +131,10 @@ pub struct PoolInfo {
     pub processes: Vec<u32>,
 }
 
-/// Files that are locked for writing. Unlocked when dropped, or when the process dies.
-pub struct FileLocks<'a> {
-    _guards: Vec<RobustGuard<'a>>,
+/// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
+pub struct FileLock<'a> {
+    _first: RobustGuard<'a>,
+    _second: Option<RobustGuard<'a>>,
 }
 
 /// Whether a lock lets others in.
@@ -515,14 +516,31 @@ impl Pool {
         self.core().make_durable(&[self.layout().data()])
     }
 
-    /// Locks files for writing, against all other writers; waits.
+    /// Locks a file for writing, against all other writers; waits.
     ///
     /// # Errors
-    /// [`PoolError::Stalled`] if somebody has one of them for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::Stalled`] if somebody has it for longer than [`OpenOptions::stall_timeout`];
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
-    pub fn lock_files(&self, inodes: &[u64]) -> Result<FileLocks<'_>> {
+    pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
-        Ok(FileLocks { _guards: self.core().lock_files(inodes)? })
+        Ok(FileLock { _first: self.core().lock_file(inode)?, _second: None })
+    }
+
+    /// [`Pool::lock_file`] of two files.
+    ///
+    /// # Errors
+    /// As for [`Pool::lock_file`].
+    pub fn lock_two_files(&self, one: u64, other: u64) -> Result<FileLock<'_>> {
+        self.core().check_writable()?;
+        // In the order of the mutexes, as everybody does.
+        let (first, second) = match file_mutex(one) <= file_mutex(other) {
+            true => (one, other),
+            false => (other, one),
+        };
+        let is_same = file_mutex(one) == file_mutex(other);
+        let _first = self.core().lock_file(first)?;
+        let _second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
+        Ok(FileLock { _first, _second })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's.

@@ -6,7 +6,7 @@
 //! anew. Bytes that somebody overwrites in place meanwhile may come out old in one aligned word of eight and new in the next.
 //!
 //! # Writing
-//! One writer at a time has a file ([`Pool::lock_files`](aquifer_pool::Pool::lock_files)), across all processes. What is inside the file's pages and its size is copied in place.
+//! One writer at a time has a file ([`Pool::lock_file`](aquifer_pool::Pool::lock_file)), across all processes. What is inside the file's pages and its size is copied in place.
 //! Everything else is made of new pages: they are reserved, filled, and named in one transaction with the new size, so
 //! that others see all of it or nothing, and a process that dies in between leaves nothing.
 //!
@@ -15,6 +15,7 @@
 //! writes what comes to be inside ([`write`]), and the transaction says so ([`Transaction::expose`](aquifer_pool::Transaction::expose)): a power cut that
 //! keeps the size keeps these bytes.
 
+mod atomic;
 mod options;
 mod read;
 mod space;

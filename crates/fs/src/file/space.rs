@@ -37,7 +37,7 @@ impl File {
             return Err(FsError::EmptyRange);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_files(&[self.inode().number])?;
+        let _writing = shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let write = Write { shared, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };

@@ -38,8 +38,15 @@ impl File {
     /// Writes, and says behind which byte.
     pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<u64> {
         self.check_writes()?;
+        if bytes.is_empty() {
+            return Ok(offset_bytes);
+        }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_files(&[self.inode().number])?;
+        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
+        if !self.opened.options.appends() && shared.overwrite(self.inode(), bytes, range)? {
+            return Ok(range.end_bytes());
+        }
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
@@ -75,7 +82,7 @@ impl File {
             return Err(FsError::FileTooLarge);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_files(&[self.inode().number])?;
+        let _writing = shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let mut write = Write { shared, open: self.inode(), inode, table };
         match size_bytes <= write.inode.size_bytes {
@@ -115,18 +122,9 @@ impl Write<'_> {
 
     pub fn write(&mut self, bytes: &[u8], range: FileBytes) -> Result<()> {
         self.check()?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        let is_in_place = end_bytes <= self.inode.size_bytes
-            && self.table.pieces(range).all(|piece| piece.pool.is_some());
-        if is_in_place {
-            self.copy_in(bytes, range)?;
-            return self.note_written();
-        }
         let mut edit = Edit::default();
         let reservations = self.fill_holes(bytes, range, &mut edit)?;
         if end_bytes > self.inode.size_bytes {
@@ -190,7 +188,7 @@ impl Write<'_> {
     }
 
     /// Pages in one run: as many as wanted, or as many as there are, or as are needed.
-    fn reserve(&self, wanted_pages: u64, needed_pages: u64) -> Result<Reservation<'_>> {
+    pub fn reserve(&self, wanted_pages: u64, needed_pages: u64) -> Result<Reservation<'_>> {
         let pool = &self.shared.pool;
         let mut largest_pages = match pool.reserve(wanted_pages, 1) {
             Err(PoolError::Full { largest_free_pages, .. }) => largest_free_pages,
@@ -242,14 +240,6 @@ impl Write<'_> {
     fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
-    }
-
-    /// Notes that the content was changed in place.
-    fn note_written(&self) -> Result<()> {
-        if now_ns() == self.inode.modified_ns {
-            return Ok(());
-        }
-        self.commit(Edit::default(), Vec::new())
     }
 
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {
@@ -308,6 +298,30 @@ impl Write<'_> {
 }
 
 impl Shared {
+    /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
+    fn overwrite(&self, open: &OpenInode, bytes: &[u8], range: FileBytes) -> Result<bool> {
+        let table = open.table();
+        let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
+        if state.is_immutable
+            || range.end_bytes() > state.size_bytes
+            || !table.is_of(open.number, state.incarnation, state.layout_version)
+        {
+            return Ok(false);
+        }
+        let Some(place) = table.contiguous(range) else { return Ok(false) };
+        self.pool.store(place.offset_bytes, bytes)?;
+        // As precise as file systems of Linux are: a tick of the clock.
+        let now_ns = now_ns();
+        if now_ns != state.modified_ns {
+            self.change(|names| {
+                let mut inode = names.inode(open.number)?;
+                (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
+                names.put(&inode)
+            })?;
+        }
+        Ok(true)
+    }
+
     /// Writes zeros over bytes of the pool.
     pub(super) fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         let mut done = 0;
@@ -324,7 +338,7 @@ impl Shared {
         if !open.was_given_ahead() {
             return Ok(());
         }
-        let _writing = self.pool.lock_files(&[open.number])?;
+        let _writing = self.pool.lock_file(open.number)?;
         let (inode, table) = self.table(open)?;
         if inode.is_immutable
             || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES)

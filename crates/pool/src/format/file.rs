@@ -162,16 +162,36 @@ pub struct FileState {
     pub layout_version: u64,
     /// Length in bytes.
     pub size_bytes: u64,
+    /// When its content was last changed, in nanoseconds since 1970.
+    pub modified_ns: i64,
     /// Names that lead to it.
     pub links: u32,
+    /// Whether it is not to be changed.
+    pub is_immutable: bool,
 }
 
 impl FileState {
-    pub(crate) const INCARNATION_OFFSET: usize = std::mem::offset_of!(RawFile, incarnation);
+    /// From the words of a slot, given by the offset of their first byte; `None` if that is no inode of a file.
+    #[inline]
+    pub(crate) fn read(word: impl Fn(usize) -> u64) -> Option<FileState> {
+        let first = word(0).to_le_bytes();
+        let flags = u16::from_le_bytes([first[6], first[7]]);
+        (first[..4] == MAGIC).then(|| FileState {
+            incarnation: word(Self::INCARNATION_OFFSET),
+            layout_version: word(Self::LAYOUT_VERSION_OFFSET),
+            size_bytes: word(Self::SIZE_OFFSET),
+            modified_ns: word(Self::MODIFIED_OFFSET) as i64,
+            links: (word(Self::LINKS_OFFSET - 4) >> 32) as u32,
+            is_immutable: flags & IMMUTABLE != 0,
+        })
+    }
+
+    const INCARNATION_OFFSET: usize = std::mem::offset_of!(RawFile, incarnation);
     pub(crate) const LAYOUT_VERSION_OFFSET: usize = std::mem::offset_of!(RawFile, layout_version);
-    pub(crate) const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
+    const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
+    const MODIFIED_OFFSET: usize = std::mem::offset_of!(RawFile, modified_ns);
     /// In the second half of its word.
-    pub(crate) const LINKS_OFFSET: usize = std::mem::offset_of!(RawFile, links);
+    const LINKS_OFFSET: usize = std::mem::offset_of!(RawFile, links);
 }
 
 const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
