@@ -85,6 +85,9 @@ impl ByteChain {
         let raw = RawChain::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
         let (len, next) = (usize::from(raw.len_bytes.get()), raw.next.get());
         check_len(len, next)?;
+        if raw.bytes[len..].iter().any(|&byte| byte != 0) {
+            return Err(FormatError::Field { field: "length", value: len as u64 });
+        }
         Ok(ByteChain { number, owner: raw.owner.get(), next, bytes: raw.bytes[..len].to_vec() })
     }
 }

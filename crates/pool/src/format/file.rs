@@ -292,6 +292,9 @@ impl FileInode {
         };
         pack(&self.runs, &mut raw.runs)?;
         if self.kind == FileKind::Link {
+            if !self.runs.is_empty() {
+                return Err(FormatError::Field { field: "runs", value: self.runs.len() as u64 });
+            }
             let place = raw.runs.as_mut_bytes().get_mut(..self.target.len());
             let len = self.target.len() as u64;
             place
@@ -340,7 +343,9 @@ impl FileInode {
                 let place = raw.runs.as_bytes().get(..size_bytes as usize);
                 target = place.ok_or(field("size", size_bytes))?.to_vec();
             }
-            if target.contains(&0) || size_bytes == 0 {
+            let behind = &raw.runs.as_bytes()[target.len()..];
+            let is_whole = raw.run_count.get() == 0 && behind.iter().all(|&byte| byte == 0);
+            if target.contains(&0) || size_bytes == 0 || !is_whole {
                 return Err(field("target", size_bytes));
             }
         } else {

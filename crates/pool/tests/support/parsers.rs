@@ -12,7 +12,9 @@ use aquifer_pool::format::byte_chain::{CHAIN_BYTES, MAGIC as BYTE_CHAIN_MAGIC};
 use aquifer_pool::format::directory::{MAX_CHILDREN, MAX_LEVEL, Node, NodeContent, NodeView};
 use aquifer_pool::format::file::{FILE_RUNS, MAGIC as FILE_MAGIC};
 use aquifer_pool::format::inode::{Inode, PoolHead, SLOT_BYTES, SlotBytes};
-use aquifer_pool::format::record::{Entry, HEADER_BYTES, Header, LogIdentity, Record};
+use aquifer_pool::format::record::{
+    Entry, HEADER_BYTES, Header, LogIdentity, MIN_CLOSE_BYTES, Record,
+};
 use aquifer_pool::format::run::MAX_PAGES;
 use aquifer_pool::format::run_list::{LIST_RUNS, MAGIC as RUN_LIST_MAGIC};
 use aquifer_pool::format::slot::Slot;
@@ -92,10 +94,12 @@ pub fn slot(data: &[u8]) {
     file_slots(data);
 }
 
+/// Where content begins in the inode of a file, and in other slots of it.
+const FILE_RUNS_OFFSET: usize = 184;
+const LIST_RUNS_OFFSET: usize = 32;
+
 /// Any bytes as a slot of a file: its inode, more of its runs, bytes.
 fn file_slots(data: &[u8]) {
-    const FILE_RUNS_OFFSET: usize = 184;
-    const LIST_RUNS_OFFSET: usize = 32;
     let mut bytes: SlotBytes = padded(data, SLOT_BYTES)[..SLOT_BYTES].try_into().expect("512");
     accept_file_slot(&bytes);
     // Counts, lengths and kinds that can be, and one more; runs that are not counted are zero.
@@ -136,7 +140,11 @@ fn accept_file_slot(bytes: &SlotBytes) {
         Slot::Bytes(chain) => chain.encode(),
         _ => return,
     };
-    assert_eq!(Slot::decode(&again.expect("it was decoded"), number).as_ref(), Ok(&slot));
+    let again = again.expect("it was decoded");
+    assert_eq!(Slot::decode(&again, number).as_ref(), Ok(&slot));
+    // What is not counted is zero.
+    let content = if matches!(slot, Slot::File(_)) { FILE_RUNS_OFFSET } else { LIST_RUNS_OFFSET };
+    assert_eq!(again[content..SLOT_BYTES - 8], bytes[content..SLOT_BYTES - 8], "{slot:?}");
     for run in slot.runs() {
         assert!(!run.is_empty() && !run.is_hole() && run.end_page() < 2 * MAX_PAGES);
     }
@@ -179,28 +187,47 @@ fn directory_node(data: &[u8]) {
 pub fn record(data: &[u8]) {
     const LOG_BYTES: u64 = 64 << 10;
     const IDENTITY: LogIdentity = LogIdentity { pool: 3, generation: 7 };
-    const LSN: u64 = 5 * LOG_BYTES + PAGE_BYTES;
+    // At the beginning of a page, and where packed records lie.
+    for lsn in [5 * LOG_BYTES + PAGE_BYTES, 5 * LOG_BYTES + PAGE_BYTES + 192] {
+        record_at(data, lsn, LOG_BYTES, IDENTITY);
+    }
+}
+
+fn record_at(data: &[u8], lsn: u64, log_bytes: u64, identity: LogIdentity) {
     for is_sealed in [false, true] {
         let mut bytes = data.to_vec();
         if is_sealed {
             bytes = padded(data, HEADER_BYTES);
-            bytes.resize(bytes.len().next_multiple_of(PAGE).min(15 * PAGE), 0);
+            let unit = if lsn.is_multiple_of(PAGE_BYTES) { PAGE } else { HEADER_BYTES };
+            bytes.resize(bytes.len().next_multiple_of(unit).min(14 * PAGE), 0);
             bytes[..4].copy_from_slice(b"AQLR");
             // The kind is a transaction's more often than the bytes have it.
-            bytes[4..8].copy_from_slice(&(1 + u32::from(data.first() == Some(&9))).to_le_bytes());
-            bytes[8..16].copy_from_slice(&LSN.to_le_bytes());
-            bytes[16..24].copy_from_slice(&IDENTITY.generation.to_le_bytes());
+            let kind = 1
+                + u32::from(data.first().is_some_and(|first| first % 4 == 1))
+                + u32::from(data.first().is_some_and(|first| first % 8 == 1));
+            bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+            bytes[8..16].copy_from_slice(&lsn.to_le_bytes());
+            bytes[16..24].copy_from_slice(&identity.generation.to_le_bytes());
             let len_bytes = bytes.len() as u64;
             bytes[24..32].copy_from_slice(&len_bytes.to_le_bytes());
             bytes[34..40].fill(0);
-            bytes[40..48].copy_from_slice(&IDENTITY.pool.to_le_bytes());
+            bytes[40..48].copy_from_slice(&identity.pool.to_le_bytes());
             bytes[51..56].fill(0);
+            if kind > 1 {
+                bytes[32..36].fill(0);
+            }
             forge::seal_record(&mut bytes);
         }
-        let Ok(header) = Header::decode(&bytes, LSN, LOG_BYTES, IDENTITY) else { continue };
-        assert!(header.end_lsn() > LSN && header.end_lsn() <= LSN + LOG_BYTES);
+        let Ok(header) = Header::decode(&bytes, lsn, log_bytes, identity) else { continue };
+        assert!(header.end_lsn() > lsn && header.end_lsn() <= 6 * log_bytes, "inside the ring");
+        assert!(!header.is_close || header.len_bytes >= MIN_CLOSE_BYTES);
         bytes.resize(header.len_bytes as usize, 0);
-        let Ok(record) = Record::decode(header, bytes) else { continue };
+        let Ok(mut record) = Record::decode(header, bytes.clone()) else { continue };
+        if header.is_close {
+            bytes[HEADER_BYTES..HEADER_BYTES + 8].copy_from_slice(&header.close_mark());
+            record = Record::decode(header, bytes).expect("what fills space has no content");
+            assert!(record.is_marked());
+        }
         let _ = record.content_inodes().count();
         for (_, bytes) in record.slots() {
             assert_eq!(bytes.len(), SLOT_BYTES);
@@ -225,6 +252,7 @@ pub fn record(data: &[u8]) {
                 }
                 Entry::Copied { target, .. } => assert!(target.end_bytes() > target.offset_bytes),
                 Entry::NewRun { range } => assert!(range.end_bytes() > range.offset_bytes),
+                Entry::Exposed { range } => assert!(range.end_bytes() >= range.offset_bytes),
                 _ => {}
             }
         }
