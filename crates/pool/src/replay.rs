@@ -26,6 +26,9 @@ pub(crate) struct LogEnd {
     pub reason: FormatError,
 }
 
+/// What is wrong with a record that does not count for want of a mark.
+pub(crate) const UNMARKED: &str = "mark";
+
 /// The part of a log that counts.
 pub(crate) struct Counted {
     pub end: LogEnd,
@@ -110,7 +113,7 @@ impl LogReader<'_> {
         let end = match waiting.first() {
             Some(first) => LogEnd {
                 lsn: first.header.lsn,
-                reason: FormatError::Field { field: "mark", value: 0 },
+                reason: FormatError::Field { field: UNMARKED, value: 0 },
             },
             None => end,
         };

@@ -7,13 +7,13 @@ use super::{Checker, RESTORE, text};
 use crate::error::PoolError;
 use crate::format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::Layout;
-use crate::format::record::{Entry, Header, LogIdentity, Record};
+use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
 use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::media::ByteRange;
 use crate::owners::Owners;
-use crate::replay::LogReader;
+use crate::replay::{LogReader, UNMARKED};
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
@@ -21,6 +21,8 @@ pub(super) struct LogView {
     pub end_lsn: u64,
     /// Why there is no record there, in words.
     pub end_reason: String,
+    /// Whether there is one, and it does not count because what it exposes may not be there.
+    pub is_unmarked: bool,
     /// How many there are.
     pub records: u64,
     /// The last image of each slot that some record changes, and the position of that record.
@@ -53,6 +55,7 @@ impl Checker<'_> {
         let mut view = LogView {
             end_lsn: tail_lsn,
             end_reason: String::new(),
+            is_unmarked: false,
             records: 0,
             slots: BTreeMap::new(),
         };
@@ -72,9 +75,14 @@ impl Checker<'_> {
             });
         match counted {
             Ok(counted) => {
+                view.is_unmarked =
+                    matches!(counted.end.reason, FormatError::Field { field: UNMARKED, .. });
                 view.end_reason = match counted.end.reason {
                     FormatError::Magic | FormatError::Identity { .. } => {
                         "no record of this log follows".to_owned()
+                    }
+                    FormatError::Field { field: UNMARKED, .. } => {
+                        "what follows was never made durable".to_owned()
                     }
                     reason => format!("what follows is no whole record: {reason}"),
                 };
@@ -112,7 +120,7 @@ impl Checker<'_> {
         let layout = superblock.layout;
         let lost_to =
             self.log_reader(superblock).acknowledged_behind(superblock.tail_lsn, view.end_lsn);
-        let place = place_of(&layout, view.end_lsn, PAGE_BYTES);
+        let place = place_of(&layout, view.end_lsn, RECORD_UNIT_BYTES);
         match lost_to {
             Ok(Some(acknowledged_lsn)) => {
                 let lost_bytes = acknowledged_lsn - view.end_lsn;
@@ -148,7 +156,15 @@ impl Checker<'_> {
         let Some(page) = self.read(place, "The end of the log") else { return };
         let identity = self.log_reader(superblock).identity;
         let header = Header::decode(&page, view.end_lsn, log.len_bytes, identity);
-        if !matches!(header, Err(FormatError::Magic | FormatError::Identity { .. })) {
+        if view.is_unmarked {
+            let found = format!(
+                "Changes from position {} of the log on were never made durable",
+                view.end_lsn
+            );
+            let reason = "A power cut came before anybody had asked for it, and may have taken bytes that they name".to_owned();
+            let advice = "Nothing need be done: they do not count, and are written over when the pool is used";
+            self.find(Severity::Note, FindingKind::TornRecord, place, text(found, reason, advice));
+        } else if !matches!(header, Err(FormatError::Magic | FormatError::Identity { .. })) {
             self.find(
                 Severity::Note,
                 FindingKind::TornRecord,
