@@ -454,8 +454,12 @@ impl Pool {
     /// them, or of all, does not undo it. A power cut may, until [`Pool::sync`]. Then it undoes what was changed later as
     /// well: what is there after it is as of some moment.
     ///
+    /// What the reservations hold, and what the change exposes, was written before. While a page is taken that was never used before, it
+    /// may wait for the media.
+    ///
     /// # Errors
-    /// Those of `change`, and then nothing has happened; [`PoolError::Media`].
+    /// Those of `change`, and then nothing has happened; [`PoolError::Stalled`], the same; [`PoolError::Media`] if the log
+    /// cannot be written: then the outcome is old or new, and the pool is read-only.
     pub fn change<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
