@@ -150,7 +150,7 @@ impl<'a> Space<'a> {
     }
 
     /// The free pages from `page` on, at most `most_pages`; `None` if it is not free.
-    pub fn from_page(&self, page: u64, most_pages: u64) -> Option<Run> {
+    pub fn starting_at(&self, page: u64, most_pages: u64) -> Option<Run> {
         let end = page.checked_add(most_pages)?;
         let run = self.runs(Wanted::Any, page, end).next()?;
         (run.start_page == page).then_some(run)

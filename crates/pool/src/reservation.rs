@@ -130,7 +130,7 @@ impl Core {
     /// Takes exactly these pages; `None` if not all of them are free.
     pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
         self.reserve_with(run.pages, |space| {
-            space.from_page(run.start_page, run.pages).filter(|found| *found == run)
+            space.starting_at(run.start_page, run.pages).filter(|found| *found == run)
         })
     }
 
@@ -145,7 +145,7 @@ impl Core {
         // Those that are zero are for those who need zeros.
         let preferred = if must_be_zero { Wanted::Zeroed } else { Wanted::Unzeroed };
         let find = |space: &Space<'_>| {
-            (near_page.and_then(|page| space.from_page(page, pages)))
+            (near_page.and_then(|page| space.starting_at(page, pages)))
                 .or_else(|| space.next_fit(preferred, pages, pages.min(HUGE_PAGES)))
                 .or_else(|| space.next_fit(Wanted::Any, pages, 1))
         };
