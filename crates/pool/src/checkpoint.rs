@@ -23,6 +23,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
 use crate::format::superblock::{COPIES, Superblock};
+use crate::freed;
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
@@ -108,7 +109,9 @@ impl Core {
         pages: &[ImagePage],
     ) -> Result<()> {
         if tail_lsn == head_lsn && pages.is_empty() {
-            alloc::take_from_the_dead(&self.lock()?)?;
+            let locked = self.lock()?;
+            freed::look_again(&locked);
+            alloc::take_from_the_dead(&locked)?;
             return Ok(());
         }
         let control = self.control();
@@ -144,10 +147,11 @@ impl Core {
         let locked = self.lock()?;
         control.tail_lsn.store(head_lsn, Relaxed);
         point::pass("checkpoint-tail");
-        alloc::release(&locked);
+        freed::look_again(&locked);
         alloc::take_from_the_dead(&locked)?;
         drop(locked);
         self.signal();
+        self.zero_soon();
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
 use aquifer_vm::ProcessMark;
 use uuid::Uuid;
 
+use crate::background::Bell;
 use crate::commit::CommitBuffer;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
@@ -25,6 +26,7 @@ use crate::media::{Media, PersistenceDomain};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
+use crate::pins::Pins;
 use crate::segment::{Control, FILE_MUTEXES, Segment};
 
 /// An open pool. Everything here is safe to use from any thread.
@@ -42,6 +44,7 @@ pub(crate) struct Core {
     /// Names the segment in the superblock; nil for one that is private.
     pub segment_id: Uuid,
     pub segment: Segment,
+    pub pins: Pins,
     /// Whether the segment and the media may be changed from here.
     pub is_writable: bool,
     pub stall_timeout: Duration,
@@ -53,6 +56,10 @@ pub(crate) struct Core {
     pub last_commit_lsn: AtomicU64,
     /// Inodes locked through this handle.
     pub held: Mutex<BTreeSet<u64>>,
+    /// Held while this process has pages reserved only to zero them.
+    pub zeroing: Mutex<()>,
+    /// Rung when there may be pages to be zeroed.
+    pub zeroer_bell: OnceLock<Arc<Bell>>,
     /// Inodes that a reader of a damaged pool goes without, and why.
     pub distrusted: OnceLock<BTreeMap<u64, Flaw>>,
 }
@@ -86,6 +93,13 @@ pub(crate) fn file_mutex(inode: u64) -> usize {
 impl Core {
     pub fn control(&self) -> &Control {
         self.segment.control()
+    }
+
+    /// Has free pages zeroed in the background, as far as this handle does such work.
+    pub fn zero_soon(&self) {
+        if let Some(bell) = self.zeroer_bell.get() {
+            bell.ring();
+        }
     }
 
     /// A handle that keeps it open.

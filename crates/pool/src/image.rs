@@ -19,6 +19,7 @@ use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, Sl
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::format::slot::{Slot, is_free_slot};
+use crate::freed;
 use crate::owners::Flaw;
 use crate::point;
 use crate::segment::{PENDING, Segment};
@@ -78,7 +79,7 @@ pub(crate) fn apply_slots<'a>(
     // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
     // from the others would be a part of it.
     if control.image_version.load(Relaxed).is_multiple_of(2) {
-        alloc::note_freed(locked, slots.clone(), end_lsn);
+        freed::note_change(locked, slots.clone(), end_lsn);
     }
     point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;

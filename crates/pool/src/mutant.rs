@@ -30,6 +30,8 @@ pub enum Mutant {
     KeepDependents,
     /// Packed records count after a power cut though what they expose was not flushed.
     CountExposed,
+    /// Pages are written to that the head still calls fresh, as far as it is durable.
+    FreshUnsaid,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

@@ -27,12 +27,14 @@ use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
+use crate::freed;
 use crate::image::{self, load_slot, store_slot};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
+use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
 use crate::replay::{Committed, Counted};
@@ -270,7 +272,7 @@ fn new_core(
     media: &Arc<dyn Media>,
     membership: Membership,
     superblock: &Superblock,
-    segment: Segment,
+    (segment, pins): (Segment, Pins),
     segment_id: Uuid,
     options: &OpenOptions,
 ) -> Arc<Core> {
@@ -283,6 +285,7 @@ fn new_core(
         boot: options.boot(),
         segment_id,
         segment,
+        pins,
         membership,
         is_writable: !options.read_only,
         stall_timeout: options.stall_timeout,
@@ -291,6 +294,8 @@ fn new_core(
         buffers: std::sync::Mutex::default(),
         last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
+        zeroing: std::sync::Mutex::default(),
+        zeroer_bell: std::sync::OnceLock::new(),
         distrusted: std::sync::OnceLock::new(),
     })
 }
@@ -321,11 +326,20 @@ fn join(
     let id = superblock.segment;
     let segment = Segment::open(id, superblock.uuid, &superblock.layout, !options.read_only)
         .map_err(elsewhere)?;
-    let core = new_core(media, members, &superblock, segment, id, options);
+    let pins = Pins::open(&Segment::name_of_pins(id), superblock.uuid).map_err(elsewhere)?;
+    let core = new_core(media, members, &superblock, (segment, pins), id, options);
     if core.is_writable {
         take_slot(&core)?;
     }
     Ok(Opened { core, overlay: Committed::default(), recovered_records: 0 })
+}
+
+/// Makes both segments, or none.
+fn create_shared(id: Uuid, superblock: &Superblock, mode: u32) -> Result<(Segment, Pins)> {
+    let segment = Segment::create(id, superblock.uuid, &superblock.layout, mode)?;
+    let pins = Pins::create(&Segment::name_of_pins(id), superblock.uuid, mode)
+        .inspect_err(|_| Segment::remove(id))?;
+    Ok((segment, pins))
 }
 
 /// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
@@ -342,15 +356,17 @@ fn build(
     if matches!(role, Role::First | Role::Alone) {
         Segment::remove_left_by(owner);
     }
-    let (segment, segment_id) = match role {
+    let (shared, segment_id) = match role {
         Role::First => {
             let id = owner.new_segment_id()?;
-            let mode = options.segment_mode;
-            (Segment::create(id, superblock.uuid, &superblock.layout, mode)?, id)
+            (create_shared(id, superblock, options.segment_mode)?, id)
         }
-        _ => (Segment::private(superblock.uuid, &superblock.layout)?, Uuid::nil()),
+        _ => {
+            let segment = Segment::private(superblock.uuid, &superblock.layout)?;
+            ((segment, Pins::private()?), Uuid::nil())
+        }
     };
-    let core = new_core(media, members, superblock, segment, segment_id, options);
+    let core = new_core(media, members, superblock, shared, segment_id, options);
     point::pass("open-segment");
     let built = replay(&core, superblock).and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
@@ -364,6 +380,8 @@ fn build(
             core.media.forget_cached(core.layout.log());
             point::pass("open-recovered");
             alloc::rebuild(&core.lock()?)?;
+            let fresh_from_page = core.control().fresh_from_page.load(Relaxed);
+            core.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
             point::pass("open-rebuilt");
             if matches!(role, Role::First) {
                 // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
@@ -373,6 +391,9 @@ fn build(
                     .map_err(|error| lock_error(&*core.media, error))?;
                 point::pass("open-shared");
             }
+        } else {
+            // For who asks how full the pool is.
+            alloc::rebuild(&core.lock()?)?;
         }
         Ok((overlay, records))
     });
@@ -446,7 +467,8 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<Replayed> {
     let end_lsn = counted.end.lsn;
     reader.scan(tail_lsn, end_lsn, |record| committed.add(&reader, record, Some(&owners)))?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
-    control.freed_first.store(control.freed_next.load(Relaxed), Relaxed);
+    freed::forget(&locked);
+    alloc::forget_zeroed(&locked);
     drop(locked);
     // The log goes on with a page. What lies before it in this one is of the generation that ends here.
     let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);

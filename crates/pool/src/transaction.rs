@@ -4,22 +4,23 @@
 //! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
 //! a process that dies anywhere leaves at most one record to apply.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::alloc::{self, Reservation};
+use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
+use crate::format::FormatError;
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::format::run_list::LIST_RUNS;
 use crate::format::slot::Slot;
-use crate::format::{FormatError, PAGE_BYTES};
+use crate::freed;
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::segment::FREED;
+use crate::reservation::Reservation;
 use crate::slots::{ChangeSlots, ReadSlots};
 
 /// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
@@ -138,6 +139,17 @@ impl Transaction<'_> {
         }
     }
 
+    /// Whether any process has an open pin of an inode: [`Pool::pin_open`](crate::Pool::pin_open). One that had no link before this transaction
+    /// began, and is not open, can be given back.
+    pub fn is_open(&self, inode: u64) -> bool {
+        self.core().is_open(&self.locked, inode)
+    }
+
+    /// Says that pages before this one are not fresh from now on.
+    pub(crate) fn use_pages_before(&mut self, page: u64) {
+        self.used_to_page = page;
+    }
+
     /// Says that a name leads to these bytes of the data from now on, which did not before: they are durable before this change
     /// is. They were written before the change began.
     pub fn expose(&mut self, range: ByteRange) {
@@ -152,10 +164,6 @@ struct Prepared {
     body_checksum: u64,
     slots: Vec<(u64, SlotBytes)>,
 }
-
-/// How many pages are noted as used before they are, so that not each change that takes new ones waits for the media. What they
-/// cost is that they are zeroed where zeros are asked for.
-const MOST_FRESH_PAGES_AT_ONCE: u64 = (64 << 20) / PAGE_BYTES;
 
 /// When a transaction is durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -193,15 +201,11 @@ impl Core {
             Durability::Now => RecordBuilder::new(),
             Durability::Later => RecordBuilder::packed(),
         };
-        let reserved_to = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
         let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
             .map_err(|error| self.damaged("the pool's head", error))?;
         let last_slot = transaction.changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
-            fresh_from_page: head
-                .fresh_from_page
-                .max(transaction.used_to_page)
-                .max(reserved_to.unwrap_or(0)),
+            fresh_from_page: head.fresh_from_page.max(transaction.used_to_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
         // Below the last used slot none is as if it had never been used.
@@ -256,42 +260,28 @@ impl Core {
         })
     }
 
-    /// Notes that pages before `end_page` are about to be written to. They are not taken for zeros from then on, also if
-    /// whoever writes to them dies before an inode names them. Durable on return.
-    pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
-        if end_page <= self.head()?.fresh_from_page {
-            // Another transaction may have noted it that is visible and not durable yet. Without its record a crash
-            // would make these pages fresh again, with what was written to them.
-            // Acquire: after what was seen of the image, before which it was stored.
-            return self.wait_durable(self.control().fresh_lsn.load(Acquire));
-        }
-        let more_pages = (self.layout.page_count / 64).min(MOST_FRESH_PAGES_AT_ONCE);
-        self.transact(Vec::new(), |transaction| {
-            transaction.used_to_page = (end_page + more_pages).min(self.layout.page_count);
-            Ok(())
-        })
-    }
-
-    /// The same for pages that a change will name which is not durable when they are written to.
-    fn use_fresh_pages_of(&self, reservations: &[Reservation<'_>]) -> Result<()> {
-        let end_page = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
-        end_page.map_or(Ok(()), |end_page| self.use_fresh_pages(end_page))
-    }
-
-    /// Whether the log, and the list of freed runs, can take a transaction.
-    fn check_size(&self, transaction: &Transaction<'_>, len_bytes: u64) -> Result<()> {
+    /// Whether the log can take a transaction at all.
+    fn check_size(&self, len_bytes: u64) -> Result<()> {
         let log_bytes = self.layout.log().len_bytes;
         if len_bytes > log_bytes / 4 {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
-        if most_freed(transaction) > FREED {
-            return Err(PoolError::Parameter {
-                what: "the number of inodes in a transaction",
-                value: transaction.changed.len().to_string(),
-                reason: "the list of freed pages could never hold theirs; use several transactions",
-            });
-        }
         Ok(())
+    }
+
+    /// Whether there is room for what a transaction frees and exchanges. An error if pins are the reason that there is none,
+    /// and a checkpoint (`has_made_room`) did not help.
+    fn has_room_for_freed(
+        &self,
+        transaction: &Transaction<'_>,
+        has_made_room: bool,
+    ) -> Result<bool> {
+        let changed = transaction.changed.iter().map(|(number, bytes)| (*number, bytes));
+        let has_room = freed::has_room(&transaction.locked, changed, most_freed(transaction))?;
+        if !has_room && has_made_room {
+            freed::check_not_pinned(&transaction.locked)?;
+        }
+        Ok(has_room)
     }
 
     fn begin(&self) -> Result<Transaction<'_>> {
@@ -322,6 +312,7 @@ impl Core {
         self.check_writable()?;
         self.flush_reserved(&reservations)?;
         let mut flushed: Vec<ByteRange> = Vec::new();
+        let mut has_made_room = false;
         loop {
             let mut transaction = self.begin()?;
             let value = change(&mut transaction)?;
@@ -341,15 +332,15 @@ impl Core {
             }
             let prepared = self.prepare(&transaction, &reservations, Durability::Now)?;
             let Prepared { builder, mut bytes, body_checksum, .. } = prepared;
-            self.check_size(&transaction, builder.len_bytes())?;
-            let space =
-                match alloc::has_room_for_freed(&transaction.locked, most_freed(&transaction)) {
-                    true => self.reserve(&transaction.locked, builder.len_bytes(), true)?,
-                    false => None,
-                };
+            self.check_size(builder.len_bytes())?;
+            let space = match self.has_room_for_freed(&transaction, has_made_room)? {
+                true => self.reserve(&transaction.locked, builder.len_bytes(), true)?,
+                false => None,
+            };
             let Some((mut append, filler)) = space else {
                 drop(transaction);
                 self.make_room(builder.len_bytes())?;
+                has_made_room = true;
                 continue;
             };
             point::pass("transact-reserved");
@@ -385,7 +376,7 @@ impl Core {
         mut change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         self.check_writable()?;
-        self.use_fresh_pages_of(&reservations)?;
+        let mut has_made_room = false;
         loop {
             let mut transaction = self.begin()?;
             let value = change(&mut transaction)?;
@@ -394,15 +385,15 @@ impl Core {
             }
             let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
             let Prepared { builder, mut bytes, body_checksum, slots } = prepared;
-            self.check_size(&transaction, builder.len_bytes())?;
-            let place =
-                match alloc::has_room_for_freed(&transaction.locked, most_freed(&transaction)) {
-                    true => self.place_packed(&transaction.locked, builder.len_bytes())?,
-                    false => None,
-                };
+            self.check_size(builder.len_bytes())?;
+            let place = match self.has_room_for_freed(&transaction, has_made_room)? {
+                true => self.place_packed(&transaction.locked, builder.len_bytes())?,
+                false => None,
+            };
             let Some(place) = place else {
                 drop(transaction);
                 self.make_room(builder.len_bytes())?;
+                has_made_room = true;
                 continue;
             };
             builder.seal(

@@ -51,7 +51,10 @@ fn record_and_look(
     look: impl Fn(&CrashMedia, &Model),
 ) -> (Recording, History) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    // No page is fresh, so that freed ones are used again soon.
+    drop(pool.reserve(pool.info().unwrap().largest_free_pages, 1).unwrap());
+    drop(pool);
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
     let options = in_boot(FIRST_BOOT, mutant);

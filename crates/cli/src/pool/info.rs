@@ -54,6 +54,12 @@ pub(super) struct Report {
     objects: u64,
     free_bytes: u64,
     largest_free_bytes: u64,
+    /// Of the free bytes, those that are known to be zero.
+    zeroed_bytes: u64,
+    /// Freed, and free after the next checkpoint.
+    freed_bytes: u64,
+    /// Freed, and free when no view pins them any more.
+    held_bytes: u64,
     /// Records of the log that this opening found and looked at in memory.
     recovered_records: u64,
     /// Processes that have it open for writing.
@@ -98,6 +104,9 @@ impl Report {
             objects,
             free_bytes: info.free_pages * PAGE_BYTES,
             largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
+            zeroed_bytes: info.zeroed_pages * PAGE_BYTES,
+            freed_bytes: info.freed_pages * PAGE_BYTES,
+            held_bytes: info.held_pages * PAGE_BYTES,
             recovered_records: info.recovered_records,
             processes: info.processes,
         })
@@ -126,12 +135,19 @@ impl Report {
             let records = output::several(self.recovered_records, "record");
             log.push_str(&format!("; {records} to be replayed when it is opened for writing"));
         }
-        let data = format!(
-            "{} free of {}, {} in one piece",
+        let mut data = format!(
+            "{} free of {}, {} in one piece, {} zeroed",
             Bytes(self.free_bytes),
             self.data.to_text(),
             Bytes(self.largest_free_bytes),
+            Bytes(self.zeroed_bytes),
         );
+        if self.freed_bytes > 0 {
+            data.push_str(&format!("; {} free after a checkpoint", Bytes(self.freed_bytes)));
+        }
+        if self.held_bytes > 0 {
+            data.push_str(&format!("; {} kept by views", Bytes(self.held_bytes)));
+        }
         let processes = match &self.processes[..] {
             [] => "no process".to_owned(),
             pids => pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),

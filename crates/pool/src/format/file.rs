@@ -138,6 +138,9 @@ struct RawFile {
 
 const _: () = {
     assert!(size_of::<RawFile>() == SLOT_BYTES);
+    // Readers look at these two in the image as words: `Core::file_version`.
+    assert!(std::mem::offset_of!(RawFile, incarnation) == 16);
+    assert!(std::mem::offset_of!(RawFile, layout_version) == 24);
     assert!(std::mem::offset_of!(RawFile, runs) == 184);
     assert!(std::mem::offset_of!(RawFile, checksum) == 504);
 };

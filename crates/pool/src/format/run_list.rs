@@ -44,6 +44,11 @@ struct RawList {
 
 const _: () = assert!(size_of::<RawList>() == SLOT_BYTES);
 
+/// The file that such a slot belongs to.
+pub(super) fn owner(bytes: &SlotBytes) -> Option<u64> {
+    RawList::ref_from_bytes(bytes).ok().map(|raw| raw.owner.get())
+}
+
 /// Where the runs lie.
 pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
     let start = std::mem::offset_of!(RawList, runs);

@@ -153,6 +153,14 @@ pub(crate) fn named_runs(bytes: &SlotBytes, runs: &mut Vec<Run>) {
     runs.extend(named);
 }
 
+/// The inode whose pages slot `number` names, of bytes that are known to be right.
+pub(crate) fn owner_of_runs(bytes: &SlotBytes, number: u64) -> u64 {
+    match bytes[..4].try_into().expect("four bytes") {
+        super::run_list::MAGIC => super::run_list::owner(bytes).unwrap_or(number),
+        _ => number,
+    }
+}
+
 /// Whether a slot has nothing in it, of bytes that are known to be right.
 pub(crate) fn is_free_slot(bytes: &SlotBytes) -> bool {
     const FREE_KIND: [u8; 2] = [0, 0];
