@@ -59,6 +59,7 @@ mod error;
 pub mod format;
 mod grow;
 mod image;
+mod links;
 mod log;
 mod logged_page;
 pub mod media;

@@ -54,6 +54,9 @@ pub struct OpenOptions {
     /// Runs checkpoints in the background. Without, they run when the log is full.
     #[doc(hidden)]
     pub background: bool,
+    /// Opens a pool for writing in which links are miscounted: to count them anew.
+    #[doc(hidden)]
+    pub repairs: bool,
 }
 
 impl Default for OpenOptions {
@@ -67,6 +70,7 @@ impl Default for OpenOptions {
             boot: None,
             mutant: None,
             background: true,
+            repairs: false,
         }
     }
 }
@@ -286,7 +290,7 @@ impl Pool {
         })
     }
 
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.shared.core
     }
 
