@@ -104,6 +104,7 @@ pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,
     FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
+pub use aquifer_fs as fs;
 pub use aquifer_object::heap::ObjectHeap;
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{

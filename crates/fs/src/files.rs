@@ -169,7 +169,7 @@ impl Files {
             let place = walk(names.slots, path, options.last())?;
             match place.found {
                 Some(_) if options.makes_new() => Err(FsError::Exists { path: owned(path) }),
-                Some(_) => names.inode(place.referent(path)?.inode),
+                Some(_) => walk::referred(names.slots, place.referent(path)?),
                 None => names.make(&place, path, self.new_of(FileKind::File, mode, &[])),
             }
         })
@@ -283,7 +283,7 @@ impl Files {
             let found = walk(slots, path, Last::Keep)?.referent(path)?;
             match found.kind {
                 FileKind::Link => {
-                    let inode = walk::inode(slots, found.inode)?;
+                    let inode = walk::referred(slots, found)?;
                     paths::target(slots, &inode).map(|target| owned(&target))
                 }
                 _ => Err(FsError::NotALink { path: owned(path) }),
@@ -438,7 +438,7 @@ impl Files {
         let path = bytes_of(path.as_ref());
         self.shared.change(|names| {
             let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
-            let mut inode = names.inode(found.inode)?;
+            let mut inode = walk::referred(names.slots, found)?;
             if inode.is_immutable != is_immutable {
                 if self.shared.is_open(found.inode) {
                     return Err(FsError::InUse { path: owned(path) });
@@ -455,7 +455,7 @@ impl Files {
         let path = bytes_of(path);
         self.shared.change(|names| {
             let found = walk(names.slots, path, last)?.referent(path)?;
-            let mut inode = names.inode(found.inode)?;
+            let mut inode = walk::referred(names.slots, found)?;
             if inode.is_immutable {
                 return Err(FsError::Immutable { path: owned(path) });
             }
@@ -473,7 +473,7 @@ impl Files {
         let path = bytes_of(path.as_ref());
         self.shared.look(|slots| {
             let found = walk(slots, path, Last::Follow)?.referent(path)?;
-            attributes::get(&walk::inode(slots, found.inode)?, slots, name.as_ref())
+            attributes::get(&walk::referred(slots, found)?, slots, name.as_ref())
         })
     }
 
@@ -485,7 +485,7 @@ impl Files {
         let path = bytes_of(path.as_ref());
         self.shared.look(|slots| {
             let found = walk(slots, path, Last::Follow)?.referent(path)?;
-            attributes::list(&walk::inode(slots, found.inode)?, slots)
+            attributes::list(&walk::referred(slots, found)?, slots)
         })
     }
 
@@ -524,7 +524,7 @@ impl Files {
         let path = bytes_of(path);
         self.shared.change(|names| {
             let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
-            let mut inode = names.inode(found.inode)?;
+            let mut inode = walk::referred(names.slots, found)?;
             if inode.is_immutable {
                 return Err(FsError::Immutable { path: owned(path) });
             }
@@ -576,7 +576,7 @@ impl Shared {
     fn look_up(&self, path: &[u8], last: Last) -> Result<FileInode> {
         self.look(|slots| {
             let found = walk(slots, path, last)?.referent(path)?;
-            walk::inode(slots, found.inode)
+            walk::referred(slots, found)
         })
     }
 

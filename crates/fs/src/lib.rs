@@ -16,6 +16,7 @@
 
 pub mod attributes;
 pub mod byte_chain;
+pub mod check;
 pub mod directory;
 mod error;
 mod file;

@@ -21,6 +21,9 @@ pub(crate) const MAX_LINKS: u32 = 1 << 30;
 /// A file with no more runs than this is removed in the transaction that removes its name.
 const REAPED_AT_ONCE_RUNS: usize = 512;
 
+/// Where a repair gives names to what has lost its own.
+pub(crate) const LOST_AND_FOUND: &[u8] = b"/lost+found";
+
 /// What is to be made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct New<'a> {
@@ -386,21 +389,68 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     /// An error if a directory would come to be inside of itself.
     fn check_not_inside(&self, directory: u64, moved: u64, path: &[u8]) -> Result<()> {
-        let mut here = directory;
+        // A slot that was passed, and another one after twice as many steps: a way that goes in a circle comes back to one.
+        let (mut here, mut passed, mut steps_left, mut steps) = (directory, 0, 1_u64, 1_u64);
         while here != ROOT_INODE {
             if here == moved {
                 return Err(FsError::IntoItself { path: owned(path) });
             }
-            let parent = self.inode(here)?.parent;
-            if parent == here || parent == 0 {
+            if here == passed || here == 0 {
                 return Err(FsError::Damaged {
-                    structure: format!("inode {here}"),
+                    structure: format!("inode {directory}"),
                     reason: "the directories above it do not lead to the root".to_owned(),
                 });
             }
-            here = parent;
+            steps_left -= 1;
+            if steps_left == 0 {
+                (passed, steps) = (here, steps * 2);
+                steps_left = steps;
+            }
+            here = self.inode(here)?.parent;
         }
         Ok(())
+    }
+
+    /// Gives an inode that no name leads to one in [`LOST_AND_FOUND`], or frees it if it has nothing in it. Returns the name.
+    pub fn adopt(&mut self, number: u64, home: New<'_>) -> Result<Option<Vec<u8>>> {
+        let mut inode = self.inode(number)?;
+        let is_empty = match inode.kind {
+            FileKind::File => inode.size_bytes == 0 && inode.pages == 0,
+            FileKind::Directory => inode.entries == 0,
+            _ => false,
+        };
+        if is_empty && inode.kind == FileKind::Directory {
+            self.free_directory(number)?;
+            return Ok(None);
+        }
+        if is_empty {
+            inode.links = 0;
+            self.put(&inode)?;
+            self.reap(number)?;
+            return Ok(None);
+        }
+        let mut directory = self.lost_and_found(home)?;
+        let name = format!("#{number}").into_bytes();
+        let referent = Referent { inode: number, kind: inode.kind };
+        match inode.kind {
+            FileKind::Directory => inode.parent = directory.number,
+            _ => inode.links = 1,
+        }
+        inode.changed_ns = self.now_ns;
+        self.put(&inode)?;
+        self.add_name(&mut directory, &name, referent, &name)?;
+        self.put(&directory)?;
+        Ok(Some(name))
+    }
+
+    /// The directory for what was lost, made if need be. If something else has its name, that is an error.
+    fn lost_and_found(&mut self, new: New<'_>) -> Result<FileInode> {
+        let place = walk(self.slots, LOST_AND_FOUND, Last::Keep)?;
+        match place.found {
+            None => self.make(&place, LOST_AND_FOUND, new),
+            Some(Referent { inode, kind: FileKind::Directory }) => self.inode(inode),
+            Some(_) => Err(FsError::NotADirectory { path: owned(LOST_AND_FOUND) }),
+        }
     }
 
     fn note_moved(&mut self, moved: Referent, directory: u64) -> Result<()> {

@@ -74,6 +74,18 @@ pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
     })
 }
 
+/// The inode that a name leads to, of the kind that the name has.
+pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileInode> {
+    let inode = inode(slots, found.inode)?;
+    match inode.kind == found.kind {
+        true => Ok(inode),
+        false => Err(FsError::Damaged {
+            structure: format!("inode {}", found.inode),
+            reason: "a name that leads to it says that it is something else".to_owned(),
+        }),
+    }
+}
+
 fn directory(slots: &impl ReadSlots, number: u64) -> Result<DirectoryFields> {
     DirectoryFields::read(&slots.slot(number)?).ok_or_else(|| FsError::Damaged {
         structure: format!("inode {number}"),
@@ -171,7 +183,8 @@ fn step<'p>(
             Some(Referent { inode, kind: FileKind::Link })
                 if !is_last || wants_directory || last == Last::Follow =>
             {
-                let mut on = target(slots, &self::inode(slots, inode)?)?;
+                let found = Referent { inode, kind: FileKind::Link };
+                let mut on = target(slots, &referred(slots, found)?)?;
                 if !behind.is_empty() {
                     on.extend_from_slice(behind);
                 }

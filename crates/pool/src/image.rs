@@ -20,7 +20,7 @@ use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::format::slot::{Slot, is_free_slot};
 use crate::freed;
-use crate::owners::Flaw;
+use crate::owners::{Flaw, Owners};
 use crate::point;
 use crate::segment::{PENDING, Segment};
 use crate::slots::ReadSlots;
@@ -164,6 +164,11 @@ impl View<'_> {
     }
 }
 
+/// Looks at all slots of an image that nobody changes.
+pub(crate) fn owners(core: &Core) -> Owners {
+    Owners::new(&core.layout, |number| Some(load_slot(&core.segment, number)), |_| {})
+}
+
 /// How long a change of the image takes at most, if whoever makes it runs.
 const PATIENCE: Duration = Duration::from_millis(10);
 
@@ -284,8 +289,14 @@ impl Core {
         }
     }
 
-    /// Notes what a reader goes without because it cannot be believed.
+    /// Notes what a reader goes without because it cannot be believed, and takes it out of its image: whoever comes to it,
+    /// along whichever way, finds nothing there.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
+        if !self.is_writable {
+            for number in flaws.iter().flat_map(Flaw::inodes) {
+                store_slot(&self.segment, number, &[0; SLOT_BYTES]);
+            }
+        }
         let by_inode =
             flaws.iter().flat_map(|flaw| flaw.inodes().map(|number| (number, flaw.clone())));
         // The pool is being opened, so this is the only time.

@@ -64,6 +64,7 @@ pub mod format;
 mod freed;
 mod grow;
 mod image;
+mod links;
 mod log;
 mod logged_page;
 pub mod media;

@@ -62,6 +62,9 @@ pub struct OpenOptions {
     /// Runs checkpoints, and zeroes, in the background. Without, checkpoints run when the log is full.
     #[doc(hidden)]
     pub background: bool,
+    /// Opens a pool for writing in which links are miscounted: to count them anew.
+    #[doc(hidden)]
+    pub repairs: bool,
 }
 
 impl Default for OpenOptions {
@@ -77,6 +80,7 @@ impl Default for OpenOptions {
             boot: None,
             mutant: None,
             background: true,
+            repairs: false,
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::checkpoint::write_superblocks;
 use crate::core::Core;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
-use crate::format::inode::{HEAD_SLOT, SLOT_BYTES};
+use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
@@ -33,7 +33,7 @@ use crate::log::FailureKind;
 use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
-use crate::owners::Owners;
+use crate::owners::Flaw;
 use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
@@ -368,7 +368,8 @@ fn build(
     };
     let core = new_core(media, members, superblock, shared, segment_id, options);
     point::pass("open-segment");
-    let built = replay(&core, superblock).and_then(|Replayed { overlay, records, counted }| {
+    let replayed = replay(&core, superblock, options.repairs);
+    let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
         if core.is_writable {
             take_slot(&core)?;
@@ -435,7 +436,7 @@ struct Replayed {
 }
 
 /// Loads the image and replays the log into it.
-fn replay(core: &Core, superblock: &Superblock) -> Result<Replayed> {
+fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
     load_image(core)?;
     let control = core.control();
     let tail_lsn = superblock.tail_lsn;
@@ -455,10 +456,10 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<Replayed> {
             records += 1;
             Ok(())
         })?;
-    let slots = (HEAD_SLOT..core.segment.slots()).map(|n| (n, load_slot(&core.segment, n)));
-    let owners = Owners::new(&core.layout, slots, |_| {});
+    let owners = image::owners(core);
+    let forbids = |flaw: &&Flaw| flaw.forbids_writing() && !(repairs && flaw.is_miscount());
     if core.is_writable
-        && let Some(flaw) = owners.flaws().first()
+        && let Some(flaw) = owners.flaws().iter().find(forbids)
     {
         return Err(core.damaged(flaw.structure(), flaw.error()));
     }

@@ -27,6 +27,16 @@ pub trait ReadSlots {
     }
 }
 
+impl<S: ReadSlots + ?Sized> ReadSlots for &S {
+    fn slot(&self, number: u64) -> Result<SlotBytes> {
+        (**self).slot(number)
+    }
+
+    fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
+        (**self).load(number, into)
+    }
+}
+
 /// Changes slots. What was put is what is read from then on.
 pub trait ChangeSlots: ReadSlots {
     /// Puts the bytes of a slot, sealed.
