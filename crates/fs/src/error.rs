@@ -1,6 +1,6 @@
 //! What can go wrong with files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aquifer_pool::PoolError;
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
@@ -206,6 +206,27 @@ impl FsError {
             FsError::NameTooLong { .. } => FsError::NameTooLong { path: whole },
             FsError::BadName { reason, .. } => FsError::BadName { path: whole, reason },
             other => other,
+        }
+    }
+
+    /// The path that it is about, in the pool, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            FsError::NotFound { path }
+            | FsError::Exists { path }
+            | FsError::NameTooLong { path }
+            | FsError::BadName { path, .. }
+            | FsError::NotADirectory { path }
+            | FsError::IsADirectory { path }
+            | FsError::NotEmpty { path }
+            | FsError::NotALink { path }
+            | FsError::LinkLoop { path }
+            | FsError::TooManyLinks { path }
+            | FsError::IntoItself { path }
+            | FsError::Immutable { path }
+            | FsError::InUse { path }
+            | FsError::Options { path, .. } => Some(path),
+            _ => None,
         }
     }
 
