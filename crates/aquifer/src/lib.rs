@@ -72,7 +72,7 @@
 //! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one, and [`object::collections`] lie in it.
 //! * The format is experimental (version 0): a later version may not read a pool made now.
 //!
-//! # Files that processes share without system calls
+//! # Files that processes share, and read without system calls
 //! The same pool holds a file system: names, directories, links, with the methods of `std::fs`.
 //!
 //! ```

@@ -14,6 +14,17 @@ pub type Result<T> = std::result::Result<T, FsError>;
 /// An operation on files that failed.
 ///
 /// Each has the error number that the same call of the operating system would give: [`FsError::errno`].
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// let error = files.open_file("/nothing").unwrap_err();
+/// assert_eq!((error.errno(), error.path().and_then(|path| path.to_str())), (libc::ENOENT, Some("/nothing")));
+/// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsError {

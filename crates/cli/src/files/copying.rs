@@ -117,8 +117,8 @@ pub fn copy<S: Tree, T: Tree>(
     let (counts, failures) = copier.end();
     if let Err(error) = outcome {
         return Err(match error.is::<Interrupted>() {
-            true => anyhow!("interrupted; {} whole, and nothing else", copied(&counts)),
-            false => error.context(format!("stopped: {} before this", copied(&counts))),
+            true => anyhow!("interrupted; {}", copied(&counts)),
+            false => error.context(format!("stopped after {}", copied(&counts))),
         });
     }
     Ok(Done { counts, failures, json: args.json })
@@ -126,8 +126,8 @@ pub fn copy<S: Tree, T: Tree>(
 
 fn copied(counts: &Counts) -> String {
     match counts.files + counts.symlinks + counts.hard_links {
-        1 => "one file was copied".to_owned(),
-        files => format!("{} files were copied", output::count(files)),
+        1 => "one file was copied whole".to_owned(),
+        files => format!("{} files were copied whole", output::count(files)),
     }
 }
 

@@ -54,7 +54,8 @@ fn to_text(place: &Place, entry: &Entry) -> String {
     let (uid, gid) = entry.owner();
     let len = match entry.kind() {
         "directory" => output::several(entry.len(), "name"),
-        _ => format!("{} ({})", Bytes(entry.len()), entry.len()),
+        _ if entry.len() < 1024 => Bytes(entry.len()).to_string(),
+        _ => format!("{}: {} bytes", Bytes(entry.len()), output::count(entry.len())),
     };
     let [accessed, changed, created] = entry.other_times_ns().map(entry::moment);
     let mut lines = vec![

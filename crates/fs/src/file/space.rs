@@ -12,6 +12,20 @@ use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
 /// What to do with a range of a file: as `fallocate`.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::Allocate;
+///
+/// let file = files.create_file("/f")?;
+/// file.write_at(&[1; 12288], 0)?;
+/// file.allocate(Allocate::PunchHole, 4096, 4096)?;
+/// assert_eq!(file.metadata()?.allocated_bytes(), 8192);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocate {
     /// It has pages, zero where there were none; the file is at least that long.
@@ -26,6 +40,20 @@ pub enum Allocate {
 
 impl File {
     /// Allocates, zeroes or gives up a range of the file. Holes that are not written to cost nothing.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Allocate;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.allocate(Allocate::KeepSize, 0, 40_960)?; // there will be room
+    /// let metadata = file.metadata()?;
+    /// assert_eq!((metadata.len(), metadata.allocated_bytes()), (0, 40_960));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::Pool`] if the pool is full, and then nothing has happened; [`FsError::NotOpenFor`],

@@ -271,7 +271,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         let attributes = self.from.attributes(source)?;
         let content = self.from.open(source, follow)?;
         let temporary = Self::temporary(target)?;
-        let mut copied = self.to.make_file(&temporary).and_then(|made| {
+        let mut copied = self.to.make_file(&temporary, target).and_then(|made| {
             self.copy_content(&content, &made, item.len_bytes)?;
             drop(made);
             self.finish(&temporary, item, &attributes)

@@ -135,9 +135,9 @@ impl Tree for Local {
         Ok(attributes)
     }
 
-    fn make_file(&self, path: &Path) -> Result<LocalFile> {
+    fn make_file(&self, path: &Path, name: &Path) -> Result<LocalFile> {
         let options = File::options().write(true).create_new(true).mode(0o600).open(path);
-        Ok(LocalFile { file: at(path, options)?, path: path.to_owned() })
+        Ok(LocalFile { file: at(name, options)?, path: name.to_owned() })
     }
 
     fn make_directory(&self, path: &Path) -> Result<()> {

@@ -69,8 +69,8 @@ pub trait Tree {
     /// The extended attributes that can be read, of a file or directory.
     fn attributes(&self, path: &Path) -> Result<Attributes>;
 
-    /// Makes a file that nobody else may read, and opens it for writing.
-    fn make_file(&self, path: &Path) -> Result<Self::File>;
+    /// Makes a file that nobody else may read, and opens it for writing. It will be called `name`, which its errors say.
+    fn make_file(&self, path: &Path, name: &Path) -> Result<Self::File>;
 
     /// Makes a directory that nobody else may enter.
     fn make_directory(&self, path: &Path) -> Result<()>;

@@ -93,8 +93,8 @@ impl Tree for Pooled {
         names.into_iter().map(with_value).collect()
     }
 
-    fn make_file(&self, path: &Path) -> Result<PooledFile> {
-        let place = self.at(path);
+    fn make_file(&self, path: &Path, name: &Path) -> Result<PooledFile> {
+        let place = self.at(name);
         let options = FileOptions::new().write(true).create_new(true).permissions(0o600);
         Ok(PooledFile { file: self.files.open_with(path, &options).at(&place)?, place })
     }
