@@ -279,7 +279,7 @@ fn what_cannot_be_is_said_with_advice() {
         (&["cp", &f, &at(&pool, "/new/")], 1, &["no such directory"]),
         (&["put", "/no/such/file", &root], 1, &["/no/such/file", "nothing of this name"]),
         (&["put", "/dev/null", &root], 1, &["/dev/null", "cannot hold"]),
-        (&["put", &text_file, &at(&pool, "/no/way")], 1, &["/no", "nothing of this name"]),
+        (&["put", &text_file, &at(&pool, "/no/way")], 1, &[":/no:", "no such directory"]),
         (&["get", &f, "/no/such/directory/f"], 1, &["/no/such/directory"]),
         (&["get", &f, &missing.replace('/', ""), &root], 2, &["POOL:/PATH"]),
         (&["ln", &d, &nothing], 1, &["is a directory"]),
@@ -344,31 +344,25 @@ fn interrupted_put_leaves_whole_files() {
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("a"), "whole").unwrap();
     fs::write(tree.join("large"), vec![7; 64 << 20]).unwrap();
+    let files = Files::open(&pool, &OpenOptions::default()).unwrap();
     let mut put = aquifer()
         .args(["put", "-r", tree.to_str().unwrap(), &at(&pool, "/")])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let signal = |name: &str| {
-        let pid = put.id().to_string();
-        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    let is_half = |entry: &aquifer::fs::DirEntry| {
+        entry.file_name().as_bytes().starts_with(b".aquifer-")
+            && entry.metadata().is_ok_and(|metadata| metadata.len() > 1 << 20)
     };
-    let files = loop {
-        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let files = Files::open(&pool, &options).unwrap();
-        let large = |entry: &aquifer::fs::DirEntry| {
-            entry.file_name().as_bytes().starts_with(b".aquifer-")
-                && entry.metadata().is_ok_and(|metadata| metadata.len() > 1 << 20)
-        };
-        let copying = files
-            .read_dir("/tree")
-            .is_ok_and(|mut names| names.any(|entry| entry.is_ok_and(|entry| large(&entry))));
-        if copying {
-            signal("-INT");
-            break files;
-        }
+    let is_copying = || {
+        let names = files.read_dir("/tree");
+        names.is_ok_and(|mut names| names.any(|entry| entry.is_ok_and(|entry| is_half(&entry))))
+    };
+    while !is_copying() {
         assert!(put.try_wait().unwrap().is_none(), "it was over before it was seen");
-    };
+    }
+    let pid = put.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let output = put.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     says(text(&output.stderr), &["interrupted", "one file was copied whole"]);
@@ -425,7 +419,7 @@ fn listings_show_what_was_asked_for() {
     // A file with two names takes its room once.
     assert_eq!(works(&["du", "-s", &root]), format!("12\t{root}\n"));
     assert_eq!(works(&["du", "-sh", &root]), format!("12 KiB\t{root}\n"));
-    assert_eq!(works(&["du", "-sb", "--apparent-size", &root]), format!("5010\t{root}\n"));
+    assert_eq!(works(&["du", "-sb", "--apparent-size", &root]), format!("5013\t{root}\n"));
     let sizes = json(&["du", "-a", "--json", &root]);
     let sizes = sizes["sizes"].as_array().unwrap();
     assert_eq!(sizes.last().unwrap()["path"], "/");
@@ -470,7 +464,7 @@ fn names_move_link_and_are_exchanged() {
     assert_eq!(names(&d), ["a", "b"]);
     says(&works(&["mv", "-v", &at(&pool, "/d/a"), &at(&pool, "/d/b")]), &["->", "/d/b"]);
     assert_eq!(works(&["cat", &at(&pool, "/d/b")]), "two");
-    works(&["ln", &at(&pool, "/d/b"), &d.replace("/d", "/first")]);
+    works(&["ln", &at(&pool, "/d/b"), &at(&pool, "/first")]);
     works(&["ln", "-s", "d/b", &at(&pool, "/second")]);
     works(&["ln", "-f", &at(&pool, "/second"), &at(&pool, "/first")]);
     assert_eq!(json(&["stat", "--json", &at(&pool, "/first")])["entries"][0]["target"], "d/b");

@@ -78,11 +78,16 @@ impl CopyArgs {
                 to.show(destination)
             );
         }
+        if let Some(parent) = destination.parent().filter(|parent| *parent != Path::new(""))
+            && to.item(parent, true)?.is_none()
+        {
+            bail!("{}: there is no such directory; make it first", to.show(parent));
+        }
         let wants_directory = destination.as_os_str().as_bytes().ends_with(b"/");
         let copies_directory =
             from.item(source, true)?.is_some_and(|item| item.kind == Kind::Directory);
         if wants_directory && !is_directory && !copies_directory {
-            bail!("{}: there is no such directory; `mkdir` makes it", to.show(destination));
+            bail!("{}: there is no such directory; make it first", to.show(destination));
         }
         Ok(destination.to_owned())
     }

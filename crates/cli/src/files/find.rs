@@ -191,7 +191,7 @@ impl Tests<'_> {
         let globs = globs.chain(args.iname.iter().map(|pattern| glob(pattern, true))).collect();
         let newer_ns = match &args.newer {
             Some(place) => {
-                let metadata = pools.files(place)?.metadata(place.path()).at(place)?;
+                let metadata = pools.files(place)?.symlink_metadata(place.path()).at(place)?;
                 Some(nanoseconds(metadata.modified()))
             }
             None => None,
