@@ -26,6 +26,19 @@ pub const MAX_VALUE_BYTES: usize = 64 << 10;
 const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
 
 /// What is to be there before an attribute is set.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::SetMode;
+///
+/// files.create_file("/f")?;
+/// let missing = files.set_attribute("/f", "user.colour", "red", SetMode::Replace);
+/// assert_eq!(missing.unwrap_err().errno(), libc::ENODATA);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SetMode {
     /// Whatever there is.

@@ -1,6 +1,6 @@
 //! What can go wrong with files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aquifer_pool::PoolError;
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
@@ -14,6 +14,17 @@ pub type Result<T> = std::result::Result<T, FsError>;
 /// An operation on files that failed.
 ///
 /// Each has the error number that the same call of the operating system would give: [`FsError::errno`].
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// let error = files.open_file("/nothing").unwrap_err();
+/// assert_eq!((error.errno(), error.path().and_then(|path| path.to_str())), (libc::ENOENT, Some("/nothing")));
+/// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsError {
@@ -206,6 +217,27 @@ impl FsError {
             FsError::NameTooLong { .. } => FsError::NameTooLong { path: whole },
             FsError::BadName { reason, .. } => FsError::BadName { path: whole, reason },
             other => other,
+        }
+    }
+
+    /// The path that it is about, in the pool, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            FsError::NotFound { path }
+            | FsError::Exists { path }
+            | FsError::NameTooLong { path }
+            | FsError::BadName { path, .. }
+            | FsError::NotADirectory { path }
+            | FsError::IsADirectory { path }
+            | FsError::NotEmpty { path }
+            | FsError::NotALink { path }
+            | FsError::LinkLoop { path }
+            | FsError::TooManyLinks { path }
+            | FsError::IntoItself { path }
+            | FsError::Immutable { path }
+            | FsError::InUse { path }
+            | FsError::Options { path, .. } => Some(path),
+            _ => None,
         }
     }
 

@@ -28,6 +28,22 @@ use crate::{attributes, walk as paths};
 /// What a call has done is seen by all processes at once, and survives the death of any or all of them. A power cut can undo it
 /// until [`Files::sync`], or [`File::sync_all`] of the file or directory, has returned. It never leaves a part of one call, bytes of
 /// another file, or a later call without the ones before it.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use std::io::{Read, Write};
+///
+/// files.create_dir("/notes")?;
+/// files.create_file("/notes/today")?.write_all(b"begun")?;
+/// let mut text = String::new();
+/// files.open_file("/notes/today")?.read_to_string(&mut text)?;
+/// assert_eq!(text, "begun");
+/// files.sync()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Files {
     pub(crate) shared: Arc<Shared>,
@@ -63,6 +79,22 @@ pub(crate) fn to_ns(time: SystemTime) -> i64 {
 }
 
 /// How a name is moved.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::{FsError, RenameMode};
+///
+/// files.create_dir("/one")?;
+/// files.create_file("/two")?;
+/// let refused = files.rename_with("/one", "/two", RenameMode::NoReplace);
+/// assert!(matches!(refused, Err(FsError::Exists { .. })));
+/// files.rename_with("/one", "/two", RenameMode::Exchange)?;
+/// assert!(files.metadata("/two")?.is_dir());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RenameMode {
     /// What has the new name is replaced, if it can be.
@@ -75,6 +107,19 @@ pub enum RenameMode {
 }
 
 /// How much room a pool has for files: as `statfs` says it.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// let before = files.space()?;
+/// files.create_file("/f")?.write_at(&[1; 8192], 0)?;
+/// let after = files.space()?;
+/// assert_eq!(before.free_bytes - after.free_bytes, 8192);
+/// assert_eq!(before.free_slots - after.free_slots, 2); // an inode, and a node for its name
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Space {
@@ -93,6 +138,21 @@ pub struct Space {
 impl Files {
     /// The files of a pool. New ones are of the user and group that the process acts as now, and get permissions less the umask
     /// that it has now.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Files;
+    /// use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+    ///
+    /// let path = directory.path().join("new.pool");
+    /// let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+    /// let files = Files::new(pool);
+    /// assert!(files.metadata("/")?.is_dir());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(pool: Pool) -> Files {
         let umask = aquifer_sys::credentials::umask();
         let owner = aquifer_sys::credentials::effective();
@@ -106,6 +166,21 @@ impl Files {
 
     /// Opens a pool for its files.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Files;
+    /// use aquifer_pool::OpenOptions;
+    ///
+    /// let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    /// let reader = Files::open(&path, &read_only)?; // beside those who write
+    /// files.create_file("/f")?;
+    /// assert!(reader.exists("/f")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Pool::open`].
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Files> {
@@ -113,11 +188,35 @@ impl Files {
     }
 
     /// The pool.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.pool().checkpoint()?;
+    /// assert_eq!(files.pool().info()?.directories, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn pool(&self) -> &Pool {
         &self.shared.pool
     }
 
     /// Opens a file for reading.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::Read;
+    ///
+    /// files.create_file("/f")?.write_at(b"text", 0)?;
+    /// let mut text = String::new();
+    /// files.open_file("/f")?.read_to_string(&mut text)?; // as with `std::fs::File::open`
+    /// assert_eq!(text, "text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsADirectory`], and others of the path.
@@ -127,6 +226,19 @@ impl Files {
 
     /// Opens a file for writing; makes it if there is none, empties it if there is one.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::Write;
+    ///
+    /// files.create_file("/f")?.write_all(b"a long text")?;
+    /// files.create_file("/f")?.write_all(b"a short one")?; // as with `std::fs::File::create`
+    /// assert_eq!(files.metadata("/f")?.len(), 11);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Files::open_file`]; [`FsError::Pool`] if the pool is full or opened for reading.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
@@ -134,6 +246,19 @@ impl Files {
     }
 
     /// Opens a file, or a directory for reading, as the options say.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::{FileOptions, FsError};
+    ///
+    /// let new = FileOptions::new().write(true).create_new(true).permissions(0o600);
+    /// files.open_with("/f", &new)?.write_at(b"text", 0)?;
+    /// assert!(matches!(files.open_with("/f", &new), Err(FsError::Exists { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Files::create_file`]; [`FsError::Exists`] for `create_new`.
@@ -187,6 +312,17 @@ impl Files {
 
     /// What a path leads to; symbolic links are followed.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?.write_at(b"text", 0)?;
+    /// files.symlink("f", "/link")?;
+    /// assert_eq!(files.metadata("/link")?.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`], and others of the path.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
@@ -196,6 +332,16 @@ impl Files {
 
     /// As [`Files::metadata`], of a symbolic link itself if the path leads to one.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.symlink("elsewhere", "/link")?;
+    /// assert!(files.symlink_metadata("/link")?.is_symlink());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Files::metadata`].
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
@@ -204,6 +350,17 @@ impl Files {
     }
 
     /// Whether something is at a path, symbolic links followed.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// assert!(!files.exists("/f")?);
+    /// files.create_file("/f")?;
+    /// assert!(files.exists("/f")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Files::metadata`], without [`FsError::NotFound`].
@@ -217,6 +374,16 @@ impl Files {
 
     /// Makes a directory.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// assert_eq!(files.create_dir("/d").unwrap_err().errno(), libc::EEXIST);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Exists`], [`FsError::NotFound`] if the directory that it is to be in is not there, [`FsError::Pool`].
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -224,6 +391,17 @@ impl Files {
     }
 
     /// Makes a directory and all that it is to be in. It is no error if it is there.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir_all("/a/b/c")?;
+    /// files.create_dir_all("/a/b")?;
+    /// assert!(files.metadata("/a/b/c")?.is_dir());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Files::create_dir`]; [`FsError::NotADirectory`], [`FsError::Exists`] if something else is in the way.
@@ -246,7 +424,10 @@ impl Files {
     }
 
     fn make(&self, path: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Result<FileInode> {
-        let mode = mode & !self.shared.umask;
+        let mode = match kind {
+            FileKind::Link => mode,
+            _ => mode & !self.shared.umask,
+        };
         let new = self.new_of(kind, mode, target);
         self.shared.change(|names| {
             let place = walk(names.slots, path, Last::Keep)?;
@@ -256,15 +437,38 @@ impl Files {
 
     /// Makes a symbolic link at `link` that leads to `target`, which need not be there.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// files.create_file("/d/f")?;
+    /// files.symlink("d/f", "/link")?; // from the directory of the link on
+    /// assert!(files.metadata("/link")?.is_file());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Exists`], [`FsError::NotFound`], [`FsError::Pool`].
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = bytes_of(target.as_ref());
-        self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777 | self.shared.umask, target)
-            .map(drop)
+        self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777, target).map(drop)
     }
 
     /// Makes another name of a file or of a symbolic link.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/one")?;
+    /// files.hard_link("/one", "/two")?;
+    /// files.remove_file("/one")?;
+    /// assert_eq!(files.metadata("/two")?.links(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::Exists`], [`FsError::IsADirectory`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
@@ -274,6 +478,16 @@ impl Files {
     }
 
     /// Where a symbolic link leads.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.symlink("no/such/file", "/link")?;
+    /// assert_eq!(files.read_link("/link")?.to_str(), Some("no/such/file"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::NotALink`], [`FsError::NotFound`].
@@ -293,6 +507,17 @@ impl Files {
 
     /// Removes the name of a file or of a symbolic link. Who has the file open goes on with it.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// files.remove_file("/f")?;
+    /// assert_eq!(file.metadata()?.links(), 0); // it is there as long as it is open
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsADirectory`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -303,6 +528,20 @@ impl Files {
 
     /// Removes an empty directory.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// files.create_dir_all("/d/e")?;
+    /// assert!(matches!(files.remove_dir("/d"), Err(FsError::NotEmpty { .. })));
+    /// files.remove_dir("/d/e")?;
+    /// files.remove_dir("/d")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`], [`FsError::Pool`].
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -312,6 +551,17 @@ impl Files {
 
     /// Removes a directory and all that is in it; symbolic links are not followed. What others make there meanwhile
     /// may be left, and is an error then.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir_all("/d/e/f")?;
+    /// files.remove_dir_all("/d")?;
+    /// assert!(!files.exists("/d")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Files::remove_dir`] and [`Files::remove_file`].
@@ -348,6 +598,18 @@ impl Files {
     /// Moves a name. What has the new one is replaced, all at once: at any moment, also after a crash, the new name
     /// leads to the one or to the other.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/new")?.write_at(b"new", 0)?;
+    /// files.create_file("/current")?.write_at(b"of yesterday", 0)?;
+    /// files.rename("/new", "/current")?;
+    /// assert_eq!(files.metadata("/current")?.len(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`], [`FsError::NotADirectory`],
     /// [`FsError::IntoItself`], [`FsError::Immutable`], [`FsError::Pool`].
@@ -356,6 +618,21 @@ impl Files {
     }
 
     /// [`Files::rename`], or one of the other ways of `renameat2`.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::RenameMode;
+    ///
+    /// files.create_dir("/v1")?;
+    /// files.create_dir("/v2")?;
+    /// files.create_file("/v2/f")?;
+    /// files.rename_with("/v1", "/v2", RenameMode::Exchange)?;
+    /// assert!(files.exists("/v1/f")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`].
@@ -377,6 +654,21 @@ impl Files {
     /// The names in a directory, in no particular order, without `.` and `..`. A name that is there all the time is found
     /// exactly once, whatever happens to others meanwhile.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/one")?;
+    /// files.create_dir("/two")?;
+    /// let names: Result<Vec<_>, _> =
+    ///     files.read_dir("/")?.map(|entry| entry.map(|entry| entry.into_file_name())).collect();
+    /// let mut names = names?;
+    /// names.sort();
+    /// assert_eq!(names, ["one", "two"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::NotADirectory`].
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
@@ -390,6 +682,17 @@ impl Files {
 
     /// Changes the permissions: the lowest 12 bits of `mode`, as `chmod` has them.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_permissions("/f", 0o640)?;
+    /// assert_eq!(files.metadata("/f")?.mode(), 0o640);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
@@ -397,6 +700,17 @@ impl Files {
     }
 
     /// Changes user and group; `None` leaves one as it is. Of a symbolic link itself if the path leads to one.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_owner("/f", Some(1000), None)?;
+    /// assert_eq!(files.metadata("/f")?.uid(), 1000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Files::set_permissions`].
@@ -415,6 +729,19 @@ impl Files {
     /// Changes the times of the last access and of the last change of content; `None` leaves one as it is. Of a symbolic link itself
     /// if the path leads to one.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::time::SystemTime;
+    ///
+    /// files.create_file("/f")?;
+    /// files.set_times("/f", None, Some(SystemTime::UNIX_EPOCH))?;
+    /// assert_eq!(files.metadata("/f")?.modified(), SystemTime::UNIX_EPOCH);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Files::set_permissions`].
     pub fn set_times(
@@ -431,6 +758,19 @@ impl Files {
 
     /// Makes a file immutable, or changeable again: as long as it is immutable, nobody can change its content, its attributes or
     /// its names, and its bytes can be had as a slice.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// files.create_file("/f")?;
+    /// files.set_immutable("/f", true)?;
+    /// assert!(matches!(files.remove_file("/f"), Err(FsError::Immutable { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::InUse`] if somebody has a view of it, or has it open for writing, [`FsError::Pool`].
@@ -467,6 +807,17 @@ impl Files {
 
     /// The value of an extended attribute.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", Default::default())?;
+    /// assert_eq!(files.attribute("/f", "user.colour")?, b"green");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NoAttribute`], [`FsError::NotFound`].
     pub fn attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
@@ -479,6 +830,17 @@ impl Files {
 
     /// The names of all extended attributes.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", Default::default())?;
+    /// assert_eq!(files.attributes("/f")?, [b"user.colour"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotFound`].
     pub fn attributes(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
@@ -490,6 +852,20 @@ impl Files {
     }
 
     /// Sets an extended attribute.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::{FsError, SetMode};
+    ///
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", SetMode::Create)?;
+    /// let again = files.set_attribute("/f", "user.colour", "red", SetMode::Create);
+    /// assert!(matches!(again, Err(FsError::AttributeExists { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// Those of its name and value; [`FsError::AttributeExists`] and [`FsError::NoAttribute`] as `mode` says;
@@ -508,6 +884,18 @@ impl Files {
     }
 
     /// Removes an extended attribute.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", Default::default())?;
+    /// files.remove_attribute("/f", "user.colour")?;
+    /// assert!(files.attributes("/f")?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::NoAttribute`], [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
@@ -536,6 +924,16 @@ impl Files {
 
     /// How much room there is.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let space = files.space()?;
+    /// assert!(space.largest_free_bytes <= space.free_bytes && space.free_bytes <= space.total_bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Pool`].
     pub fn space(&self) -> Result<Space> {
@@ -551,6 +949,16 @@ impl Files {
     }
 
     /// Makes everything durable that was done in the pool before, by any process.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// files.sync()?; // a power cut leaves it from here on
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::Pool`]; the pool is read-only from then on.

@@ -28,6 +28,7 @@ mod open_inodes;
 mod read_dir;
 mod walk;
 
+pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
 pub use error::{FsError, Result};
 pub use file::{Allocate, File, FileOptions};

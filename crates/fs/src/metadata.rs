@@ -6,6 +6,19 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
 /// What a file, directory or symbolic link is, as of one moment.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// files.create_file("/f")?.write_at(b"text", 0)?;
+/// let metadata = files.metadata("/f")?;
+/// assert!(metadata.is_file() && !metadata.is_empty());
+/// assert_eq!((metadata.len(), metadata.allocated_bytes(), metadata.links()), (4, 4096, 1));
+/// assert_eq!(metadata.modified(), metadata.changed());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
     inode: FileInode,

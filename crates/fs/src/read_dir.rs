@@ -18,6 +18,18 @@ use crate::walk;
 const BATCH: usize = 128;
 
 /// An iterator over a directory: see [`Files::read_dir`].
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// files.create_dir("/d")?;
+/// for entry in files.read_dir("/")? {
+///     assert_eq!(entry?.path().to_str(), Some("/d"));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ReadDir {
     files: Files,
@@ -30,6 +42,20 @@ pub struct ReadDir {
 }
 
 /// A name in a directory.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::FileKind;
+///
+/// files.create_file("/f")?;
+/// let entry = files.read_dir("/")?.next().expect("one name")?;
+/// assert_eq!((entry.file_name().to_str(), entry.kind()), (Some("f"), FileKind::File));
+/// assert_eq!(entry.number(), entry.metadata()?.number());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct DirEntry {
     files: Files,

@@ -91,7 +91,7 @@ fn impossible_objects_are_refused() {
     let too_large = objects.create("too large", 1 << 30, &PLAIN).unwrap_err();
     assert!(matches!(too_large, ObjectError::Pool(PoolError::Full { .. })), "{too_large}");
     let after = objects.pool().info().unwrap();
-    assert_eq!((before.free_pages, before.inodes), (after.free_pages, after.inodes));
+    assert_eq!((before.free_pages, before.objects), (after.free_pages, after.objects));
     assert!(objects.list().unwrap().is_empty());
 
     let longest = "n".repeat(255);

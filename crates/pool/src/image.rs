@@ -14,11 +14,12 @@ use aquifer_sys::patience::Waited;
 use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::file::{FileState, is_unlinked};
+use crate::format::file::{FileKind, FileState, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
-use crate::format::slot::{Slot, is_free_slot};
+use crate::format::run::Run;
+use crate::format::slot::Slot;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
 use crate::point;
@@ -327,11 +328,39 @@ impl Core {
         self.decode_inode(&bytes, number)
     }
 
-    /// Slots with nothing in them.
-    pub fn free_slots(&self) -> Result<u64> {
+    /// What the slots hold, as of one moment.
+    pub fn census(&self) -> Result<Census> {
+        let (used, free) = self.used_slots()?;
+        let mut census = Census { free, ..Census::default() };
+        for (number, bytes) in used {
+            let slot = match self.distrusts(number) {
+                Some(_) => None,
+                None => Slot::decode(&bytes, number).ok(),
+            };
+            let count = match &slot {
+                None => &mut census.damaged,
+                Some(Slot::Free(_)) => &mut census.free,
+                Some(Slot::Object(_)) => &mut census.objects,
+                Some(Slot::File(inode)) => match inode.kind {
+                    FileKind::File => &mut census.files,
+                    FileKind::Directory => &mut census.directories,
+                    FileKind::Link => &mut census.links,
+                },
+                Some(Slot::Node(_) | Slot::Runs(_) | Slot::Bytes(_)) => &mut census.parts,
+            };
+            *count += 1;
+            census.runs.extend(slot.iter().flat_map(Slot::runs));
+        }
+        Ok(census)
+    }
+
+    /// The slots that something was ever put into, and how many others there are.
+    fn used_slots(&self) -> Result<(Vec<(u64, SlotBytes)>, u64)> {
         self.consistent(|image| {
-            let is_free = |slot: &u64| !image.is_used(*slot) || is_free_slot(&image.bytes(*slot));
-            (HEAD_SLOT + 1..image.slots()).filter(is_free).count() as u64
+            let is_used = |slot: &u64| image.is_used(*slot) || self.distrusts(*slot).is_some();
+            let all = HEAD_SLOT + 1..image.slots();
+            let unused = all.clone().filter(|slot| !is_used(slot)).count() as u64;
+            (all.filter(is_used).map(|slot| (slot, image.bytes(slot))).collect(), unused)
         })
     }
 
@@ -341,21 +370,28 @@ impl Core {
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
     }
 
-    /// All objects, as of one moment. Damaged ones are left out, and counted.
-    pub fn inodes(&self) -> Result<(Vec<Inode>, usize)> {
-        let slots = self.consistent(|image| {
-            (HEAD_SLOT + 1..image.slots())
-                .filter(|&slot| image.is_used(slot) || self.distrusts(slot).is_some())
-                .map(|slot| (slot, image.bytes(slot)))
-                .collect::<Vec<_>>()
-        })?;
-        let mut damaged = 0;
-        let inodes = (slots.into_iter())
-            .filter_map(|(slot, bytes)| {
-                self.decode_inode(&bytes, slot).map_err(|_| damaged += 1).ok()
-            })
-            .filter(|inode| inode.kind != InodeKind::Free)
-            .collect();
-        Ok((inodes, damaged))
+    /// All objects, as of one moment. Damaged ones are left out.
+    pub fn inodes(&self) -> Result<Vec<Inode>> {
+        let (used, _) = self.used_slots()?;
+        let inodes = used.into_iter().filter_map(|(slot, bytes)| {
+            let inode = self.decode_inode(&bytes, slot).ok();
+            inode.filter(|inode| inode.kind != InodeKind::Free)
+        });
+        Ok(inodes.collect())
     }
+}
+
+/// What the slots of a pool hold.
+#[derive(Debug, Default)]
+pub struct Census {
+    pub free: u64,
+    pub objects: u64,
+    pub files: u64,
+    pub directories: u64,
+    pub links: u64,
+    /// Slots that belong to one of these.
+    pub parts: u64,
+    pub damaged: u64,
+    /// All pages that are in use, in no order.
+    pub runs: Vec<Run>,
 }

@@ -130,9 +130,17 @@ pub struct PoolInfo {
     pub applied_lsn: u64,
     /// Up to where the log is durable.
     pub durable_lsn: u64,
-    /// Inodes in use.
-    pub inodes: u64,
-    /// Slots whose inode is damaged.
+    /// Persistent objects.
+    pub objects: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Directories, the root among them.
+    pub directories: u64,
+    /// Symbolic links.
+    pub symbolic_links: u64,
+    /// Slots that belong to one of these, for what does not fit into its own: names, runs, attributes.
+    pub parts: u64,
+    /// Slots that are damaged.
     pub damaged_inodes: u64,
     /// Slots with nothing in them.
     pub free_slots: u64,
@@ -343,7 +351,7 @@ impl Pool {
     pub fn info(&self) -> Result<PoolInfo> {
         let core = self.core();
         let control = core.control();
-        let (inodes, damaged) = core.inodes()?;
+        let census = core.census()?;
         let (free_pages, largest_free_pages) = core.free_pages();
         let zeroed = Space::of(core);
         let (freed, held) = freed::waiting(control);
@@ -365,9 +373,13 @@ impl Pool {
             tail_lsn: control.tail_lsn.load(Relaxed),
             applied_lsn: control.applied_lsn.load(Relaxed),
             durable_lsn: control.durable_lsn.load(Relaxed),
-            inodes: inodes.len() as u64,
-            damaged_inodes: damaged as u64,
-            free_slots: core.free_slots()?,
+            objects: census.objects,
+            files: census.files,
+            directories: census.directories,
+            symbolic_links: census.links,
+            parts: census.parts,
+            damaged_inodes: census.damaged,
+            free_slots: census.free,
             free_pages,
             largest_free_pages,
             zeroed_pages: count(&mut zeroed.all(Wanted::Zeroed)),
@@ -391,12 +403,12 @@ impl Pool {
         self.core().inode(number)
     }
 
-    /// All inodes in use. Damaged ones are left out: [`Pool::info`] counts them.
+    /// The inodes of all objects. Damaged ones are left out: [`Pool::info`] counts them.
     ///
     /// # Errors
     /// [`PoolError::Stalled`].
     pub fn inodes(&self) -> Result<Vec<Inode>> {
-        self.core().inodes().map(|(inodes, _)| inodes)
+        self.core().inodes()
     }
 
     /// Takes `pages` contiguous pages, the first a multiple of `align_pages`, to be written to. They hold whatever they

@@ -21,6 +21,18 @@ impl File {
     /// As with any other call, a power cut can undo it until [`File::sync_all`]. It takes room for the new pages while the old
     /// ones are still there.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_atomic(&[1; 10_000], 0)?;
+    /// file.write_atomic(&[2; 10_000], 0)?; // at no moment anybody sees ones and twos
+    /// assert_eq!(file.metadata()?.len(), 10_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`File::write_at`]; then nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
@@ -43,6 +55,21 @@ impl File {
     /// readers, and exchanged.
     ///
     /// All three numbers are multiples of 4,096, and both ranges end at the last page of their file at the latest.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let (current, new) = (files.create_file("/current")?, files.create_file("/new")?);
+    /// current.write_at(&[1; 8192], 0)?;
+    /// new.write_at(&[2; 8192], 0)?;
+    /// current.pswap(0, &new, 0, 8192)?;
+    /// let mut bytes = [0; 8192];
+    /// files.open_file("/current")?.read_at(&mut bytes, 0)?;
+    /// assert!(bytes == [2; 8192]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::NotPages`] if these are not whole pages of both, or parts of one file that overlap;

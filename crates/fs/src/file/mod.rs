@@ -45,6 +45,25 @@ use crate::walk;
 ///
 /// A clone is the same open file: it has the same position. The file stays there as long as somebody has it open, whatever becomes of its
 /// names.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use std::io::{Read, Seek, Write};
+///
+/// use aquifer_fs::FileOptions;
+///
+/// let options = FileOptions::new().read(true).write(true).create(true);
+/// let mut file = files.open_with("/f", &options)?;
+/// file.write_all(b"some text")?;
+/// file.seek_relative(-4)?;
+/// let mut text = String::new();
+/// file.read_to_string(&mut text)?;
+/// assert_eq!(text, "text");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct File {
     opened: Arc<Opened>,
@@ -108,6 +127,17 @@ impl File {
 
     /// What the file is now.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(&[1; 100], 0)?;
+    /// assert_eq!(file.metadata()?.len(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Pool`].
     pub fn metadata(&self) -> Result<Metadata> {
@@ -116,6 +146,17 @@ impl File {
 
     /// Changes the permissions.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_permissions(0o600)?;
+    /// assert_eq!(file.metadata()?.mode(), 0o600);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Immutable`], [`FsError::Pool`].
     pub fn set_permissions(&self, mode: u32) -> Result<()> {
@@ -123,6 +164,19 @@ impl File {
     }
 
     /// Changes the times of the last access and of the last change of content; `None` leaves one as it is.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::time::SystemTime;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.set_times(Some(SystemTime::UNIX_EPOCH), None)?;
+    /// assert_eq!(file.metadata()?.accessed(), SystemTime::UNIX_EPOCH);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`File::set_permissions`].
@@ -153,6 +207,17 @@ impl File {
 
     /// Makes the content of the file durable, and everything that was done in the pool before.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(b"text", 0)?;
+    /// file.sync_all()?; // content and name survive a power cut from here on
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Pool`]; then it may be durable or not, and the pool is read-only from then on.
     pub fn sync_all(&self) -> Result<()> {
@@ -167,6 +232,17 @@ impl File {
     }
 
     /// As [`File::sync_all`]: a pool has one log, so metadata that the content does not need is not left out.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(b"text", 0)?;
+    /// file.sync_data()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`File::sync_all`].

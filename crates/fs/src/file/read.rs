@@ -14,6 +14,18 @@ impl File {
     /// Reads from `offset_bytes` on; how many bytes were read: fewer than asked for only at the end of the file. Holes read as
     /// zeros.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// let mut bytes = [0; 100];
+    /// let got = files.open_file("/f")?.read_at(&mut bytes, 5)?;
+    /// assert_eq!(&bytes[..got], b"text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor), [`FsError::IsADirectory`](crate::FsError::IsADirectory),
     /// [`FsError::Pool`](crate::FsError::Pool) if the media cannot be read.
@@ -23,6 +35,21 @@ impl File {
     }
 
     /// [`File::read_at`] into one buffer after the other.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::IoSliceMut;
+    ///
+    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// let (mut first, mut second) = ([0; 4], [0; 100]);
+    /// let mut buffers = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+    /// assert_eq!(files.open_file("/f")?.read_vectored_at(&mut buffers, 0)?, 9);
+    /// assert_eq!((&first, &second[..5]), (b"some", &b" text"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`File::read_at`].

@@ -1,4 +1,6 @@
-//! Room for a file: allocating it ahead, and making holes.
+//! Room for a file: allocating it ahead, making holes, finding them.
+
+use std::ops::Range;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
@@ -10,6 +12,20 @@ use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
 /// What to do with a range of a file: as `fallocate`.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::Allocate;
+///
+/// let file = files.create_file("/f")?;
+/// file.write_at(&[1; 12288], 0)?;
+/// file.allocate(Allocate::PunchHole, 4096, 4096)?;
+/// assert_eq!(file.metadata()?.allocated_bytes(), 8192);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocate {
     /// It has pages, zero where there were none; the file is at least that long.
@@ -24,6 +40,20 @@ pub enum Allocate {
 
 impl File {
     /// Allocates, zeroes or gives up a range of the file. Holes that are not written to cost nothing.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Allocate;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.allocate(Allocate::KeepSize, 0, 40_960)?; // there will be room
+    /// let metadata = file.metadata()?;
+    /// assert_eq!((metadata.len(), metadata.allocated_bytes()), (0, 40_960));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`FsError::Pool`] if the pool is full, and then nothing has happened; [`FsError::NotOpenFor`],
@@ -53,6 +83,45 @@ impl File {
                 write.allocate(range, Some(end_bytes))
             }
         }
+    }
+}
+
+impl File {
+    /// The first range of bytes from `offset_bytes` on that is no hole, up to the next hole or the end of the file; `None` if
+    /// there is none. Ranges begin and end at whole pages, so they can hold zeros that nobody wrote. It is what `lseek` with
+    /// `SEEK_DATA` and `SEEK_HOLE` says.
+    ///
+    /// ```
+    /// # use aquifer_fs::{FileOptions, Files};
+    /// # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+    /// # let files = Files::new(pool);
+    /// let file = files.open_with("/sparse", &FileOptions::new().read(true).write(true).create(true))?;
+    /// file.write_at(b"far away", 100_000)?;
+    /// assert_eq!(file.next_data(0)?, Some(98_304..100_008));
+    /// assert_eq!(file.next_data(100_008)?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::read_at`].
+    pub fn next_data(&self, offset_bytes: u64) -> Result<Option<Range<u64>>> {
+        self.check_reads()?;
+        let (inode, table) = self.files().shared.table(self.inode())?;
+        let len_bytes = inode.size_bytes.saturating_sub(offset_bytes);
+        let mut found: Option<Range<u64>> = None;
+        for piece in table.pieces(FileBytes { offset_bytes, len_bytes }) {
+            match (&mut found, piece.pool) {
+                (None, None) => {}
+                (Some(_), None) => break,
+                (None, Some(_)) => found = Some(piece.file.offset_bytes..piece.file.end_bytes()),
+                // Bytes that go on in the file and lie elsewhere in the pool.
+                (Some(found), Some(_)) => found.end = piece.file.end_bytes(),
+            }
+        }
+        Ok(found)
     }
 }
 

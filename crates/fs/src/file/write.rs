@@ -28,6 +28,19 @@ impl File {
     ///
     /// Others see it as it is copied, in words of eight bytes; with [`File::write_atomic`] they see all of it or nothing.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(b"text", 5)?;
+    /// let mut bytes = [1; 9];
+    /// files.open_file("/f")?.read_at(&mut bytes, 0)?;
+    /// assert_eq!(&bytes, b"\0\0\0\0\0text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; [`FsError::Pool`] if the pool is full, and then
     /// what lies inside of the file may have been written.
@@ -57,6 +70,18 @@ impl File {
 
     /// [`File::write_at`] of one buffer after the other. Another writer may come in between.
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::IoSlice;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// assert_eq!(file.write_vectored_at(&[IoSlice::new(b"some "), IoSlice::new(b"text")], 0)?, 9);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`File::write_at`].
     pub fn write_vectored_at(
@@ -73,6 +98,18 @@ impl File {
     }
 
     /// Gives the file this length: what was behind it is gone, what is new reads as zeros and takes no room.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_len(500_000)?; // a hole
+    /// let metadata = file.metadata()?;
+    /// assert_eq!((metadata.len(), metadata.allocated_bytes()), (500_000, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`File::write_at`].
