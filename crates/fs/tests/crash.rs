@@ -335,7 +335,7 @@ fn record(
             history.durable.insert(id, durable);
             media.acknowledge(id);
         }
-        if mutant.is_none() && domain != PersistenceDomain::Volatile && id % 4 == 0 {
+        if mutant.is_none() && domain != PersistenceDomain::Volatile && id % 16 == 0 {
             check_killed(&media, domain, &history, seed);
         }
     }
@@ -484,8 +484,8 @@ fn run(
 fn survives(domain: PersistenceDomain) {
     let first = seed(0);
     let mut states = 0;
-    for seed in first..first + steps(12) as u64 {
-        match run(seed, 80, domain, 600, None) {
+    for seed in first..first + steps(5) as u64 {
+        match run(seed, 80, domain, 400, None) {
             Ok(explored) => states += explored.states(),
             Err(failure) => panic!("seed {seed}: {failure}"),
         }

@@ -647,7 +647,7 @@ fn every_operation_does_what_the_kernel_does() {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config {
-        cases: steps(60) as u32,
+        cases: steps(25) as u32,
         failure_persistence: None,
         max_shrink_iters: 400,
         ..Config::default()
