@@ -69,10 +69,8 @@ impl Snapshot {
                             let value = files.attribute(&path, &name)?;
                             attributes.insert(name, value);
                         }
-                        if !snapshot.contents.contains_key(&identity) {
-                            let content = support::read_all(files, &path)?;
-                            snapshot.contents.insert(identity, content);
-                        }
+                        let content = support::read_all(files, &path)?;
+                        snapshot.contents.insert(identity, content);
                     }
                     _ => {}
                 }
@@ -208,7 +206,23 @@ impl Program {
                 let options = options.truncate(self.rng.chance(0.3));
                 ("make or truncate".to_owned(), self.open(&options).map(drop))
             }
-            12..35 => match self.file() {
+            12..17 => match self.file() {
+                Ok(file) => {
+                    let text = format!("write_atomic {} at {offset}, {len}", describe(&file));
+                    (text, file.write_atomic(&bytes, offset))
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
+            17..22 => match self.file().and_then(|one| Ok((one, self.file()?))) {
+                Ok((one, other)) => {
+                    let [from, to] = [self.rng.below(3), self.rng.below(3)].map(|page| page * 4096);
+                    let (first, second) = (describe(&one), describe(&other));
+                    let text = format!("pswap {first} at {from} and {second} at {to}");
+                    (text, one.pswap(from, &other, to, 4096 * (1 + self.rng.below(2))))
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
+            22..35 => match self.file() {
                 Ok(file) => {
                     let text = format!("write {} at {offset}, {len}", describe(&file));
                     (text, file.write_at(&bytes, offset))
@@ -453,7 +467,7 @@ fn check_contents(
         let versions: Vec<&Vec<u8>> = (history.snapshots[floor..=newest].iter())
             .filter_map(|snapshot| snapshot.contents.get(identity))
             .collect();
-        if versions.iter().any(|version| *version == content) {
+        if versions.contains(&content) {
             continue;
         }
         let is_foreign = |(at, byte): &(usize, &u8)| {
