@@ -7,7 +7,7 @@
 //! place, so each byte may be what it was in *any* of these snapshots. Each operation writes bytes of its own value: a byte of another
 //! file, or of an earlier owner of the page, is none of those.
 
-mod support;
+mod scratch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use aquifer_testkit::crash::{
     CrashFailure, CrashMedia, CrashState, Explored, Mark, Plan, Recording, Verdict, explore,
 };
 use aquifer_testkit::rng::Rng;
-use support::soundness;
+use scratch::soundness;
 
 const POOL_BYTES: u64 = 512 << 10;
 /// The number of the machine's start; each power cut raises it.
@@ -57,7 +57,7 @@ impl Snapshot {
     fn take(files: &Files) -> Result<Snapshot, FsError> {
         let (mut snapshot, mut left) = (Snapshot::default(), vec![PathBuf::from("/")]);
         while let Some(directory) = left.pop() {
-            for name in support::names(files, &directory)? {
+            for name in scratch::names(files, &directory)? {
                 let path = directory.join(name);
                 let metadata = files.symlink_metadata(&path)?;
                 let identity = (metadata.number(), metadata.incarnation());
@@ -69,7 +69,7 @@ impl Snapshot {
                             let value = files.attribute(&path, &name)?;
                             attributes.insert(name, value);
                         }
-                        let content = support::read_all(files, &path)?;
+                        let content = scratch::read_all(files, &path)?;
                         snapshot.contents.insert(identity, content);
                     }
                     _ => {}

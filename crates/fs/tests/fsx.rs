@@ -1,7 +1,7 @@
 //! The operation mix of `fsx`: one file, random reads, writes, truncations, holes, zeroed and allocated ranges, appends, copies within
 //! it and reopening, all of it compared with an array in memory. On failure the last operations are printed, with the seed.
 
-mod support;
+mod scratch;
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
 use aquifer_pool::CreateOptions;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::Scratch;
-use support::soundness::assert_sound;
+use scratch::Scratch;
+use scratch::soundness::assert_sound;
 
 const PAGE: u64 = 4096;
 const POOL_BYTES: u64 = 4 << 20;

@@ -5,7 +5,7 @@
 //! that they collide. Everything happens deep inside a chain of directories, because `..` from the root of a pool leads to that
 //! root, and from a directory of the machine out of it: no path here, with 40 symbolic links on its way, leads up so far.
 
-mod support;
+mod scratch;
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -19,8 +19,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
-use support::soundness::assert_sound;
-use support::{Scratch, names};
+use scratch::soundness::assert_sound;
+use scratch::{Scratch, names};
 
 const POOL_BYTES: u64 = 8 << 20;
 /// How deep the names lie: deeper than any path leads up.
@@ -546,7 +546,7 @@ impl Both {
         if ours.is_dir() {
             return;
         }
-        let content = support::read_all(self.files(), pool).unwrap();
+        let content = scratch::read_all(self.files(), pool).unwrap();
         assert!(content == std::fs::read(kernel).unwrap(), "{pool:?} has other bytes");
         if self.is_tmpfs {
             // A quarter more to grow into, and what a page has besides.

@@ -1,7 +1,7 @@
 //! Odd input and ends of the scale: any bytes as names, the longest names and paths, trees deeper than a stack, huge directories, huge
 //! sparse files, full pools, and a fork with the pool open.
 
-mod support;
+mod scratch;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -13,8 +13,8 @@ use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use support::soundness::assert_sound;
-use support::{Scratch, names, read_all};
+use scratch::soundness::assert_sound;
+use scratch::{Scratch, names, read_all};
 
 /// The roles of children. Not a test by itself.
 #[test]

@@ -7,7 +7,7 @@
 
 #[path = "../../object/tests/support/actor.rs"]
 mod actor;
-mod support;
+mod scratch;
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use aquifer_pool::{CreateOptions, OpenOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use support::soundness::assert_sound;
-use support::{Scratch, names, read_all};
+use scratch::soundness::assert_sound;
+use scratch::{Scratch, names, read_all};
 
 const WORKERS: usize = 3;
 const SHARED: u64 = 3;
