@@ -60,10 +60,16 @@ fn is_name(name: &[u8]) -> bool {
     (1..=MAX_ATTRIBUTE_NAME_BYTES).contains(&name.len()) && !name.contains(&0)
 }
 
-fn check_name(name: &[u8]) -> Result<()> {
-    if !is_name(name) {
-        return Err(FsError::AttributeName { name: name.to_vec() });
+/// An error if nothing can have an attribute of this name, whatever namespaces there are: Linux says so before it looks for the file.
+pub(crate) fn check_length(name: &[u8]) -> Result<()> {
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(FsError::AttributeName { name: name.to_vec() }),
     }
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    check_length(name)?;
     let goes_on = |space: &&[u8]| name.len() > space.len() && name.starts_with(space);
     match NAMESPACES.iter().any(goes_on) {
         true => Ok(()),

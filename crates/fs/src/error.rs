@@ -66,6 +66,18 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
+    /// A directory has one name.
+    #[error("{path}: this is a directory, and has only one name; a symbolic link can lead to it", path = path.display())]
+    DirectoryLink {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The path does not end with a name, and a name is what is moved or removed.
+    #[error("{path}: `/`, `.` and `..` cannot be moved or removed; name it in the directory that it is in", path = path.display())]
+    NotByName {
+        /// The path.
+        path: PathBuf,
+    },
     /// The directory has names in it.
     #[error("{path}: the directory is not empty", path = path.display())]
     NotEmpty {
@@ -122,6 +134,9 @@ pub enum FsError {
         /// For what.
         what: &'static str,
     },
+    /// The length of a file that was opened for reading cannot be changed.
+    #[error("the file was not opened for writing, and its length cannot be changed so")]
+    NotResizable,
     /// A range of no bytes where there has to be one.
     #[error("the range is empty; name at least one byte")]
     EmptyRange,
@@ -252,14 +267,15 @@ impl FsError {
             | FsError::NotALink { .. }
             | FsError::EmptyRange
             | FsError::NotPages { .. }
+            | FsError::NotResizable
             | FsError::Options { .. } => libc::EINVAL,
             FsError::NotADirectory { .. } => libc::ENOTDIR,
             FsError::IsADirectory { .. } => libc::EISDIR,
             FsError::NotEmpty { .. } => libc::ENOTEMPTY,
             FsError::LinkLoop { .. } => libc::ELOOP,
             FsError::TooManyLinks { .. } => libc::EMLINK,
-            FsError::Immutable { .. } => libc::EPERM,
-            FsError::InUse { .. } => libc::EBUSY,
+            FsError::Immutable { .. } | FsError::DirectoryLink { .. } => libc::EPERM,
+            FsError::InUse { .. } | FsError::NotByName { .. } => libc::EBUSY,
             FsError::OtherPool => libc::EXDEV,
             FsError::NotOpenFor { .. } => libc::EBADF,
             FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,

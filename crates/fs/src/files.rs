@@ -292,6 +292,9 @@ impl Files {
         let mode = options.mode() & !self.shared.umask;
         self.shared.change(|names| {
             let place = walk(names.slots, path, options.last())?;
+            if place.wants_directory && !place.name.is_empty() {
+                return Err(FsError::IsADirectory { path: owned(path) });
+            }
             match place.found {
                 Some(_) if options.makes_new() => Err(FsError::Exists { path: owned(path) }),
                 Some(_) => walk::referred(names.slots, place.referent(path)?),
@@ -430,7 +433,7 @@ impl Files {
         };
         let new = self.new_of(kind, mode, target);
         self.shared.change(|names| {
-            let place = walk(names.slots, path, Last::Keep)?;
+            let place = walk(names.slots, path, Last::Name)?;
             names.make(&place, path, new)
         })
     }
@@ -453,6 +456,7 @@ impl Files {
     /// [`FsError::Exists`], [`FsError::NotFound`], [`FsError::Pool`].
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = bytes_of(target.as_ref());
+        paths::check(target)?;
         self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777, target).map(drop)
     }
 
@@ -471,7 +475,7 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Exists`], [`FsError::IsADirectory`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
+    /// [`FsError::Exists`], [`FsError::DirectoryLink`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (bytes_of(original.as_ref()), bytes_of(link.as_ref()));
         self.shared.change(|names| names.link(from, to))
@@ -821,6 +825,7 @@ impl Files {
     /// # Errors
     /// [`FsError::NoAttribute`], [`FsError::NotFound`].
     pub fn attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        attributes::check_length(name.as_ref())?;
         let path = bytes_of(path.as_ref());
         self.shared.look(|slots| {
             let found = walk(slots, path, Last::Follow)?.referent(path)?;
@@ -878,6 +883,7 @@ impl Files {
         mode: attributes::SetMode,
     ) -> Result<()> {
         let (name, value) = (name.as_ref(), value.as_ref());
+        attributes::check_length(name)?;
         self.change_attributes(path.as_ref(), |inode, slots| {
             attributes::set(inode, slots, name, value, mode)
         })
@@ -901,6 +907,7 @@ impl Files {
     /// [`FsError::NoAttribute`], [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn remove_attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
         let name = name.as_ref();
+        attributes::check_length(name)?;
         self.change_attributes(path.as_ref(), |inode, slots| attributes::remove(inode, slots, name))
     }
 

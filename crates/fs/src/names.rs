@@ -13,7 +13,7 @@ use aquifer_pool::format::inode::Inode;
 
 use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
-use crate::walk::{self, Last, MAX_PATH_BYTES, Place, owned, walk};
+use crate::walk::{self, Last, Place, owned, walk};
 use crate::{attributes, byte_chain, file_table};
 
 /// More names than that cannot lead to one inode.
@@ -127,6 +127,7 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     /// Makes something at a place where there is nothing.
     pub fn make(&mut self, place: &Place<'_>, path: &[u8], new: New<'_>) -> Result<FileInode> {
+        place.check_name(path)?;
         if place.found.is_some() {
             return Err(FsError::Exists { path: owned(path) });
         }
@@ -151,13 +152,6 @@ impl<S: ChangeSlots> Names<'_, S> {
         match new.kind {
             FileKind::Directory => (inode.parent, inode.seed) = (directory.number, new.seed),
             FileKind::Link => {
-                if new.target.is_empty() || new.target.contains(&0) {
-                    let reason = "a symbolic link leads somewhere, along a path without NUL";
-                    return Err(FsError::BadName { path: owned(new.target), reason });
-                }
-                if new.target.len() > MAX_PATH_BYTES {
-                    return Err(FsError::NameTooLong { path: owned(new.target) });
-                }
                 inode.size_bytes = new.target.len() as u64;
                 match new.target.len() <= INLINE_TARGET_BYTES {
                     true => inode.target = new.target.to_vec(),
@@ -176,15 +170,16 @@ impl<S: ChangeSlots> Names<'_, S> {
     /// Makes another name of a file.
     pub fn link(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
         let source = walk(self.slots, from, Last::Keep)?.referent(from)?;
-        if source.kind == FileKind::Directory {
-            return Err(FsError::IsADirectory { path: owned(from) });
-        }
-        let place = walk(self.slots, to, Last::Keep)?;
+        let place = walk(self.slots, to, Last::Name)?;
+        place.check_name(to)?;
         if place.found.is_some() {
             return Err(FsError::Exists { path: owned(to) });
         }
         if place.wants_directory {
             return Err(FsError::NotFound { path: owned(to) });
+        }
+        if source.kind == FileKind::Directory {
+            return Err(FsError::DirectoryLink { path: owned(from) });
         }
         let mut inode = self.inode(source.inode)?;
         if inode.links >= MAX_LINKS {
@@ -200,7 +195,7 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     /// Removes the name of a file or a symbolic link.
     pub fn unlink(&mut self, path: &[u8], is_open: &dyn Fn(u64) -> bool) -> Result<Gone> {
-        let place = walk(self.slots, path, Last::Keep)?;
+        let place = walk(self.slots, path, Last::Name)?;
         let found = place.referent(path)?;
         if found.kind == FileKind::Directory {
             return Err(FsError::IsADirectory { path: owned(path) });
@@ -213,17 +208,13 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     /// Removes an empty directory.
     pub fn remove_directory(&mut self, path: &[u8]) -> Result<()> {
-        let place = walk(self.slots, path, Last::Keep)?;
-        let found = place.referent(path)?;
+        let place = walk(self.slots, path, Last::Name)?;
+        if place.name.is_empty() {
+            return Err(not_removable(path));
+        }
+        let found = place.named(path)?;
         if found.kind != FileKind::Directory {
             return Err(FsError::NotADirectory { path: owned(path) });
-        }
-        if place.name.is_empty() {
-            // `/`, `.`, and what ends with `..`
-            return Err(FsError::BadName {
-                path: owned(path),
-                reason: "a directory is removed by its name in the directory that it is in",
-            });
         }
         self.check_removable(found.inode, path)?;
         let mut directory = self.directory_of(&place, path)?;
@@ -307,21 +298,18 @@ impl<S: ChangeSlots> Names<'_, S> {
         may_replace: bool,
         is_open: &dyn Fn(u64) -> bool,
     ) -> Result<Gone> {
-        let (source, moved) = self.movable(from)?;
-        let target = walk(self.slots, to, Last::Keep)?;
-        if target.name.is_empty() {
-            return Err(busy_name(to));
+        let (source, moved, target) = self.both_names(from, to, may_replace)?;
+        target.check_name(to)?;
+        if target.found.is_some() && !may_replace {
+            return Err(FsError::Exists { path: owned(to) });
         }
-        if target.wants_directory && moved.kind != FileKind::Directory {
-            return Err(FsError::NotADirectory { path: owned(to) });
-        }
-        if moved.kind == FileKind::Directory {
-            self.check_not_inside(target.directory, moved.inode, to)?;
-        }
+        source.check_slash(moved, from)?;
+        target.check_slash(moved, to)?;
+        self.check_not_inside(target.directory, moved, to)?;
         let mut gone = Gone::Linked;
         if let Some(replaced) = target.found {
-            if !may_replace {
-                return Err(FsError::Exists { path: owned(to) });
+            if self.is_inside(source.directory, replaced)? {
+                return Err(FsError::NotEmpty { path: owned(to) });
             }
             if replaced.inode == moved.inode {
                 // Two names of one file: POSIX wants nothing to happen.
@@ -341,6 +329,7 @@ impl<S: ChangeSlots> Names<'_, S> {
                 _ => gone = self.drop_link(replaced.inode, to, is_open)?,
             }
         }
+        self.check_movable(moved, from)?;
         let mut directory = self.directory_of(&source, from)?;
         self.take_name(&mut directory, &source.name, from)?;
         self.put(&directory)?;
@@ -354,16 +343,17 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     /// Exchanges what two names lead to.
     pub fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
-        let (first, first_found) = self.movable(one)?;
-        let (second, second_found) = self.movable(other)?;
+        let (first, first_found, second) = self.both_names(one, other, true)?;
+        let second_found = second.named(other)?;
+        second.check_slash(second_found, other)?;
+        first.check_slash(first_found, one)?;
+        self.check_not_inside(second.directory, first_found, other)?;
+        self.check_not_inside(first.directory, second_found, one)?;
         if first_found.inode == second_found.inode {
             return Ok(());
         }
-        for (found, place, path) in [(first_found, &second, other), (second_found, &first, one)] {
-            if found.kind == FileKind::Directory {
-                self.check_not_inside(place.directory, found.inode, path)?;
-            }
-        }
+        self.check_movable(first_found, one)?;
+        self.check_movable(second_found, other)?;
         for (place, path, now) in [(&first, one, second_found), (&second, other, first_found)] {
             let mut directory = self.directory_of(place, path)?;
             self.take_name(&mut directory, &place.name, path)?;
@@ -374,26 +364,53 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.note_moved(second_found, first.directory)
     }
 
-    /// What can be moved away from a path.
-    fn movable<'p>(&self, path: &'p [u8]) -> Result<(Place<'p>, Referent)> {
-        let place = walk(self.slots, path, Last::Keep)?;
-        let found = place.referent(path)?;
-        if place.name.is_empty() {
-            return Err(busy_name(path));
+    /// Two names that something is moved by, and what has the first of them; looked up, and refused, in the order of Linux.
+    fn both_names<'p>(
+        &self,
+        from: &'p [u8],
+        to: &'p [u8],
+        may_replace: bool,
+    ) -> Result<(Place<'p>, Referent, Place<'p>)> {
+        let source = walk(self.slots, from, Last::Name)?;
+        let target = walk(self.slots, to, Last::Name)?;
+        if source.name.is_empty() {
+            return Err(FsError::NotByName { path: owned(from) });
         }
-        match self.inode(found.inode)?.is_immutable {
+        if target.name.is_empty() {
+            return Err(match may_replace {
+                true => FsError::NotByName { path: owned(to) },
+                false => FsError::Exists { path: owned(to) },
+            });
+        }
+        let moved = source.named(from)?;
+        Ok((source, moved, target))
+    }
+
+    fn check_movable(&self, moved: Referent, path: &[u8]) -> Result<()> {
+        match self.inode(moved.inode)?.is_immutable {
             true => Err(FsError::Immutable { path: owned(path) }),
-            false => Ok((place, found)),
+            false => Ok(()),
         }
     }
 
     /// An error if a directory would come to be inside of itself.
-    fn check_not_inside(&self, directory: u64, moved: u64, path: &[u8]) -> Result<()> {
+    fn check_not_inside(&self, directory: u64, moved: Referent, path: &[u8]) -> Result<()> {
+        match self.is_inside(directory, moved)? {
+            true => Err(FsError::IntoItself { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a directory is this one, or lies anywhere in it.
+    fn is_inside(&self, directory: u64, of: Referent) -> Result<bool> {
+        if of.kind != FileKind::Directory {
+            return Ok(false);
+        }
         // A slot that was passed, and another one after twice as many steps: a way that goes in a circle comes back to one.
         let (mut here, mut passed, mut steps_left, mut steps) = (directory, 0, 1_u64, 1_u64);
-        while here != ROOT_INODE {
-            if here == moved {
-                return Err(FsError::IntoItself { path: owned(path) });
+        while here != of.inode {
+            if here == ROOT_INODE {
+                return Ok(false);
             }
             if here == passed || here == 0 {
                 return Err(FsError::Damaged {
@@ -408,7 +425,7 @@ impl<S: ChangeSlots> Names<'_, S> {
             }
             here = self.inode(here)?.parent;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Gives an inode that no name leads to one in [`LOST_AND_FOUND`], or frees it if it has nothing in it. Returns the name.
@@ -463,9 +480,15 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 }
 
-fn busy_name(path: &[u8]) -> FsError {
-    FsError::BadName {
-        path: owned(path),
-        reason: "something is moved by its name in the directory that it is in",
+/// Why what such a path leads to cannot be removed.
+fn not_removable(path: &[u8]) -> FsError {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+    match path[..end].rsplit(|&byte| byte == b'/').next() {
+        Some(b"..") => FsError::NotEmpty { path: owned(path) },
+        Some(b".") => FsError::BadName {
+            path: owned(path),
+            reason: "a directory is removed by its name in the directory that it is in",
+        },
+        _ => FsError::NotByName { path: owned(path) },
     }
 }

@@ -28,8 +28,10 @@ const MAX_LINKS: usize = 40;
 pub(crate) enum Last {
     /// Go where it leads.
     Follow,
-    /// Stay.
+    /// Stay, unless there is a slash behind it.
     Keep,
+    /// Stay, whatever is behind it: it is the name that is wanted, to be made, moved or removed.
+    Name,
 }
 
 /// Where a path leads.
@@ -48,10 +50,31 @@ pub(crate) struct Place<'p> {
 impl Place<'_> {
     /// What is there, or the error that there is nothing.
     pub fn referent(&self, path: &[u8]) -> Result<Referent> {
-        let found = self.found.ok_or_else(|| FsError::NotFound { path: owned(path) })?;
+        let found = self.named(path)?;
+        self.check_slash(found, path)?;
+        Ok(found)
+    }
+
+    /// As [`Place::referent`], whatever a slash at the end asks for.
+    pub fn named(&self, path: &[u8]) -> Result<Referent> {
+        self.check_name(path)?;
+        self.found.ok_or_else(|| FsError::NotFound { path: owned(path) })
+    }
+
+    /// An error if only a directory will do and this is none.
+    pub fn check_slash(&self, found: Referent, path: &[u8]) -> Result<()> {
         match self.wants_directory && found.kind != FileKind::Directory {
             true => Err(FsError::NotADirectory { path: owned(path) }),
-            false => Ok(found),
+            false => Ok(()),
+        }
+    }
+
+    /// An error if nothing can have this name. Not an error of [`walk`], because Linux looks at the last names only when both paths of a
+    /// call lead somewhere.
+    pub fn check_name(&self, path: &[u8]) -> Result<()> {
+        match self.name.len() > MAX_NAME_BYTES {
+            true => Err(FsError::NameTooLong { path: owned(path) }),
+            false => Ok(()),
         }
     }
 }
@@ -108,21 +131,27 @@ enum Step<'p> {
     Link(u64, Vec<u8>),
 }
 
-/// Resolves a path.
-///
-/// # Errors
-/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`], [`FsError::BadName`], [`FsError::LinkLoop`],
-/// [`FsError::Damaged`].
-pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Result<Place<'p>> {
+/// An error if these bytes are no path.
+pub(crate) fn check(path: &[u8]) -> Result<()> {
     if path.is_empty() {
         return Err(FsError::NotFound { path: PathBuf::new() });
     }
     if path.len() > MAX_PATH_BYTES {
         return Err(FsError::NameTooLong { path: owned(path) });
     }
-    if path.contains(&0) {
-        return Err(FsError::BadName { path: owned(path), reason: "there is a NUL in it" });
+    match path.contains(&0) {
+        true => Err(FsError::BadName { path: owned(path), reason: "there is a NUL in it" }),
+        false => Ok(()),
     }
+}
+
+/// Resolves a path.
+///
+/// # Errors
+/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`], [`FsError::BadName`], [`FsError::LinkLoop`],
+/// [`FsError::Damaged`].
+pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Result<Place<'p>> {
+    check(path)?;
     let (mut directory, mut rest) = match step(slots, ROOT_INODE, path, path, last)? {
         Step::Done(place) => return Ok(place),
         Step::Link(directory, rest) => (directory, rest),
@@ -172,17 +201,26 @@ fn step<'p>(
             rest = behind;
             continue;
         }
-        if name.len() > MAX_NAME_BYTES {
+        let is_too_long = name.len() > MAX_NAME_BYTES;
+        if is_too_long && !is_last {
             return Err(FsError::NameTooLong { path: owned(path) });
         }
-        let fields = self::directory(slots, here)?;
-        let tree = Tree { owner: here, seed: fields.seed, root: fields.part };
-        let found = tree.lookup(slots, name)?;
+        let found = match is_too_long {
+            true => None,
+            false => {
+                let fields = self::directory(slots, here)?;
+                let tree = Tree { owner: here, seed: fields.seed, root: fields.part };
+                tree.lookup(slots, name)?
+            }
+        };
         let wants_directory = is_last && !behind.is_empty();
+        let is_followed = match last {
+            Last::Follow => true,
+            Last::Keep => wants_directory,
+            Last::Name => false,
+        };
         match found {
-            Some(Referent { inode, kind: FileKind::Link })
-                if !is_last || wants_directory || last == Last::Follow =>
-            {
+            Some(Referent { inode, kind: FileKind::Link }) if !is_last || is_followed => {
                 let found = Referent { inode, kind: FileKind::Link };
                 let mut on = target(slots, &referred(slots, found)?)?;
                 if !behind.is_empty() {

@@ -174,9 +174,13 @@ pub(crate) fn owners(core: &Core) -> Owners {
 const PATIENCE: Duration = Duration::from_millis(10);
 
 impl Core {
-    /// Runs `read` over an image that does not change meanwhile; perhaps several times.
+    /// Runs `read` over an image that does not change meanwhile; perhaps several times. A fork is no member of the pool: nobody waits for
+    /// it, and what it would read may be anything.
     #[inline]
     pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
         // Nearly always nobody changes anything.
         match self.consistent_once(None, &mut read) {
             Some(value) => Ok(value),

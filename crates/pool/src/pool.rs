@@ -625,10 +625,11 @@ impl Pool {
         Ok(FileLock { _first, _second })
     }
 
-    /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's.
+    /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process
+    /// is a fork.
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
-        self.core().file_state(number)
+        self.core().process.is_current().then(|| self.core().file_state(number))?
     }
 
     /// The layout version of a file, after everything that the caller has loaded before. If it is what [`Pool::file_state`] said

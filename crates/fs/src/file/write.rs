@@ -112,9 +112,9 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::write_at`].
+    /// As for [`File::write_at`]; [`FsError::NotResizable`].
     pub fn set_len(&self, size_bytes: u64) -> Result<()> {
-        self.check_writes()?;
+        self.check_writes().map_err(|_| FsError::NotResizable)?;
         if size_bytes > MAX_FILE_BYTES {
             return Err(FsError::FileTooLarge);
         }
