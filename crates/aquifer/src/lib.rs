@@ -105,9 +105,10 @@
 //!   [`ObjectError`] for objects, [`FsError`] for the files of a pool. Each names what it is about and says what to do next. Only a load through a bare pointer still raises SIGBUS,
 //!   as with mmap.
 //! * *Durability.* Nothing is promised before a call that makes durable has returned: [`Mapping::flush_all`],
-//!   [`Attachment::psync`], [`Files::sync`], [`File::sync_all`]. Creating, resizing and destroying objects is durable on return.
-//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Pool`], [`Objects`], [`Files`] and [`File`] are shared between threads freely. An
-//!   [`Attachment`] is changed by one thread at a time, as `&mut` says.
+//!   [`Attachment::psync`], [`FileView::flush`], [`Files::sync`], [`File::sync_all`]. Creating, resizing and destroying objects is
+//!   durable on return.
+//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`], [`Objects`], [`Files`] and [`File`] are shared
+//!   between threads freely. An [`Attachment`] is changed by one thread at a time, as `&mut` says.
 //! * *Processes.* A cache belongs to one process. A pool is opened by many; an object has one writer or many readers, a file
 //!   any number of both. A
 //!   forked child gets errors from what it inherited, and opens anew.
@@ -117,6 +118,8 @@
 //! shared_between_threads::<aquifer::Cache>();
 //! shared_between_threads::<aquifer::Mapping>();
 //! shared_between_threads::<aquifer::Pages>();
+//! shared_between_threads::<aquifer::Mapper>();
+//! shared_between_threads::<aquifer::FileView>();
 //! shared_between_threads::<aquifer::Pool>();
 //! shared_between_threads::<aquifer::Objects>();
 //! shared_between_threads::<aquifer::Files>();

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::contender::System;
 use crate::units::Bytes;
 
 pub use files::{
@@ -132,8 +131,8 @@ pub struct Common {
     pub device: Device,
 
     /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need both sides
-    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = System::parse)]
-    pub only: Vec<System>,
+    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',')]
+    pub only: Vec<String>,
 
     /// How often everything is measured; medians are reported
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -286,7 +286,13 @@ fn flush() {
 #[test]
 fn search() {
     let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-    let report = report(&["search", "--tree", tree, "--files", "300", "--threads", "2"]);
+    let needle = ["--needle", "fn definitions("];
+    let arguments = ["search", "--tree", tree, "--files", "300", "--threads", "2"];
+    let report = report(&[&arguments[..], &needle].concat());
+    assert_eq!(report["config"]["needle"], needle[1]);
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["details"]["found"].as_f64().is_none_or(|found| found > 0.0), "{row}");
+    }
     let (files, copies) = (&report["config"]["files"], &report["config"]["files_that_are_copies"]);
     assert_eq!(files, 300, "{report}");
     assert!(copies.as_u64().unwrap() > 0, "this crate does not have 300 files: {report}");
@@ -480,12 +486,41 @@ fn wrong_sizes_are_refused_with_a_reason() {
         (["unmap", "--quick", "--json", "--file-size", "1T"], "--file-size"),
         (["flush", "--quick", "--json", "--size", "1"], "another --size"),
         (["flush", "--quick", "--json", "--dirty", "200"], "not a percentage"),
+        (["search", "--quick", "--json", "--needle", ""], "a value is required"),
     ] {
         let output = bench(&arguments);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success());
         assert!(message.contains(reason), "{arguments:?}: {message}");
     }
+}
+
+/// The contenders of each bench are listed to who names one that it does not have, before anything is made.
+#[test]
+fn contenders_that_do_not_take_part_are_refused() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().to_str().unwrap();
+    for (name, has) in [
+        ("hit", "anonymous, mapping"),
+        ("fault", "mapping_user, mmap_random, pages"),
+        ("out-of-core", "pages_batched"),
+        ("bfs", "mapping, mmap"),
+        ("psync", "libpmemobj_records"),
+        ("compute", "memory, msync, object"),
+        ("recover", "object"),
+        ("mapping-cache", "mapper, mapper_read_once, mmap, mmap_populate, read"),
+        ("map-ahead", "mmap_willneed_ahead"),
+        ("unmap", "mapper_sync"),
+        ("flush", "mapper, msync"),
+        ("search", "mapper_read_once"),
+    ] {
+        let output = bench(&[name, "--quick", "--dir", path, "--only", "nobody"]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{name}");
+        let says_all = message.contains("`nobody` is no contender") && message.contains(has);
+        assert!(says_all, "{name}: {message}");
+    }
+    assert_eq!(directory.path().read_dir().unwrap().count(), 0);
 }
 
 #[test]

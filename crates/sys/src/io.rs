@@ -17,9 +17,12 @@
 //! two threads that sync through one description at once, only one is told. Who must not miss an error
 //! gives each sync a description of its own while it runs ([`reopen`]).
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::check;
 use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
@@ -47,7 +50,27 @@ fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
     }
 }
 
+/// Whether a descriptor was opened to be read from: not only written to, or named.
+pub fn can_be_read(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: asks for a number.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_WRONLY
+}
+
 /// An offset as the kernel takes it.
+/// Opens the file with this name in a directory, for reading.
+pub fn open_at(directory: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
+    let name = CString::new(name.as_os_str().as_bytes())
+        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let opened = uninterrupted(|| {
+        // SAFETY: a string that ends with NUL, and a descriptor that is open.
+        libc::c_long::from(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })
+    })?;
+    // SAFETY: opened just now, and nobody else's.
+    Ok(unsafe { File::from_raw_fd(opened as i32) })
+}
+
 fn signed(offset_bytes: u64) -> io::Result<libc::off64_t> {
     libc::off64_t::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
@@ -126,35 +149,47 @@ pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io
 }
 
 /// Writes all of some memory that others may be changing: what is written of a word that changes meanwhile is old
-/// or new.
+/// or new. Its parts, at most 1024, follow each other in the file; afterwards they are used up.
 ///
 /// # Errors
-/// `EFAULT` also where the memory is of a file that has become shorter or cannot be read.
+/// `EFAULT` also where the memory is of a file that has become shorter or cannot be read. Some of the bytes may have
+/// been written.
 ///
 /// # Safety
-/// `source` is mapped readable for `len_bytes`, whether or not what is behind the mapping can be read.
-pub unsafe fn write_all_from(
+/// Each part is mapped readable, whether or not what is behind the mapping can be read.
+pub unsafe fn write_parts_from(
     file: BorrowedFd<'_>,
-    source: *const u8,
-    len_bytes: usize,
+    mut parts: &mut [memory::Range],
     offset_bytes: u64,
 ) -> io::Result<()> {
     let mut done = 0;
-    while done < len_bytes {
+    loop {
+        while parts.first().is_some_and(|part| part.len_bytes == 0) {
+            parts = &mut parts[1..];
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
         let at = behind(offset_bytes, done)?;
-        let rest = source.wrapping_add(done);
         let put = uninterrupted(|| {
-            // SAFETY: the rest of the caller's range, which the kernel reads and checks.
-            let put =
-                unsafe { libc::pwrite64(file.as_raw_fd(), rest.cast(), len_bytes - done, at) };
+            // SAFETY: `Range` has the layout of an iovec; the kernel reads and checks the rest of the caller's parts.
+            let put = unsafe {
+                libc::pwritev64(file.as_raw_fd(), parts.as_ptr().cast(), parts.len() as i32, at)
+            };
             put as libc::c_long
         })?;
-        match put {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            put => done += put,
+        if put == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        done += put;
+        let mut left = put;
+        for part in parts.iter_mut() {
+            let taken = left.min(part.len_bytes);
+            part.address = part.address.wrapping_add(taken);
+            part.len_bytes -= taken;
+            left -= taken;
         }
     }
-    Ok(())
 }
 
 /// Writes all of `bytes` and returns when they are durable, with whatever metadata leads to them:
@@ -303,12 +338,31 @@ pub fn sync_data(file: BorrowedFd<'_>) -> io::Result<()> {
 /// `EOPNOTSUPP` on file systems that cannot (ramfs, some network file systems). After `ENOSPC` the file may be
 /// longer than before.
 pub fn allocate(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    allocate_as(file, 0, offset_bytes, len_bytes)
+}
+
+/// As [`allocate`], and the file keeps its length, also after an error. Blocks behind its end are given back when its length is
+/// set, to what it is already or less.
+pub fn allocate_behind_end(
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
+    allocate_as(file, libc::FALLOC_FL_KEEP_SIZE, offset_bytes, len_bytes)
+}
+
+fn allocate_as(
+    file: BorrowedFd<'_>,
+    mode: libc::c_int,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
     if len_bytes == 0 {
         return Ok(());
     }
     let (offset, len) = (signed(offset_bytes)?, signed(len_bytes)?);
     // SAFETY: integers only.
-    uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), 0, offset, len) }.into())
+    uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) }.into())
         .map(drop)
 }
 

@@ -30,6 +30,7 @@ pub mod robust;
 pub mod sanitizer;
 pub mod shared_memory;
 pub mod signal;
+pub mod thread;
 pub mod uffd;
 
 /// Converts the `-1 and errno` convention of a system call.

@@ -92,7 +92,7 @@ pub unsafe fn map_file_at(
 
 /// A file system is asked whether it maps a file when what was at the place is gone already; if it refuses, there is
 /// a hole. Another thread's memory that came to lie in it would be unmapped with the range that its owner believes
-/// to have. Who can ask at another place first ([`map_file_synchronously`]) does.
+/// to have. Who can ask at another place first ([`map_file`], [`map_file_synchronously`]) does.
 fn close_hole(address: *mut u8, len_bytes: usize) {
     // Refused where there is none.
     let _ = map_private_at_free(address, len_bytes, Protection::None, None);
@@ -109,7 +109,8 @@ pub fn map_file_synchronously(
     map_raw(std::ptr::null_mut(), len_bytes, protection, flags, Some((file, offset_bytes)))
 }
 
-/// Maps part of a file, private, over whatever is at `address`. Nothing is charged before it is stored to.
+/// Maps part of a file, private, over whatever is at `address`. Nothing is charged before it is stored to. When that is
+/// refused, the range is reserved, or what it was.
 ///
 /// # Safety
 /// As for [`map_anonymous_at`].
@@ -121,7 +122,9 @@ pub unsafe fn map_private_file_at(
     offset_bytes: u64,
 ) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes))).map(drop)
+    map_raw(address, len_bytes, protection, flags, Some((file, offset_bytes)))
+        .inspect_err(|_| close_hole(address, len_bytes))
+        .map(drop)
 }
 
 /// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable

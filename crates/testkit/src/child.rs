@@ -54,7 +54,11 @@ pub struct Played {
 
 /// Plays a role in a child and waits for its end.
 pub fn run(role: &str) -> Played {
-    let output = command(role).output().expect("starting the test binary again");
+    play_out(command(role))
+}
+
+fn play_out(mut command: Command) -> Played {
+    let output = command.output().expect("starting the test binary again");
     let said =
         [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     Played { status: output.status, output: said.join("\n") }
@@ -62,7 +66,31 @@ pub fn run(role: &str) -> Played {
 
 /// Plays a role that must come to its end.
 pub fn succeeds(role: &str) {
-    let played = run(role);
+    must_succeed(role, run(role));
+}
+
+/// As [`succeeds`], with mounts of its own where the system lets it: they are gone with the child, however it ends, and
+/// nobody else sees them. An ordinary user is root among them.
+pub fn succeeds_with_mounts(role: &str) {
+    must_succeed(role, play_out(with_mounts(command(role))));
+}
+
+/// The same command in a mount namespace, if there can be one.
+fn with_mounts(command: Command) -> Command {
+    let ways: [&[&str]; 2] = [&["--mount"], &["--mount", "--user", "--map-root-user"]];
+    let works = |way: &&&[&str]| {
+        let tried = Command::new("unshare").args(**way).arg("true").stderr(Stdio::null()).status();
+        tried.is_ok_and(|status| status.success())
+    };
+    let Some(way) = ways.iter().find(works) else { return command };
+    let mut inside = Command::new("unshare");
+    inside.args(*way).arg(command.get_program()).args(command.get_args());
+    inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    inside.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    inside
+}
+
+fn must_succeed(role: &str, played: Played) {
     if let Some(reason) = played.output.lines().find(|line| line.starts_with("skipped: ")) {
         eprintln!("{reason}");
         return;

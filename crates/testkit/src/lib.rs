@@ -1,5 +1,5 @@
 //! What Aquifer's tests share: seeded randomness, access traces, plain models of published algorithms to
-//! compare the real implementations with, and media that enumerate what a crash may leave.
+//! compare the real implementations with, media that enumerate what a crash may leave, and a file system that fails.
 //!
 //! Everything here is deterministic: the same seed gives the same trace on every machine, so a failure
 //! that prints its seed can be replayed. Nothing here is fast or saves memory; it is meant to be
@@ -9,6 +9,7 @@
 pub mod campaign;
 pub mod child;
 pub mod crash;
+pub mod faulty_files;
 pub mod model;
 pub mod rng;
 pub mod stripes;

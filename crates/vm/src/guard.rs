@@ -11,15 +11,16 @@
 //! Guards of a thread form a list through its stack, innermost first. The handler runs in the same
 //! thread: the fields are atomics only so that the compiler expects them to change.
 //!
+//! Where the file cannot be mapped again at once (its path leads elsewhere, no descriptors are left), the next call tries.
+//!
 //! # Invariant
 //! The count of replacements is raised before a zero page appears and lowered after the file is back.
 
 use std::cell::Cell;
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
-};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 
@@ -37,6 +38,25 @@ const IN_FORCE: u64 = (1 << 32) - 1;
 pub struct Replaceable {
     /// Replacements by zero pages: ever made (high half), in force (low half).
     replacements: AtomicU64,
+    /// Those whose calls are over without the file being back.
+    left: Mutex<Left>,
+}
+
+/// Replacements that nobody has undone.
+#[derive(Debug)]
+struct Left {
+    /// All of them lie within these addresses.
+    start: usize,
+    end: usize,
+    count: u64,
+}
+
+const NOTHING_LEFT: Left = Left { start: usize::MAX, end: 0, count: 0 };
+
+impl Default for Left {
+    fn default() -> Self {
+        NOTHING_LEFT
+    }
 }
 
 /// What the file under a mapping could not give.
@@ -53,10 +73,43 @@ pub enum Trouble {
     Unsettled,
 }
 
+/// Addresses under a guard of the calling thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Guarded {
+    /// Behind the last one, or where the file was found to have ended.
+    pub end: usize,
+    /// Whether the file was found to have ended before.
+    pub has_ended: bool,
+    /// Whether so many pages are gone that replacing them one by one could take all mappings a process may have.
+    pub has_many_gone: bool,
+}
+
+/// Pages replaced one by one under a guard: each may be two mappings of the 65,530.
+const MANY: u32 = 1024;
+
 impl Replaceable {
     /// Nothing is replaced.
     pub const fn new() -> Replaceable {
-        Replaceable { replacements: AtomicU64::new(0) }
+        Replaceable { replacements: AtomicU64::new(0), left: Mutex::new(NOTHING_LEFT) }
+    }
+
+    /// Maps the file where calls that are over could not. Says whether it is back there.
+    #[cold]
+    pub fn settle(&self, mut map_again: impl FnMut(Range<usize>) -> bool) -> bool {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_back = left.count > 0 && map_again(left.start..left.end);
+        if is_back {
+            self.replacements.fetch_sub(left.count, Ordering::AcqRel);
+            *left = NOTHING_LEFT;
+        }
+        is_back
+    }
+
+    fn leave(&self, addresses: Range<usize>, count: u64) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.start = left.start.min(addresses.start);
+        left.end = left.end.max(addresses.end);
+        left.count += count;
     }
 
     /// Whether every page is the file's at the moment.
@@ -81,9 +134,12 @@ impl Replaceable {
     pub fn guarded<T>(
         &self,
         addresses: Range<usize>,
-        map_again: impl FnMut(Range<usize>) -> bool,
+        mut map_again: impl FnMut(Range<usize>) -> bool,
         access: impl FnOnce() -> T,
     ) -> Result<T, Trouble> {
+        if !self.is_settled() {
+            self.settle(&mut map_again);
+        }
         let guard = Guard::new(self, addresses);
         // Dropped after the mark.
         let restore = Restore { guard: &guard, map_again };
@@ -94,7 +150,7 @@ impl Replaceable {
         drop(restore);
         let address = guard.failed_at.load(Ordering::Relaxed);
         if address != 0 {
-            let truncated = guard.truncated.load(Ordering::Relaxed);
+            let truncated = guard.ended_from.load(Ordering::Relaxed) < guard.end;
             return Err(Trouble::Failed { address, truncated });
         }
         if is_settled { Ok(value) } else { Err(Trouble::Unsettled) }
@@ -108,7 +164,7 @@ impl Replaceable {
     pub unsafe fn replace(&self, address: usize, truncated: bool) -> bool {
         let Some(guard) = self.covering(address) else { return false };
         let start = address / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
-        let end = if truncated { guard.end } else { start + SMALL_PAGE_BYTES };
+        let end = if truncated { guard.rest_end(start) } else { start + SMALL_PAGE_BYTES };
         // Release pairs with the loads of those who check what they have read.
         self.replacements.fetch_add(REPLACEMENT, Ordering::AcqRel);
         // SAFETY: forwarded to the caller.
@@ -120,6 +176,16 @@ impl Replaceable {
         }
         guard.note(start, end, truncated);
         true
+    }
+
+    /// What the calling thread guards around `address`. Async-signal-safe.
+    pub fn guarded_around(&self, address: usize) -> Option<Guarded> {
+        // Relaxed: this thread's own.
+        self.covering(address).map(|guard| Guarded {
+            end: guard.rest_end(address),
+            has_ended: guard.ended_from.load(Ordering::Relaxed) < guard.end,
+            has_many_gone: guard.replacements.load(Ordering::Relaxed) >= MANY,
+        })
     }
 
     /// The innermost guard of the calling thread that covers `address` in this mapping. Async-signal-safe.
@@ -145,7 +211,8 @@ struct Guard {
     outer: Cell<*const Guard>,
     /// The first address that could not be read, or 0.
     failed_at: AtomicUsize,
-    truncated: AtomicBool,
+    /// From where on everything was replaced, or nothing.
+    ended_from: AtomicUsize,
     /// What has been replaced by zero pages lies within these addresses.
     replaced_start: AtomicUsize,
     replaced_end: AtomicUsize,
@@ -160,7 +227,7 @@ impl Guard {
             end: addresses.end,
             outer: Cell::new(ptr::null()),
             failed_at: AtomicUsize::new(0),
-            truncated: AtomicBool::new(false),
+            ended_from: AtomicUsize::new(usize::MAX),
             replaced_start: AtomicUsize::new(usize::MAX),
             replaced_end: AtomicUsize::new(0),
             replacements: AtomicU32::new(0),
@@ -176,10 +243,19 @@ impl Guard {
         Entered { guard: self }
     }
 
+    /// Where the addresses from `start` on end that were not all replaced.
+    fn rest_end(&self, start: usize) -> usize {
+        let ended_from = self.ended_from.load(Ordering::Relaxed);
+        // Another thread's call may have mapped the file again behind that.
+        if start < ended_from { self.end.min(ended_from) } else { self.end }
+    }
+
     /// Called by the handler after it has replaced `start..end` because of a fault there.
     fn note(&self, start: usize, end: usize, truncated: bool) {
         let _ = self.failed_at.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed);
-        self.truncated.fetch_or(truncated, Ordering::Relaxed);
+        if truncated {
+            self.ended_from.fetch_min(start, Ordering::Relaxed);
+        }
         self.replaced_start.fetch_min(start, Ordering::Relaxed);
         self.replaced_end.fetch_max(end, Ordering::Relaxed);
         self.replacements.fetch_add(1, Ordering::Relaxed);
@@ -213,11 +289,13 @@ impl<F: FnMut(Range<usize>) -> bool> Drop for Restore<'_, F> {
         }
         let start = self.guard.replaced_start.load(Ordering::Relaxed);
         let end = self.guard.replaced_end.load(Ordering::Relaxed);
-        // Otherwise the count stays up, so that nobody trusts these pages.
+        // SAFETY: the guard was made from a reference that its caller still has.
+        let mapping = unsafe { &*self.guard.mapping };
         if (self.map_again)(start..end) {
-            // SAFETY: the guard was made from a reference that its caller still has.
-            let mapping = unsafe { &*self.guard.mapping };
             mapping.replacements.fetch_sub(u64::from(replacements), Ordering::AcqRel);
+        } else {
+            // The count stays up, so that nobody trusts these pages.
+            mapping.leave(start..end, u64::from(replacements));
         }
     }
 }

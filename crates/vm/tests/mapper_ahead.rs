@@ -7,6 +7,7 @@ use std::future::Future;
 use std::io::Write;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 
@@ -84,8 +85,16 @@ fn scattered_ranges_come_in_by_all_three_ways() {
 
 #[test]
 fn a_prefetch_names_the_first_byte_that_is_gone() {
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        names_what_is_gone(access);
+    }
+}
+
+fn names_what_is_gone(access: FileAccess) {
     let (directory, mapper) = (directory(), mapper());
     let view = view(&mapper, &directory, 512);
+    // Its second page is the view's first.
+    let view = mapper.map(view.path(), access, PAGE..).unwrap();
     cut(&view, 100);
     let expect = |result: Result<(), MapError>| match result {
         Err(MapError::Fault { offset_bytes, cause, .. }) => {
@@ -94,13 +103,37 @@ fn a_prefetch_names_the_first_byte_that_is_gone() {
         }
         other => panic!("{other:?}"),
     };
-    let long = [0..512 * PAGE];
+    let long = [0..511 * PAGE];
     assert_eq!(expect(view.touch_many(&long)), 100 * PAGE);
     assert_eq!(expect(view.prefetch(&long).unwrap().wait()), 100 * PAGE);
     assert_eq!(expect(block_on(view.prefetch(&long).unwrap())), 100 * PAGE);
     let short = [50 * PAGE..51 * PAGE, 300 * PAGE..301 * PAGE];
-    assert_eq!(expect(view.touch_many(&short)), 300 * PAGE);
+    assert_eq!(expect(view.touch_many(&short)), 301 * PAGE);
     view.touch_many(&short[..1]).unwrap();
+}
+
+#[test]
+fn what_was_stored_stays_when_the_rest_is_brought_in() {
+    for access in [FileAccess::Write, FileAccess::SharedWrite] {
+        let (directory, mapper) = (directory(), mapper());
+        let view = view(&mapper, &directory, 512);
+        // Not from the start of a page of the file on.
+        let view = mapper.map(view.path(), access, 100..).unwrap();
+        let mut wanted = bytes(512 * PAGE as usize)[100..].to_vec();
+        for at in [0, 50 * PAGE, 300 * PAGE + 4000] {
+            view.write_at(at, b"stored").unwrap();
+            wanted[at as usize..][..6].copy_from_slice(b"stored");
+        }
+        view.touch_many(&scattered(100, 511)).unwrap();
+        view.prefetch(&[0..view.len_bytes()]).unwrap().wait().unwrap();
+        assert!(view.read(|all| all.to_vec()).unwrap() == wanted);
+        view.flush().unwrap();
+        assert!(fs::read(view.path()).unwrap()[100..] == wanted);
+        // It keeps the mapping as long as it takes.
+        let coming = view.prefetch(&[0..view.len_bytes()]).unwrap();
+        drop((view, mapper));
+        coming.wait().unwrap();
+    }
 }
 
 #[test]
@@ -132,6 +165,38 @@ fn advice_maps_ahead_changes_no_content_and_keeps_out_of_the_cache() {
     again.advise(Advice::DontNeed, 0..PAGE).unwrap();
     drop(again);
     assert_eq!(mapper.stats().cache.parked, 0);
+}
+
+/// A sparse file of so many bytes, unnamed.
+fn sparse(directory: &std::path::Path, len_bytes: u64) -> Option<File> {
+    let file = tempfile::tempfile_in(directory).ok()?;
+    file.set_len(len_bytes).ok().map(|()| file)
+}
+
+/// Whether a view of the file is watched. Tried again where the machine was so busy that the watch was over at once.
+fn is_watched(mapper: &Mapper, file: &File) -> bool {
+    (0..100).any(|_| {
+        let _view = mapper.map_file(file, FileAccess::Read, ..).unwrap();
+        mapper.stats().map_ahead.in_progress == 1
+    })
+}
+
+#[test]
+fn large_files_in_memory_are_watched_and_no_others() {
+    let never = Mapper::builder().mapping_cache_bytes(0).detect_sequential(false).build().unwrap();
+    let mapper = Mapper::builder().mapping_cache_bytes(0).build().unwrap();
+    let disk = sparse(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")), 1 << 30).unwrap();
+    assert!(!is_watched(&mapper, &disk), "on a disk there is nothing to gain");
+    let memory = |len_bytes| sparse(std::path::Path::new("/dev/shm"), len_bytes);
+    let (Some(small), Some(large)) = (memory(16 << 20), memory(1 << 30)) else {
+        return eprintln!("skipped: no file system in memory");
+    };
+    assert!(!is_watched(&mapper, &small));
+    assert!(!is_watched(&never, &large));
+    assert!(is_watched(&mapper, &large));
+    let view = mapper.map_file(&large, FileAccess::Read, ..).unwrap();
+    view.advise(Advice::Normal, 0..1 << 30).unwrap();
+    assert_eq!(mapper.stats().map_ahead.in_progress, 0, "ended by advice");
 }
 
 #[test]
@@ -190,6 +255,66 @@ fn what_is_no_file_is_read_to_its_end_or_refused() {
         });
         assert!(mapper.read_once(&pipe, |all| all.to_vec()).unwrap() == content);
         writer.join().unwrap();
+    });
+}
+
+static ALARMS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn count_alarm(_: libc::c_int) {
+    ALARMS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether pages are populated, faulted in by loads that may fail, or read from a pipe, which a signal does interrupt.
+#[test]
+fn signals_while_files_are_brought_in_are_not_noticed() {
+    // SAFETY: a zeroed action without flags: interrupted calls are not restarted.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = count_alarm as *const () as usize;
+    // SAFETY: the handler counts, and nobody else in this process uses the signal.
+    let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
+    assert_eq!(set, 0);
+    let (directory, mapper) =
+        (directory(), Mapper::builder().mapping_cache_bytes(0).build().unwrap());
+    let whole = view(&mapper, &directory, 2048);
+    let path = whole.path().to_owned();
+    let expected = bytes(2048 * PAGE as usize);
+    let pipe = directory.path().join("pipe");
+    let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+    // SAFETY: a NUL-terminated path.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    // SAFETY: asks for the thread's own handle.
+    let thread = unsafe { libc::pthread_self() };
+    let (is_done, first) = (AtomicBool::new(false), ALARMS.load(Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                // SAFETY: the thread lives as long as the scope.
+                unsafe { libc::pthread_kill(thread, libc::SIGALRM) };
+                std::thread::yield_now();
+            }
+        });
+        let mut rounds = 0;
+        while rounds < 20 || ALARMS.load(Ordering::Relaxed) - first < 1000 {
+            let fresh = mapper.map(&path, FileAccess::Read, ..).unwrap();
+            fresh.advise(Advice::WillNeed, 0..1024 * PAGE).unwrap();
+            fresh.touch_many(&[0..2048 * PAGE]).unwrap();
+            fresh.touch_many(&scattered(300, 2048)).unwrap();
+            fresh.prefetch(&scattered(300, 2048)).unwrap().wait().unwrap();
+            assert!(fresh.read(|all| all.to_vec()).unwrap() == expected);
+            assert!(mapper.read_once(&path, |all| all.to_vec()).unwrap() == expected);
+            let writer = scope.spawn(|| {
+                let mut pipe = OpenOptions::new().write(true).open(&pipe).unwrap();
+                // One piece at a time, so that the reader waits for the next.
+                for piece in expected[..400_000].chunks(4_000) {
+                    pipe.write_all(piece).unwrap();
+                    std::thread::yield_now();
+                }
+            });
+            assert!(mapper.read_once(&pipe, |all| all.to_vec()).unwrap() == expected[..400_000]);
+            writer.join().unwrap();
+            rounds += 1;
+        }
+        is_done.store(true, Ordering::Relaxed);
     });
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
-use aquifer_vm::mapper::{FaultCause, FileAccess, FileView, MapError, Mapper, Unmap};
+use aquifer_vm::mapper::{Advice, FaultCause, FileAccess, FileView, MapError, Mapper, Unmap};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -48,7 +48,9 @@ fn child() {
         ("no permission", no_permission),
         ("SIGBUS blocked", sigbus_blocked),
         ("prepared thread", prepared_thread),
+        ("bare load", bare_load),
         ("forks", forks),
+        ("scattered looks", scattered_looks),
     ]);
 }
 
@@ -102,6 +104,29 @@ fn names_that_lead_nowhere_are_refused_with_the_systems_reason() {
     ] {
         assert_eq!(refusal(&mapper, &bad), wanted, "{}", bad.display());
     }
+}
+
+#[test]
+fn a_file_of_huge_pages_is_refused_and_can_be_read_once() {
+    // SAFETY: a name and flags.
+    let descriptor =
+        unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_HUGETLB | libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        eprintln!("skipped: no files of huge pages: {}", io::Error::last_os_error());
+        return;
+    }
+    // SAFETY: made above, and nobody else's.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    file.set_len(4 << 20).unwrap();
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        match mapper.map_file(&file, access, ..).unwrap_err() {
+            MapError::NotMappable { kind, .. } => assert_eq!(kind, "a file of huge pages"),
+            error => panic!("{error}"),
+        }
+    }
+    let path = format!("/proc/self/fd/{descriptor}");
+    assert_eq!(mapper.read_once(path, |bytes| bytes.to_vec()).unwrap(), vec![0; 4 << 20]);
 }
 
 // ---- permission -----------------------------------------------------------------------------------
@@ -373,7 +398,7 @@ fn a_file_system_that_is_detached_keeps_showing_what_is_mapped() {
     evict(&path);
     disk.unmount(libc::MNT_DETACH).unwrap();
     assert_eq!(content(&view), [7; 9 * PAGE]);
-    assert!(view.file_len_bytes().is_err());
+    assert_eq!(view.file_len_bytes().unwrap(), 9 * PAGE as u64, "it is still open");
     assert_eq!(refusal(&mapper, &parked), Some(libc::ENOENT));
     assert!(mapper.forget(&parked).is_err(), "by its path it cannot be found");
     mapper.forget_all().unwrap();
@@ -421,6 +446,12 @@ fn a_thread_that_is_interrupted_all_the_time_notices_nothing() {
                 mapper.forget(&path).unwrap();
             }
             let view = map(&mappers[0], &path).unwrap();
+            // Populated by system calls, by this thread and by others.
+            let all = 0..16 * PAGE as u64;
+            view.touch_many(std::slice::from_ref(&all)).unwrap();
+            view.prefetch(std::slice::from_ref(&all)).unwrap().wait().unwrap();
+            view.advise(Advice::Sequential, all).unwrap();
+            assert_eq!(content(&view), [7; 16 * PAGE]);
             file.set_len(PAGE as u64).unwrap();
             let cut = view.read(|bytes| bytes.to_vec().len()).unwrap_err();
             assert!(matches!(cut, MapError::Fault { cause: FaultCause::Truncated, .. }), "{cut}");
@@ -481,6 +512,125 @@ fn prepared_thread() {
 #[test]
 fn a_thread_that_was_prepared_gets_an_error() {
     child::succeeds("prepared thread");
+}
+
+/// As documented: through a pointer nobody can be told.
+fn bare_load() {
+    let (directory, mapper) = (tempfile::tempdir().unwrap(), mapper());
+    let view = cut_short(&directory, &mapper);
+    drop(directory);
+    assert!(view.get::<u8>(0).is_err());
+    println!("before the load");
+    // SAFETY: inside of the view; that it has no bytes any more is what is to be seen.
+    unsafe { view.as_ptr().read_volatile() };
+}
+
+#[test]
+fn a_bare_load_behind_the_end_of_a_file_ends_the_process() {
+    child::dies("bare load", libc::SIGBUS, "before the load");
+}
+
+/// More pages that are gone than a process may have mappings, each with one between that is not looked at.
+fn scattered_looks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let file = File::create(&path).unwrap();
+    let len_bytes = 80_000 * PAGE as u64;
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        for is_upwards in [true, false] {
+            file.set_len(len_bytes).unwrap();
+            let view = mapper.map(&path, access, ..).unwrap();
+            file.set_len(3 * PAGE as u64).unwrap();
+            let look = |bytes: aquifer_vm::Bytes<'_>, at: usize| u64::from(bytes.get::<u8>(at));
+            let sum = view.read(|bytes| -> u64 {
+                let places = (0..bytes.len()).step_by(2 * PAGE);
+                match is_upwards {
+                    true => places.map(|at| look(bytes, at)).sum(),
+                    false => places.rev().map(|at| look(bytes, at)).sum(),
+                }
+            });
+            let error = sum.unwrap_err();
+            let MapError::Fault { offset_bytes, cause: FaultCause::Truncated, .. } = error else {
+                panic!("{access:?}: {error}");
+            };
+            assert!(offset_bytes >= 3 * PAGE as u64, "{access:?}: {offset_bytes}");
+            file.set_len(len_bytes).unwrap();
+            assert_eq!(view.read(|bytes| look(bytes, 70_000 * PAGE)).unwrap(), 0);
+        }
+    }
+}
+
+#[test]
+fn scattered_looks_at_a_file_that_was_cut_short_are_an_error() {
+    child::succeeds("scattered looks");
+}
+
+/// What was looked at is found out about, and no more.
+#[test]
+fn a_fault_that_has_passed_does_not_have_the_whole_file_read() {
+    use std::os::fd::AsFd;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let file = File::create(&path).unwrap();
+    let len_bytes = 16_384 * PAGE as u64;
+    for access in [FileAccess::Read, FileAccess::Write] {
+        file.set_len(len_bytes).unwrap();
+        let view = mapper().map(&path, access, ..).unwrap();
+        let error = view.read(|bytes| {
+            file.set_len(0).unwrap();
+            let byte = bytes.get::<u8>(0);
+            file.set_len(len_bytes).unwrap();
+            byte
+        });
+        let error = error.unwrap_err();
+        assert!(matches!(error, MapError::Fault { .. }), "{error}");
+        match aquifer_sys::memory::cachestat(file.as_fd(), 0, 0) {
+            Ok(stat) => assert!(stat.cached < 1024, "{} pages", stat.cached),
+            Err(error) => eprintln!("skipped: cachestat: {error}"),
+        }
+    }
+}
+
+/// A hole of a file in memory needs room also to be looked at.
+#[test]
+fn a_hole_on_a_full_file_system_in_memory_is_named_so() {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("skipped: mounting a file system needs privilege");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let target = c_string(directory.path());
+    // SAFETY: NUL-terminated strings that outlive the call.
+    let mounted = unsafe {
+        let (kind, options) = (c"tmpfs".as_ptr(), c"size=64k".as_ptr());
+        libc::mount(kind, target.as_ptr(), kind, 0, options.cast())
+    };
+    if mounted != 0 {
+        return eprintln!("skipped: a tmpfs cannot be mounted");
+    }
+    let (path, filler) = (directory.path().join("file"), directory.path().join("filler"));
+    let file = File::create(&path).unwrap();
+    file.set_len(8 * PAGE as u64).unwrap();
+    let full = fs::write(&filler, [7; 1 << 20]).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        let view = mapper.map(&path, access, ..).unwrap();
+        let mut target = [0; 8];
+        for error in
+            [view.read(|bytes| bytes.get::<u64>(5000)).map(drop), view.read_into(5000, &mut target)]
+        {
+            let error = error.unwrap_err();
+            assert!(
+                matches!(error, MapError::Fault { cause: FaultCause::NoSpace, .. }),
+                "{access:?}: {error}"
+            );
+        }
+    }
+    drop((mapper, file));
+    // SAFETY: a NUL-terminated string that outlives the call.
+    unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
 }
 
 // ---- fork -----------------------------------------------------------------------------------------

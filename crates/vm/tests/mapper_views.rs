@@ -1,8 +1,8 @@
 //! Views of ordinary files: what they show, whatever happens to the file.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, symlink};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -27,6 +27,14 @@ fn view(mapper: &Mapper, path: &Path) -> FileView {
 
 fn content(view: &FileView) -> Vec<u8> {
     view.read(|bytes| bytes.to_vec()).unwrap()
+}
+
+/// A file with these bytes.
+fn scene_of(bytes: &[u8]) -> (TempDir, PathBuf) {
+    let directory = directory();
+    let path = directory.path().join("file");
+    fs::write(&path, bytes).unwrap();
+    (directory, path)
 }
 
 /// Bytes that say where in which file they are.
@@ -139,6 +147,32 @@ fn a_replaced_file_is_another_file() {
     }
 }
 
+/// Between asking where the path leads to and opening it, it may come to lead elsewhere.
+#[test]
+fn a_file_that_is_being_replaced_is_shown_whole() {
+    let (directory, path) = scene_of(&named(1, 100));
+    let mapper = Mapper::builder().mapping_cache_bytes(0).build().unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let new = directory.path().join("new");
+            for len in [10_000, 100].iter().cycle() {
+                fs::write(&new, named(1, *len)).unwrap();
+                fs::rename(&new, &path).unwrap();
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for step in 0..steps(20_000) {
+            let access = [FileAccess::Read, FileAccess::Write][usize::from(step % 8 == 7)];
+            let shown = content(&mapper.map(&path, access, ..).unwrap());
+            assert!(shown == named(1, 100) || shown == named(1, 10_000), "{} bytes", shown.len());
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn a_file_that_changes_its_length_is_followed() {
     let (directory, mapper) = (directory(), mapper());
@@ -185,6 +219,73 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
     assert!(short.is_empty());
     file.write_all_at(&bytes, 0).unwrap();
     assert!(content(&view) == bytes);
+}
+
+#[test]
+fn the_length_is_of_the_file_that_is_mapped() {
+    let (directory, path) = scene_of(&named(1, 9000));
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write] {
+        fs::write(&path, named(1, 9000)).unwrap();
+        let shown = mapper.map(&path, access, 0..10).unwrap();
+        let new = directory.path().join("new");
+        fs::write(&new, "another").unwrap();
+        fs::rename(&new, &path).unwrap();
+        assert_eq!(shown.file_len_bytes().unwrap(), 9000, "{access:?}");
+    }
+}
+
+#[test]
+fn a_file_whose_mode_has_changed_is_forgotten_all_the_same() {
+    let (_directory, path) = scene_of(b"text");
+    let mapper = mapper();
+    drop(view(&mapper, &path));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    drop(view(&mapper, &path));
+    assert_eq!(mapper.stats().cache.parked, 2);
+    mapper.forget(&path).unwrap();
+    assert_eq!(mapper.stats().cache.parked, 0);
+}
+
+#[test]
+fn a_removed_file_that_is_mapped_again_stays_within_reach() {
+    let (_directory, path) = scene_of(&named(1, 9000));
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let mapper = mapper();
+    drop(mapper.map_file(&file, FileAccess::Read, ..).unwrap());
+    let shown = mapper.map_file(&file, FileAccess::Read, ..).unwrap();
+    assert_eq!(mapper.stats().cache.hits, 1);
+    file.set_len(0).unwrap();
+    let cut = shown.read(|bytes| bytes.to_vec().len()).unwrap_err();
+    assert!(matches!(cut, MapError::Fault { cause: FaultCause::Truncated, .. }), "{cut}");
+}
+
+/// Without a descriptor of the file, and with its path leading elsewhere, zeros stay where a page was gone.
+#[test]
+fn bytes_that_could_not_be_mapped_again_come_back_with_the_path() {
+    let (directory, path) = scene_of(&named(1, 9000));
+    let (mapper, away) = (mapper(), directory.path().join("away"));
+    for copies in [false, true] {
+        // Parked, its file is closed.
+        drop(view(&mapper, &path));
+        let shown = view(&mapper, &path);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        fs::rename(&path, &away).unwrap();
+        file.set_len(0).unwrap();
+        let gone = shown.read(|bytes| bytes.to_vec().len()).unwrap_err();
+        assert!(matches!(gone, MapError::Fault { cause: FaultCause::OutOfReach, .. }), "{gone}");
+        file.write_all_at(&named(1, 9000), 0).unwrap();
+        assert!(shown.read(|bytes| bytes.to_vec().len()).is_err(), "zeros may be there");
+        fs::rename(&away, &path).unwrap();
+        let mut copied = vec![0; 9000];
+        if copies {
+            shown.read_into(0, &mut copied).unwrap();
+        } else {
+            copied = content(&shown);
+        }
+        assert_eq!(copied, named(1, 9000));
+    }
 }
 
 #[test]
@@ -310,6 +411,18 @@ fn parked_mappings_stay_within_their_limit_and_the_useful_ones_stay() {
 }
 
 #[test]
+fn a_cache_without_a_limit_parks_everything() {
+    let (directory, path) = scene_of(b"text");
+    let mapper = Mapper::builder().mapping_cache_bytes(u64::MAX).build().unwrap();
+    for hits in 0..3 {
+        drop(view(&mapper, &path));
+        let stats = mapper.stats().cache;
+        assert_eq!((stats.parked, stats.hits), (1, hits));
+    }
+    drop(directory);
+}
+
+#[test]
 fn without_a_cache_and_without_delay_a_dropped_view_is_gone() {
     let directory = directory();
     let mapper = Mapper::builder().mapping_cache_bytes(0).unmap(Unmap::Sync).build().unwrap();
@@ -362,4 +475,35 @@ fn a_child_gets_errors_and_leaves_the_parents_mappings_alone() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(content(&shown), named(1, 9000));
+}
+
+/// What lies at the addresses of the parent's mappings in a child is the child's own.
+#[test]
+fn a_child_that_drops_what_it_inherited_unmaps_nothing_of_its_own() {
+    let (_directory, path) = scene_of(b"text");
+    let mapper = Mapper::builder().mappings_limit(0).build().unwrap();
+    let shown = view(&mapper, &path);
+    assert!(shown.is_snapshot());
+    let address = shown.as_ptr().cast_mut();
+    // SAFETY: the child calls what is inert there and maps memory of its own, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let (access, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+        );
+        // SAFETY: nothing is replaced.
+        let own = unsafe { libc::mmap(address.cast(), 4096, access, flags, -1, 0) };
+        let is_free = own == address.cast();
+        drop((shown, mapper));
+        // SAFETY: mapped above, if it could be.
+        let is_there = is_free && unsafe { address.read_volatile() } == 0;
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!is_there)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "11 is SIGSEGV");
+    assert_eq!(content(&shown), b"text");
 }

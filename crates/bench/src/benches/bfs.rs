@@ -20,7 +20,12 @@ const SYSTEMS: &[System] =
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults { size_bytes: [256 << 20, 64 << 20], data_per_budget: 4, scarce: true };
+    let defaults = Defaults {
+        contenders: &[SYSTEMS],
+        size_bytes: [256 << 20, 64 << 20],
+        data_per_budget: 4,
+        scarce: true,
+    };
     let mut run = GraphRun::prepare(options, defaults)?;
     let (graph, threads) = (run.graph(), run.threads());
     // Read-ahead that brings in what evicts the rest can take an hour. A form that is this slow is not the

@@ -35,7 +35,12 @@ pub fn run(options: &ComputeOptions) -> Result<Report> {
         shapes.iter().map(|shape| shape.len_bytes as u64).sum()
     };
     let largest_bytes = kernels.iter().map(len_bytes).max().unwrap_or(0);
-    let mut stage = Stage::prepare(&options.common, 4 * largest_bytes + (256 << 20), false)?;
+    let mut stage = Stage::prepare(
+        &options.common,
+        &[MEMORY, DURABLE],
+        4 * largest_bytes + (256 << 20),
+        false,
+    )?;
     let directory = scratch_directory(stage.place.path())?;
 
     let cell = |kernel: KernelName, system: System, rate_hz: u32| {

@@ -51,7 +51,8 @@ pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
     };
     let options =
         Options { common, size: Some(args.size), budget: args.budget, threads: Vec::new() };
-    let defaults = Defaults { size_bytes: [0, 0], data_per_budget: 4, scarce: true };
+    let defaults =
+        Defaults { contenders: &[], size_bytes: [0, 0], data_per_budget: 4, scarce: true };
     let mut run = GraphRun::prepare(&options, defaults)?;
     let limited = run.setting.limiter.is_some();
     let mut text = introduction(&run, limited);

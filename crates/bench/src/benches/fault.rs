@@ -30,7 +30,12 @@ const FULL: &str = "total";
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults { size_bytes: [2 << 30, 256 << 20], data_per_budget: 8, scarce: true };
+    let defaults = Defaults {
+        contenders: &[SYSTEMS],
+        size_bytes: [2 << 30, 256 << 20],
+        data_per_budget: 8,
+        scarce: true,
+    };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let cells = setting

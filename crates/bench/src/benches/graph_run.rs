@@ -88,7 +88,7 @@ impl GraphRun {
             check: Box::new(|job, measured| {
                 let mut answers = answers.borrow_mut();
                 match answers.iter().find(|(work, _)| *work == job.work) {
-                    None => answers.push((job.work, measured.lanes.clone())),
+                    None => answers.push((job.work.clone(), measured.lanes.clone())),
                     Some((_, first)) => {
                         let same = *first == measured.lanes;
                         ensure!(same, "it found something else than the contender before it");

@@ -30,8 +30,12 @@ const SYSTEMS: &[System] = &[
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults =
-        Defaults { size_bytes: [256 << 20, 16 << 20], data_per_budget: 1, scarce: false };
+    let defaults = Defaults {
+        contenders: &[SYSTEMS],
+        size_bytes: [256 << 20, 16 << 20],
+        data_per_budget: 1,
+        scarce: false,
+    };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let accesses = if setting.stage.quick { 100_000 } else { 10_000_000 };

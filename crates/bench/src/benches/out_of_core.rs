@@ -43,7 +43,12 @@ const VERIFIED_STORES: usize = 256;
 
 /// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults { size_bytes: [2 << 30, 256 << 20], data_per_budget: 8, scarce: true };
+    let defaults = Defaults {
+        contenders: &[READERS, BATCHERS, WRITERS],
+        size_bytes: [2 << 30, 256 << 20],
+        data_per_budget: 8,
+        scarce: true,
+    };
     let mut setting = Setting::prepare(options, defaults)?;
     let data = setting.data_file()?;
     let cells = cells(&setting, &data);
@@ -73,7 +78,7 @@ fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
         if system != System::PreadDirect {
             job.warm_accesses = setting.budget_bytes / PAGE_BYTES as u64 * 5 / 4;
         }
-        if matches!(work, Work::Write { .. }) {
+        if matches!(job.work, Work::Write { .. }) {
             job.deadline_ms = 4000;
         }
         if setting.stage.quick {

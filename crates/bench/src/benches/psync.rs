@@ -64,7 +64,7 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
     let lanes = options.threads.iter().copied().max().unwrap_or(1);
     // Contenders keep logs, copies and free pages beside the array.
     let room_bytes = size_bytes * u64::from(lanes.max(4)) + (512 << 20);
-    let mut stage = Stage::prepare(&options.common, room_bytes, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS, SHARING, DAX], room_bytes, false)?;
     let disk = scratch_directory(stage.place.path())?;
     let memory = memory_directory(&mut stage, size_bytes)?;
     let plan = Plan { options, stage: &stage, pages, disk: disk.path() };
@@ -88,7 +88,7 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
         check: Box::new(|job, measured| {
             let Some(first) = measured.lanes.first() else { return Ok(()) };
             let mut answers = answers.borrow_mut();
-            let same_work = (job.work, job.round, first.accesses);
+            let same_work = (job.work.clone(), job.round, first.accesses);
             let known = answers.entry(same_work).or_insert_with(|| measured.lanes.clone());
             // Threads that ran out of time stop where they are.
             let same = known.iter().zip(&measured.lanes).all(|(one, other)| {
@@ -160,7 +160,7 @@ impl Plan<'_> {
         }
         let busy = Work::Commit(CommitWork { dirty_pages: BUSY_PAGES, ..on_disk });
         for system in self.stage.wanted(SHARING) {
-            cells.push(self.cell("commit_1p_busy".to_owned(), system, busy, self.disk));
+            cells.push(self.cell("commit_1p_busy".to_owned(), system, busy.clone(), self.disk));
         }
         for &threads in &options.threads {
             for system in self.stage.wanted(SHARING) {

@@ -33,7 +33,8 @@ pub fn run(options: &RecoverOptions) -> Result<Report> {
         (options.logs.clone(), options.sizes.clone())
     };
     let largest_bytes = sizes.iter().map(|size| size.0).max().unwrap_or(0);
-    let mut stage = Stage::prepare(&options.common, 4 * largest_bytes + (256 << 20), false)?;
+    let mut stage =
+        Stage::prepare(&options.common, &[SYSTEMS], 4 * largest_bytes + (256 << 20), false)?;
     let directory = scratch_directory(stage.place.path())?;
     let cell = |metric: String, system: System, log: Bytes, size: Bytes| {
         let work = CommitWork {

@@ -19,9 +19,11 @@ use crate::units::Bytes;
 /// Below this the process itself needs most of the memory.
 const BUDGET_MIN_BYTES: u64 = 32 << 20;
 
-/// Sizes a bench has unless the user says otherwise.
+/// What a bench is made of, and the sizes it has unless the user says otherwise.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
+    /// Who takes part, in lists that may overlap.
+    pub contenders: &'static [&'static [System]],
     /// Length of the data file, normally and in the quick form.
     pub size_bytes: [u64; 2],
     /// Data to memory.
@@ -69,7 +71,8 @@ impl Setting {
                 Bytes(budget_bytes)
             );
         }
-        let mut stage = Stage::prepare(&options.common, size_bytes, defaults.scarce)?;
+        let mut stage =
+            Stage::prepare(&options.common, defaults.contenders, size_bytes, defaults.scarce)?;
         let mut limiter = None;
         let mut limit_text = "not needed".to_owned();
         if defaults.scarce {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::contender::System;
@@ -32,8 +32,15 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Finds or makes a place with room for `room_bytes`. `scarce`: see [`Place::directory`].
-    pub fn prepare(common: &Common, room_bytes: u64, scarce: bool) -> Result<Self> {
+    /// Finds or makes a place with room for `room_bytes`, for a bench that has these contenders, in lists that may
+    /// overlap. `scarce`: see [`Place::directory`].
+    pub fn prepare(
+        common: &Common,
+        contenders: &[&[System]],
+        room_bytes: u64,
+        scarce: bool,
+    ) -> Result<Self> {
+        let only = chosen(&common.only, contenders)?;
         let signals = interrupt::Guard::install();
         let mut notes = Vec::new();
         let place = match common.device {
@@ -54,7 +61,7 @@ impl Stage {
             rounds: common.rounds.unwrap_or(if common.quick { 1 } else { 5 }),
             seed: common.seed,
             quick: common.quick,
-            only: common.only.clone(),
+            only,
             notes,
             place,
             awake,
@@ -92,4 +99,19 @@ impl Stage {
             notes: self.notes.clone(),
         }
     }
+}
+
+/// The contenders of these names. A name that none of the bench's contenders has is refused, before anything is done.
+fn chosen(names: &[String], contenders: &[&[System]]) -> Result<Vec<System>> {
+    let all = || contenders.iter().copied().flatten();
+    let find = |name: &String| {
+        let found = all().find(|system| system.name() == name).copied();
+        found.with_context(|| {
+            let mut known: Vec<_> = all().map(|system| system.name()).collect();
+            known.sort_unstable();
+            known.dedup();
+            format!("`{name}` is no contender of this bench: --only takes {}", known.join(", "))
+        })
+    };
+    names.iter().map(find).collect()
 }

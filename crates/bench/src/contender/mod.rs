@@ -85,6 +85,8 @@ pub enum System {
     Msync,
     /// Aquifer's mapper as it comes, with its cache of mappings.
     Mapper,
+    /// The same, without a word about how a file is going to be used.
+    MapperUnadvised,
     /// The same without that cache: mappings are dropped, and unmapped many at a time.
     MapperAsync,
     /// The same without that cache, and every mapping unmapped when it is dropped.
@@ -106,11 +108,6 @@ pub enum System {
 }
 
 impl System {
-    /// Finds a contender by its name.
-    pub fn parse(name: &str) -> Result<Self, String> {
-        serde_json::from_value(name.into()).map_err(|_| format!("`{name}` is no contender"))
-    }
-
     /// The name in reports and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -140,6 +137,7 @@ impl System {
             Self::LibpmemobjRecords => "libpmemobj_records",
             Self::Msync => "msync",
             Self::Mapper => "mapper",
+            Self::MapperUnadvised => "mapper_unadvised",
             Self::MapperAsync => "mapper_async",
             Self::MapperSync => "mapper_sync",
             Self::MapperReadOnce => "mapper_read_once",

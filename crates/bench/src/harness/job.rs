@@ -35,7 +35,7 @@ pub struct Job {
 }
 
 /// The workloads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
     /// Random 8-byte loads from memory that is all there.
@@ -93,7 +93,7 @@ pub enum Work {
 }
 
 /// Work on ordinary files. The job's source is a file, or the directory that has the files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FilesWork {
     /// Files chosen by Zipf's law are summed, each by its name.
@@ -132,6 +132,8 @@ pub enum FilesWork {
     },
     /// The files of a source tree are searched for a text, several times over.
     Search {
+        /// The text.
+        needle: String,
         /// How many threads search.
         threads: u32,
         /// How often after the first time.

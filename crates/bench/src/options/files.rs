@@ -137,7 +137,7 @@ pub struct FlushOptions {
 Examples:
   aquifer bench search                            source files of this machine, copied to this directory
   aquifer bench search --tree ~/src,/usr/include  from these directories
-  aquifer bench search --threads 4 --json
+  aquifer bench search --needle 'struct stat' --threads 4 --json
 
 The files are copied into a scratch directory, with the directories they are in. Where there are fewer than
 --files, they are copied again under other names; the report says so.")]
@@ -155,6 +155,11 @@ pub struct SearchOptions {
     #[arg(long, value_name = "N", default_value_t = 50_000,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub files: u32,
+
+    /// Text to search for; it may lie across lines
+    #[arg(long, value_name = "TEXT", default_value = "TODO",
+          value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub needle: String,
 
     /// Threads that search [default: the cores]
     #[arg(long, value_name = "N", value_parser = count())]

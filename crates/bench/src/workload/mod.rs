@@ -30,7 +30,7 @@ pub fn run(job: &Job) -> Result<Measured> {
         Work::Compute(work) => compute::run(job, &work),
         Work::Crash(work) => recover::crash(job, &work),
         Work::Recover(work) => recover::run(job, &work),
-        Work::Files(work) => files::run(job, work),
+        Work::Files(ref work) => files::run(job, work),
         Work::Pooled(work) => pooled::run(job, work),
         _ => contender::with(job.system, &job.source, access::Access { job }),
     }

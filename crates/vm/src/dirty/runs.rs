@@ -150,8 +150,9 @@ impl PageBits {
         let mut from = run.first;
         while from < run.end() {
             let inside = self.contains(from);
-            let next = if inside { self.next_not_from(from) } else { self.next_from(from) };
-            let to = next.unwrap_or(run.end()).min(run.end());
+            // No look behind the run: in a set with few pages it would go to the end, for every run again.
+            let flip = if inside { u64::MAX } else { 0 };
+            let to = self.next(from, run.end(), flip).unwrap_or(run.end());
             each(PageRun::new(from.0..to.0), inside);
             from = to;
         }
@@ -165,22 +166,20 @@ impl PageBits {
 
     /// The first page of the set from `page` on.
     pub fn next_from(&self, page: PageIndex) -> Option<PageIndex> {
-        self.next(page, 0)
+        self.next(page, PageIndex(u64::MAX), 0)
     }
 
-    fn next_not_from(&self, page: PageIndex) -> Option<PageIndex> {
-        self.next(page, u64::MAX)
-    }
-
-    /// The first page whose bit differs from those of `flip`.
-    fn next(&self, page: PageIndex, flip: u64) -> Option<PageIndex> {
+    /// The first page before `end` whose bit differs from those of `flip`.
+    fn next(&self, page: PageIndex, end: PageIndex, flip: u64) -> Option<PageIndex> {
+        let words = self.words.get(..end.0.div_ceil(64) as usize).unwrap_or(&self.words);
         let mut index = (page.0 / 64) as usize;
-        let mut word = (self.words.get(index)? ^ flip) & (u64::MAX << (page.0 % 64));
+        let mut word = (words.get(index)? ^ flip) & (u64::MAX << (page.0 % 64));
         while word == 0 {
             index += 1;
-            word = *self.words.get(index)? ^ flip;
+            word = *words.get(index)? ^ flip;
         }
-        Some(PageIndex(index as u64 * 64 + u64::from(word.trailing_zeros())))
+        let found = PageIndex(index as u64 * 64 + u64::from(word.trailing_zeros()));
+        (found < end).then_some(found)
     }
 }
 

@@ -6,11 +6,12 @@
 //! | `Random` | nothing is mapped ahead, and the kernel does not read ahead |
 //! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again |
 //! | `Normal` | as if nothing had been advised |
+//! | none | a large file in memory is mapped ahead once it is seen to be read in order; `Normal` ends that |
 //!
 //! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed. `DontNeed` does not discard
 //! pages, whatever `madvise` of that name does.
 //!
-//! Advice ends with the view that gave it.
+//! Advice ends with the view that gave it, and what another view advised of the same mapping stays ([`super::random`]).
 
 use std::io;
 use std::ops::Range;
@@ -23,6 +24,7 @@ use super::error::{MapError, Result};
 use super::map_ahead::{MapAhead, Ticket};
 use super::mapped::Mapped;
 use super::populate::{Span, whole_pages};
+use super::random::{Adviser, RandomRanges, Refused};
 use super::view::FileView;
 
 /// How a range of a view is going to be used ([`FileView::advise`]).
@@ -49,8 +51,8 @@ pub(crate) struct Advised {
 #[derive(Default)]
 struct Given {
     tickets: Vec<Ticket>,
-    /// Where the kernel was told to read nothing ahead, offsets in the span.
-    random: Vec<Range<usize>>,
+    /// Whose ranges are random, if any ever were.
+    adviser: Option<Adviser>,
     /// Whether the mapping would have been parked.
     was_kept: bool,
 }
@@ -68,7 +70,8 @@ impl Advised {
         span: &Arc<dyn Span>,
         range: Range<usize>,
         may_park: &AtomicBool,
-    ) -> io::Result<()> {
+        random: &RandomRanges,
+    ) -> std::result::Result<(), Refused> {
         let range = whole_pages(&**span, range);
         let mut given = self.lock();
         // Two ranges are mapped ahead in the order they were asked for; the same one twice is of no use.
@@ -77,14 +80,11 @@ impl Advised {
             return Ok(());
         }
         if advice == Advice::Random {
-            advise(&**span, &range, memory::Advice::Random)?;
-            given.random.push(range);
-            return Ok(());
+            let adviser = *given.adviser.get_or_insert_with(|| random.adviser());
+            return random.add(adviser, &range, |range, on| tell(&**span, range, on));
         }
-        if given.random.iter().any(|random| overlap(random, &range)) {
-            advise(&**span, &range, memory::Advice::Normal)?;
-            // What is left of the others stays on the list: it is told twice at worst.
-            given.random.retain(|random| random.start < range.start || random.end > range.end);
+        if let Some(adviser) = given.adviser {
+            random.remove(adviser, &range, |range, on| tell(&**span, range, on))?;
         }
         match advice {
             Advice::Sequential | Advice::WillNeed => {
@@ -103,13 +103,18 @@ impl Advised {
         Ok(())
     }
 
+    /// Has a range that nothing was said about watched, until something is.
+    pub fn watch(&self, ahead: &MapAhead, span: &Arc<dyn Span>, range: Range<usize>) {
+        self.lock().tickets.extend(ahead.watch(span, range));
+    }
+
     /// The view is being closed: others will use the mapping as if nothing had been advised, but for whether it is kept.
-    pub fn end(&self, span: &dyn Span) {
+    pub fn end(&self, span: &dyn Span, random: &RandomRanges) {
         let given = std::mem::take(&mut *self.lock());
         drop(given.tickets);
-        for range in given.random {
+        if let Some(adviser) = given.adviser {
             // An error leaves the mapping without read-ahead, which its content does not depend on.
-            let _ = advise(span, &range, memory::Advice::Normal);
+            let _ = random.remove(adviser, &(0..usize::MAX), |range, on| tell(span, range, on));
         }
     }
 }
@@ -118,7 +123,9 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn advise(span: &dyn Span, range: &Range<usize>, advice: memory::Advice) -> io::Result<()> {
+/// Tells the kernel whether a range is random.
+fn tell(span: &dyn Span, range: &Range<usize>, is_random: bool) -> io::Result<()> {
+    let advice = if is_random { memory::Advice::Random } else { memory::Advice::Normal };
     let address = span.address().wrapping_add(range.start).cast_mut();
     // SAFETY: mapped as long as the span lives; this advice changes no contents.
     unsafe { memory::advise(address, range.len(), advice) }
@@ -136,27 +143,51 @@ unsafe impl Span for Mapped {
 }
 
 impl FileView {
-    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view.
+    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view. Only
+    /// views made for reading are mapped ahead; [`FileView::prefetch`] works on all.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`]; [`MapError::Map`] if the kernel refused, which only it could say why.
+    /// [`MapError::OutsideView`]; [`MapError::TooManyMappings`], because the kernel keeps a mapping for each range that is
+    /// random; [`MapError::Map`] if the kernel refused, which only it could say why.
+    ///
+    /// ```
+    /// use aquifer_vm::mapper::{Advice, FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
+    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // mapped by a helper, ahead of this thread
+    /// assert_eq!(view.read(|bytes| bytes.to_vec().len())?, 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn advise(&self, advice: Advice, range: Range<u64>) -> Result<()> {
         let range = self.in_file(&range)?;
         let Some(mapped) = &self.mapped else { return Ok(()) };
         let span: Arc<dyn Span> = mapped.clone();
-        let (start, end) = (range.start as usize, range.end as usize);
-        let followed =
-            self.advised.follow(advice, &self.shared.ahead, &span, start..end, &mapped.may_park);
-        followed.map_err(|source| MapError::Map {
-            path: self.path.clone(),
-            len_bytes: range.end - range.start,
-            source,
+        let (offsets, random) = (mapped.in_mapping(&range), &mapped.random);
+        let ahead = &self.shared.ahead;
+        let followed = self.advised.follow(advice, ahead, &span, offsets, &mapped.may_park, random);
+        followed.map_err(|refused| {
+            let (path, vmas) = (self.path().to_owned(), self.shared.heap.vmas());
+            match refused {
+                Refused::Vmas => {
+                    let (used, limit) = (vmas.used(), vmas.limit());
+                    MapError::TooManyMappings { path, used, limit }
+                }
+                Refused::Kernel(source) => {
+                    MapError::Map { path, len_bytes: range.end - range.start, source }
+                }
+            }
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::heap::VmaBudget;
     use super::super::map_ahead::MapAheadLimits;
     use super::super::populate::tests::Mapping;
     use super::*;
@@ -184,6 +215,7 @@ mod tests {
         mapping: Arc<Mapping>,
         advised: Advised,
         may_park: AtomicBool,
+        random: RandomRanges,
     }
 
     impl Rig {
@@ -193,13 +225,18 @@ mod tests {
                 mapping: Mapping::of_pages(512),
                 advised: Advised::default(),
                 may_park: AtomicBool::new(true),
+                random: RandomRanges::new(Arc::new(VmaBudget::new(8))),
             }
         }
 
         fn advise(&self, advice: Advice, pages: Range<usize>) {
+            self.advise_for(&self.advised, advice, pages);
+        }
+
+        fn advise_for(&self, view: &Advised, advice: Advice, pages: Range<usize>) {
             let span: Arc<dyn Span> = self.mapping.clone();
             let range = pages.start * PAGE..pages.end * PAGE;
-            self.advised.follow(advice, &self.ahead, &span, range, &self.may_park).unwrap();
+            view.follow(advice, &self.ahead, &span, range, &self.may_park, &self.random).unwrap();
         }
 
         fn is_kept(&self) -> bool {
@@ -217,7 +254,21 @@ mod tests {
         assert!(!is_random(&rig.mapping, 0) && is_random(&rig.mapping, 64 * PAGE));
         rig.advise(Advice::Normal, 64..128);
         assert!(!is_random(&rig.mapping, 64 * PAGE) && is_random(&rig.mapping, 128 * PAGE));
-        rig.advised.end(&*rig.mapping);
+        rig.advised.end(&*rig.mapping, &rig.random);
+        assert!((0..512).step_by(64).all(|page| !is_random(&rig.mapping, page * PAGE)));
+    }
+
+    #[test]
+    fn what_another_view_advised_stays() {
+        let rig = Rig::new(0);
+        let other = Advised::default();
+        rig.advise(Advice::Random, 0..256);
+        rig.advise_for(&other, Advice::Random, 128..384);
+        rig.advised.end(&*rig.mapping, &rig.random);
+        assert!(!is_random(&rig.mapping, 127 * PAGE) && is_random(&rig.mapping, 128 * PAGE));
+        rig.advise(Advice::Normal, 0..512);
+        assert!(is_random(&rig.mapping, 383 * PAGE));
+        other.end(&*rig.mapping, &rig.random);
         assert!((0..512).step_by(64).all(|page| !is_random(&rig.mapping, page * PAGE)));
     }
 

@@ -21,12 +21,13 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
+use aquifer_sys::thread::{self, Thread};
 
+use super::descriptors::Kept;
 use super::error::{MapError, Result};
 use super::identity::FileId;
 use super::mapped::{self, Mapped};
@@ -41,7 +42,7 @@ pub(crate) struct ResidentBudget {
     files: Arc<DropBehind<Entry>>,
     resident_pages: Arc<AtomicU64>,
     serial: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     mark: ProcessMark,
 }
 
@@ -70,12 +71,10 @@ impl ResidentBudget {
         let files = Arc::new(DropBehind::new());
         let resident_pages = Arc::new(AtomicU64::new(0));
         let (thread_files, published) = (files.clone(), resident_pages.clone());
-        let thread = std::thread::Builder::new()
-            .name("aquifer-budget".to_owned())
-            .spawn(move || {
-                thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
-            })
-            .map_err(MapError::Thread)?;
+        let thread = thread::start(c"aquifer-budget", move || {
+            thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
+        })
+        .map_err(MapError::Thread)?;
         Ok(ResidentBudget {
             table: Arc::default(),
             files,
@@ -92,12 +91,13 @@ impl ResidentBudget {
     }
 
     /// From now on the pages of this file count.
-    pub fn add(&self, mapped: &Arc<Mapped>, file: &File, path: &Path) {
+    pub fn add(&self, mapped: &Arc<Mapped>, file: &File, path: &Path, len_bytes: u64) {
         // The pages of a file in memory are no copies: there is nothing to drop.
         if !matches!(residency::backing(file.as_fd()), Ok(Backing::Storage)) {
             return;
         }
         let identity = mapped.id.identity();
+        let len_bytes = len_bytes.next_multiple_of(SMALL_PAGE_BYTES as u64);
         // Relaxed: only different numbers are wanted.
         let serial = 1 + self.serial.fetch_add(1, Ordering::Relaxed);
         let mut table = self.table.lock();
@@ -105,7 +105,7 @@ impl ResidentBudget {
             let mut state = entry.state.lock();
             state.mapped = Arc::downgrade(mapped);
             path.clone_into(&mut state.path);
-            entry.len_bytes.store(mapped.mapped_bytes, Ordering::Relaxed);
+            entry.len_bytes.store(len_bytes, Ordering::Relaxed);
             entry.is_done.store(false, Ordering::Relaxed);
             entry.serial.store(serial, Ordering::Relaxed);
             return;
@@ -113,7 +113,7 @@ impl ResidentBudget {
         let entry = Arc::new(Entry {
             table: self.table.clone(),
             identity,
-            len_bytes: AtomicU64::new(mapped.mapped_bytes),
+            len_bytes: AtomicU64::new(len_bytes),
             cursor: AtomicU64::new(0),
             serial: AtomicU64::new(serial),
             is_done: AtomicBool::new(false),
@@ -154,8 +154,7 @@ impl Drop for ResidentBudget {
             return;
         }
         self.files.stop();
-        // A panic there has been printed.
-        let _ = thread.join();
+        thread.join();
     }
 }
 
@@ -183,9 +182,9 @@ impl Entry {
                 .filter(|file| {
                     residency::file_identity(file.as_fd()).is_ok_and(|found| found == self.identity)
                 })
-                .map(Arc::new),
+                .map(Kept::uncounted),
         };
-        let result = call(mapped.as_ref(), file.as_deref());
+        let result = call(mapped.as_ref(), file.as_deref().map(Kept::file));
         // Before the lock is released. The mapping may be unmapped here.
         drop((mapped, file));
         drop(state);
@@ -229,10 +228,13 @@ impl Droppable for Entry {
         let is_last = pages.end >= self.len_bytes();
         self.with(|mapped, file| {
             // The file may have been mapped again meanwhile, shorter: what is behind it is another mapping's.
-            let mapped_end = mapped.map_or(0, |mapped| pages.end.min(mapped.mapped_bytes));
-            if let Some(mapped) = mapped.filter(|_| pages.start < mapped_end) {
-                let len = (mapped_end - pages.start) as usize;
-                let address = mapped.address().cast_mut().wrapping_add(pages.start as usize);
+            let there = mapped.map(|mapped| (mapped, mapped.range()));
+            let inside = there.map(|(mapped, there)| {
+                (mapped, pages.start.max(there.start)..pages.end.min(there.end))
+            });
+            if let Some((mapped, inside)) = inside.filter(|(_, inside)| !inside.is_empty()) {
+                let len = (inside.end - inside.start) as usize;
+                let address = mapped.address_of(inside.start).cast_mut();
                 // SAFETY: a mapping of the file's own pages, which this keeps: nothing is lost. A failure leaves the
                 // pages where they are.
                 let _ = unsafe { memory::advise(address, len, Advice::DontNeed) };

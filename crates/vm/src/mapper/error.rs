@@ -43,7 +43,7 @@ pub enum MapError {
         /// What to do instead.
         advice: &'static str,
     },
-    /// The range begins behind the end of the file, or is none.
+    /// The range ends behind the end of the file, or is none.
     #[error(
         "bytes {start} to {end} of {} are no range of it: it has {len_bytes}; ask for its length first, \
          or for an open range",

@@ -1,7 +1,7 @@
 //! Mapping ahead of a reader, by helper threads that only use what CPU time nobody else wants.
 //!
 //! A fault of a mapping that the kernel serves is not seen here, so what is mapped ahead is what was advised
-//! ([`super::advice`]). A helper goes through the range from its start and populates it piece by piece, without regard to
+//! ([`super::advice`]), and what the page tables show to be read in order. A helper goes through the range from its start and populates it piece by piece, without regard to
 //! where the reader is: a helper that follows the reader's position was never faster, and one that spins for it cost two
 //! readers on two CPUs a third of their speed. What a reader meets first it faults in as usual.
 //!
@@ -17,6 +17,13 @@
 //! tables show when the reader has come by, and that it has read all before. So a file larger than memory is not
 //! read in before anybody can use it. Ranges in progress share the limit equally. A helper that waits for a marker sleeps, longer each time, and works on other
 //! ranges meanwhile.
+//!
+//! # Without advice
+//! Where a fault costs most, on files in memory, a fresh view of 32 MiB or more is *watched*: a helper looks at its first
+//! pages after 1, 2, 4, … ms, some ten times in all if nothing happens, and never again. If by then all of the first MiB was
+//! touched and nearly nothing of the rest, its reader is taken for one that reads in order, and at most three times what it
+//! has read is mapped ahead of it; markers at doubling distances show how much that is. With no CPU idle the helper gives up.
+//! A reader that begins in the middle, or later, is not noticed.
 //!
 //! # Priority
 //! Helpers run under `SCHED_IDLE`: with a CPU free that is as good as a normal thread; without one, a normal thread takes
@@ -39,33 +46,46 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_sys::cpu::{self, Contention};
-use aquifer_sys::memory::{self, REGION_BYTES, SMALL_PAGE_BYTES};
+use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::pagemap::Pagemap;
-use aquifer_sys::signal;
+use aquifer_sys::thread::{self, Thread};
 
-use super::populate::{Form, Missing, Span, whole_pages};
+use self::job::Job;
+use self::markers::{MARKER_BYTES, Markers};
+use super::populate::{Form, Span, whole_pages};
 use crate::ProcessMark;
+
+mod job;
+mod markers;
 
 /// What is populated at a time where the file is in memory.
 pub(crate) const PIECE_BYTES: usize = REGION_BYTES;
 /// What is populated at a time where it has to be read: as much as the kernel reads ahead at most.
 const COLD_PIECE_BYTES: usize = 8 << 20;
-/// What is populated in one call where the file is in memory: some 20 µs.
-const CALL_BYTES: usize = 128 << 10;
-/// Left unmapped for the reader: what the kernel maps at one fault.
-const MARKER_BYTES: usize = 64 << 10;
-/// How long a helper waits when others want its CPU, and how often at most in a row.
-const ASIDE: Duration = Duration::from_millis(1);
-const MOST_ASIDES: usize = 100;
 /// How long a helper waits for a reader, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(256);
-/// Pages looked at to tell whether a piece has to be read.
-const SAMPLES: usize = 8;
+/// Ranges that nobody advised about are watched from this length on: shorter ones are read before it pays.
+pub(crate) const WATCHED_BYTES: usize = 32 << 20;
+/// What tests set otherwise.
+#[derive(Debug, Clone, Copy)]
+struct Manners {
+    /// How pages are brought in; the better form by default.
+    form: Option<Form>,
+    /// How long a range that nobody advised about is watched without its reader coming any further.
+    watched_for: Duration,
+    /// Whether helpers step aside for others.
+    step_aside: bool,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Manners { form: None, watched_for: Duration::from_secs(1), step_aside: true }
+    }
+}
 
 /// Bounds of what is mapped ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,12 +106,29 @@ impl Default for MapAheadLimits {
     }
 }
 
+impl MapAheadLimits {
+    /// Where `range` has markers: advised, only if it is longer than half of what may be brought in unread.
+    fn markers(&self, range: &Range<usize>, is_watched: bool) -> Markers {
+        let limit = usize::try_from(self.in_flight_bytes).unwrap_or(usize::MAX);
+        let quarter = (limit / 4).max(PIECE_BYTES);
+        if is_watched {
+            return Markers::Doubling { start: range.start, most: 1 << quarter.ilog2() };
+        }
+        match range.len() > limit / 2 {
+            true => Markers::Every(quarter.next_multiple_of(PIECE_BYTES)),
+            false => Markers::None,
+        }
+    }
+}
+
 /// What was mapped ahead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MapAheadStats {
     /// Ranges that were asked for.
     pub requests: u64,
+    /// Ranges that nobody asked for, and whose reader was seen to read in order.
+    pub detected: u64,
     /// Bytes that helpers went through.
     pub populated_bytes: u64,
     /// Ranges waiting or in progress.
@@ -102,18 +139,10 @@ pub struct MapAheadStats {
 struct Request {
     span: Arc<dyn Span>,
     range: Range<usize>,
+    markers: Markers,
+    /// Whether nobody advised it: then what its reader does decides.
+    is_watched: bool,
     ended: AtomicBool,
-}
-
-/// A request in the queue.
-struct Job {
-    request: Arc<Request>,
-    /// How far a helper has come.
-    at: usize,
-    /// How far the reader has come, as far as is known.
-    passed: usize,
-    /// Bytes of a piece.
-    step: usize,
 }
 
 /// A piece that a helper is populating.
@@ -142,15 +171,16 @@ struct Shared {
     /// There is work, or none any more, or a piece is done.
     changed: Condvar,
     limits: MapAheadLimits,
-    form: Option<Form>,
+    manners: Manners,
     requests: AtomicU64,
+    detected: AtomicU64,
     populated_bytes: AtomicU64,
 }
 
 /// The helpers of one mapper.
 pub(crate) struct MapAhead {
     shared: ManuallyDrop<Arc<Shared>>,
-    helpers: Mutex<Vec<JoinHandle<()>>>,
+    helpers: Mutex<Vec<Thread>>,
     mark: ProcessMark,
 }
 
@@ -164,16 +194,17 @@ pub(crate) struct Ticket {
 impl MapAhead {
     /// Starts nothing yet.
     pub fn new(limits: MapAheadLimits) -> MapAhead {
-        MapAhead::with_form(limits, None)
+        MapAhead::with_manners(limits, Manners::default())
     }
 
-    fn with_form(limits: MapAheadLimits, form: Option<Form>) -> MapAhead {
+    fn with_manners(limits: MapAheadLimits, manners: Manners) -> MapAhead {
         let shared = Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
             limits,
-            form,
+            manners,
             requests: AtomicU64::new(0),
+            detected: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
         };
         MapAhead {
@@ -186,12 +217,23 @@ impl MapAhead {
     /// Has `range` of a span mapped ahead, until that is done or the ticket is dropped. `None` if there is nothing to do, or
     /// nobody who could.
     pub fn request(&self, span: &Arc<dyn Span>, range: Range<usize>) -> Option<Ticket> {
+        self.enter(span, range, false)
+    }
+
+    /// Has `range` of a span watched for a while, and mapped ahead if it is read from its start on. `None` as for
+    /// [`MapAhead::request`], and if the range is too short for that to be worth it.
+    pub fn watch(&self, span: &Arc<dyn Span>, range: Range<usize>) -> Option<Ticket> {
+        if range.len() < WATCHED_BYTES { None } else { self.enter(span, range, true) }
+    }
+
+    fn enter(&self, span: &Arc<dyn Span>, range: Range<usize>, is_watched: bool) -> Option<Ticket> {
         let range = whole_pages(&**span, range);
         if range.is_empty() || self.shared.limits.workers == 0 || !self.mark.is_current() {
             return None;
         }
-        let request =
-            Arc::new(Request { span: span.clone(), range, ended: AtomicBool::new(false) });
+        let markers = self.shared.limits.markers(&range, is_watched);
+        let ended = AtomicBool::new(false);
+        let request = Arc::new(Request { span: span.clone(), range, markers, is_watched, ended });
         let ticket = Ticket {
             shared: self.shared.clone(),
             request: ManuallyDrop::new(request.clone()),
@@ -207,10 +249,13 @@ impl MapAhead {
             drop(state);
             return None;
         }
-        state.queue.push_back(Job { request, at: start, passed: start, step: PIECE_BYTES });
+        let moved = Instant::now();
+        state.queue.push_back(Job { request, at: start, passed: start, step: PIECE_BYTES, moved });
         drop(state);
-        // Relaxed: a statistic.
-        self.shared.requests.fetch_add(1, Ordering::Relaxed);
+        if !is_watched {
+            // Relaxed: a statistic.
+            self.shared.requests.fetch_add(1, Ordering::Relaxed);
+        }
         self.shared.changed.notify_all();
         Some(ticket)
     }
@@ -218,10 +263,7 @@ impl MapAhead {
     /// Whether there is at least one helper afterwards.
     fn start_helper(&self, state: &mut State) -> bool {
         let shared = Arc::clone(&self.shared);
-        let started = std::thread::Builder::new()
-            .name("aquifer-ahead".to_owned())
-            .spawn(move || shared.help());
-        if let Ok(thread) = started {
+        if let Ok(thread) = thread::start(c"aquifer-ahead", move || shared.help()) {
             state.helpers += 1;
             self.helpers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
@@ -249,6 +291,7 @@ impl MapAhead {
         MapAheadStats {
             // Relaxed: statistics.
             requests: self.shared.requests.load(Ordering::Relaxed),
+            detected: self.shared.detected.load(Ordering::Relaxed),
             populated_bytes: self.shared.populated_bytes.load(Ordering::Relaxed),
             in_progress: (state.queue.len() + state.running.len()) as u64,
         }
@@ -273,12 +316,11 @@ impl Drop for MapAhead {
         };
         self.shared.changed.notify_all();
         drop(left);
-        let this = std::thread::current().id();
         for thread in std::mem::take(self.helpers.get_mut().unwrap_or_else(PoisonError::into_inner))
         {
             // A helper that drops the last reference to a mapping may drop its mapper with it.
-            if thread.thread().id() != this {
-                let _ = thread.join();
+            if !thread.is_current() {
+                thread.join();
             }
         }
         // SAFETY: dropped once, here.
@@ -350,10 +392,9 @@ impl Shared {
 
     /// What a helper does all its life.
     fn help(&self) {
-        signal::block_asynchronous();
         cpu::run_when_idle();
         let pagemap = Pagemap::open().ok();
-        let contention = Contention::open().ok();
+        let contention = Contention::open().ok().filter(|_| self.manners.step_aside);
         let mut patience = FIRST_WAIT;
         let mut state = self.lock();
         while !state.stopping {
@@ -372,8 +413,9 @@ impl Shared {
                 let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
                 state = woken;
                 state.idle -= 1;
+                // What woke it may be a range whose reader is fast.
                 patience =
-                    if timeout.timed_out() { (patience * 2).min(LONGEST_WAIT) } else { patience };
+                    if timeout.timed_out() { (patience * 2).min(LONGEST_WAIT) } else { FIRST_WAIT };
             }
         }
     }
@@ -386,17 +428,21 @@ impl Shared {
         state: &mut State,
         pagemap: Option<&Pagemap>,
     ) -> Option<(Job, Range<usize>)> {
-        let ranges = (state.queue.len() + state.running.len()) as u64;
-        let share =
-            usize::try_from(self.limits.in_flight_bytes / ranges.max(1)).unwrap_or(usize::MAX);
+        let begun = state.queue.iter().filter(|job| !job.is_unseen()).count() + state.running.len();
+        let share = usize::try_from(self.limits.in_flight_bytes / begun.max(1) as u64)
+            .unwrap_or(usize::MAX);
         for _ in 0..state.queue.len() {
             let mut job = state.queue.pop_front()?;
-            let stretch = self.stretch_bytes(&job.request.range);
-            if let (Some(pagemap), Some(stretch)) = (pagemap, stretch) {
-                job.look_for_reader(stretch, pagemap);
+            if let Some(pagemap) = pagemap {
+                self.look_for_reader(&mut job, pagemap);
             }
-            let piece = job.piece(stretch);
-            if piece.end - job.passed <= share || job.at == job.passed || stretch.is_none() {
+            let is_known = pagemap.is_some() && job.moved.elapsed() < self.manners.watched_for;
+            if job.request.is_watched && !is_known {
+                // Not for ever: most mappings are not read in order. The ticket still holds the mapping, and whoever drops
+                // that takes the lock first.
+                continue;
+            }
+            if let Some(piece) = job.piece(share) {
                 let number = state.pieces;
                 state.pieces += 1;
                 state.running.push(Running { number, request: Arc::as_ptr(&job.request) });
@@ -407,26 +453,34 @@ impl Shared {
         None
     }
 
-    /// From one marker to the next, counted from the start of the span; a short range has none.
-    fn stretch_bytes(&self, range: &Range<usize>) -> Option<usize> {
-        let limit = usize::try_from(self.limits.in_flight_bytes).unwrap_or(usize::MAX);
-        (range.len() > limit / 2)
-            .then(|| (limit / 4).next_multiple_of(PIECE_BYTES).max(PIECE_BYTES))
+    /// Finds how far the reader of a range has come, if it has begun.
+    fn look_for_reader(&self, job: &mut Job, pagemap: &Pagemap) {
+        if job.is_unseen() && job.looks_sequential(pagemap) {
+            job.begin();
+            // Relaxed: a statistic.
+            self.detected.fetch_add(1, Ordering::Relaxed);
+        }
+        if !job.is_unseen() {
+            job.look_for_reader(pagemap);
+        }
     }
 
     /// Populates a piece and puts the range back into the queue if there is more of it.
     fn populate(&self, mut job: Job, piece: Range<usize>, contention: Option<&Contention>) {
-        job.let_others_run(contention);
-        let form = self.form.unwrap_or_else(Form::best);
+        let is_free = job.let_others_run(contention);
+        let form = self.manners.form.unwrap_or_else(Form::best);
         let range = job.request.range.clone();
-        let is_marked = self.stretch_bytes(&range).is_some_and(|stretch| {
-            piece.start.is_multiple_of(stretch) && piece.start > range.start
-        });
+        let is_marked = piece.start > range.start && job.request.markers.is_at(piece.start);
         let after_marker = if is_marked { piece.start + MARKER_BYTES } else { piece.start };
-        let populated = job.populate(form, after_marker..piece.end, contention);
-        // Relaxed: a statistic.
-        self.populated_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
-        let has_more = populated.is_ok() && piece.end < range.end;
+        // What nobody asked for is not done at the cost of others.
+        let is_wanted = is_free || !job.request.is_watched;
+        let has_more = is_wanted
+            && job.populate(form, after_marker..piece.end, contention).is_ok()
+            && piece.end < range.end;
+        if is_wanted {
+            // Relaxed: a statistic.
+            self.populated_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        }
         job.at = piece.end;
         if has_more {
             job.step = if job.is_cold() { COLD_PIECE_BYTES } else { PIECE_BYTES };
@@ -445,84 +499,6 @@ impl Shared {
         state.finish(request);
         drop(state);
         self.changed.notify_all();
-    }
-}
-
-impl Job {
-    /// What is populated next: up to a border of pieces, or to a marker.
-    fn piece(&self, stretch: Option<usize>) -> Range<usize> {
-        let address = self.request.span.address() as usize + self.at;
-        let to_border = (address / self.step + 1) * self.step - address;
-        let to_marker = stretch.map_or(usize::MAX, |stretch| stretch - self.at % stretch);
-        self.at..(self.at + to_border.min(to_marker)).min(self.request.range.end)
-    }
-
-    /// Populates a part of the range, in short calls unless it has to be read, which is waited for without the lock.
-    fn populate(
-        &self,
-        form: Form,
-        part: Range<usize>,
-        contention: Option<&Contention>,
-    ) -> Result<(), Missing> {
-        let call_bytes = if self.step == COLD_PIECE_BYTES { COLD_PIECE_BYTES } else { CALL_BYTES };
-        let mut at = part.start;
-        // Relaxed: what is populated for nothing is a call more at worst.
-        while at < part.end && !self.request.ended.load(Ordering::Relaxed) {
-            let end = (at + call_bytes).min(part.end);
-            let lost_before = cpu::involuntary_switches();
-            form.populate(&*self.request.span, at..end)?;
-            std::thread::yield_now();
-            if cpu::involuntary_switches() != lost_before {
-                std::thread::sleep(ASIDE);
-                self.let_others_run(contention);
-            }
-            at = end;
-        }
-        Ok(())
-    }
-
-    /// Waits while there are more threads to run than CPUs: not for ever, since a machine that is always busy is no reason to
-    /// never come to an end.
-    fn let_others_run(&self, contention: Option<&Contention>) {
-        for _ in 0..MOST_ASIDES {
-            // Relaxed: a wait too many at worst.
-            let has_ended = self.request.ended.load(Ordering::Relaxed);
-            if has_ended || !contention.is_some_and(Contention::is_any_waiting) {
-                return;
-            }
-            std::thread::sleep(ASIDE);
-        }
-    }
-
-    /// Moves on to the last marker that the reader has reached.
-    fn look_for_reader(&mut self, stretch: usize, pagemap: &Pagemap) {
-        loop {
-            let marker = (self.passed / stretch + 1) * stretch;
-            if marker >= self.request.range.end {
-                return;
-            }
-            let address = self.request.span.address().wrapping_add(marker);
-            if !matches!(pagemap.present(address, &mut [0]), Ok(1)) {
-                return;
-            }
-            self.passed = marker;
-            self.at = self.at.max(marker);
-        }
-    }
-
-    /// Whether most of what lies next has to be read first, by a few samples. Where the system does not tell (files of
-    /// others), it has not.
-    fn is_cold(&self) -> bool {
-        let end = self.request.range.end.min(self.at + PIECE_BYTES);
-        let mut resident = [0];
-        let cold = (0..SAMPLES).filter(|sample| {
-            let offset = self.at + (end - self.at) / SAMPLES * sample;
-            let page = offset / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
-            let address = self.request.span.address().wrapping_add(page);
-            memory::residency(address, SMALL_PAGE_BYTES, &mut resident).is_ok()
-                && resident[0] & 1 == 0
-        });
-        cold.count() * 2 > SAMPLES
     }
 }
 

@@ -9,21 +9,37 @@
 //! a mapping that was used once is on *probation*, one that was taken from there is *protected*; what is on probation
 //! goes first. So reading through more files than fit does not drive out those that are used again.
 //!
+//! Nor does reading through them again and again, where the order of use would keep exactly those that come last: of
+//! 50,000 files with room for 16,000, none was found. So there are two ways to treat a newcomer that has to drive out
+//! another: let it, or let it go itself but for one in 32 (bimodal insertion; Qureshi et al., ISCA 2007, whose set dueling
+//! chooses here, too): one shard always does the first, one the second, and the others what has fewer misses lately.
+//!
 //! # Shards
-//! The table is cut into shards by inode, each with a lock of its own and its part of the limit: what is longer than that
-//! part is never parked. What is evicted is unmapped after the lock is released.
+//! The table is cut into shards by file, each with a lock of its own. The limits are of all together, so that one file may
+//! take nearly all of the cache. What leaves is the oldest of the shard that has the most, which keeps shards about equal.
+//! It is unmapped after the lock is released; no two locks are held at once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::identity::FileId;
+use aquifer_sys::residency::FileIdentity;
+
+use super::identity::CacheKey;
 use super::mapped::Mapped;
 
 const SHARDS: usize = 16;
 /// Of the bytes of a shard, those for mappings that were used again, in percent.
 const PROTECTED_PERCENT: u64 = 80;
+/// The shard in which a newcomer always drives out another, and the one in which it seldom does.
+const LETTING_IN: usize = 0;
+const KEEPING_OUT: usize = 8;
+/// Of so many newcomers one is let in where they are kept out.
+const LET_IN_ONE_OF: u64 = 32;
+/// How many more misses one way must have to be the worse one for certain.
+const DUEL_LIMIT: i32 = 256;
 
 /// What a mapping cache may keep.
 #[derive(Debug, Clone, Copy)]
@@ -37,13 +53,25 @@ pub(crate) struct Parked {
     shards: [Mutex<Shard>; SHARDS],
     hash: RandomState,
     limits: Limits,
+    /// What is parked in all shards, and in each. Changed under the lock of the shard.
+    parked: Totals,
+    by_shard: [Totals; SHARDS],
+    /// Misses where newcomers are let in, less those where they are kept out.
+    duel: AtomicI32,
+    newcomers: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
 #[derive(Default)]
+struct Totals {
+    bytes: AtomicU64,
+    mappings: AtomicU64,
+}
+
+#[derive(Default)]
 struct Shard {
-    entries: HashMap<FileId, Entry>,
+    entries: HashMap<CacheKey, Entry>,
     /// Parked ones by when they were parked.
     probation: Segment,
     protected: Segment,
@@ -52,7 +80,7 @@ struct Shard {
 
 #[derive(Default)]
 struct Segment {
-    by_age: BTreeMap<u64, FileId>,
+    by_age: BTreeMap<u64, CacheKey>,
     bytes: u64,
 }
 
@@ -83,66 +111,168 @@ impl Parked {
             shards: Default::default(),
             hash: RandomState::new(),
             limits,
+            parked: Totals::default(),
+            by_shard: Default::default(),
+            duel: AtomicI32::new(0),
+            newcomers: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
     }
 
-    fn shard(&self, id: FileId) -> MutexGuard<'_, Shard> {
-        let index = self.hash.hash_one(id) as usize % SHARDS;
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the mapping of a file of this length can be parked.
+    pub fn keeps(&self, len_bytes: u64) -> bool {
+        len_bytes <= self.limits.bytes && self.limits.mappings > 0
+    }
+
+    /// By the file alone: `forget` finds it whoever may read it by now.
+    fn number(&self, file: FileIdentity) -> usize {
+        self.hash.hash_one(file) as usize % SHARDS
+    }
+
+    fn shard(&self, number: usize) -> Locked<'_> {
+        let shard = self.shards[number].lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { before: shard.totals(), shard, parked: &self.parked, own: &self.by_shard[number] }
     }
 
     /// The mapping of a file, if there is one that has at least `len_bytes`. It counts as used until it is released.
-    pub fn take(&self, id: FileId, len_bytes: u64) -> Option<Arc<Mapped>> {
-        let mut shard = self.shard(id);
-        let found = shard.take(id, len_bytes);
-        drop(shard);
-        // Relaxed: statistics.
+    pub fn take(&self, key: impl FnOnce() -> CacheKey, len_bytes: u64) -> Option<Arc<Mapped>> {
+        if !self.keeps(len_bytes) {
+            // Relaxed, here and below: statistics.
+            self.misses.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        let key = key();
+        let number = self.number(key.identity());
+        let found = self.shard(number).take(key, len_bytes);
         let count = if found.is_some() { &self.hits } else { &self.misses };
         count.fetch_add(1, Ordering::Relaxed);
+        if found.is_none() {
+            self.note_miss(number);
+        }
         found
+    }
+
+    /// A miss in a shard that has a say in what the others do.
+    fn note_miss(&self, number: usize) {
+        let change = match number {
+            LETTING_IN => 1,
+            KEEPING_OUT => -1,
+            _ => return,
+        };
+        // Relaxed: a tendency.
+        let duel = self.duel.load(Ordering::Relaxed) + change;
+        self.duel.store(duel.clamp(-DUEL_LIMIT, DUEL_LIMIT), Ordering::Relaxed);
+    }
+
+    /// Whether this newcomer goes itself where it would drive out another.
+    fn is_kept_out(&self, number: usize) -> bool {
+        let keeps_out = match number {
+            LETTING_IN => false,
+            KEEPING_OUT => true,
+            _ => self.duel.load(Ordering::Relaxed) > 0,
+        };
+        // Relaxed: about one of so many.
+        keeps_out && !self.newcomers.fetch_add(1, Ordering::Relaxed).is_multiple_of(LET_IN_ONE_OF)
     }
 
     /// Makes a mapping known that is in use by one. It takes the place of one that is too short.
     pub fn insert(&self, mapped: &Arc<Mapped>) {
+        let Some(key) = mapped.key else { return };
         let entry = Entry { mapped: mapped.clone(), users: 1, is_protected: false, parked_at: 0 };
-        let mut shard = self.shard(mapped.id);
-        let before = shard.remove(mapped.id);
-        shard.entries.insert(mapped.id, entry);
+        let mut shard = self.shard(self.number(key.identity()));
+        let before = shard.remove(key);
+        shard.entries.insert(key, entry);
         drop(shard);
         drop(before);
     }
 
     /// One user less. The last one parks it.
     pub fn release(&self, mapped: &Arc<Mapped>) {
-        let mut shard = self.shard(mapped.id);
-        let evicted = shard.release(mapped, self.part());
-        drop(shard);
-        // Unmapped here.
-        drop(evicted);
+        let Some(key) = mapped.key else { return };
+        let number = self.number(key.identity());
+        let released = self.shard(number).release(key, mapped, self.part());
+        match released {
+            Released::InUse => {}
+            // Unmapped here.
+            Released::Removed(removed) => drop(removed),
+            Released::Parked { is_protected } => {
+                if self.is_over() {
+                    self.make_room(number, key, is_protected);
+                }
+            }
+        }
     }
 
-    /// The limits of a shard.
+    fn is_over(&self) -> bool {
+        // Relaxed: who parked something sees that itself, and others make room for theirs.
+        self.parked.bytes.load(Ordering::Relaxed) > self.limits.bytes
+            || self.parked.mappings.load(Ordering::Relaxed) > self.limits.mappings
+    }
+
+    /// Evicts until all is within the limits again: what is on probation, and for a newcomer that was used before what is
+    /// protected; of the shard that has the most. If that is not enough, the newcomer goes.
+    fn make_room(&self, number: usize, newcomer: CacheKey, is_protected: bool) {
+        if !is_protected && self.is_kept_out(number) {
+            let removed = self.shard(number).remove_parked(newcomer);
+            drop(removed);
+        }
+        let segments = if is_protected { 2 } else { 1 };
+        for of_protected in [false, true].into_iter().take(segments) {
+            let mut has_more = [true; SHARDS];
+            while self.is_over()
+                && let Some(number) = self.heaviest(&has_more)
+            {
+                let mut shard = self.shard(number);
+                let evicted = shard.evict(of_protected, newcomer);
+                drop(shard);
+                has_more[number] = evicted.is_some();
+                // Unmapped here.
+                drop(evicted);
+            }
+        }
+        if self.is_over() {
+            let removed = self.shard(number).remove_parked(newcomer);
+            drop(removed);
+        }
+    }
+
+    /// Of some shards the one with the most of what there is too much of.
+    fn heaviest(&self, which: &[bool; SHARDS]) -> Option<usize> {
+        let too_many_bytes = self.parked.bytes.load(Ordering::Relaxed) > self.limits.bytes;
+        let weight = |shard: &Totals| {
+            let of = if too_many_bytes { &shard.bytes } else { &shard.mappings };
+            of.load(Ordering::Relaxed)
+        };
+        (0..SHARDS).filter(|&shard| which[shard]).max_by_key(|&shard| weight(&self.by_shard[shard]))
+    }
+
+    /// A shard's part of what may be protected.
     fn part(&self) -> Limits {
-        let part = |all: u64| all / SHARDS as u64;
+        let part = |all: u64| {
+            (u128::from(all) * u128::from(PROTECTED_PERCENT) / 100 / SHARDS as u128) as u64
+        };
         Limits { bytes: part(self.limits.bytes), mappings: part(self.limits.mappings) }
     }
 
-    /// Forgets a file: who uses it keeps it, and unmaps it at the end.
-    pub fn forget(&self, id: FileId) {
-        let removed = self.shard(id).remove(id);
+    /// Forgets a file, whatever its owner and mode were: who uses it keeps it, and unmaps it at the end.
+    pub fn forget(&self, file: FileIdentity) {
+        let mut shard = self.shard(self.number(file));
+        let is_it = |other: &&CacheKey| other.identity() == file;
+        let found: Vec<CacheKey> = shard.entries.keys().filter(is_it).copied().collect();
+        let removed: Vec<_> = found.into_iter().filter_map(|key| shard.remove(key)).collect();
+        drop(shard);
         drop(removed);
     }
 
     /// Forgets every parked mapping; says how many there were.
     pub fn forget_all(&self) -> usize {
         let mut count = 0;
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        for number in 0..SHARDS {
+            let mut shard = self.shard(number);
             let mut removed = Vec::new();
-            while let Some(id) = shard.oldest() {
-                removed.extend(shard.remove(id));
+            while let Some(key) = shard.probation.oldest().or_else(|| shard.protected.oldest()) {
+                removed.extend(shard.remove(key));
             }
             drop(shard);
             count += removed.len();
@@ -156,17 +286,61 @@ impl Parked {
             misses: self.misses.load(Ordering::Relaxed),
             ..CacheStats::default()
         };
-        for shard in &self.shards {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            stats.parked += shard.parked();
-            stats.parked_bytes += shard.probation.bytes + shard.protected.bytes;
-        }
+        stats.parked = self.parked.mappings.load(Ordering::Relaxed);
+        stats.parked_bytes = self.parked.bytes.load(Ordering::Relaxed);
         stats
     }
 }
 
+/// A shard under its lock. What changes in it changes the totals.
+struct Locked<'a> {
+    shard: MutexGuard<'a, Shard>,
+    /// Bytes and mappings that were parked.
+    before: (u64, u64),
+    parked: &'a Totals,
+    own: &'a Totals,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Shard;
+
+    fn deref(&self) -> &Shard {
+        &self.shard
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let (bytes, mappings) = self.shard.totals();
+        if (bytes, mappings) == self.before {
+            return;
+        }
+        // Relaxed: numbers, which guard nothing. Wrapping: the difference may be negative.
+        self.parked.bytes.fetch_add(bytes.wrapping_sub(self.before.0), Ordering::Relaxed);
+        self.parked.mappings.fetch_add(mappings.wrapping_sub(self.before.1), Ordering::Relaxed);
+        self.own.bytes.store(bytes, Ordering::Relaxed);
+        self.own.mappings.store(mappings, Ordering::Relaxed);
+    }
+}
+
+/// What has become of a mapping that one user less has.
+enum Released {
+    /// Others use it, or another one has taken its place.
+    InUse,
+    Parked {
+        is_protected: bool,
+    },
+    Removed(Option<Arc<Mapped>>),
+}
+
 impl Segment {
-    fn insert(&mut self, entry: &Entry, id: FileId) {
+    fn insert(&mut self, entry: &Entry, id: CacheKey) {
         self.by_age.insert(entry.parked_at, id);
         self.bytes += entry.mapped.mapped_bytes;
     }
@@ -177,7 +351,7 @@ impl Segment {
         }
     }
 
-    fn oldest(&self) -> Option<FileId> {
+    fn oldest(&self) -> Option<CacheKey> {
         self.by_age.first_key_value().map(|(_, id)| *id)
     }
 }
@@ -187,16 +361,25 @@ impl Shard {
         if is_protected { &mut self.protected } else { &mut self.probation }
     }
 
-    fn parked(&self) -> u64 {
-        (self.probation.by_age.len() + self.protected.by_age.len()) as u64
+    /// Bytes and mappings that are parked.
+    fn totals(&self) -> (u64, u64) {
+        let mappings = self.probation.by_age.len() + self.protected.by_age.len();
+        (self.probation.bytes + self.protected.bytes, mappings as u64)
     }
 
-    /// The next to go.
-    fn oldest(&self) -> Option<FileId> {
-        self.probation.oldest().or_else(|| self.protected.oldest())
+    /// The one parked longest in one of the segments, but not the one that came last.
+    fn evict(&mut self, of_protected: bool, newcomer: CacheKey) -> Option<Arc<Mapped>> {
+        let oldest = self.segment(of_protected).oldest().filter(|&oldest| oldest != newcomer)?;
+        self.remove(oldest)
     }
 
-    fn take(&mut self, id: FileId, len_bytes: u64) -> Option<Arc<Mapped>> {
+    /// Removes a mapping if it is parked still.
+    fn remove_parked(&mut self, key: CacheKey) -> Option<Arc<Mapped>> {
+        let is_parked = self.entries.get(&key).is_some_and(|entry| entry.users == 0);
+        is_parked.then(|| self.remove(key)).flatten()
+    }
+
+    fn take(&mut self, id: CacheKey, len_bytes: u64) -> Option<Arc<Mapped>> {
         let entry = self.entries.get_mut(&id)?;
         if entry.mapped.mapped_bytes < len_bytes || !entry.mapped.is_sound() {
             return None;
@@ -212,7 +395,7 @@ impl Shard {
         Some(mapped)
     }
 
-    fn remove(&mut self, id: FileId) -> Option<Arc<Mapped>> {
+    fn remove(&mut self, id: CacheKey) -> Option<Arc<Mapped>> {
         let entry = self.entries.remove(&id)?;
         if entry.users == 0 {
             self.segment(entry.is_protected).remove(&entry);
@@ -220,46 +403,33 @@ impl Shard {
         Some(entry.mapped)
     }
 
-    /// What is to be unmapped because of it.
-    fn release(&mut self, mapped: &Arc<Mapped>, limits: Limits) -> Vec<Arc<Mapped>> {
-        let mut evicted = Vec::new();
-        let Some(entry) = self.entries.get_mut(&mapped.id) else { return evicted };
+    fn release(&mut self, key: CacheKey, mapped: &Arc<Mapped>, part: Limits) -> Released {
+        let Some(entry) = self.entries.get_mut(&key) else { return Released::InUse };
         if !Arc::ptr_eq(&entry.mapped, mapped) {
-            return evicted;
+            return Released::InUse;
         }
         entry.users -= 1;
         if entry.users > 0 {
-            return evicted;
+            return Released::InUse;
         }
-        let may_park = mapped.may_park.load(Ordering::Relaxed) && mapped.is_sound();
-        if !may_park || mapped.mapped_bytes > limits.bytes {
-            evicted.extend(self.remove_in_use(mapped.id));
-            return evicted;
+        if !mapped.may_park.load(Ordering::Relaxed) || !mapped.is_sound() {
+            // It is in no segment.
+            return Released::Removed(self.entries.remove(&key).map(|entry| entry.mapped));
         }
         mapped.close_file();
         self.clock += 1;
         entry.parked_at = self.clock;
-        let segment = if entry.is_protected { &mut self.protected } else { &mut self.probation };
-        segment.insert(entry, mapped.id);
-        self.demote(limits);
-        while self.probation.bytes + self.protected.bytes > limits.bytes
-            || self.parked() > limits.mappings
-        {
-            let Some(id) = self.oldest() else { break };
-            evicted.extend(self.remove(id));
-        }
-        evicted
-    }
-
-    /// Removes an entry that is in no segment.
-    fn remove_in_use(&mut self, id: FileId) -> Option<Arc<Mapped>> {
-        self.entries.remove(&id).map(|entry| entry.mapped)
+        let is_protected = entry.is_protected;
+        let segment = if is_protected { &mut self.protected } else { &mut self.probation };
+        segment.insert(entry, key);
+        self.demote(part);
+        Released::Parked { is_protected }
     }
 
     /// What is too much for the protected part is on probation again.
-    fn demote(&mut self, limits: Limits) {
-        while self.protected.bytes > limits.bytes * PROTECTED_PERCENT / 100
-            || self.protected.by_age.len() as u64 * 100 > limits.mappings * PROTECTED_PERCENT
+    fn demote(&mut self, part: Limits) {
+        while self.protected.bytes > part.bytes
+            || self.protected.by_age.len() as u64 > part.mappings
         {
             let Some(id) = self.protected.oldest() else { return };
             let entry = self.entries.get_mut(&id).expect("a parked mapping has an entry");

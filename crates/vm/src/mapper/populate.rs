@@ -81,10 +81,15 @@ pub(crate) fn whole_pages(span: &dyn Span, range: Range<usize>) -> Range<usize> 
 }
 
 fn advise(span: &dyn Span, range: &Range<usize>) -> io::Result<()> {
+    let address = span.address().wrapping_add(range.start).cast_mut();
+    // SAFETY: mapped as long as the span lives; populating changes no contents.
+    again(|| unsafe { memory::advise(address, range.len(), Advice::PopulateRead) })
+}
+
+/// Calls until the call was not interrupted by a signal, nor by a change of what it looks at.
+fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     loop {
-        let address = span.address().wrapping_add(range.start).cast_mut();
-        // SAFETY: mapped as long as the span lives; populating changes no contents.
-        match unsafe { memory::advise(address, range.len(), Advice::PopulateRead) } {
+        match call() {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
             result => return result,
         }
@@ -214,6 +219,15 @@ pub(crate) mod tests {
                 );
             }
         }
+    }
+
+    /// Which no ordinary signal does to this call today: only one that ends the process.
+    #[test]
+    fn an_interrupted_call_is_made_again_and_a_failed_one_is_not() {
+        let mut left = vec![libc::EIO, libc::EAGAIN, libc::EINTR, libc::EINTR];
+        let failed = again(|| Err(io::Error::from_raw_os_error(left.pop().unwrap())));
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(left.is_empty());
     }
 
     #[test]

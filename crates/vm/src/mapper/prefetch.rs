@@ -17,18 +17,19 @@
 //! The queue, then a job; neither is held during I/O.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::thread::JoinHandle;
 
+use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
-use aquifer_sys::{fallible, signal};
+use aquifer_sys::thread::{self, Thread};
 
+use super::descriptors::FileName;
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
 use super::populate::{Form, Missing, Span, whole_pages};
@@ -78,8 +79,27 @@ fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
     }
 }
 
+/// What ranges can be brought in of: a mapping that can say why a page of it is missing.
+pub(super) trait Fetched: Span {
+    /// Where in the span a byte of the file is.
+    fn offset_of(&self, file_byte: u64) -> usize;
+    /// Why the page at an offset of the span could not be had.
+    fn why(&self, name: &FileName, offset: usize) -> MapError;
+}
+
+impl Fetched for Mapped {
+    fn offset_of(&self, file_byte: u64) -> usize {
+        self.in_mapping(&(file_byte..file_byte)).start
+    }
+
+    fn why(&self, name: &FileName, offset: usize) -> MapError {
+        let start = self.range().start + offset as u64;
+        self.fault(name, start, &(start..start + 1))
+    }
+}
+
 struct Job {
-    span: Arc<dyn Span>,
+    span: Arc<dyn Fetched>,
     ranges: Vec<Range<usize>>,
     progress: Mutex<Progress>,
     done: Condvar,
@@ -143,7 +163,6 @@ impl Shared {
     }
 
     fn work(&self) {
-        signal::block_asynchronous();
         let mut queue = self.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
@@ -163,7 +182,7 @@ impl Shared {
 /// The thread of one mapper that prefetches. It starts with the first prefetch and ends, with all of them done, with this.
 pub(crate) struct Prefetcher {
     shared: ManuallyDrop<Arc<Shared>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
     mark: ProcessMark,
 }
 
@@ -181,8 +200,7 @@ impl Prefetcher {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let name = "aquifer-fetch".to_owned();
-            *thread = std::thread::Builder::new().name(name).spawn(move || shared.work()).ok();
+            *thread = thread::start(c"aquifer-fetch", move || shared.work()).ok();
         }
         if thread.is_none() {
             job.run();
@@ -204,8 +222,8 @@ impl Drop for Prefetcher {
         self.shared.lock().stopping = true;
         self.shared.changed.notify_all();
         // The thread itself may let go of the mapper last, with a mapping.
-        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
+        if let Some(thread) = thread.filter(|thread| !thread.is_current()) {
+            thread.join();
         }
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.shared) };
@@ -215,8 +233,8 @@ impl Drop for Prefetcher {
 /// Ranges of a view that are being brought in: a future, or to be waited for. They are brought in even if this is dropped.
 #[must_use = "errors are only reported to who waits"]
 pub struct Prefetch {
-    work: ManuallyDrop<Option<(Arc<Job>, Arc<Mapped>)>>,
-    path: PathBuf,
+    job: ManuallyDrop<Option<Arc<Job>>>,
+    name: FileName,
     mark: ProcessMark,
 }
 
@@ -229,21 +247,15 @@ impl Prefetch {
         if !self.mark.is_current() {
             return Err(MapError::Forked);
         }
-        let Some((job, _)) = &*self.work else { return Ok(()) };
+        let Some(job) = &*self.job else { return Ok(()) };
         let result = job.wait();
         self.explain(result)
     }
 
     fn explain(&self, result: std::result::Result<(), Missing>) -> Result<()> {
-        let (Err(missing), Some((_, mapped))) = (result, &*self.work) else { return Ok(()) };
-        Err(why(mapped, &self.path, missing))
+        let (Err(missing), Some(job)) = (result, &*self.job) else { return Ok(()) };
+        Err(job.span.why(&self.name, missing.offset))
     }
-}
-
-/// What is wrong with the page that is missing.
-fn why(mapped: &Mapped, path: &std::path::Path, missing: Missing) -> MapError {
-    let start = missing.offset as u64;
-    mapped.fault(path, start, &(start..start + 1))
 }
 
 impl Future for Prefetch {
@@ -253,7 +265,7 @@ impl Future for Prefetch {
         if !self.mark.is_current() {
             return Poll::Ready(Err(MapError::Forked));
         }
-        let Some((job, _)) = &*self.work else { return Poll::Ready(Ok(())) };
+        let Some(job) = &*self.job else { return Poll::Ready(Ok(())) };
         let mut progress = job.lock();
         let Some(result) = progress.result else {
             progress.waker = Some(context.waker().clone());
@@ -264,53 +276,83 @@ impl Future for Prefetch {
     }
 }
 
+impl fmt::Debug for Prefetch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // In a fork, the lock of the job may be held for ever.
+        let is_ready = self.mark.is_current().then(|| match &*self.job {
+            Some(job) => job.lock().result.is_some(),
+            None => true,
+        });
+        formatter.debug_struct("Prefetch").field("is_ready", &is_ready).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Prefetch {
     fn drop(&mut self) {
         // In a child, the mapping is the parent's.
         if self.mark.is_current() {
             // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.work) };
+            unsafe { ManuallyDrop::drop(&mut self.job) };
         }
     }
 }
 
 impl FileView {
-    fn offsets(&self, ranges: &[Range<u64>]) -> Result<Vec<Range<usize>>> {
-        let mut offsets = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            let range = self.in_file(range)?;
-            if !range.is_empty() {
-                offsets.push(range.start as usize..range.end as usize);
-            }
+    /// What is to be brought in, not begun. `None` if there is nothing.
+    fn job(&self, ranges: &[Range<u64>]) -> Result<Option<Job>> {
+        let ranges: Vec<_> =
+            ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
+        let span: Arc<dyn Fetched> = match (&self.stores, &self.mapped) {
+            (Some(stores), _) => stores.fetched(),
+            (None, Some(mapped)) => mapped.clone(),
+            (None, None) => return Ok(None),
+        };
+        let offsets = |range: Range<u64>| span.offset_of(range.start)..span.offset_of(range.end);
+        let ranges: Vec<_> =
+            ranges.into_iter().filter(|range| !range.is_empty()).map(offsets).collect();
+        if ranges.is_empty() {
+            return Ok(None);
         }
-        Ok(offsets)
+        Ok(Some(Job { span, ranges, progress: Mutex::default(), done: Condvar::new() }))
     }
 
     /// Brings ranges of the view, counted from its first byte, into memory and maps them: all of them are read at once, where
-    /// loads would read one after the other.
+    /// loads would read one after the other. Stores to it are left as they are.
     ///
     /// # Errors
     /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte that could not be had.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
-        let offsets = self.offsets(ranges)?;
-        let Some(mapped) = &self.mapped else { return Ok(()) };
-        bring_in(&**mapped, &offsets).map_err(|missing| why(mapped, &self.path, missing))
+        let Some(job) = self.job(ranges)? else { return Ok(()) };
+        bring_in(&*job.span, &job.ranges)
+            .map_err(|missing| job.span.why(&self.name, missing.offset))
     }
 
     /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view may be dropped meanwhile.
     ///
     /// # Errors
     /// [`MapError::OutsideView`], at once.
+    ///
+    /// ```
+    /// use aquifer_vm::mapper::{FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("records");
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
+    /// let records = [4096..8192, 500_000..500_100, 0..100];
+    /// let coming = view.prefetch(&records)?; //  all at once, behind this thread's back
+    /// coming.wait()?; //                         or `coming.await?`, in any executor
+    /// assert_eq!(view.get::<u8>(500_000)?, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
-        let ranges = self.offsets(ranges)?;
-        let work = self.mapped.as_ref().filter(|_| !ranges.is_empty()).map(|mapped| {
-            let span: Arc<dyn Span> = mapped.clone();
-            let job = Job { span, ranges, progress: Mutex::default(), done: Condvar::new() };
-            let job = Arc::new(job);
-            self.shared.prefetcher.begin(&job);
-            (job, mapped.clone())
-        });
-        let (path, mark) = (self.path.clone(), self.shared.mark);
-        Ok(Prefetch { work: ManuallyDrop::new(work), path, mark })
+        let job = self.job(ranges)?.map(Arc::new);
+        if let Some(job) = &job {
+            self.shared.prefetcher.begin(job);
+        }
+        let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
+        Ok(Prefetch { job: ManuallyDrop::new(job), name, mark })
     }
 }

@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use super::error::Result;
-use super::flush::{Choice, Flushed, KEEP_BYTES, State, Way};
+use super::flush::{Choice, Flushed, KEEP_BYTES, State};
 use super::writable::{Place, Sharing, Writable};
 use crate::bytes::bytes_of;
 use crate::{PageRun, Pod, TrackerForm};
@@ -36,8 +36,6 @@ const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 pub(crate) struct PrivateOptions {
     /// The form of tracking, or the best.
     pub form: Option<TrackerForm>,
-    /// The way pages are written, or the cheapest.
-    pub way: Option<Way>,
     /// Clean gaps between pages that are written along, or the cheapest.
     pub gap_pages: Option<u64>,
     /// Copies that are kept after a flush.
@@ -46,7 +44,7 @@ pub(crate) struct PrivateOptions {
 
 impl Default for PrivateOptions {
     fn default() -> Self {
-        PrivateOptions { form: None, way: None, gap_pages: None, keep_bytes: KEEP_BYTES }
+        PrivateOptions { form: None, gap_pages: None, keep_bytes: KEEP_BYTES }
     }
 }
 
@@ -74,11 +72,7 @@ impl PrivateFile {
     ) -> Result<PrivateFile> {
         crate::router::install()?;
         let mapping = Writable::new(place, file, path, range, Sharing::Private)?;
-        let choice = Choice {
-            forced: options.way,
-            forced_gap_pages: options.gap_pages,
-            ..Choice::default()
-        };
+        let choice = Choice { forced_gap_pages: options.gap_pages, ..Choice::default() };
         // SAFETY: the mapping was made just now and is private, and only `State` drops pages of it.
         let state = unsafe { State::new(&mapping, options.form, choice) }?;
         Ok(PrivateFile {

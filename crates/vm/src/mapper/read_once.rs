@@ -4,36 +4,61 @@
 //! hundred KiB; into a fresh one it loses by 3 to 5 times, so each thread keeps its buffer.
 //!
 //! ```text
-//!  open ─ read 16 KiB ─┬─ less came ──▶ read until nothing comes ─▶ buffer
-//!                      └─ all came ──▶ fstat ─┬─ below the threshold ─▶ read the rest ─▶ buffer
-//!                                             └─ above ─▶ map
+//!  open ─ read 16 KiB ─┬─ not so much: read until nothing comes ─▶ buffer
+//!                      └─ statx ─┬─ a regular file below the threshold ─▶ read the rest ─▶ buffer
+//!                                ├─ one above it ─▶ map
+//!                                └─ no length ─▶ read until nothing comes ─▶ buffer
 //! ```
-//! The first read makes `fstat` unnecessary for small files, and costs a file that is mapped 3 % at most. That nothing more
-//! comes is asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
+//! Most files are short, and asking one for its length costs three times what reading at its end does. That nothing more comes is
+//! asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
 //!
 //! # The threshold
 //! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
-//! ([`calibrate`]); until then 512 KiB.
+//! ([`calibrate`]); until then, and where measuring took too long three times, 256 KiB. What holds for a device is looked up by
+//! its number, without a lock. Files on hugetlbfs are read.
+//!
+//! ```
+//! use aquifer_vm::mapper::{Mapper, read_once};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("numbers");
+//! # std::fs::write(&path, vec![7; 4 << 20])?;
+//! let mapper = Mapper::builder().build()?;
+//! let sum = mapper.read_once(&path, |bytes| {
+//!     let mut sum = 0;
+//!     bytes.for_each_block(|block| sum += block.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+//!     sum
+//! })?;
+//! assert_eq!(sum, 7 * (4 << 20));
+//! for found in read_once::calibrations() {
+//!     println!("in memory: {}; mapped from {} bytes on", found.in_memory, found.threshold_bytes);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
-use aquifer_sys::residency::{self, Backing};
+use aquifer_sys::residency::{self, Backing, FileStatus};
 use aquifer_sys::{fallible, io as file_io};
 
+use super::by_device::ByDevice;
 use super::error::{MapError, Result};
 use crate::bytes::Bytes;
 
-/// What is read before anybody asks for the length.
-const PROBE_BYTES: usize = 16 << 10;
+/// What is read before anything is asked.
+const FIRST_BYTES: usize = 16 << 10;
 /// The threshold where nothing was measured.
-const USUAL_THRESHOLD_BYTES: u64 = 512 << 10;
+const USUAL_THRESHOLD_BYTES: u32 = 256 << 10;
 /// It is never outside of these.
 const LEAST_THRESHOLD_BYTES: u64 = 128 << 10;
 const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
@@ -44,10 +69,41 @@ const SMALLEST_MEASURED_BYTES: u64 = 1 << 20;
 /// Longest time measuring takes, but for the file's first read.
 const TIME_LIMIT: Duration = Duration::from_millis(30);
 const ROUNDS: usize = 5;
+/// How often measuring may fail.
+const ATTEMPTS: u32 = 3;
+/// The threshold where files are never mapped.
+const NEVER: u32 = u32::MAX;
+/// Set in a threshold that holds until a file comes that can be measured on.
+const FOR_NOW: u32 = 1;
 
 thread_local! {
     /// Taken while it is in use, so that one call inside another has a buffer of its own.
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static BUFFER: Cell<Buffer> = const { Cell::new(Buffer(Vec::new())) };
+}
+
+/// Memory that begins with a page: the kernel's copies to it are faster.
+#[derive(Default)]
+struct Buffer(Vec<BufferPage>);
+
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+#[allow(dead_code, reason = "its bytes are reached all at once, those of all pages together")]
+struct BufferPage([u8; SMALL_PAGE_BYTES]);
+
+impl Buffer {
+    /// Makes it longer if it is shorter than that.
+    fn lengthen(&mut self, len_bytes: usize) {
+        let pages = len_bytes.div_ceil(SMALL_PAGE_BYTES);
+        if pages > self.0.len() {
+            self.0.resize(pages, BufferPage([0; SMALL_PAGE_BYTES]));
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let len_bytes = self.0.len() * SMALL_PAGE_BYTES;
+        // SAFETY: pages are nothing but their bytes, one after the other.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len_bytes) }
+    }
 }
 
 /// What reading and mapping a file cost on one kind of file system.
@@ -63,33 +119,57 @@ pub struct ReadOnceCalibration {
 }
 
 static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
+static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
+/// Thresholds.
+static BY_DEVICE: ByDevice = ByDevice::new();
+
+fn done() -> MutexGuard<'static, Vec<ReadOnceCalibration>> {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The calibrations of this process so far.
 pub fn calibrations() -> Vec<ReadOnceCalibration> {
-    DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    done().clone()
 }
 
 /// The calibration for the kind of file system that a file is on, measured on the file if it is the first. `None` if the file is
-/// smaller than a MiB, cannot be mapped, or measuring took too long.
+/// smaller than a MiB, cannot be mapped, consists of huge pages, or measuring took too long.
 pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
-    let in_memory = residency::backing(file.as_fd()).ok()? == Backing::Memory;
-    if let Some(known) = calibrations().into_iter().find(|known| known.in_memory == in_memory) {
-        return Some(known);
+    match residency::backing(file.as_fd()).ok()? {
+        Backing::HugePages => None,
+        backing => calibrated(file, backing == Backing::Memory, Clone::clone).ok()?,
     }
-    let len_bytes = residency::file_len_bytes(file.as_fd()).ok()?;
-    if len_bytes < SMALLEST_MEASURED_BYTES || crate::router::install().is_err() {
-        return None;
-    }
-    let measured = measure(file, len_bytes)?;
-    let threshold_bytes = threshold_of(&measured);
-    let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
-    let mut done = DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(other) = done.iter().find(|known| known.in_memory == in_memory) {
-        return Some(other.clone());
-    }
-    done.push(found.clone());
-    Some(found)
 }
+
+/// What is asked of the calibration for a kind of file system; `None` if the file is too small to measure on.
+fn calibrated<T>(
+    file: &File,
+    in_memory: bool,
+    ask: impl Fn(&ReadOnceCalibration) -> T,
+) -> std::result::Result<Option<T>, CannotMeasure> {
+    let is_it = |known: &&ReadOnceCalibration| known.in_memory == in_memory;
+    if let Some(known) = done().iter().find(is_it) {
+        return Ok(Some(ask(known)));
+    }
+    let len_bytes = residency::file_len_bytes(file.as_fd()).map_err(|_| CannotMeasure)?;
+    if len_bytes < SMALLEST_MEASURED_BYTES {
+        return Ok(None);
+    }
+    crate::router::install().map_err(|_| CannotMeasure)?;
+    let measured = measure(file, len_bytes).ok_or(CannotMeasure)?;
+    let threshold_bytes = threshold_of(&measured);
+    let mut done = done();
+    if let Some(other) = done.iter().find(is_it) {
+        return Ok(Some(ask(other)));
+    }
+    let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
+    let answer = ask(&found);
+    done.push(found);
+    Ok(Some(answer))
+}
+
+/// It took too long, or the file cannot be mapped.
+struct CannotMeasure;
 
 /// The length from which on mapping was never dearer.
 fn threshold_of(measured: &[(u64, u64, u64)]) -> u64 {
@@ -146,27 +226,53 @@ fn look_through(start: *const u8, len: usize) -> Option<()> {
     Some(())
 }
 
-/// Whether a file of this length is mapped.
-fn is_mapped(file: &File, len_bytes: u64) -> bool {
+/// Whether a file is mapped.
+fn is_mapped(file: &File, status: &FileStatus) -> bool {
+    let len_bytes = status.len_bytes;
     if len_bytes < LEAST_THRESHOLD_BYTES {
         return false;
     }
-    let found = calibrate(file).map(|found| found.threshold_bytes);
-    len_bytes >= found.unwrap_or(USUAL_THRESHOLD_BYTES)
+    let device = status.identity.device;
+    let holds = |known: &u32| known & FOR_NOW == 0 || len_bytes < SMALLEST_MEASURED_BYTES;
+    let known = BY_DEVICE.get(device).filter(|known| *known == NEVER || holds(known));
+    let threshold = known.unwrap_or_else(|| find_threshold(file, device));
+    threshold != NEVER && len_bytes >= u64::from(threshold & !FOR_NOW)
 }
 
-/// Shows a file to `look`: read, or mapped by `map`, which is given the open file.
+#[cold]
+fn find_threshold(file: &File, device: u64) -> u32 {
+    let found = match residency::backing(file.as_fd()) {
+        Ok(Backing::HugePages) => Ok(Some(NEVER)),
+        Ok(backing) => {
+            calibrated(file, backing == Backing::Memory, |found| found.threshold_bytes as u32)
+        }
+        Err(_) => Err(CannotMeasure),
+    };
+    let threshold_bytes = match found {
+        Ok(Some(threshold_bytes)) => threshold_bytes,
+        Ok(None) => USUAL_THRESHOLD_BYTES | FOR_NOW,
+        // Relaxed: a number of attempts.
+        Err(_) if FAILED_ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1 < ATTEMPTS => {
+            USUAL_THRESHOLD_BYTES | FOR_NOW
+        }
+        Err(_) => USUAL_THRESHOLD_BYTES,
+    };
+    BY_DEVICE.remember(device, threshold_bytes);
+    threshold_bytes
+}
+
+/// Shows an open file to `look`: read, or mapped by `map`, which is given it. `path` is for messages.
 pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     path: &Path,
+    file: File,
     look: L,
     map: impl FnOnce(File, L) -> Result<T>,
 ) -> Result<T> {
-    let file = File::open(path).map_err(MapError::open(path))?;
     let mut buffer = BUFFER.take();
     match read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES) {
         Ok(Content::Here(len)) => {
             // SAFETY: so many bytes of the buffer, which is this function's own until `look` has returned.
-            let seen = look(unsafe { Bytes::new(buffer.as_ptr(), len) });
+            let seen = look(unsafe { Bytes::new(buffer.bytes().as_ptr(), len) });
             keep(buffer);
             Ok(seen)
         }
@@ -181,8 +287,8 @@ pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     }
 }
 
-fn keep(buffer: Vec<u8>) {
-    if buffer.len() <= MOST_THRESHOLD_BYTES as usize {
+fn keep(mut buffer: Buffer) {
+    if buffer.bytes().len() <= MOST_THRESHOLD_BYTES as usize {
         BUFFER.set(buffer);
     }
 }
@@ -196,38 +302,37 @@ enum Content {
 }
 
 /// Reads all there is, but for files that are to be mapped.
-fn read(path: &Path, file: &File, buffer: &mut Vec<u8>, most_bytes: usize) -> Result<Content> {
+fn read(path: &Path, file: &File, buffer: &mut Buffer, most_bytes: usize) -> Result<Content> {
     let failed = |source| MapError::Read { path: path.to_owned(), source };
-    if buffer.len() < PROBE_BYTES {
-        buffer.resize(PROBE_BYTES, 0);
-    }
-    let mut len = read_some(file, &mut buffer[..PROBE_BYTES]).map_err(failed)?;
-    let mut expected = None;
-    if len == PROBE_BYTES {
-        let metadata = file.metadata().map_err(failed)?;
-        if metadata.is_file() && metadata.len() > PROBE_BYTES as u64 {
-            if is_mapped(file, metadata.len()) {
-                return Ok(Content::Large);
-            }
-            let whole = metadata.len() as usize;
-            if buffer.len() < whole {
-                buffer.resize(whole, 0);
-            }
-            expected = Some(whole);
+    buffer.lengthen(FIRST_BYTES);
+    let mut len = 0;
+    while len < FIRST_BYTES {
+        match read_some(file, &mut buffer.bytes()[len..FIRST_BYTES]).map_err(failed)? {
+            0 => return Ok(Content::Here(len)),
+            got => len += got,
         }
     }
+    let status = residency::file_status(file.as_fd()).map_err(failed)?;
+    let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
+    if is_regular && is_mapped(file, &status) {
+        return Ok(Content::Large);
+    }
+    // A regular file that has become shorter, or is made up as it is read, has no length to go by.
+    let expected =
+        Some(status.len_bytes as usize).filter(|expected| is_regular && *expected >= len);
+    buffer.lengthen(expected.unwrap_or(0));
     while expected != Some(len) {
-        if len == buffer.len() {
+        if len == buffer.bytes().len() {
             if len >= most_bytes {
                 return Err(MapError::TooLong {
                     path: path.to_owned(),
                     limit_bytes: most_bytes as u64,
                 });
             }
-            buffer.resize((2 * len).min(most_bytes), 0);
+            buffer.lengthen((2 * len).min(most_bytes));
         }
-        let end = expected.unwrap_or(buffer.len());
-        match read_some(file, &mut buffer[len..end]).map_err(failed)? {
+        let end = expected.unwrap_or(usize::MAX).min(buffer.bytes().len());
+        match read_some(file, &mut buffer.bytes()[len..end]).map_err(failed)? {
             0 => break,
             got => len += got,
         }
@@ -262,8 +367,8 @@ mod tests {
     fn what_never_ends_is_refused() {
         let path = Path::new("/dev/zero");
         let file = File::open(path).unwrap();
-        let limit = 3 * PROBE_BYTES;
-        let error = read(path, &file, &mut Vec::new(), limit).unwrap_err();
+        let limit = 3 * FIRST_BYTES;
+        let error = read(path, &file, &mut Buffer::default(), limit).unwrap_err();
         assert!(
             matches!(error, MapError::TooLong { limit_bytes, .. } if limit_bytes == limit as u64)
         );

@@ -9,9 +9,15 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
+
+use super::descriptors::FileName;
 use super::error::{MapError, Result};
 use super::flush::Flushed;
 use super::heap::Extent;
+use super::mapped::NotMapped;
+use super::populate::Span;
+use super::prefetch::Fetched;
 use super::private::{PrivateFile, PrivateOptions};
 use super::shared::SharedFile;
 use super::view::FileView;
@@ -26,7 +32,7 @@ const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
 /// What a view stores to.
 pub(super) enum Stores {
     Private(Arc<PrivateFile>),
-    Shared(SharedFile),
+    Shared(Arc<SharedFile>),
 }
 
 // SAFETY: an extent owns its addresses, is unmapped when it is dropped, and knows when it is in a child.
@@ -59,9 +65,11 @@ impl Stores {
         range: Range<u64>,
     ) -> Result<Stores> {
         let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
-        let place = Box::new(shared.heap.take(wanted_bytes as usize, path)?);
+        let take = || shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses);
+        let extent = shared.with_room(take);
+        let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
         if access == FileAccess::SharedWrite {
-            return Ok(Stores::Shared(SharedFile::new(place, file, path, range)?));
+            return Ok(Stores::Shared(Arc::new(SharedFile::new(place, file, path, range)?)));
         }
         let options = PrivateOptions::default();
         let private = Arc::new(PrivateFile::new(place, file, path, range, options)?);
@@ -76,11 +84,49 @@ impl Stores {
             Stores::Shared(file) => file.mapping(),
         }
     }
+
+    /// The mapping, to bring ranges of it in.
+    pub fn fetched(&self) -> Arc<dyn Fetched> {
+        match self {
+            Stores::Private(file) => file.clone(),
+            Stores::Shared(file) => file.clone(),
+        }
+    }
 }
+
+/// A mapping that can be stored to is brought in like any other: loads and advice change nothing in it.
+macro_rules! fetch_stores_of {
+    ($file:ty) => {
+        // SAFETY: the place is mapped readable, whole, from when the mapping is made until it is dropped.
+        unsafe impl Span for $file {
+            fn address(&self) -> *const u8 {
+                self.mapping().base()
+            }
+
+            fn len_bytes(&self) -> usize {
+                (self.mapping().capacity_pages() as usize) * SMALL_PAGE_BYTES
+            }
+        }
+
+        impl Fetched for $file {
+            fn offset_of(&self, file_byte: u64) -> usize {
+                (file_byte - self.mapping().first_byte()) as usize
+            }
+
+            fn why(&self, _name: &FileName, offset: usize) -> MapError {
+                let start = self.mapping().first_byte() + offset as u64;
+                self.mapping().fault(&(start..start + 1))
+            }
+        }
+    };
+}
+
+fetch_stores_of!(PrivateFile);
+fetch_stores_of!(SharedFile);
 
 impl FileView {
     fn stores(&self) -> Result<&Stores> {
-        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path.clone() })
+        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
     }
 
     /// Stores bytes at `offset_bytes` of the view.
@@ -122,6 +168,23 @@ impl FileView {
     /// # Errors
     /// [`MapError::Flush`], which names the first range that is not durable; it counts as stored to until a flush
     /// succeeds. [`MapError::ReadOnly`].
+    ///
+    /// ```
+    /// use aquifer_vm::mapper::{FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("table");
+    /// # std::fs::write(&path, vec![0; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Write, ..)?;
+    /// view.set(8, 7_u64)?; //              seen by nobody else
+    /// view.grow(2 << 20)?; //              at the same addresses; the file grows with it
+    /// view.set((2 << 20) - 8, 9_u64)?;
+    /// assert_eq!(view.flush()?.pages, 2); // the pages stored to, durable, and no others
+    /// assert_eq!(std::fs::read(&path)?[8], 7);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn flush(&self) -> Result<Flushed> {
         self.shared.check_process()?;
         match self.stores()? {

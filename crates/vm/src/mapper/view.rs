@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::advice::Advised;
-use super::error::{MapError, Result};
+use super::descriptors::FileName;
+use super::error::{FaultCause, MapError, Result};
 use super::mapped::Mapped;
 use super::small::Snapshot;
 use super::stores::Stores;
@@ -21,7 +22,7 @@ pub struct FileView {
     pub(super) shared: Arc<Shared>,
     /// None if it is empty because its file was, if it is a snapshot, and if it can be stored to.
     pub(super) mapped: Option<Arc<Mapped>>,
-    pub(super) path: PathBuf,
+    pub(super) name: FileName,
     snapshot: Option<Snapshot>,
     /// Bytes of the file.
     range: Range<u64>,
@@ -34,11 +35,11 @@ impl FileView {
     pub(super) fn new(
         shared: Arc<Shared>,
         mapped: Option<Arc<Mapped>>,
-        path: PathBuf,
+        name: FileName,
         range: Range<u64>,
     ) -> FileView {
         let advised = Advised::default();
-        FileView { shared, mapped, snapshot: None, path, range, advised, stores: None }
+        FileView { shared, mapped, snapshot: None, name, range, advised, stores: None }
     }
 
     /// One that can be stored to.
@@ -48,14 +49,14 @@ impl FileView {
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {
-        let mut view = FileView::new(shared, None, path, range);
+        let mut view = FileView::new(shared, None, FileName::of(path), range);
         view.stores = Some(stores);
         view
     }
 
     pub(super) fn of_snapshot(shared: Arc<Shared>, snapshot: Snapshot, path: PathBuf) -> FileView {
         let range = snapshot.range();
-        let mut view = FileView::new(shared, None, path, range);
+        let mut view = FileView::new(shared, None, FileName::of(path), range);
         view.snapshot = Some(snapshot);
         view
     }
@@ -66,9 +67,11 @@ impl FileView {
         self.snapshot.is_some()
     }
 
-    /// The file, as it was named.
+    /// The file, as it was named. Of one that was given open: as it is called when this is first asked for; in a fork nothing, if
+    /// nobody had asked.
     pub fn path(&self) -> &Path {
-        &self.path
+        // In a fork, the lock of the mapping may be held for ever.
+        self.name.path(self.mapped.as_deref().filter(|_| self.shared.mark.is_current()))
     }
 
     /// Where in the file it begins.
@@ -89,13 +92,31 @@ impl FileView {
         self.len_bytes() == 0
     }
 
-    /// The length of the file now, wherever the view ends.
+    /// The length of the file now, wherever the view ends; also if its path has come to lead to another one. Of an empty view
+    /// and of a snapshot, the length of what the path leads to.
     ///
     /// # Errors
-    /// [`MapError::Open`] if the path leads nowhere by now.
+    /// [`MapError::Open`] if the path leads nowhere and the file is not open any more; [`MapError::Fault`] if it leads to
+    /// another file, likewise.
     pub fn file_len_bytes(&self) -> Result<u64> {
-        let status = Status::of_path(&self.path).map_err(MapError::open(&self.path))?;
-        Ok(status.len_bytes)
+        self.shared.check_process()?;
+        if let Some(stores) = &self.stores {
+            return stores.mapping().file_len_bytes().map_err(MapError::open(self.path()));
+        }
+        let file = self.mapped.as_ref().map(|mapped| mapped.file_for_now(self.path()));
+        if let Some(Some(kept)) = &file {
+            let status = Status::of_file(kept.file()).map_err(MapError::open(self.path()))?;
+            return Ok(status.len_bytes);
+        }
+        let status = Status::of_path(self.path()).map_err(MapError::open(self.path()))?;
+        match file {
+            None => Ok(status.len_bytes),
+            Some(_) => Err(MapError::Fault {
+                path: self.path().to_owned(),
+                offset_bytes: self.range.start,
+                cause: FaultCause::OutOfReach,
+            }),
+        }
     }
 
     /// Bytes of the view as bytes of the file.
@@ -113,6 +134,9 @@ impl FileView {
     }
 
     /// Shows all of it to a closure.
+    ///
+    /// If the file was cut short, that is noticed by pages: of the page in which it ends now, bytes behind the end are zeros
+    /// and no error, as with mmap. [`FileView::file_len_bytes`] tells.
     ///
     /// # Errors
     /// [`MapError::Fault`] if a byte could not be had that the closure looked at: then its result is dropped.
@@ -140,10 +164,10 @@ impl FileView {
             // SAFETY: no bytes.
             return Ok(look(unsafe { Bytes::new(std::ptr::dangling(), 0) }));
         };
-        let address = mapped.address().wrapping_add(range.start as usize);
+        let address = mapped.address_of(range.start);
         // SAFETY: mapped as long as `self` is borrowed; a page that is not there is replaced under the guard.
         let bytes = unsafe { Bytes::new(address, (range.end - range.start) as usize) };
-        mapped.guarded(&self.path, &range, || look(bytes))
+        mapped.guarded(&self.name, &range, || look(bytes))
     }
 
     /// Copies bytes from `offset_bytes` of the view.
@@ -161,7 +185,7 @@ impl FileView {
             return Ok(());
         }
         match self.mapped.as_ref().filter(|_| !range.is_empty()) {
-            Some(mapped) => mapped.copy_to(&self.path, range.start, target),
+            Some(mapped) => mapped.copy_to(&self.name, range.start, target),
             None => Ok(()),
         }
     }
@@ -186,7 +210,7 @@ impl FileView {
             return stores.mapping().as_mut_ptr();
         }
         match (&self.mapped, &self.snapshot) {
-            (Some(mapped), _) => mapped.address().wrapping_add(self.range.start as usize),
+            (Some(mapped), _) => mapped.address_of(self.range.start),
             (None, Some(snapshot)) => snapshot.bytes(&self.range).as_ptr(),
             (None, None) => std::ptr::dangling(),
         }
@@ -208,7 +232,7 @@ impl fmt::Debug for FileView {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("FileView")
-            .field("path", &self.path)
+            .field("path", &self.path())
             .field("range", &self.range)
             .field("is_snapshot", &self.is_snapshot())
             .finish_non_exhaustive()
@@ -217,13 +241,16 @@ impl fmt::Debug for FileView {
 
 impl Drop for FileView {
     fn drop(&mut self) {
+        if !self.shared.mark.is_current() {
+            // The addresses are the parent's, or a stranger's by now; and another thread of the parent may have been
+            // changing any of this when it forked.
+            std::mem::forget((self.mapped.take(), self.snapshot.take(), self.stores.take()));
+            std::mem::forget(std::mem::take(&mut self.advised));
+            std::mem::forget(self.shared.clone());
+            return;
+        }
         if let Some(mapped) = self.mapped.take() {
-            if !self.shared.mark.is_current() {
-                // The addresses are the parent's.
-                std::mem::forget(mapped);
-                return;
-            }
-            self.advised.end(&*mapped);
+            self.advised.end(&*mapped, &mapped.random);
             self.shared.parked.release(&mapped);
         }
     }

@@ -24,12 +24,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::fallible;
-use aquifer_sys::file_system;
 use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::file_len_bytes;
 use aquifer_sys::signal::FaultContext;
 
 use super::error::{FaultCause, MapError, Result};
+use super::identity::may_be_parked;
+use super::mapped::{is_unfilled, was_tried};
 use crate::guard::{Replaceable, Trouble};
 use crate::{FaultOwner, ProcessMark, Reservation, Served, VmError};
 
@@ -86,11 +87,7 @@ pub(crate) struct Writable {
     place: Box<dyn Place>,
     faults: Box<Faults>,
     sharing: Sharing,
-    /// An open file description of its own: it has its own record of write-back errors.
-    file: File,
     path: PathBuf,
-    /// Where in the file the place begins: at a page.
-    first_byte: u64,
     /// Bytes of the first page that lie before the view.
     lead_bytes: u64,
     /// Of the view.
@@ -102,6 +99,10 @@ pub(crate) struct Writable {
 /// What the fault handler needs.
 struct Faults {
     start: usize,
+    /// An open file description of its own: it has its own record of write-back errors.
+    file: File,
+    /// Where in the file the place begins: at a page.
+    first_byte: u64,
     replaceable: Replaceable,
     /// One bit for each page of the place.
     replaced: Box<[AtomicU64]>,
@@ -112,12 +113,23 @@ impl FaultOwner for Faults {
         if fault.signal != libc::SIGBUS || fault.fallible {
             return Served::No;
         }
-        let page = (fault.address - self.start) / SMALL_PAGE_BYTES;
-        let Some(word) = self.replaced.get(page / 64) else { return Served::No };
-        // Relaxed: only `Writable::map_again` of this thread's guard, or of one that waits for nothing, looks.
-        word.fetch_or(1 << (page % 64), Ordering::Relaxed);
-        // SAFETY: guarded addresses of this mapping; the page is the file's, since a private copy cannot fail.
-        match unsafe { self.replaceable.replace(fault.address, false) } {
+        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
+            return Served::No;
+        };
+        let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        // Page by page, so that a file that gets longer again can be stored to. Behind its end nothing is left to lose.
+        let has_ended = guarded.has_many_gone
+            && file_len_bytes(self.file.as_fd())
+                .is_ok_and(|len_bytes| len_bytes <= self.first_byte + first as u64 * PAGE);
+        let behind =
+            if has_ended { (guarded.end - self.start) / SMALL_PAGE_BYTES } else { first + 1 };
+        for page in first..behind {
+            // Relaxed: only `Writable::map_again` of this thread's guard, or of one that waits for nothing, looks.
+            self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+        }
+        // SAFETY: guarded addresses of this mapping; the pages are the file's, since a private copy cannot fail, and none
+        // outlives the end of the file.
+        match unsafe { self.replaceable.replace(fault.address, has_ended) } {
             true => Served::Yes,
             false => Served::No,
         }
@@ -149,6 +161,12 @@ impl Writable {
         };
         let file = own_description(file).map_err(MapError::open(path))?;
         let (address, protection) = (place.address(), Protection::ReadWrite);
+        if !may_be_parked(&file) {
+            let map =
+                if sharing == Sharing::Private { memory::map_private } else { memory::map_file };
+            let elsewhere = map(capacity_bytes, protection, file.as_fd(), first_byte);
+            was_tried(elsewhere, capacity_bytes).map_err(failed)?;
+        }
         // SAFETY: the place is the caller's, and given to this mapping.
         let mapped = unsafe {
             match sharing {
@@ -173,6 +191,8 @@ impl Writable {
         let words = capacity_bytes.div_ceil(64 * SMALL_PAGE_BYTES);
         let faults = Box::new(Faults {
             start: address as usize,
+            file,
+            first_byte,
             replaceable: Replaceable::new(),
             replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
         });
@@ -182,9 +202,7 @@ impl Writable {
             place,
             faults,
             sharing,
-            file,
             path: path.to_owned(),
-            first_byte,
             lead_bytes,
             len_bytes: AtomicU64::new(len_bytes),
             growing: Mutex::new(()),
@@ -201,7 +219,7 @@ impl Writable {
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.faults.file.as_fd()
     }
 
     /// The first byte of the first page.
@@ -226,12 +244,12 @@ impl Writable {
 
     /// Where in the file the first page begins.
     pub fn first_byte(&self) -> u64 {
-        self.first_byte
+        self.faults.first_byte
     }
 
     /// All of the view, as bytes of the file.
     pub fn view_in_file(&self) -> Range<u64> {
-        let start = self.first_byte + self.lead_bytes;
+        let start = self.first_byte() + self.lead_bytes;
         start..start + self.len_bytes()
     }
 
@@ -241,13 +259,13 @@ impl Writable {
         if range.start > range.end || range.end > len_bytes {
             return Err(MapError::OutsideView { start: range.start, end: range.end, len_bytes });
         }
-        let start = self.first_byte + self.lead_bytes;
+        let start = self.first_byte() + self.lead_bytes;
         Ok(start + range.start..start + range.end)
     }
 
     /// The address of a byte of the file that is mapped.
     pub fn address_of(&self, file_byte: u64) -> *mut u8 {
-        self.base().wrapping_add((file_byte - self.first_byte) as usize)
+        self.base().wrapping_add((file_byte - self.first_byte()) as usize)
     }
 
     /// Length of the file now.
@@ -262,13 +280,21 @@ impl Writable {
         let range = self.in_file(&(offset_bytes..end))?;
         let source = self.address_of(range.start);
         if fallible::SUPPORTED {
-            let (copied, is_settled) = self.faults.replaceable.is_settled_during(|| {
-                // SAFETY: mapped; the target is the caller's own.
-                unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
-            });
-            return match copied && is_settled {
-                true => Ok(()),
-                false => Err(self.fault(&range)),
+            let mut copy = || {
+                self.faults.replaceable.is_settled_during(|| {
+                    // SAFETY: mapped; the target is the caller's own.
+                    unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+                })
+            };
+            return match copy() {
+                (true, true) => Ok(()),
+                (true, false)
+                    if self.faults.replaceable.settle(|hull| self.map_again(hull))
+                        && copy() == (true, true) =>
+                {
+                    Ok(())
+                }
+                _ => Err(self.fault(&range)),
             };
         }
         self.guarded(&range, || {
@@ -305,7 +331,7 @@ impl Writable {
 
     /// Runs `access` with faults in `range` of the file turned into errors.
     pub fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
-        let page_of = |byte: u64| (byte - self.first_byte) / PAGE * PAGE;
+        let page_of = |byte: u64| (byte - self.first_byte()) / PAGE * PAGE;
         let start = self.base() as usize;
         let addresses =
             start + page_of(range.start) as usize..start + page_of(range.end + PAGE - 1) as usize;
@@ -313,10 +339,10 @@ impl Writable {
             self.faults.replaceable.guarded(addresses, |hull| self.map_again(hull), access);
         outcome.map_err(|trouble| match trouble {
             Trouble::Failed { address, .. } => {
-                let at = self.first_byte + (address - start) as u64;
-                self.fault(&(at.clamp(range.start, range.end)..range.end))
+                let at = range.start.max(self.first_byte() + (address - start) as u64);
+                self.fault(&(at..at + 1))
             }
-            Trouble::Unsettled => self.fault(range),
+            Trouble::Unsettled => self.fault(&(range.end.saturating_sub(1)..range.end)),
         })
     }
 
@@ -325,29 +351,42 @@ impl Writable {
         let start = self.base() as usize;
         let pages = (hull.start - start) / SMALL_PAGE_BYTES..(hull.end - start) / SMALL_PAGE_BYTES;
         let mut all = true;
-        for page in pages {
-            let bit = 1 << (page % 64);
+        let mut from = pages.start;
+        while from < pages.end {
             // Relaxed: as in `serve`. Who clears the bit maps the page.
-            if self.faults.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit == 0 {
-                continue;
-            }
-            let address = self.base().wrapping_add(page * SMALL_PAGE_BYTES);
-            let offset = self.first_byte + page as u64 * PAGE;
-            let (length, access) = (SMALL_PAGE_BYTES, Protection::ReadWrite);
-            // SAFETY: a page of the place in which there is nothing but zeros that cannot be stored to.
-            let mapped = unsafe {
-                match self.sharing {
-                    Sharing::Private => {
-                        memory::map_private_file_at(address, length, access, self.file(), offset)
-                    }
-                    Sharing::Shared => {
-                        memory::map_file_at(address, length, access, self.file(), offset)
-                    }
-                }
+            let is_taken = |page: usize| {
+                let bit = 1 << (page % 64);
+                self.faults.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
             };
-            all &= mapped.and_then(|()| keep_private(address, length)).is_ok();
+            let end = (from..pages.end).find(|page| !is_taken(*page)).unwrap_or(pages.end);
+            if end > from && self.map_file(from..end).is_err() {
+                for page in from..end {
+                    self.faults.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+                }
+                all = false;
+            }
+            from = end + 1;
         }
         all
+    }
+
+    /// Maps the file at pages where there are zeros.
+    fn map_file(&self, pages: Range<usize>) -> io::Result<()> {
+        let address = self.base().wrapping_add(pages.start * SMALL_PAGE_BYTES);
+        let offset = self.first_byte() + pages.start as u64 * PAGE;
+        let (length, access) = (pages.len() * SMALL_PAGE_BYTES, Protection::ReadWrite);
+        // SAFETY: pages of the place in which there is nothing but zeros that cannot be stored to.
+        unsafe {
+            match self.sharing {
+                Sharing::Private => {
+                    memory::map_private_file_at(address, length, access, self.file(), offset)
+                }
+                Sharing::Shared => {
+                    memory::map_file_at(address, length, access, self.file(), offset)
+                }
+            }
+        }?;
+        keep_private(address, length)
     }
 
     /// Why something in `range` of the file could not be had.
@@ -358,6 +397,7 @@ impl Writable {
         let mut at = range.start;
         while at < range.end {
             match aquifer_sys::io::read_at(self.file(), &mut byte, at) {
+                Ok(1) if is_unfilled(self.file(), at) => return fault(at, FaultCause::NoSpace),
                 Ok(1) => at = (at / PAGE + 1) * PAGE,
                 Ok(_) => {
                     let len_bytes = self.file_len_bytes().unwrap_or(at);
@@ -366,10 +406,7 @@ impl Writable {
                 Err(error) => return fault(at, cause_of(&error)),
             }
         }
-        // There a hole needs room also to be looked at.
-        let in_memory = file_system::magic(self.file())
-            .is_ok_and(|magic| file_system::in_memory(magic).is_some());
-        fault(range.start, if in_memory { FaultCause::NoSpace } else { FaultCause::Passing })
+        fault(range.start, FaultCause::Passing)
     }
 
     /// Makes the view longer, and the file if it ends before it, with blocks for all that is new.
@@ -387,7 +424,7 @@ impl Writable {
             let path = self.path.clone();
             return Err(MapError::GrowBeyond { path, len_bytes, capacity_bytes });
         }
-        let start = self.first_byte + self.lead_bytes;
+        let start = self.first_byte() + self.lead_bytes;
         self.lengthen_file(start + len_bytes).map_err(|source| MapError::Grow {
             path: self.path.clone(),
             len_bytes,
@@ -399,22 +436,27 @@ impl Writable {
     }
 
     /// Allocates blocks rather than only setting the length: no store to them fails later, and a file that another process
-    /// makes longer at the same time is not cut short.
+    /// makes longer at the same time is not cut short. The length changes once there is room for all, and is set back
+    /// by nobody: what another process has appended meanwhile stays.
     fn lengthen_file(&self, end: u64) -> io::Result<()> {
         let present = self.file_len_bytes()?;
         if present >= end {
             return Ok(());
         }
-        match aquifer_sys::io::allocate(self.file(), present, end - present) {
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.file.set_len(end),
+        let added_bytes = end - present;
+        match aquifer_sys::io::allocate_behind_end(self.file(), present, added_bytes) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.faults.file.set_len(end)
+            }
             Err(error) => {
-                // What was allocated is given back. If not even that works, the file stays too long, with zeros.
-                if self.file_len_bytes()? > present {
-                    let _ = self.file.set_len(present);
+                // Blocks that were found before there were no more are given back by setting the length to what it is. One
+                // that has changed was changed by another process, and the blocks behind it stay.
+                if self.file_len_bytes()? == present {
+                    let _ = self.faults.file.set_len(present);
                 }
                 Err(error)
             }
-            Ok(()) => Ok(()),
+            Ok(()) => aquifer_sys::io::allocate(self.file(), present, added_bytes),
         }
     }
 }

@@ -13,11 +13,12 @@
 //! Lock order: the list of views, alone; the locks of a view are taken without it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::error::{MapError, Result};
 use super::private::PrivateFile;
+use aquifer_sys::thread::{self, Thread};
+
 use crate::{ProcessMark, VmError};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -26,7 +27,7 @@ const IDLE_TICK: Duration = Duration::from_secs(1);
 /// The thread, started with the first view. It ends when this is dropped.
 pub(crate) struct WriteBack {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
     mark: ProcessMark,
 }
 
@@ -74,11 +75,8 @@ impl WriteBack {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let shared = self.shared.clone();
-            let started = std::thread::Builder::new()
-                .name("aquifer-flush".into())
-                .spawn(move || run(&shared))
-                .map_err(|source| VmError::Thread { source })?;
-            *thread = Some(started);
+            let started = thread::start(c"aquifer-flush", move || run(&shared));
+            *thread = Some(started.map_err(|source| VmError::Thread { source })?);
         }
         self.shared.changed.notify_all();
         Ok(())
@@ -96,12 +94,11 @@ impl Drop for WriteBack {
         }
         self.shared.views().ends = true;
         self.shared.changed.notify_all();
-        let _ = thread.join();
+        thread.join();
     }
 }
 
 fn run(shared: &Shared) {
-    aquifer_sys::signal::block_asynchronous();
     let mut tick = TICK;
     let mut views = shared.views();
     while !views.ends {

@@ -37,7 +37,7 @@ pub fn run(options: &FlushOptions) -> Result<Report> {
         Bytes(size_bytes),
         Bytes(room_bytes)
     );
-    let mut stage = Stage::prepare(&options.common, pages * PAGE_BYTES as u64, true)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], pages * PAGE_BYTES as u64, true)?;
     let bar = progress_bar(size_bytes, "{bytes}/{total_bytes} writing the data file");
     let data = DataFile::create(stage.place.path(), pages, stage.seed, |written_bytes| {
         bar.inc(written_bytes);

@@ -26,7 +26,8 @@ use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row};
 use crate::units::Bytes;
 
-const STREAM: &[System] = &[System::Mmap, System::MmapPopulate, System::Mapper];
+const STREAM: &[System] =
+    &[System::Mmap, System::MmapPopulate, System::Mapper, System::MapperUnadvised];
 const COLD: &[System] = &[
     System::Mmap,
     System::MmapPopulate,
@@ -56,7 +57,8 @@ const PREFETCHED_PAGES: u64 = 4096;
 /// Runs the bench.
 pub fn run(options: &MapAheadOptions) -> Result<Report> {
     let size_bytes = size(options)?;
-    let mut stage = Stage::prepare(&options.common, size_bytes, false)?;
+    let mut stage =
+        Stage::prepare(&options.common, &[STREAM, COLD, RANDOM, PREFETCH], size_bytes, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();
@@ -121,10 +123,10 @@ impl Block<'_> {
     fn cells(&self, path: &Path, pages: u64) -> Vec<Cell> {
         let (warm, cold) = (("ms", 1e6), ("µs", 1e3));
         let mut cells = Vec::new();
-        let mut add = |metric: &str, unit, systems, work, pages, accesses| {
+        let mut add = |metric: &str, unit, systems, work: FilesWork, pages, accesses| {
             let metric = format!("{metric}_{}", self.ground.file_system);
             cells.extend(self.stage.wanted(systems).map(|system| {
-                let mut job = job(self.stage, system, path, pages, work);
+                let mut job = job(self.stage, system, path, pages, work.clone());
                 job.accesses = accesses;
                 cell(metric.clone(), unit, job)
             }));
@@ -162,6 +164,10 @@ fn definitions(grounds: &[Ground]) -> Vec<Lowest> {
         lowest("prefetch_vs_willneed", &["mmap_willneed"], "prefetch"),
         lowest("prefetch_vs_willneed_ahead", &["mmap_willneed_ahead"], "prefetch"),
     ];
+    for metric in ["stream", "stream_2readers"] {
+        let name = format!("map_ahead_unadvised_vs_default{}", &metric["stream".len()..]);
+        all.push(Lowest::everywhere(name, &["mmap"], "mapper_unadvised", metric, grounds));
+    }
     // The device's file system only; against the better of all forms of mmap.
     let others = &["mmap", "mmap_populate", "mmap_sequential", "mmap_willneed"];
     let mut each = Vec::new();

@@ -5,6 +5,7 @@
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, sum, `munmap`, `close` |
 //! | `read` | `open`, `fstat`, `pread` into a buffer that stays, sum, `close` |
 //! | `mapper` | a view by name, sum, view dropped: the mapping is parked, and found the next time |
+//! | `mapper_read_once` | [`read_once`](aquifer::Mapper::read_once) with the sum as its closure; no mapping is parked |
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -22,8 +23,10 @@ use crate::report::{Report, Row};
 use crate::units::Bytes;
 use crate::workload::summed_files;
 
-const SYSTEMS: &[System] = &[System::Mmap, System::MmapPopulate, System::Read, System::Mapper];
+const SYSTEMS: &[System] =
+    &[System::Mmap, System::MmapPopulate, System::Read, System::Mapper, System::MapperReadOnce];
 const MMAP: &[&str] = &["mmap", "mmap_populate"];
+const READ_OR_MMAP: &[&str] = &["read", "mmap", "mmap_populate"];
 
 /// Bytes summed in a measurement, normally and in the quick form, and the most files.
 const SUMMED_BYTES: [u64; 2] = [8 << 30, 4 << 20];
@@ -37,7 +40,7 @@ pub fn run(options: &MappingCacheOptions) -> Result<Report> {
         options.mapping_cache != Some(Bytes(0)),
         "without a mapping cache there is nothing to measure: choose another --mapping-cache"
     );
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let (mut rows, mut counts) = (Vec::new(), Vec::new());
@@ -110,7 +113,11 @@ impl Block<'_> {
         let cells = stage.wanted(SYSTEMS).map(|system| {
             let mut job = job(stage, system, set.path(), 0, FilesWork::Sum { files });
             job.accesses = options.maps.unwrap_or(maps);
-            job.source.cache_bytes = options.mapping_cache.map_or(0, |bytes| bytes.0);
+            job.source.cache_bytes = match system {
+                // A byte, in which nothing fits: it is about files that are seen once.
+                System::MapperReadOnce => 1,
+                _ => options.mapping_cache.map_or(0, |bytes| bytes.0),
+            };
             cell(metric.clone(), ("µs", 1e3), job)
         });
         run_block(stage, cells.collect(), notes, |job, measured| {
@@ -131,6 +138,9 @@ fn definitions(options: &MappingCacheOptions, grounds: &[Ground]) -> Vec<Lowest>
             let name = format!("mapping_cache_vs_{name}_{size}");
             all.push(Lowest::everywhere(name, others, "mapper", &format!("sum_{size}"), grounds));
         }
+        let name = format!("read_once_vs_best_of_read_and_mmap_{size}");
+        let metric = format!("sum_{size}");
+        all.push(Lowest::everywhere(name, READ_OR_MMAP, "mapper_read_once", &metric, grounds));
     }
     all
 }

@@ -185,7 +185,7 @@ fn work_number(job: &Job) -> Option<u64> {
         return None;
     }
     let mut hasher = DefaultHasher::new();
-    (job.work, &job.source.path, job.accesses).hash(&mut hasher);
+    (&job.work, &job.source.path, job.accesses).hash(&mut hasher);
     Some(hasher.finish())
 }
 

@@ -11,7 +11,7 @@
 //! | `read` | `open`, `fstat`, `pread` into a buffer that stays, `close` |
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, search, `munmap`, `close` |
 //! | `mapper` | a view by name, search, view dropped: parked for the next pass |
-//! | `mapper_read_once` | [`read_once`](aquifer::Mapper::read_once) with the search as its closure |
+//! | `mapper_read_once` | [`read_once_at`](aquifer::Mapper::read_once_at) in its directory, with the search as its closure |
 
 use anyhow::Result;
 use serde_json::json;
@@ -44,7 +44,7 @@ const QUICK_FILES: u32 = 300;
 /// Runs the bench.
 pub fn run(options: &SearchOptions) -> Result<Report> {
     let quick = options.common.quick;
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let roots = if options.tree.is_empty() { usual_roots() } else { options.tree.clone() };
     let wanted = if quick { options.files.min(QUICK_FILES) } else { options.files };
     let bar = progress_bar(u64::from(wanted), "{pos}/{len} copying source files");
@@ -54,9 +54,10 @@ pub fn run(options: &SearchOptions) -> Result<Report> {
     let tree = tree?;
     let all_cores = u32::try_from(cores()).unwrap_or(1);
     let threads = options.threads.unwrap_or(all_cores);
-    let work = FilesWork::Search { threads, repeats: REPEATS[usize::from(quick)] };
+    let needle = options.needle.clone();
+    let work = FilesWork::Search { needle, threads, repeats: REPEATS[usize::from(quick)] };
     let cells = stage.wanted(SYSTEMS).map(|system| {
-        let job = job(&stage, system, tree.path(), 0, work);
+        let job = job(&stage, system, tree.path(), 0, work.clone());
         cell("search_first".to_owned(), ("ms", 1e6), job)
     });
     let cells = cells.collect();
@@ -79,6 +80,7 @@ pub fn run(options: &SearchOptions) -> Result<Report> {
         ("bytes", json!(tree.bytes)),
         ("files_that_are_copies", json!(tree.repeated)),
         ("roots", json!(roots)),
+        ("needle", json!(options.needle)),
         ("threads", json!(threads)),
     ];
     Ok(stage.report("search", rows, found, config))

@@ -37,7 +37,7 @@ pub fn run(options: &UnmapOptions) -> Result<Report> {
         Bytes(all_bytes),
         Bytes(room_bytes)
     );
-    let mut stage = Stage::prepare(&options.common, all_bytes, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], all_bytes, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();
@@ -79,7 +79,7 @@ fn block(
         let metric = format!("map_{threads}t_{}", ground.file_system);
         let work = FilesWork::Touch { files: options.files, file_bytes, threads };
         cells.extend(stage.wanted(SYSTEMS).map(|system| {
-            let mut job = job(stage, system, set.path(), 0, work);
+            let mut job = job(stage, system, set.path(), 0, work.clone());
             job.accesses = maps(options);
             cell(metric.clone(), ("µs", 1e3), job)
         }));

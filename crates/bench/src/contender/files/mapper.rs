@@ -7,8 +7,11 @@
 //! | `mapper_sync` | off | at once |
 
 use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -89,9 +92,14 @@ pub struct ReadOnceFiles {
 }
 
 impl ReadOnceFiles {
-    /// The mapper as it comes.
-    pub fn new() -> Result<Self> {
-        Ok(Self { mapper: Mapper::builder().build()? })
+    /// The mapper as it comes, or with a cache of so many bytes.
+    pub fn new(cache_bytes: Option<u64>) -> Result<Self> {
+        let builder = Mapper::builder();
+        let builder = match cache_bytes {
+            Some(bytes) => builder.mapping_cache_bytes(bytes),
+            None => builder,
+        };
+        Ok(Self { mapper: builder.build()? })
     }
 }
 
@@ -118,6 +126,18 @@ impl WholeFile for ReadOnceLane<'_> {
         Ok(self.mapper.read_once(path, |bytes| look(unsafe { bytes.as_slice() }))?)
     }
 
+    fn in_directory<R>(
+        &mut self,
+        directory: &OwnedFd,
+        name: &CStr,
+        _: &Path,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let name = OsStr::from_bytes(name.to_bytes());
+        // SAFETY: as above.
+        Ok(self.mapper.read_once_at(directory, name, |bytes| look(unsafe { bytes.as_slice() }))?)
+    }
+
     fn opened<R>(&mut self, _: &File, _: usize, _: impl FnOnce(&[u8]) -> R) -> Result<R> {
         bail!("files are read once by their names")
     }
@@ -126,12 +146,13 @@ impl WholeFile for ReadOnceLane<'_> {
 /// Large files through one mapper.
 pub struct MapperMaps {
     mapper: Mapper,
+    advises: bool,
 }
 
 impl MapperMaps {
-    /// The mapper as it comes.
-    pub fn new() -> Result<Self> {
-        Ok(Self { mapper: Mapper::builder().build()? })
+    /// The mapper as it comes; `advises` if it is told what will be read in order.
+    pub fn new(advises: bool) -> Result<Self> {
+        Ok(Self { mapper: Mapper::builder().build()?, advises })
     }
 }
 
@@ -140,13 +161,15 @@ impl Maps for MapperMaps {
 
     fn map(&self, file: &File, len_bytes: usize) -> Result<MapperMap> {
         let view = self.mapper.map_file(file, FileAccess::Read, ..len_bytes as u64)?;
-        Ok(MapperMap { view })
+        Ok(MapperMap { view, mapper: self.mapper.clone(), advises: self.advises })
     }
 }
 
 /// A view of a large file.
 pub struct MapperMap {
     view: FileView,
+    mapper: Mapper,
+    advises: bool,
 }
 
 impl Mapped for MapperMap {
@@ -157,8 +180,17 @@ impl Mapped for MapperMap {
     }
 
     fn announce(&self, range: Range<usize>) -> Result<()> {
+        if !self.advises {
+            return Ok(());
+        }
         let range = range.start as u64..range.end as u64;
         Ok(self.view.advise(Advice::Sequential, range)?)
+    }
+
+    fn details(&self) -> BTreeMap<String, f64> {
+        let ahead = self.mapper.stats().map_ahead;
+        let megabytes = ahead.populated_bytes as f64 / 1e6;
+        BTreeMap::from([("mapped_ahead_mb".to_owned(), megabytes)])
     }
 
     fn ask_for(&self, pages: &[u64]) -> Result<Option<Prefetch>> {

@@ -13,8 +13,10 @@ mod mapper;
 mod plain;
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -49,6 +51,18 @@ pub trait WholeFile {
     /// Lets `look` see all of the file of that name. Nothing of it is kept but what a cache keeps.
     fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
+    /// The same with the file of a name in a directory, which is open and has this path: by whichever is better.
+    fn in_directory<R>(
+        &mut self,
+        _directory: &OwnedFd,
+        name: &CStr,
+        path: &Path,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let _ = name;
+        self.by_path(path, look)
+    }
+
     /// The same with a file that is open and stays so.
     fn opened<R>(
         &mut self,
@@ -81,7 +95,7 @@ pub fn with_files<V: VisitFiles>(
         System::Mapper | System::MapperAsync | System::MapperSync => {
             visit.visit(&mapper::MapperFiles::new(system, cache_bytes)?)
         }
-        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new()?),
+        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new(cache_bytes)?),
         other => bail!("{} does not look at whole files", other.name()),
     }
 }
@@ -142,7 +156,9 @@ pub fn with_maps<V: VisitMaps>(system: System, visit: V) -> Result<V::Output> {
         | System::MmapSequential
         | System::MmapWillneed
         | System::MmapWillneedAhead => visit.visit(&plain::PlainMaps { system }),
-        System::Mapper => visit.visit(&mapper::MapperMaps::new()?),
+        System::Mapper | System::MapperUnadvised => {
+            visit.visit(&mapper::MapperMaps::new(system == System::Mapper)?)
+        }
         other => bail!("{} does not map large files", other.name()),
     }
 }

@@ -23,8 +23,8 @@ pub use flush::flushed_stores;
 pub use whole::summed_files;
 
 /// Does the job.
-pub fn run(job: &Job, work: FilesWork) -> Result<Measured> {
-    match work {
+pub fn run(job: &Job, work: &FilesWork) -> Result<Measured> {
+    match *work {
         FilesWork::Sum { files } => whole::sum(job, files),
         FilesWork::Touch { files, file_bytes, threads } => {
             whole::touch(job, files, usize::try_from(file_bytes)?, threads)
@@ -35,7 +35,9 @@ pub fn run(job: &Job, work: FilesWork) -> Result<Measured> {
         FilesWork::Scatter => stream::random(job),
         FilesWork::Prefetch => prefetch::run(job),
         FilesWork::Flush { pages, salt } => flush::run(job, pages, salt),
-        FilesWork::Search { threads, repeats } => search::run(job, threads, repeats),
+        FilesWork::Search { ref needle, threads, repeats } => {
+            search::run(job, needle, threads, repeats)
+        }
     }
 }
 

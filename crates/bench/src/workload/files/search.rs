@@ -24,8 +24,6 @@ use crate::raw::{open_directory, raise_file_limit};
 use crate::source_tree::{Folder, folders_below};
 use crate::stats::median;
 
-/// What is searched for: programs of all languages have it, and few of their files.
-const NEEDLE: &str = "TODO";
 /// Files a thread takes at a time.
 const RUN: usize = 32;
 
@@ -36,8 +34,8 @@ struct Target<'a> {
     path: PathBuf,
 }
 
-/// Searches once, and then `repeats` times again.
-pub fn run(job: &Job, threads: u32, repeats: u32) -> Result<Measured> {
+/// Searches for `needle` once, and then `repeats` times again.
+pub fn run(job: &Job, needle: &str, threads: u32, repeats: u32) -> Result<Measured> {
     // As a user would who searches below the directory he is in: paths are relative, and so shorter.
     std::env::set_current_dir(&job.source.path)
         .with_context(|| format!("cannot go to {}", job.source.path.display()))?;
@@ -52,7 +50,7 @@ pub fn run(job: &Job, threads: u32, repeats: u32) -> Result<Measured> {
         }
     }
     warm(targets.iter().map(|target| target.path.as_path()))?;
-    let plan = Plan { targets: &targets, finder: Finder::new(NEEDLE), threads, repeats };
+    let plan = Plan { targets: &targets, finder: Finder::new(needle), threads, repeats };
     match job.system {
         System::ReadLoop => plan.search(|| {
             let mut reader = ReadLoop::new();
@@ -69,7 +67,7 @@ fn open(folder: &Folder) -> Result<OwnedFd> {
 
 struct Plan<'a> {
     targets: &'a [Target<'a>],
-    finder: Finder<'static>,
+    finder: Finder<'a>,
     threads: u32,
     repeats: u32,
 }
@@ -82,7 +80,7 @@ impl VisitFiles for &Plan<'_> {
             let mut lane = files.lane()?;
             Ok(move |target: &Target<'_>| {
                 let count = |bytes: &[u8]| self.finder.find_iter(bytes).count() as u64;
-                lane.by_path(&target.path, count)
+                lane.in_directory(target.directory, &target.name, &target.path, count)
             })
         })?;
         measured.details.extend(files.details());

@@ -14,7 +14,8 @@
 //! # What is promised
 //! * A store that happened before a flush began is in that flush. One that happens meanwhile is in it, or stays dirty.
 //! * Only pages that were stored to are written, and of them only bytes of the view; and, between pages that are few apart,
-//!   clean pages where that is cheaper (`plan`). A store to a page that another process writes to at the same time wins or
+//!   clean pages of the page cache, where that is cheaper (`plan`). Those are copied onto themselves: what others write to them
+//!   stays, except for a word that is stored through a shared mapping in the very moment it is copied. A store to a page that another process writes to at the same time wins or
 //!   loses for the whole page: pages are what is tracked.
 //! * A flush that returns `Ok` has made its pages durable, and the length of the file. Until then a crash of the
 //!   machine leaves any of them old or new, in any mixture; each naturally aligned word is one or the other as far as the device
@@ -57,7 +58,7 @@ use crate::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 use content::Contents;
 use write::Pass;
 
-pub(crate) use plan::{Choice, Way};
+pub(crate) use plan::Choice;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Private copies that are kept for the next stores.
@@ -164,13 +165,12 @@ impl State {
     }
 
     /// Writes pages of a range that are dirty, by the plan, or as they are.
-    fn write<'a>(&mut self, pass: &mut Pass<'a>, dirty: &[PageRun]) {
-        let tracker = &self.tracker;
+    fn write(&mut self, pass: &mut Pass<'_>, dirty: &[PageRun]) {
         let mut lost = Vec::new();
         dirty.iter().for_each(|&run| runs::intersect(&self.lost, run, &mut |run| lost.push(run)));
         pass.write_lost(&lost);
         let others = runs::subtract(dirty, &lost);
-        pass.write(&others, &mut self.choice, |page| tracker.has_private_copy(page));
+        pass.write(&others, &mut self.choice);
         runs::normalise(&mut pass.done);
         self.dirty = runs::subtract(&self.dirty, &pass.done);
         self.unsynced.extend_from_slice(&pass.done);
@@ -253,17 +253,11 @@ impl State {
         let mut contents = std::mem::take(&mut self.contents);
         let remembers = self.tracker.form() == TrackerForm::Compare;
         let mut pass = Pass::new(mapping, remembers.then_some(&mut contents));
-        let choice = std::mem::replace(
-            &mut self.choice,
-            // Through a window, more would be written than the pace allows.
-            Choice { forced: Some(Way::Runs), ..Choice::default() },
-        );
+        // With gaps, more would be written than the pace allows.
+        let exact = Choice { forced_gap_pages: Some(0), ..self.choice };
+        let choice = std::mem::replace(&mut self.choice, exact);
         self.write(&mut pass, &chosen);
         self.choice = choice;
-        for run in &pass.done {
-            let start = mapping.first_byte() + run.first.0 * PAGE;
-            pass.start(start..start + run.count * PAGE);
-        }
         let written = pass.bytes_written;
         drop(pass);
         self.contents = contents;

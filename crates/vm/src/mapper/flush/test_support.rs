@@ -9,7 +9,7 @@ use std::process::Command;
 
 use aquifer_testkit::rng::Rng;
 
-use super::{PAGE, Way};
+use super::PAGE;
 use crate::mapper::private::{PrivateFile, PrivateOptions};
 use crate::mapper::writable::Place;
 use crate::{Arena, TrackerForm};
@@ -32,11 +32,11 @@ pub(crate) fn forms() -> Vec<TrackerForm> {
     [TrackerForm::Scan, TrackerForm::Compare].into_iter().filter(works).collect()
 }
 
-pub(crate) const WAYS: [Option<Way>; 4] =
-    [None, Some(Way::Pipeline), Some(Way::Runs), Some(Way::Window)];
+/// Gaps that are written along: by the file's folios, none, and some.
+pub(crate) const GAPS: [Option<u64>; 3] = [None, Some(0), Some(3)];
 
-pub(crate) fn options(form: TrackerForm, way: Option<Way>) -> PrivateOptions {
-    PrivateOptions { form: Some(form), way, ..PrivateOptions::default() }
+pub(crate) fn options(form: TrackerForm, gap_pages: Option<u64>) -> PrivateOptions {
+    PrivateOptions { form: Some(form), gap_pages, ..PrivateOptions::default() }
 }
 
 /// A file with a view of a part of it, and what it holds after the next flush.

@@ -3,17 +3,17 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use aquifer_sys::io::{reopen, start_write_back, write_all_at, write_all_from};
-use aquifer_sys::memory::{SMALL_PAGE_BYTES, drop_cached};
+use aquifer_sys::io::{reopen, start_write_back, write_all_at, write_parts_from};
+use aquifer_sys::memory::{self, SMALL_PAGE_BYTES, drop_cached};
 use aquifer_sys::{accounting, fallible};
 
 use super::content::Contents;
-use super::plan::{self, Choice, PIPELINE_BYTES, Way};
-use super::window::StoreWindow;
+use super::plan::{self, Choice};
+use super::window::CacheWindow;
+use crate::PageRun;
 use crate::dirty::runs;
 use crate::mapper::error::{FaultCause, FlushCause, MapError};
 use crate::mapper::writable::Writable;
-use crate::{PageIndex, PageRun};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Copied at a time where content is remembered.
@@ -48,47 +48,41 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Writes normalised runs. What fails does not keep the rest from being written. `is_private` tells pages of which
-    /// there is a private copy: they are not written along, because the file may have got something newer.
-    pub fn write(
-        &mut self,
-        dirty: &[PageRun],
-        choice: &mut Choice,
-        is_private: impl Fn(PageIndex) -> bool,
-    ) {
+    /// Writes normalised runs, and starts their I/O. What fails does not keep the rest from being written.
+    pub fn write(&mut self, dirty: &[PageRun], choice: &mut Choice) {
         let mut rest = dirty.to_vec();
-        if choice.folio_bytes.is_none() && choice.forced.is_none() && dirty.len() >= FOLIO_RUNS {
+        if choice.folio_bytes.is_none()
+            && choice.forced_gap_pages.is_none()
+            && dirty.len() >= FOLIO_RUNS
+        {
             choice.folio_bytes = self.sample_folios(dirty);
             let mut written = self.done.clone();
             runs::normalise(&mut written);
             rest = runs::subtract(dirty, &written);
         }
-        let mut started = rest.first().map_or(0, |run| self.bytes_of(*run).start);
-        for piece in plan::pieces(&rest) {
-            let end = piece.last().map_or(started, |run| self.bytes_of(*run).end);
-            let way = choice.way(piece.len());
-            if way == Way::Window && !self.store(&piece) {
-                choice.no_window = true;
-            }
-            let way = choice.way(piece.len());
-            if way != Way::Window {
-                // Content is remembered of dirty pages only, so nothing is written along there.
-                let gap_pages =
-                    if self.contents.is_none() { choice.gap_pages(piece.len()) } else { 0 };
-                for runs in plan::join(&piece, gap_pages, |gap| !gap.pages().any(&is_private)) {
-                    self.put_joined(runs);
+        // Content is remembered of dirty pages only, so nothing is written along there.
+        let gap_pages = if self.contents.is_none() { choice.gap_pages() } else { 0 };
+        for piece in plan::pieces(&rest, self.mapping.first_byte()) {
+            let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
+            let hull = PageRun::new(first.first.0..last.end().0);
+            let mut window = None;
+            for joined in plan::join(&piece, gap_pages) {
+                if joined.len() > 1 {
+                    window = window.or_else(|| Some(self.window(hull)));
+                }
+                match &window {
+                    Some(Some(window)) if joined.len() > 1 => self.put_joined(joined, window),
+                    _ => joined.iter().for_each(|&run| self.put(run)),
                 }
             }
-            let is_due = match way {
-                Way::Window => true,
-                Way::Pipeline => end.saturating_sub(started) >= PIPELINE_BYTES,
-                Way::Runs => false,
-            };
-            if is_due {
-                self.start(started..end);
-                started = end;
-            }
+            self.start(self.bytes_of(hull));
         }
+    }
+
+    /// The page cache of some pages, if they are all there.
+    fn window(&self, pages: PageRun) -> Option<CacheWindow> {
+        let start = self.mapping.first_byte() + pages.first.0 * PAGE;
+        CacheWindow::new(self.mapping.file(), start..self.bytes_of(pages).end)
     }
 
     /// Writes pages again that the device has lost, past the page cache.
@@ -155,18 +149,22 @@ impl<'a> Pass<'a> {
         self.failed.get_or_insert((bytes, cause));
     }
 
-    /// Writes runs with what is between them.
-    fn put_joined(&mut self, joined: &[PageRun]) {
-        if let ([first, .., last], None) = (joined, &self.contents) {
-            let bytes = self.bytes_of(PageRun::new(first.first.0..last.end().0));
-            if self.put_bytes(bytes).is_ok() {
-                self.done.extend_from_slice(joined);
-                return;
-            }
-            // One by one, to see which it is.
-        }
+    /// Writes runs with what is between them, in one call.
+    fn put_joined(&mut self, joined: &[PageRun], window: &CacheWindow) {
+        let mut parts = Vec::with_capacity(2 * joined.len());
+        let mut bytes: Option<Range<u64>> = None;
         for &run in joined {
-            self.put(run);
+            let run = self.bytes_of(run);
+            if let Some(before) = &bytes {
+                parts.push(window.part(before.end..run.start));
+            }
+            parts.push(self.part(&run));
+            bytes = Some(bytes.map_or(run.start, |before| before.start)..run.end);
+        }
+        match bytes.map(|bytes| self.put_parts(&mut parts, &bytes)) {
+            Some(Ok(())) => self.done.extend_from_slice(joined),
+            // One by one, to see which it is.
+            _ => joined.iter().for_each(|&run| self.put(run)),
         }
     }
 
@@ -188,7 +186,7 @@ impl<'a> Pass<'a> {
             let bytes = self.bytes_of(chunk);
             let put = match self.contents {
                 Some(_) => self.put_remembered(chunk, bytes.clone()),
-                None => self.put_bytes(bytes.clone()),
+                None => self.put_parts(&mut [self.part(&bytes)], &bytes),
             };
             match put {
                 Ok(()) => self.done.push(chunk),
@@ -198,19 +196,26 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Writes bytes of the file out of the mapping.
-    fn put_bytes(&mut self, bytes: Range<u64>) -> Result<(), FlushCause> {
+    /// Where the view has bytes of the file.
+    fn part(&self, bytes: &Range<u64>) -> memory::Range {
+        let len_bytes = (bytes.end - bytes.start) as usize;
+        memory::Range { address: self.mapping.address_of(bytes.start), len_bytes }
+    }
+
+    /// Writes parts of the mapping, and of the page cache, that make up `bytes` of the file.
+    fn put_parts(
+        &mut self,
+        parts: &mut [memory::Range],
+        bytes: &Range<u64>,
+    ) -> Result<(), FlushCause> {
         // A write would make the file longer again. One that is cut short between this look and the write is.
         if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
             return Err(FlushCause::Truncated);
         }
-        let source = self.mapping.address_of(bytes.start);
-        let len_bytes = bytes.end - bytes.start;
-        let file = self.mapping.file();
-        // SAFETY: inside the mapping.
-        let written = unsafe { write_all_from(file, source, len_bytes as usize, bytes.start) };
-        written.map_err(|error| self.why(&error, &bytes))?;
-        self.bytes_written += len_bytes;
+        // SAFETY: inside the mapping, or a window that outlives the call.
+        let written = unsafe { write_parts_from(self.mapping.file(), parts, bytes.start) };
+        written.map_err(|error| self.why(&error, bytes))?;
+        self.bytes_written += bytes.end - bytes.start;
         Ok(())
     }
 
@@ -263,62 +268,6 @@ impl<'a> Pass<'a> {
             MapError::Fault { cause: FaultCause::Io(errno), .. } => FlushCause::Io(errno),
             _ => FlushCause::Io(libc::EFAULT),
         }
-    }
-
-    /// Stores the runs of a piece through a window. False if there can be none.
-    fn store(&mut self, piece: &[PageRun]) -> bool {
-        let (Some(first), Some(last)) = (piece.first(), piece.last()) else { return true };
-        let first_byte = self.mapping.first_byte();
-        let pages = first_byte + first.first.0 * PAGE..first_byte + last.end().0 * PAGE;
-        if !fallible::SUPPORTED {
-            return false;
-        }
-        let Ok(window) = StoreWindow::new(self.mapping.file(), pages) else { return false };
-        let mut stored = Vec::with_capacity(piece.len());
-        for &run in piece {
-            if self.store_run(&window, run) {
-                stored.push(run);
-            } else {
-                // The system says of a write why it fails.
-                self.put(run);
-            }
-        }
-        // What was stored behind the end of the file, in its last page, is in no file.
-        let file_len_bytes = self.mapping.file_len_bytes().unwrap_or(0);
-        for run in stored {
-            let bytes = self.bytes_of(run);
-            if bytes.end > file_len_bytes {
-                self.note_failure(bytes, FlushCause::Truncated);
-            } else {
-                self.done.push(run);
-                self.bytes_written += bytes.end - bytes.start;
-            }
-        }
-        true
-    }
-
-    fn store_run(&mut self, window: &StoreWindow, run: PageRun) -> bool {
-        if self.contents.is_none() {
-            let bytes = self.bytes_of(run);
-            let source = self.mapping.address_of(bytes.start);
-            // SAFETY: inside the mapping.
-            return unsafe { window.store(source, bytes) };
-        }
-        (run.first.0..run.end().0).step_by(BUFFER_PAGES as usize).all(|from| {
-            let chunk = PageRun::new(from..run.end().0.min(from + BUFFER_PAGES));
-            let bytes = self.bytes_of(chunk);
-            if self.copy(chunk, &bytes).is_err() {
-                return false;
-            }
-            let lead = bytes.start - (self.mapping.first_byte() + from * PAGE);
-            let source = self.buffer.pages()[lead as usize..].as_ptr();
-            // SAFETY: inside the buffer, which has all of the chunk.
-            let stored = unsafe { window.store(source, bytes) };
-            if stored {
-                self.remember(chunk);
-            }
-            stored
-        })
     }
 
     /// Writes the first page of some runs, far from each other, and says how large the folios are that got dirty.

@@ -77,9 +77,9 @@ mod model_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use aquifer_sys::cpu;
 use aquifer_sys::futex::Mutex;
@@ -149,6 +149,8 @@ struct Shared {
     rings: Mutex<Option<(Arc<Region>, usize)>>,
     regions: AtomicUsize,
     bell: Bell,
+    /// What is let go of together with retired mappings.
+    besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
     mark: ProcessMark,
 }
 
@@ -187,31 +189,27 @@ impl Heap {
             rings: Mutex::new(None),
             regions: AtomicUsize::new(0),
             bell: Bell::new(),
+            besides: OnceLock::new(),
             mark: ProcessMark::new(),
         };
         Arc::new(Heap { shared: Arc::new(shared), timer: Timer::new() })
     }
 
-    /// Room for a mapping of so many bytes of the file at `path`, which errors name. Who takes it maps all of it with
-    /// `MAP_FIXED`: what was mapped there before is out of reach, but may still be there.
-    ///
-    /// # Errors
-    /// [`MapError::TooManyMappings`], [`MapError::Memory`] without addresses, [`MapError::Forked`].
-    pub fn take(&self, len_bytes: usize, path: &Path) -> Result<Extent, MapError> {
+    /// Room for a mapping of so many bytes. Who takes it maps all of it with `MAP_FIXED`: what was mapped there before is
+    /// out of reach, but may still be there.
+    pub fn take(&self, len_bytes: usize) -> Result<Extent, NoAddresses> {
         if !self.shared.mark.is_current() {
-            return Err(MapError::Forked);
+            return Err(NoAddresses::Forked);
         }
         let taken = match SLOT_CLASSES.iter().position(|&slot_bytes| len_bytes <= slot_bytes) {
             Some(class) => self.shared.take_slot(class),
             None => self.shared.take_run(len_bytes),
         };
         taken.map_err(|error| match error {
-            RegionError::Addresses(error) => error.into(),
-            RegionError::Vmas => MapError::TooManyMappings {
-                path: path.to_owned(),
-                used: self.shared.vmas.used(),
-                limit: self.shared.vmas.limit(),
-            },
+            RegionError::Addresses(error) => NoAddresses::Memory(error),
+            RegionError::Vmas => {
+                NoAddresses::Vmas { used: self.shared.vmas.used(), limit: self.shared.vmas.limit() }
+            }
         })
     }
 
@@ -243,6 +241,16 @@ impl Heap {
         }
     }
 
+    /// Calls `besides`, if nothing else was to be called yet, whenever everything retired has been let go of.
+    pub fn let_go_besides(&self, besides: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.besides.set(Box::new(besides));
+    }
+
+    /// How many VMAs there may be: what is split in the heap's addresses counts, too.
+    pub fn vmas(&self) -> &Arc<VmaBudget> {
+        &self.shared.vmas
+    }
+
     /// Unmaps everything retired, before it returns: its files are not held any more.
     pub fn unmap_now(&self) {
         if self.shared.mark.is_current() {
@@ -253,6 +261,28 @@ impl Heap {
     /// What it has.
     pub fn stats(&self) -> HeapStats {
         if self.shared.mark.is_current() { self.shared.stats() } else { HeapStats::default() }
+    }
+}
+
+/// Why there is no room for a mapping.
+#[derive(Debug)]
+pub(crate) enum NoAddresses {
+    /// Mappings in use, and how many may be.
+    Vmas { used: usize, limit: usize },
+    /// There are no addresses.
+    Memory(VmError),
+    /// The heap is another process's.
+    Forked,
+}
+
+impl NoAddresses {
+    /// The error of mapping the file at `path`.
+    pub fn of(self, path: PathBuf) -> MapError {
+        match self {
+            NoAddresses::Vmas { used, limit } => MapError::TooManyMappings { path, used, limit },
+            NoAddresses::Memory(error) => error.into(),
+            NoAddresses::Forked => MapError::Forked,
+        }
     }
 }
 
@@ -280,6 +310,9 @@ impl Shared {
     fn release_idle(&self) {
         self.pools.iter().flatten().for_each(|pool| pool.release_idle());
         self.runs.sweep();
+        if let Some(besides) = self.besides.get() {
+            besides();
+        }
     }
 
     /// A slot of the CPU this runs on.

@@ -32,7 +32,7 @@ fn heaps(unmap: Unmap) -> [Arc<Heap>; 2] {
 }
 
 fn take(heap: &Heap, len_bytes: usize) -> Extent {
-    heap.take(len_bytes, Path::new("test")).unwrap()
+    heap.take(len_bytes).unwrap()
 }
 
 /// A directory of files whose every page begins with their number.
@@ -387,12 +387,13 @@ fn the_budget_is_kept() {
         for number in 0..3 {
             let mut kept = Vec::new();
             let error = loop {
-                match heap.take(files.files[number].1, Path::new("one/too/many")) {
+                match heap.take(files.files[number].1) {
                     Ok(extent) => kept.push(extent),
                     Err(error) => break error,
                 }
             };
             assert!((40..=100).contains(&kept.len()), "{}", kept.len());
+            let error = error.of(PathBuf::from("one/too/many"));
             let said = error.to_string();
             assert!(said.contains("one/too/many") && said.contains("max_map_count"), "{said}");
             match error {
@@ -401,7 +402,7 @@ fn the_budget_is_kept() {
             }
             for extent in kept {
                 heap.retire(extent);
-                drop(heap.take(files.files[number].1, Path::new("another")).unwrap());
+                drop(heap.take(files.files[number].1).unwrap());
             }
             heap.unmap_now();
         }
@@ -501,7 +502,7 @@ fn a_child_has_its_own_heap() {
         let locked = (rings, pools.map(|pool| pool.lock_for_test()).collect::<Vec<_>>());
         in_child(|| {
             assert_eq!(mapped_below(files.directory.path()), 0);
-            assert!(matches!(heap.take(1, Path::new("x")), Err(MapError::Forked)));
+            assert!(matches!(heap.take(1), Err(NoAddresses::Forked)));
             heap.retire(mappings[0].take().unwrap().extent);
             drop(mappings[1].take());
             heap.unmap_now();

@@ -9,15 +9,16 @@
 //!    ▲                             │
 //!    └──────── disarm ─────────────┘   then everything is unmapped
 //! ```
+//! A process at its limit of mappings can have no further thread. Then whoever retires something lets go of it, and the next
+//! one tries again ([`aquifer_sys::thread`]: a thread that cannot work is an error, not the end of the process).
+//!
 //! It is disarmed before it looks. Who retires something that it does not see any more takes the lock of the pool after
 //! it, and so finds the bell disarmed.
 
-use std::io;
-use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_sys::signal;
+use aquifer_sys::thread::{self, Thread};
 
 use crate::ProcessMark;
 use crate::sync::{AtomicU32, Ordering, wait, wake};
@@ -104,27 +105,36 @@ pub(super) trait Swept: Send + Sync + 'static {
 /// The thread, made when it is first needed.
 #[derive(Debug)]
 pub(super) struct Timer {
-    /// `None` if there can be no thread.
-    thread: OnceLock<Option<JoinHandle<()>>>,
+    thread: OnceLock<Thread>,
+    starting: Mutex<()>,
     mark: ProcessMark,
 }
 
 impl Timer {
     pub fn new() -> Timer {
-        Timer { thread: OnceLock::new(), mark: ProcessMark::new() }
+        Timer { thread: OnceLock::new(), starting: Mutex::new(()), mark: ProcessMark::new() }
     }
 
-    /// Starts the thread at the first call, which sweeps whenever the delay after the bell was armed is over. Says whether
-    /// there is a thread.
+    /// Starts the thread at the first call at which there can be one more. It sweeps whenever the delay after the bell was
+    /// armed is over. Says whether there is a thread.
     pub fn start(&self, delay: Duration, swept: &Arc<impl Swept>) -> bool {
-        self.thread.get_or_init(|| spawn(delay, swept.clone()).ok()).is_some()
+        if self.thread.get().is_some() {
+            return true;
+        }
+        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.thread.get().is_some() {
+            return true;
+        }
+        let swept = swept.clone();
+        let started = thread::start(c"aquifer-unmap", move || run(delay, &*swept));
+        started.is_ok_and(|thread| self.thread.set(thread).is_ok())
     }
 
     /// Waits for the thread's end, after the bell was stopped.
     pub fn join(&mut self) {
-        let Some(Some(thread)) = self.thread.take() else { return };
+        let Some(thread) = self.thread.take() else { return };
         if self.mark.is_current() {
-            let _ = thread.join();
+            thread.join();
         } else {
             // It is a thread of the parent's.
             std::mem::forget(thread);
@@ -132,13 +142,10 @@ impl Timer {
     }
 }
 
-fn spawn(delay: Duration, swept: Arc<impl Swept>) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("aquifer-unmap".to_owned()).spawn(move || {
-        signal::block_asynchronous();
-        let bell = swept.bell();
-        while bell.wait_armed() && bell.wait_delay(delay) {
-            bell.disarm();
-            swept.sweep();
-        }
-    })
+fn run(delay: Duration, swept: &impl Swept) {
+    let bell = swept.bell();
+    while bell.wait_armed() && bell.wait_delay(delay) {
+        bell.disarm();
+        swept.sweep();
+    }
 }

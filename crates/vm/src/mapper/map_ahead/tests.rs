@@ -1,7 +1,8 @@
+use super::markers::FIRST_BYTES;
 use super::*;
 use crate::mapper::populate::tests::Mapping;
 
-const PAGE: usize = SMALL_PAGE_BYTES;
+const PAGE: usize = aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 fn limits(in_flight_bytes: u64) -> MapAheadLimits {
     MapAheadLimits { workers: 2, in_flight_bytes }
@@ -31,7 +32,10 @@ fn sparse(len_bytes: usize) -> Arc<Mapping> {
 #[test]
 fn a_range_is_mapped_without_its_reader_and_nothing_else_is() {
     for form in [Form::Advice, Form::Touch] {
-        let ahead = MapAhead::with_form(limits(64 << 20), Some(form));
+        let ahead = MapAhead::with_manners(
+            limits(64 << 20),
+            Manners { form: Some(form), ..Manners::default() },
+        );
         assert_eq!(ahead.shared.lock().helpers, 0, "starts no thread before it is asked");
         let mapping = Mapping::of_pages(4096);
         let ticket = ahead.request(&as_span(&mapping), 1024 * PAGE..3072 * PAGE).unwrap();
@@ -118,7 +122,10 @@ fn a_dropped_ticket_lets_go_of_the_mapping() {
 #[test]
 fn a_file_that_is_cut_short_ends_the_request_and_nothing_else() {
     for form in [Form::Advice, Form::Touch] {
-        let ahead = MapAhead::with_form(limits(64 << 20), Some(form));
+        let ahead = MapAhead::with_manners(
+            limits(64 << 20),
+            Manners { form: Some(form), ..Manners::default() },
+        );
         let mapping = Mapping::of_pages(2048);
         mapping.file.set_len(1 << 20).unwrap();
         let ticket = ahead.request(&as_span(&mapping), 0..2048 * PAGE).unwrap();
@@ -179,6 +186,65 @@ fn without_workers_or_bytes_nothing_is_asked_for() {
     assert!(ahead.request(&as_span(&mapping), 4096..4096).is_none());
     assert!(ahead.request(&as_span(&mapping), 1 << 21..1 << 22).is_none());
     assert_eq!(ahead.stats(), MapAheadStats::default());
+}
+
+/// Watches until the end of the world, and at whatever cost.
+fn stubborn() -> Manners {
+    Manners { watched_for: Duration::MAX, step_aside: false, ..Manners::default() }
+}
+
+fn read(mapping: &Mapping, range: Range<usize>) {
+    Form::Touch.populate(mapping, range).unwrap();
+}
+
+#[test]
+fn a_watched_range_is_mapped_ahead_as_far_as_its_reader_deserves() {
+    let ahead = MapAhead::with_manners(limits(256 << 20), stubborn());
+    let mapping = sparse(64 << 20);
+    let mib = |mib: usize| mib << 20;
+    let ticket = ahead.watch(&as_span(&mapping), 0..mib(64)).unwrap();
+    let mut from = 0;
+    for passed in [1, 4, 16] {
+        // All up to the marker, and the marker.
+        read(&mapping, mib(from)..mib(passed) + PAGE);
+        from = passed;
+        let end = 4 * passed;
+        wait_until("three times what was read is mapped ahead", || {
+            mapping.mapped_pages(mib(end) - PAGE..mib(end)) == 1
+        });
+        wait_until("the helper rests", || {
+            let state = ahead.shared.lock();
+            state.running.is_empty() && state.idle == state.helpers
+        });
+        assert_eq!(mapping.mapped_pages(mib(end)..mib(64)), 0, "{passed} MiB read");
+        assert_eq!(mapping.mapped_pages(mib(2 * passed)..mib(2 * passed) + 1), 0, "a marker");
+    }
+    wait_until("it comes to the end", || ticket.is_done());
+    let stats = ahead.stats();
+    assert_eq!((stats.requests, stats.detected), (0, 1));
+}
+
+#[test]
+fn what_is_not_read_in_order_is_left_alone() {
+    let first = FIRST_BYTES;
+    let whole = 0..64 << 20;
+    // A gap; pages all over; nearly everything; nothing.
+    let gap: &[Range<usize>] = &[0..first - 2 * PAGE, first - PAGE..first];
+    let spread: Vec<_> = (0..64).map(|mib| mib << 20..(mib << 20) + first / 2).collect();
+    let most = &[0..30 << 20, 30 << 20..60 << 20];
+    for accesses in [gap, &spread, most, &[]] {
+        let manners = Manners { watched_for: Duration::ZERO, ..stubborn() };
+        let ahead = MapAhead::with_manners(limits(256 << 20), manners);
+        let mapping = sparse(whole.end);
+        accesses.iter().for_each(|range| read(&mapping, range.clone()));
+        let ticket = ahead.watch(&as_span(&mapping), whole.clone()).unwrap();
+        wait_until("it is watched no longer", || ticket.is_done());
+        assert_eq!(ahead.stats(), MapAheadStats::default());
+        drop(ticket);
+        assert_eq!(Arc::strong_count(&mapping), 1);
+    }
+    let short = sparse(1 << 20);
+    assert!(MapAhead::new(limits(1 << 30)).watch(&as_span(&short), 0..1 << 20).is_none());
 }
 
 /// A child has no helpers, and the parent's may have held the lock when it was made.

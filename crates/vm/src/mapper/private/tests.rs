@@ -1,6 +1,7 @@
 //! Growing, faults, forks; flushes have their own tests.
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::mapper::error::{FaultCause, MapError};
@@ -61,12 +62,32 @@ fn a_file_that_cannot_become_longer_stays_as_it_is() {
         let Some(small) = SmallFileSystem::new(kind) else { return };
         let options = PrivateOptions::default();
         let subject = Subject::new_in(&small.root(), 5000, 0..5000, options);
-        let error = subject.view.grow(100 << 20).unwrap_err();
-        match &error {
-            MapError::Grow { source, .. } => {
-                assert_eq!(source.raw_os_error(), Some(libc::ENOSPC), "{error}");
+        let blocks = || std::fs::metadata(&subject.path).unwrap().blocks();
+        let before = blocks();
+        let ends = AtomicBool::new(false);
+        let outcomes = std::thread::scope(|scope| {
+            // Who appends meanwhile finds the end where it is: what is written there is never cut off.
+            scope.spawn(|| {
+                let mut lengths =
+                    std::iter::repeat_with(|| open(&subject.path).metadata().unwrap().len());
+                assert!(
+                    lengths.find(|&len| len != 5000 || ends.load(Ordering::Relaxed)) == Some(5000)
+                );
+            });
+            let grow = || (subject.view.grow(100 << 20), blocks());
+            let outcomes: Vec<_> = (0..20).map(|_| grow()).collect();
+            ends.store(true, Ordering::Relaxed);
+            outcomes
+        });
+        for (outcome, after) in outcomes {
+            match outcome.unwrap_err() {
+                MapError::Grow { source, .. } => {
+                    assert_eq!(source.raw_os_error(), Some(libc::ENOSPC), "{source}");
+                }
+                error => panic!("{error}"),
             }
-            _ => panic!("{error}"),
+            // A tree of extents that has grown stays: a block of the file system's, of up to 4 KiB.
+            assert!(after <= before + 8, "{kind:?}: what was allocated is given back");
         }
         assert_eq!(subject.view.mapping().len_bytes(), 5000);
         subject.check("not grown");

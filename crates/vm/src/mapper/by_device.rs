@@ -1,0 +1,63 @@
+//! What was found out about file systems, by the numbers of their devices: a few words that are read without a lock.
+//!
+//! A number may be another file system's by now. So what is kept here decides what something costs, or how likely a
+//! mishap is, and never whether it is right.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How many are known at a time.
+const DEVICES: usize = 16;
+
+/// Values of 32 bits, not zero, by device.
+pub(super) struct ByDevice {
+    /// The number in the high half, the value in the low one; 0 for nothing.
+    known: [AtomicU64; DEVICES],
+    /// Where the next one goes.
+    next: AtomicU32,
+}
+
+impl ByDevice {
+    pub const fn new() -> ByDevice {
+        ByDevice { known: [const { AtomicU64::new(0) }; DEVICES], next: AtomicU32::new(0) }
+    }
+
+    pub fn get(&self, device: u64) -> Option<u32> {
+        // Relaxed, here and below: a word that says all.
+        let mut all = self.known.iter().map(|known| known.load(Ordering::Relaxed));
+        all.find(|known| *known != 0 && known >> 32 == device).map(|known| known as u32)
+    }
+
+    /// In place of what was known of the device. Of two threads at once, one may be forgotten.
+    pub fn remember(&self, device: u64, value: u32) {
+        // The kernel's numbers have 32 bits.
+        if device >> 32 != 0 || value == 0 {
+            return;
+        }
+        let is_it = |known: &AtomicU64| {
+            let known = known.load(Ordering::Relaxed);
+            known != 0 && known >> 32 == device
+        };
+        let place = self.known.iter().position(is_it);
+        let next = || self.next.fetch_add(1, Ordering::Relaxed) as usize % DEVICES;
+        self.known[place.unwrap_or_else(next)]
+            .store(device << 32 | u64::from(value), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_known_by_device_and_the_oldest_are_forgotten() {
+        let known = ByDevice::new();
+        assert_eq!(known.get(0), None);
+        for device in 0..20 {
+            known.remember(device, u32::MAX);
+            known.remember(device, 7);
+        }
+        known.remember(1 << 40, 8);
+        assert_eq!((known.get(3), known.get(1 << 40)), (None, None));
+        assert!((4..20).all(|device| known.get(device) == Some(7)));
+    }
+}
