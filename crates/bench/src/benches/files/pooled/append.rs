@@ -41,7 +41,7 @@ pub fn run(options: &AppendOptions) -> Result<Report> {
         );
     }
     check_warm(size_bytes)?;
-    let mut stage = Stage::prepare(&options.common, 4 * size_bytes, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 4 * size_bytes, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();

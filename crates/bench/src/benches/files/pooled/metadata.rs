@@ -23,7 +23,7 @@ const OTHER_FILES: u32 = 16;
 /// Runs the bench.
 pub fn run(options: &MetadataOptions) -> Result<Report> {
     let files = if options.common.quick { options.files.min(QUICK_FILES) } else { options.files };
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();

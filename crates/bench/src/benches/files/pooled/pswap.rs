@@ -34,7 +34,7 @@ const EXCHANGES: u64 = 101;
 pub fn run(options: &PswapOptions) -> Result<Report> {
     let default_bytes = if options.common.quick { 8 << 20 } else { 1 << 30 };
     let size_bytes = options.size.map_or(default_bytes, |size| size.0).next_multiple_of(4096);
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();

@@ -60,7 +60,7 @@ impl Shape {
 /// Runs the bench.
 pub fn run(options: &ReadOnceOptions) -> Result<Report> {
     let shapes = shapes(options)?;
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();

@@ -40,7 +40,7 @@ pub fn run(options: &RepetitiveOptions) -> Result<Report> {
     let default_bytes = if quick { QUICK.1 } else { 256 << 20 };
     let size_bytes = options.size.map_or(default_bytes, |size| size.0).next_multiple_of(4096);
     let records = if quick { options.records.min(QUICK.0) } else { options.records };
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();

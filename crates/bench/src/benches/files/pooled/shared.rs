@@ -35,7 +35,7 @@ pub fn run(options: &SharedOptions) -> Result<Report> {
     let size_bytes = or(options.size, QUICK.1, 64 << 20).next_multiple_of(4096);
     let huge_bytes = or(options.huge, 16 << 20, 2 << 30).next_multiple_of(4096);
     let records = if quick { options.records.min(QUICK.0) } else { options.records };
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();

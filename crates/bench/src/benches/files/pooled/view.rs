@@ -33,7 +33,7 @@ pub fn run(options: &ViewOptions) -> Result<Report> {
     let quick = options.common.quick;
     let large = if quick { Bytes(options.large.0.min(8 << 20)) } else { options.large };
     let set_bytes = options.set.map_or(if quick { 2 << 20 } else { 64 << 20 }, |set| set.0);
-    let mut stage = Stage::prepare(&options.common, 0, false)?;
+    let mut stage = Stage::prepare(&options.common, &[OPENERS, READERS], 0, false)?;
     let grounds = grounds(&mut stage, &options.memory);
     let mut notes = std::mem::take(&mut stage.notes);
     let mut rows = Vec::new();
