@@ -10,6 +10,7 @@ use super::Place;
 use super::failure::At;
 
 /// What is met on the way.
+#[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub enum Step {
     /// Something, at this depth below the place where it began; directories before what is in them.
     Meet { place: Place, metadata: Metadata, depth: u64 },
