@@ -265,10 +265,24 @@ impl Files {
     pub fn open_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
         let path = bytes_of(path.as_ref());
         options.check(path)?;
-        let inode = match options.makes() {
-            false => self.shared.look_up(path, options.last())?,
-            true => self.open_or_make(path, options)?,
-        };
+        loop {
+            let inode = match options.makes() {
+                false => self.shared.look_up(path, options.last())?,
+                true => self.open_or_make(path, options)?,
+            };
+            // If it is removed in this moment, the path leads to something else, or to nothing.
+            if let Some(file) = self.open_found(path, &inode, options)? {
+                return Ok(file);
+            }
+        }
+    }
+
+    fn open_found(
+        &self,
+        path: &[u8],
+        inode: &FileInode,
+        options: &FileOptions,
+    ) -> Result<Option<File>> {
         let is_directory = inode.kind == FileKind::Directory;
         if is_directory && options.writes() {
             return Err(FsError::IsADirectory { path: owned(path) });
@@ -279,13 +293,13 @@ impl Files {
         if inode.is_immutable && options.writes() {
             return Err(FsError::Immutable { path: owned(path) });
         }
-        let opened = self.shared.open_inode(&inode)?;
+        let Some(opened) = self.shared.open_inode(inode)? else { return Ok(None) };
         let file = File::new(self.clone(), opened, options);
         let is_empty = inode.size_bytes == 0 && inode.pages == 0;
         if options.truncates() && !is_directory && !is_empty {
             file.set_len(0)?;
         }
-        Ok(file)
+        Ok(Some(file))
     }
 
     fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<FileInode> {
@@ -526,7 +540,7 @@ impl Files {
     /// [`FsError::NotFound`], [`FsError::IsADirectory`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        let gone = self.shared.change(|names| names.unlink(path, &|n| self.shared.is_open(n)))?;
+        let gone = self.shared.change(|names| names.unlink(path))?;
         self.shared.after(gone)
     }
 
@@ -647,10 +661,9 @@ impl Files {
         mode: RenameMode,
     ) -> Result<()> {
         let (from, to) = (bytes_of(from.as_ref()), bytes_of(to.as_ref()));
-        let is_open = |number| self.shared.is_open(number);
         let gone = self.shared.change(|names| match mode {
             RenameMode::Exchange => names.exchange(from, to).map(|()| Gone::Linked),
-            _ => names.rename(from, to, mode == RenameMode::Replace, &is_open),
+            _ => names.rename(from, to, mode == RenameMode::Replace),
         })?;
         self.shared.after(gone)
     }
@@ -784,7 +797,7 @@ impl Files {
             let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
             let mut inode = walk::referred(names.slots, found)?;
             if inode.is_immutable != is_immutable {
-                if self.shared.is_open(found.inode) {
+                if names.slots.is_open(found.inode) {
                     return Err(FsError::InUse { path: owned(path) });
                 }
                 inode.is_immutable = is_immutable;
@@ -1004,34 +1017,39 @@ impl Shared {
         self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
     }
 
-    /// Whether anybody has the inode open.
-    pub fn is_open(&self, number: u64) -> bool {
-        self.opened.is_open(number)
-    }
-
-    /// An inode that was just looked up, open.
-    fn open_inode(&self, inode: &FileInode) -> Result<Arc<OpenInode>> {
-        Ok(self.opened.open(inode))
+    /// An inode that was just looked up, open; `None` if it was removed since.
+    fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
+        let open = self.opened.open(inode, || self.pool.pin_open(inode.number))?;
+        // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
+        let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
+        // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
+        let was_linked = |now: &FileInode| now.links > 0 || inode.links == 0;
+        let is_there =
+            now.is_some_and(|now| now.incarnation == inode.incarnation && was_linked(&now));
+        Ok(is_there.then_some(open))
     }
 
     /// What is left to do after a name is gone.
     fn after(&self, gone: Gone) -> Result<()> {
         match gone {
-            Gone::Orphan(number) if !self.is_open(number) => self.reap(number),
-            _ => Ok(()),
+            Gone::Orphan(number) => self.reap(number),
+            Gone::Linked => Ok(()),
         }
     }
 
-    /// Frees an inode without links, in as many transactions as it takes.
+    /// Frees an inode without links if no process has it open, in as many transactions as it takes.
     pub fn reap(&self, number: u64) -> Result<()> {
-        while !self.change(|names| names.reap(number))? {}
+        let reap = |names: &mut Names<'_, Transaction<'_>>| match names.slots.is_open(number) {
+            true => Ok(true),
+            false => names.reap(number),
+        };
+        while !self.change(reap)? {}
         Ok(())
     }
 
     /// Frees what processes that died had open when its last name was removed.
     fn reap_orphans(&self) {
-        let orphans = self.pool.orphans().unwrap_or_default();
-        for number in orphans.into_iter().filter(|number| !self.is_open(*number)) {
+        for number in self.pool.orphans().unwrap_or_default() {
             // What fails now is tried again when the pool is opened the next time.
             let _ = self.reap(number);
         }

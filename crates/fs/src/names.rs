@@ -42,9 +42,8 @@ pub(crate) struct New<'a> {
 pub(crate) enum Gone {
     /// It has other names.
     Linked,
-    /// It is free.
-    Reaped,
-    /// It is without links: to be reaped when nobody has it open.
+    /// It is without links: to be reaped when nobody has it open. Not by the same transaction: who opens it now may have seen it with a
+    /// link, and be about to say that it is open.
     Orphan(u64),
 }
 
@@ -194,7 +193,7 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     /// Removes the name of a file or a symbolic link.
-    pub fn unlink(&mut self, path: &[u8], is_open: &dyn Fn(u64) -> bool) -> Result<Gone> {
+    pub fn unlink(&mut self, path: &[u8]) -> Result<Gone> {
         let place = walk(self.slots, path, Last::Name)?;
         let found = place.referent(path)?;
         if found.kind == FileKind::Directory {
@@ -203,7 +202,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         let mut directory = self.directory_of(&place, path)?;
         self.take_name(&mut directory, &place.name, path)?;
         self.put(&directory)?;
-        self.drop_link(found.inode, path, is_open)
+        self.drop_link(found.inode, path)
     }
 
     /// Removes an empty directory.
@@ -242,12 +241,7 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     /// Notes that a name of a file or symbolic link is gone.
-    fn drop_link(
-        &mut self,
-        number: u64,
-        path: &[u8],
-        is_open: &dyn Fn(u64) -> bool,
-    ) -> Result<Gone> {
+    fn drop_link(&mut self, number: u64, path: &[u8]) -> Result<Gone> {
         let mut inode = self.inode(number)?;
         if inode.is_immutable {
             return Err(FsError::Immutable { path: owned(path) });
@@ -258,13 +252,10 @@ impl<S: ChangeSlots> Names<'_, S> {
         })?;
         inode.changed_ns = self.now_ns;
         self.put(&inode)?;
-        if inode.links > 0 {
-            return Ok(Gone::Linked);
-        }
-        match is_open(number) {
-            false if self.reap(number)? => Ok(Gone::Reaped),
-            _ => Ok(Gone::Orphan(number)),
-        }
+        Ok(match inode.links {
+            0 => Gone::Orphan(number),
+            _ => Gone::Linked,
+        })
     }
 
     /// Frees what an inode without links has; whether that was all of it. A part of it only, if it is very much: then the next
@@ -291,13 +282,7 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     /// Moves a name. What had the new one is replaced.
-    pub fn rename(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        may_replace: bool,
-        is_open: &dyn Fn(u64) -> bool,
-    ) -> Result<Gone> {
+    pub fn rename(&mut self, from: &[u8], to: &[u8], may_replace: bool) -> Result<Gone> {
         let (source, moved, target) = self.both_names(from, to, may_replace)?;
         target.check_name(to)?;
         if target.found.is_some() && !may_replace {
@@ -326,7 +311,7 @@ impl<S: ChangeSlots> Names<'_, S> {
             self.put(&directory)?;
             match replaced.kind {
                 FileKind::Directory => self.free_directory(replaced.inode)?,
-                _ => gone = self.drop_link(replaced.inode, to, is_open)?,
+                _ => gone = self.drop_link(replaced.inode, to)?,
             }
         }
         self.check_movable(moved, from)?;

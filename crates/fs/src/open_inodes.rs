@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use arc_swap::{ArcSwap, Guard};
 
 use aquifer_pool::format::file::FileInode;
+use aquifer_pool::{OwnedPin, PoolError};
 
+use crate::error::Result;
 use crate::file_table::FileTable;
 
 /// An inode that is open in this process.
@@ -17,6 +19,8 @@ pub(crate) struct OpenInode {
     pub number: u64,
     pub incarnation: u64,
     pub kind: aquifer_pool::format::file::FileKind,
+    /// Tells all processes that it is open.
+    _pin: OwnedPin,
     /// One of the constants of [`ahead`].
     ahead: AtomicU8,
     /// Its table as it was read last; of the present layout version or of an earlier one.
@@ -24,11 +28,12 @@ pub(crate) struct OpenInode {
 }
 
 impl OpenInode {
-    fn new(inode: &FileInode) -> OpenInode {
+    fn new(inode: &FileInode, pin: OwnedPin) -> OpenInode {
         OpenInode {
             number: inode.number,
             incarnation: inode.incarnation,
             kind: inode.kind,
+            _pin: pin,
             ahead: AtomicU8::new(ahead::NONE),
             // Of no state of the inode unless that has no pages.
             table: ArcSwap::from_pointee(FileTable::empty(&FileInode {
@@ -83,20 +88,24 @@ impl OpenInodes {
         self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open inode of this number and incarnation.
-    pub fn open(&self, inode: &FileInode) -> Arc<OpenInode> {
+    /// The open inode of this number and incarnation; a new one is pinned.
+    pub fn open(
+        &self,
+        inode: &FileInode,
+        pin: impl FnOnce() -> std::result::Result<OwnedPin, PoolError>,
+    ) -> Result<Arc<OpenInode>> {
         let mut by_number = self.lock();
         if let Some(open) = by_number.get(&inode.number).and_then(Weak::upgrade)
             && open.incarnation == inode.incarnation
         {
-            return open;
+            return Ok(open);
         }
-        let open = Arc::new(OpenInode::new(inode));
+        let open = Arc::new(OpenInode::new(inode, pin()?));
         by_number.insert(inode.number, Arc::downgrade(&open));
         if by_number.len().is_power_of_two() {
             by_number.retain(|_, open| open.strong_count() > 0);
         }
-        open
+        Ok(open)
     }
 
     /// Gives up a handle's share of an inode; whether it was the last one.
@@ -110,10 +119,5 @@ impl OpenInodes {
             by_number.remove(&open.number);
         }
         is_last
-    }
-
-    /// Whether this process has the inode open.
-    pub fn is_open(&self, number: u64) -> bool {
-        self.lock().get(&number).is_some_and(|open| open.strong_count() > 0)
     }
 }

@@ -280,7 +280,7 @@ impl crate::files::Shared {
         // While it is being changed, nobody knows; then it is looked at once more, with care.
         let may_be_orphan = (self.pool.file_state(number))
             .is_none_or(|state| state.incarnation == incarnation && state.links == 0);
-        if may_be_orphan && !self.is_open(number) {
+        if may_be_orphan {
             let _ = self.reap(number);
         }
     }
