@@ -22,7 +22,8 @@ pub fn pool_bytes(content_bytes: u64, files: u64) -> u64 {
     let slots_bytes = slots(files) * 512;
     // A tenth beside the content, and a log, which is a quarter of small pools and 128 MiB of large ones.
     let bytes = content_bytes + content_bytes / 10 + 2 * slots_bytes;
-    bytes + (bytes / 3).clamp(2 << 20, 128 << 20) + (4 << 20)
+    // A file of huge pages consists of whole ones.
+    (bytes + (bytes / 3).clamp(2 << 20, 128 << 20) + (4 << 20)).next_multiple_of(2 << 20)
 }
 
 /// Slots for so many files with a name each, and for what those of a few runs need besides.

@@ -285,7 +285,7 @@ fn what_cannot_be_is_said_with_advice() {
         (&["ln", &d, &nothing], 1, &["is a directory"]),
         (&["ln", &f, &f], 1, &["already"]),
         (&["ln", "-s", &f, &nothing], 1, &["own pool", "/f"]),
-        (&["ln", "-s", "", &nothing], 1, &["leads somewhere"]),
+        (&["ln", "-s", "", &nothing], 1, &["nothing of this name"]),
         (&["stat", &nothing], 1, &["nothing of this name"]),
         (&["stat", &f, "--watch", "1"], 2, &["--watch"]),
         (&["stat", "4711", "--dereference"], 2, &["--dereference"]),

@@ -95,8 +95,10 @@ pub fn last_name(path: &Path) -> Option<OsString> {
 fn explain(bytes: &[u8]) -> String {
     let shown = output::escaped(bytes);
     match bytes.strip_suffix(b":") {
-        Some(_) => format!("`{shown}` names a pool and no file in it; its root is `{shown}/`"),
-        None => format!(
+        Some(pool) if !pool.is_empty() => {
+            format!("`{shown}` names a pool and no file in it; its root is `{shown}/`")
+        }
+        _ => format!(
             "`{shown}` names no file of a pool; write POOL:/PATH, for example data.pool:/logs/today"
         ),
     }
