@@ -339,11 +339,11 @@ fn a_full_pool_keeps_what_is_whole() {
 fn interrupted_put_leaves_whole_files() {
     let place = Place::new();
     let pool = place.text("data.pool");
-    works(&["pool", "create", &pool, "--size", "96M", "--log", "1M"]);
+    works(&["pool", "create", &pool, "--size", "320M", "--log", "1M"]);
     let tree = place.path("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("a"), "whole").unwrap();
-    fs::write(tree.join("large"), vec![7; 64 << 20]).unwrap();
+    fs::write(tree.join("large"), vec![7; 256 << 20]).unwrap();
     let files = Files::open(&pool, &OpenOptions::default()).unwrap();
     let mut put = aquifer()
         .args(["put", "-r", tree.to_str().unwrap(), &at(&pool, "/")])

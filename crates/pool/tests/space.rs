@@ -112,7 +112,10 @@ fn file(pool: &Pool, number: u64) -> Option<FileInode> {
 }
 
 fn put(transaction: &mut Transaction<'_>, file: &FileInode) {
-    ChangeSlots::put(transaction, file.number, file.encode().expect("few runs"));
+    // As opening wants it: counted right.
+    let pages = file.runs.iter().map(|run| run.pages).sum();
+    let counted = FileInode { pages, ..file.clone() };
+    ChangeSlots::put(transaction, file.number, counted.encode().expect("few runs"));
 }
 
 /// Makes a file of these many pages, all filled with `stamp`, or zero for 0.
@@ -128,7 +131,7 @@ fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
         let incarnation = transaction.inode(number)?.incarnation + 1;
         let file = FileInode {
             runs: runs.clone(),
-            links: 1,
+            // Without a name, as an open file can be.
             // The file's own: what its pages may hold besides zeros.
             seed: stamp,
             ..FileInode::new(FileKind::File, number, incarnation)
