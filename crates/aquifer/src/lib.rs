@@ -72,17 +72,45 @@
 //! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one, and [`object::collections`] lie in it.
 //! * The format is experimental (version 0): a later version may not read a pool made now.
 //!
+//! # Files that processes share, and read without system calls
+//! The same pool holds a file system: names, directories, links, with the methods of `std::fs`.
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use aquifer::{CreateOptions, Files, OpenOptions, Pool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("data.pool");
+//! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let files = Files::new(pool);
+//! files.create_dir_all("/logs/2026")?;
+//! files.create_file("/logs/2026/today")?.write_all(b"started\n")?; // a copy into the pool, seen by every process
+//! files.rename("/logs/2026/today", "/logs/current")?; //               all at once, also after a crash
+//! let mut text = String::new();
+//! files.open_file("/logs/current")?.read_to_string(&mut text)?; //     a copy out of it, without a lock
+//! assert_eq!(text, "started\n");
+//! files.sync()?; //                                                    durable from here on
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! * [`Files`] are the files of a pool, by path; [`File`] is an open one. More in [`fs`].
+//! * From a shell: `aquifer put`, `ls`, `cat`, `get` and others, with paths like `data.pool:/logs/current`.
+//!
 //! # What holds everywhere
 //! * *Units.* Lengths, offsets and budgets are bytes; what counts something else says so in its name. Pools and objects
 //!   are rounded to pages of 4,096 bytes.
-//! * *Errors.* Every failure that can be a value is one: [`Error`] for caches, [`MapError`] for files, [`PoolError`] for pools, [`ObjectError`] for
-//!   objects. Each names what it is about and says what to do next. Only a load through a bare pointer still raises SIGBUS,
+//! * *Errors.* Every failure that can be a value is one: [`Error`] for caches, [`MapError`] for mapped files, [`PoolError`] for pools,
+//!   [`ObjectError`] for objects, [`FsError`] for the files of a pool. Each names what it is about and says what to do next. Only a load through a bare pointer still raises SIGBUS,
 //!   as with mmap.
 //! * *Durability.* Nothing is promised before a call that makes durable has returned: [`Mapping::flush_all`],
-//!   [`Attachment::psync`], [`FileView::flush`]. Creating, resizing and destroying objects is durable on return.
-//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`] and [`Objects`] are shared between threads
-//!   freely. An [`Attachment`] is changed by one thread at a time, as `&mut` says.
-//! * *Processes.* A cache belongs to one process. A pool is opened by many; an object has one writer or many readers. A
+//!   [`Attachment::psync`], [`FileView::flush`], [`Files::sync`], [`File::sync_all`]. Creating, resizing and destroying objects is
+//!   durable on return.
+//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`], [`Objects`], [`Files`] and [`File`] are shared
+//!   between threads freely. An [`Attachment`] is changed by one thread at a time, as `&mut` says.
+//! * *Processes.* A cache belongs to one process. A pool is opened by many; an object has one writer or many readers, a file
+//!   any number of both. A
 //!   forked child gets errors from what it inherited, and opens anew.
 //!
 //! ```
@@ -94,6 +122,8 @@
 //! shared_between_threads::<aquifer::FileView>();
 //! shared_between_threads::<aquifer::Pool>();
 //! shared_between_threads::<aquifer::Objects>();
+//! shared_between_threads::<aquifer::Files>();
+//! shared_between_threads::<aquifer::File>();
 //! shared_between_threads::<aquifer::Attachment>();
 //! ```
 
@@ -106,6 +136,7 @@ pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,
     FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
+pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError};
 pub use aquifer_object::heap::ObjectHeap;
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{

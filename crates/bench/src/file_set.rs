@@ -41,10 +41,7 @@ impl FileSet {
         let mut content = vec![0_u8; usize::try_from(file_bytes)?];
         for number in 0..files {
             interrupt::check()?;
-            let mut rng = Rng::for_lane(seed, u32::MAX, number);
-            for word in content.chunks_exact_mut(8) {
-                word.copy_from_slice(&rng.next().to_ne_bytes());
-            }
+            fill_content(&mut content, seed, number);
             sums.push(sum_words(&content));
             let path = file_path(directory.path(), number);
             fs::write(&path, &content)
@@ -62,6 +59,14 @@ impl FileSet {
     /// The sum over the words of each.
     pub fn sums(&self) -> &[u64] {
         &self.sums
+    }
+}
+
+/// What file `number` of a set with this seed holds.
+pub fn fill_content(content: &mut [u8], seed: u64, number: u32) {
+    let mut rng = Rng::for_lane(seed, u32::MAX, number);
+    for word in content.chunks_exact_mut(8) {
+        word.copy_from_slice(&rng.next().to_ne_bytes());
     }
 }
 

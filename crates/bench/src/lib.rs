@@ -31,6 +31,7 @@ mod limit;
 mod machine;
 mod options;
 mod place;
+mod pooled_set;
 mod raw;
 mod report;
 mod rng;
@@ -49,9 +50,10 @@ pub use contender::System;
 pub use limit::{LimitError, Limiter};
 pub use machine::Machine;
 pub use options::{
-    Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, FlushOptions, KernelName,
-    MapAheadOptions, MappingCacheOptions, Memory, Options, PsyncOptions, RecoverOptions,
-    SearchOptions, Sizes, UnmapOptions,
+    AppendOptions, Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, FlushOptions,
+    KernelName, MapAheadOptions, MappingCacheOptions, Memory, MetadataOptions, Options,
+    PswapOptions, PsyncOptions, ReadOnceOptions, RecoverOptions, RepetitiveOptions, SearchOptions,
+    SharedOptions, Sizes, UnmapOptions, ViewOptions,
 };
 pub use place::{Place, PlaceError, free_bytes};
 pub use units::Bytes;

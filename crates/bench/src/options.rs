@@ -1,6 +1,7 @@
 //! The command line of the bench. Every flag is defined here once; help and manual page follow from it.
 
 mod files;
+mod pooled;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,10 @@ use crate::units::Bytes;
 
 pub use files::{
     FlushOptions, MapAheadOptions, MappingCacheOptions, Memory, SearchOptions, UnmapOptions,
+};
+pub use pooled::{
+    AppendOptions, MetadataOptions, PswapOptions, ReadOnceOptions, RepetitiveOptions,
+    SharedOptions, ViewOptions,
 };
 
 /// Arguments of `aquifer bench`.
@@ -33,6 +38,8 @@ Examples:
   aquifer bench recover --only object             how long attaching takes after a crash
   aquifer bench mapping-cache                     ordinary files, mapped over and over
   aquifer bench search --tree ~/src               text search over a source tree
+  aquifer bench read-once                         files of a pool, opened, summed and closed
+  aquifer bench shared --processes 1,4            processes that share files of a pool
 
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";
@@ -64,6 +71,20 @@ pub enum Bench {
     Flush(FlushOptions),
     /// Text search over a source tree
     Search(SearchOptions),
+    /// Files of a pool, each opened by path, summed and closed
+    ReadOnce(ReadOnceOptions),
+    /// Views of files of a pool: short and long ones, and of fragmented files
+    View(ViewOptions),
+    /// Records of one large file of a pool, read and overwritten
+    Repetitive(RepetitiveOptions),
+    /// Files of a pool that grow
+    Append(AppendOptions),
+    /// Several processes with the same file of a pool, or one each
+    Shared(SharedOptions),
+    /// Files of a pool that are made, looked up and removed
+    Metadata(MetadataOptions),
+    /// A file of a pool that takes the content of another one
+    Pswap(PswapOptions),
 }
 
 impl Bench {
@@ -82,6 +103,13 @@ impl Bench {
             Self::Unmap(options) => &options.common,
             Self::Flush(options) => &options.common,
             Self::Search(options) => &options.common,
+            Self::ReadOnce(options) => &options.common,
+            Self::View(options) => &options.common,
+            Self::Repetitive(options) => &options.common,
+            Self::Append(options) => &options.common,
+            Self::Shared(options) => &options.common,
+            Self::Metadata(options) => &options.common,
+            Self::Pswap(options) => &options.common,
         }
     }
 }

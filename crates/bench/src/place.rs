@@ -4,7 +4,7 @@
 //! file system and its mount exist only while the [`Place`] does; each step that was taken is undone in
 //! reverse order when it is dropped, also when a later step failed.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -158,7 +158,7 @@ impl Zram {
             .prefix("aquifer-bench-zram-")
             .tempdir()
             .map_err(PlaceError::system("make a temporary directory"))?;
-        let mount = MountGuard::mount(&device.path(), mounted_at.path())?;
+        let mount = MountGuard::mount(&device.path(), mounted_at.path(), c"ext4")?;
         Ok(Self { _mount: mount, mounted_at, device })
     }
 
@@ -233,12 +233,13 @@ impl Drop for ZramDevice {
 
 /// A mounted file system, unmounted when dropped.
 #[derive(Debug)]
-struct MountGuard {
+pub struct MountGuard {
     target: CString,
 }
 
 impl MountGuard {
-    fn mount(device: &Path, target: &Path) -> Result<Self, PlaceError> {
+    /// Mounts a file system of this kind; needs root.
+    pub fn mount(device: &Path, target: &Path, kind: &CStr) -> Result<Self, PlaceError> {
         let action = format!("mount {} on {}", device.display(), target.display());
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
         let mount = || {
@@ -249,7 +250,7 @@ impl MountGuard {
                 libc::mount(
                     source.as_ptr(),
                     target.as_ptr(),
-                    c"ext4".as_ptr(),
+                    kind.as_ptr(),
                     flags,
                     std::ptr::null(),
                 )

@@ -15,7 +15,8 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 pub use files::{
-    device_written_bytes, keep_to_processors, open_at, open_directory, raise_file_limit,
+    device_written_bytes, keep_to_processors, minor_faults, open_at, open_directory,
+    raise_file_limit,
 };
 
 /// The unit of every access in the bench. Smaller than the page size of some machines, where a page-cache
@@ -50,10 +51,11 @@ impl Map {
         Self::new(len_bytes, libc::PROT_READ | write, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Maps the first `len_bytes` of `file`, shared and read-only, with all its page-table entries.
-    pub fn populated(file: &File, len_bytes: usize) -> io::Result<Self> {
+    /// Maps the first `len_bytes` of `file`, shared, with all its page-table entries.
+    pub fn populated(file: &File, len_bytes: usize, writable: bool) -> io::Result<Self> {
+        let write = if writable { libc::PROT_WRITE } else { 0 };
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        Self::new(len_bytes, libc::PROT_READ, flags, file.as_raw_fd())
+        Self::new(len_bytes, libc::PROT_READ | write, flags, file.as_raw_fd())
     }
 
     /// Maps private zero-filled memory.
@@ -105,6 +107,39 @@ impl Map {
         // SAFETY: the range lies inside this mapping; populating changes no data.
         check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_READ) })?;
         Ok(())
+    }
+
+    /// Makes the range of a writable mapping present through one system call, as its first stores would.
+    pub fn populate_write(&self, offset_bytes: usize, len_bytes: usize) -> io::Result<()> {
+        let page_bytes = system_page_bytes() as usize;
+        let from = offset_bytes / page_bytes * page_bytes;
+        assert!(offset_bytes + len_bytes <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(from) };
+        let len_bytes = offset_bytes + len_bytes - from;
+        // SAFETY: the range lies inside this mapping; populating changes no data.
+        check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_WRITE) })?;
+        Ok(())
+    }
+
+    /// Copies bytes of the mapping out, faults included.
+    pub fn copy_out(&self, offset_bytes: usize, target: &mut [u8]) {
+        assert!(offset_bytes + target.len() <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(offset_bytes) };
+        // SAFETY: the range lies inside the mapping and is the file's; the target is not in it. The bench's own
+        // processes do not store to a record while one of them reads it.
+        unsafe { std::ptr::copy_nonoverlapping(start, target.as_mut_ptr(), target.len()) };
+    }
+
+    /// Copies bytes into a writable mapping, faults included.
+    pub fn copy_in(&self, offset_bytes: usize, bytes: &[u8]) {
+        assert!(offset_bytes + bytes.len() <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(offset_bytes) };
+        // SAFETY: the range lies inside the mapping, which the caller made writable; `bytes` are not in it, and no other
+        // process of the bench has to do with that record now.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
     }
 
     /// Starts reading the range into the page cache, `MADV_WILLNEED`.

@@ -307,6 +307,137 @@ fn search() {
     assert!(!none.status.success() && message.contains("--tree"), "{message}");
 }
 
+/// Whether the report has files in memory, which many ratios are about.
+fn in_memory(report: &Value) -> bool {
+    let file_systems = report["config"]["file_systems"].as_array().unwrap();
+    let has_tmpfs = file_systems.iter().any(|file_system| file_system == "tmpfs");
+    if !has_tmpfs {
+        eprintln!("skipped: ratios over a tmpfs, there is none");
+    }
+    has_tmpfs
+}
+
+#[test]
+fn read_once() {
+    let report = report(&["read-once", "--sizes", "4K,32K", "--sets", "1M", "--passes", "2"]);
+    assert_eq!(report["config"]["files"], serde_json::json!([16, 16]));
+    for size in ["4k", "32k"] {
+        for metric in ["sum", "first"] {
+            for threads in ["1t", "2t"] {
+                for metric in everywhere(&report, &format!("{metric}_{size}_1m_{threads}")) {
+                    let names = systems_of(&report, &metric);
+                    assert_contains(&names, &["read", "mmap", "mmap_populate"], &report);
+                    assert_contains(&names, &["pool"], &report);
+                }
+            }
+        }
+        assert_ratios(&report, &[&format!("pool_read_vs_read_{size}_1m")]);
+    }
+    let none = bench(&["read-once", "--quick", "--sets", "4K", "--sizes", "8K"]);
+    let message = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(!none.status.success() && message.contains("--sets"), "{message}");
+}
+
+#[test]
+fn view() {
+    let report = report(&["view", "--sizes", "256K"]);
+    for metric in everywhere(&report, "aged_256k") {
+        let names = systems_of(&report, &metric);
+        assert_contains(&names, &["read", "mmap", "mmap_populate", "pool"], &report);
+    }
+    for metric in everywhere(&report, "open_4k") {
+        assert_contains(&systems_of(&report, &metric), &["mmap"], &report);
+    }
+}
+
+#[test]
+fn repetitive() {
+    let report = report(&["repetitive"]);
+    for action in ["read", "write"] {
+        for record in ["1k", "4k"] {
+            for order in ["sequential", "random"] {
+                for metric in everywhere(&report, &format!("{action}_{record}_{order}")) {
+                    let names = systems_of(&report, &metric);
+                    let all = ["syscalls", "mmap", "mmap_populate", "pool"];
+                    assert_contains(&names, &all, &report);
+                }
+            }
+        }
+    }
+    if in_memory(&report) {
+        assert_ratios(&report, &["read_4k_vs_tmpfs", "write_4k_vs_tmpfs"]);
+    }
+}
+
+#[test]
+fn append() {
+    let report = report(&["append", "--pieces", "4K,1M"]);
+    for piece in ["4k", "1m"] {
+        for kind in ["prezeroed", "sustained"] {
+            for metric in everywhere(&report, &format!("{kind}_{piece}")) {
+                let names = systems_of(&report, &metric);
+                let all = ["syscalls", "mmap", "mmap_populate", "pool"];
+                assert_contains(&names, &all, &report);
+            }
+            assert_ratios(&report, &[&format!("append_{kind}_vs_mmap_append_{piece}")]);
+        }
+    }
+}
+
+#[test]
+fn shared() {
+    let report = report(&["shared", "--processes", "1,3"]);
+    for action in ["read", "write"] {
+        for files in ["1p_same", "1p_own", "3p_same", "3p_own"] {
+            for metric in everywhere(&report, &format!("{action}_4k_{files}")) {
+                let names = systems_of(&report, &metric);
+                let all = ["syscalls", "mmap", "mmap_populate", "pool"];
+                assert_contains(&names, &all, &report);
+            }
+        }
+    }
+    if in_memory(&report) {
+        assert_ratios(&report, &["read_4k_vs_tmpfs_3p", "write_4k_vs_tmpfs_3p"]);
+    }
+    match report["ratios"]["second_process_faults_16m"].as_f64() {
+        Some(faults) => assert!(faults.fract() == 0.0, "{faults}"),
+        None => {
+            let notes = report["notes"].to_string();
+            assert!(notes.contains("second_process_faults_16m is left out"), "{notes}");
+            eprintln!("skipped: huge pages, {notes}");
+        }
+    }
+}
+
+#[test]
+fn metadata() {
+    let report = report(&["metadata", "--processes", "1,2"]);
+    for processes in ["1p", "2p"] {
+        for metric in everywhere(&report, &format!("create_stat_unlink_{processes}")) {
+            assert_contains(&systems_of(&report, &metric), &["syscalls", "pool"], &report);
+        }
+        if in_memory(&report) {
+            assert_ratios(&report, &[&format!("create_stat_unlink_vs_tmpfs_{processes}")]);
+        }
+    }
+}
+
+#[test]
+fn pswap() {
+    let report = report(&["pswap"]);
+    for metric in everywhere(&report, "replace") {
+        let names = systems_of(&report, &metric);
+        let all = ["syscalls", "mmap", "mmap_populate", "pool_copy", "pool"];
+        assert_contains(&names, &all, &report);
+    }
+    assert_ratios(&report, &["pswap_vs_copy"]);
+    for row in report["rows"].as_array().unwrap().iter().filter(|row| row["system"] == "pool") {
+        if let Some(written_bytes) = row["details"]["data_written_bytes"].as_f64() {
+            assert_eq!(written_bytes, 0.0, "pages were exchanged and copied: {row}");
+        }
+    }
+}
+
 fn demo_output(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
         .args(["demo", "--size", "64M", "--dir", env!("CARGO_TARGET_TMPDIR")])

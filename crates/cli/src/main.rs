@@ -7,6 +7,7 @@
 //! | `stat` | what the caches of running processes do |
 //! | `pool` | pools of persistent objects: made, looked into, verified, grown |
 //! | `object` | the objects of a pool |
+//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `stat`, `du`, `find` | the files of a pool |
 //! | `bench` | Aquifer beside mmap, direct reads and user-space caches |
 //! | `completions` | what a shell needs to complete these commands |
 //! | `version` | which build this is |
@@ -17,6 +18,7 @@
 
 mod completions;
 mod doctor;
+mod files;
 mod object;
 mod output;
 mod pool;
@@ -46,7 +48,8 @@ Examples:
   aquifer demo                              search a graph larger than its memory, beside mmap
   aquifer doctor --dir /mnt/nvme            what this machine offers for files on that disk
   aquifer stat --watch 1                    what running caches do, every second
-  aquifer pool create data.pool --size 1G   a place for persistent objects
+  aquifer pool create data.pool --size 1G   a place for files and persistent objects
+  aquifer put -r notes data.pool:/          a tree into it
   aquifer bench out-of-core                 compare with mmap and others
 
 Exit status: 0 if it worked, 1 if it did not, 2 if the command line is wrong.";
@@ -57,12 +60,14 @@ enum Command {
     Demo(aquifer_bench::DemoArgs),
     /// Show what this machine offers, which form each mechanism takes, and what it costs
     Doctor(doctor::Args),
-    /// Show what the caches of running processes hold and do
+    /// Show what the caches of running processes hold and do, or what files of a pool are
     Stat(stat::Args),
-    /// Make, look into, verify and grow pools of persistent objects
+    /// Make, look into, verify and grow pools of files and persistent objects
     Pool(pool::Args),
     /// Create, list, look into, resize and destroy the persistent objects of a pool
     Object(object::Args),
+    #[command(flatten)]
+    Files(files::Command),
     /// Compare Aquifer with what a program would use otherwise
     Bench(aquifer_bench::BenchArgs),
     /// Print a script that lets a shell complete the commands and options of `aquifer`
@@ -78,6 +83,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Stat(args) => stat::run(args),
         Command::Pool(args) => pool::run(args),
         Command::Object(args) => object::run(args),
+        Command::Files(command) => files::run(command),
         Command::Bench(args) => aquifer_bench::main(args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),
@@ -85,7 +91,9 @@ fn run(command: &Command) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse().command) {
+    let arguments = files::with_two_dashes(std::env::args_os());
+    match run(&Cli::parse_from(arguments).command) {
+        Err(error) if error.is::<output::Said>() => ExitCode::FAILURE,
         Err(error) if !output::is_closed_pipe(&error) => {
             output::print_error(&error);
             ExitCode::FAILURE

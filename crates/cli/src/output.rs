@@ -18,6 +18,12 @@ pub fn print(text: &str) -> Result<()> {
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).context(CANNOT_WRITE)
 }
 
+/// Writes bytes to standard output as they are.
+pub fn print_bytes(bytes: &[u8]) -> Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(bytes).and_then(|()| output.flush()).context(CANNOT_WRITE)
+}
+
 /// Writes a value to standard output as JSON; `pretty` for one object, else on one line of its own.
 pub fn print_json(value: &impl Serialize, pretty: bool) -> Result<()> {
     let mut text =
@@ -37,6 +43,11 @@ pub fn print_error(error: &anyhow::Error) {
     // With standard error closed there is nobody to tell.
     let _ = writeln!(io::stderr(), "error: {}", explain(error));
 }
+
+/// The command failed, and each reason has been said when it came up.
+#[derive(Debug, thiserror::Error)]
+#[error("not everything worked")]
+pub struct Said;
 
 /// An error and its causes, each said once: many errors name their cause themselves.
 fn explain(error: &anyhow::Error) -> String {

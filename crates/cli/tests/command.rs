@@ -24,6 +24,13 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains("Example"), "{command} shows no example");
         assert!(help.contains(&format!("aquifer {command}")), "{help}");
     }
+    let files = ["ls", "cat", "put", "get", "cp", "mv", "rm", "mkdir", "ln", "du", "find"];
+    for command in files {
+        assert!(all.contains(&format!("\n  {command} ")), "{command} is not in the help");
+        let help = works(&[command, "--help"]);
+        let examples = help.matches(&format!("\n  aquifer {command} ")).count();
+        assert!(examples >= 2, "{command} shows {examples} examples: {help}");
+    }
     let pool = &["create", "info", "check", "grow"][..];
     let object = &["create", "list", "info", "resize", "destroy", "dump"][..];
     for (group, commands) in [("pool", pool), ("object", object)] {
@@ -66,7 +73,10 @@ fn what_does_not_work_is_status_1_and_says_what_to_do() {
 fn shells_accept_their_completions() {
     for shell in ["bash", "zsh", "fish"] {
         let script = works(&["completions", shell]);
-        assert!(script.contains("doctor") && script.contains("no-costs"), "{shell}: {script}");
+        assert!(
+            ["doctor", "no-costs", "mkdir", "maxdepth"].iter().all(|word| script.contains(word)),
+            "{shell}: {script}"
+        );
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("aquifer");
         fs::write(&path, &script).unwrap();

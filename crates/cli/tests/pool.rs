@@ -34,9 +34,15 @@ fn a_pool_is_made_and_described() {
     assert_eq!(info["size_bytes"], 4 << 20);
     assert_eq!(info["log"]["len_bytes"], 1 << 20);
     assert!(info["max_inodes"].as_u64().unwrap() >= 100);
-    for nothing in ["objects", "inodes", "damaged_inodes", "log_used_bytes", "recovered_records"] {
+    for nothing in ["objects", "files", "symlinks", "parts", "damaged_inodes", "recovered_records"]
+    {
         assert_eq!(info[nothing], 0, "{nothing}");
     }
+    for one in ["directories", "inodes"] {
+        assert_eq!(info[one], 1, "{one}");
+    }
+    assert_eq!(info["log_used_bytes"], 0);
+    assert_eq!(info["free_slots"], info["max_inodes"].as_u64().unwrap() - 1);
     assert_eq!(info["free_bytes"], info["data"]["len_bytes"]);
     assert_eq!(info["largest_free_bytes"], info["data"]["len_bytes"]);
     assert_eq!(info["processes"], serde_json::json!([]));
@@ -78,7 +84,7 @@ fn info_follows_what_is_done_with_the_pool() {
     objects.create("one", 1 << 20, &CreateObject::default()).unwrap();
     let info = json(&["pool", "info", &path, "--json"]);
     assert_eq!(info["processes"], serde_json::json!([std::process::id()]));
-    assert_eq!((&info["objects"], &info["inodes"]), (&1.into(), &1.into()));
+    assert_eq!((&info["objects"], &info["inodes"]), (&1.into(), &2.into()));
     assert!(info["log_used_bytes"].as_u64().unwrap() > 0, "{info}");
     let free = |info: &serde_json::Value| info["free_bytes"].as_u64().unwrap();
     assert_eq!(free(&before) - free(&info), 1 << 20);

@@ -1,104 +1,293 @@
-//! Pages: which are used, which were freed, and when those may be used again.
+//! Pages: which are used and which are free, and where there is room.
 //!
-//! A page is used if a run of an inode names it, if a process has reserved it for something it is about to make, or if
-//! it was freed and waits. Free space is what is left; nothing on media says so, and the map is computed
-//! from the inodes whenever the pool is opened by its first process, or a holder of the metadata mutex died.
+//! A page is used if a run of an inode names it, if a process has reserved it for something it is about to make
+//! ([`reservation`](crate::reservation)), or if it was freed and waits ([`freed`](crate::freed)). Free space is what is left; nothing on
+//! media says so, and the map is computed from the inodes whenever the pool is opened by its first process, or a holder of the
+//! metadata mutex died.
 //!
-//! # When a freed page may be used again (rules 1 and 2)
-//! When the *durable tail* has passed the record that freed it. Then that record is durable and at its place, so no
-//! crash brings the old name back (rule 2); and no record before it, with content for this page, will ever
-//! be replayed over a new owner (rule 1), because what was logged for the page was logged before it was freed.
+//! # Zeros
+//! Of a free page it is known that it is all zero, or nothing is known. It is known of *fresh* pages, which lie behind
+//! everything that was ever used (the pool's head says from where on), and of those that have their bit in a second map: because they were
+//! zeroed after their last owner ([`zero`](crate::zero)), or were fresh until the head was raised beyond them. The map is derived, too, and empty in a
+//! pool that was just opened by its first process. A page loses its bit when it is taken.
+//!
+//! *Zero* means what a load or a read finds now. It says nothing about the media: the record that names the page first has it made durable
+//! before (rule 3), as it would if the page had just been written to.
+//!
+//! # Finding room
+//! | wanted | looked for |
+//! |---|---|
+//! | contiguous pages, aligned | the first place that fits. No free run of 2ⁱ pages starts before `first_free_page[i]`, so what is before is not looked at |
+//! | some pages for a file | right behind those it has; else the next run that is long enough, from where the last one was found; else the longest of many |
+//!
+//! Files that need zeros look for known zeros first and others last, a gigabyte further with each try.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::bitmap;
 use crate::core::{Core, Locked};
-use crate::error::{PoolError, Result};
-use crate::format::inode::{HEAD_SLOT, Inode};
+use crate::error::Result;
+use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
+use crate::format::slot::{is_free_slot, named_runs};
+use crate::freed;
 use crate::image::load_slot;
-use crate::mutant::{self, Mutant};
-use crate::point;
-use crate::segment::{FREED, ProcessSlot};
+use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment};
 
-fn to_word(run: Run) -> u64 {
+/// Pages of a range that one page-table entry can map.
+pub(crate) const HUGE_PAGES: u64 = 512;
+/// How far is looked for pages that are zero, or are not: so many at a time.
+const WINDOW_PAGES: u64 = 1 << 18;
+/// How many runs are looked at for a longer one than was found.
+const MOST_RUNS: usize = 1024;
+
+pub(crate) fn to_word(run: Run) -> u64 {
     let raw = RawRun::pack(run).unwrap_or(RawRun::EMPTY);
     u64::from_le_bytes(raw.as_bytes().try_into().expect("eight bytes"))
 }
 
-fn from_word(word: u64) -> Run {
+pub(crate) fn from_word(word: u64) -> Run {
     RawRun::read_from_bytes(&word.to_le_bytes()).expect("eight bytes").unpack()
 }
 
-/// Marks pages in a map, a word at a time.
-fn mark(map: &[AtomicU64], run: Run, is_used: bool) {
-    let (mut page, end) = (run.start_page, run.end_page().min(map.len() as u64 * 64));
-    while page < end {
-        let bit = page % 64;
-        let count = (64 - bit).min(end - page);
-        let mask = if count == 64 { u64::MAX } else { ((1 << count) - 1) << bit };
-        let word = &map[(page / 64) as usize];
-        let bits = word.load(Relaxed);
-        word.store(if is_used { bits | mask } else { bits & !mask }, Relaxed);
-        page += count;
+/// Whether a run is not longer than one can be.
+pub(crate) fn is_one_run(run: Run) -> bool {
+    run.pages <= MAX_RUN_PAGES
+}
+
+/// Which free pages are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Any,
+    /// Known to be zero.
+    Zeroed,
+    /// Not known to be zero.
+    Unzeroed,
+}
+
+/// The maps, to look for free pages in.
+pub(crate) struct Space<'a> {
+    control: &'a Control,
+    used: &'a [AtomicU64],
+    zeroed: &'a [AtomicU64],
+    fresh_from_page: u64,
+    data: Run,
+}
+
+impl<'a> Space<'a> {
+    /// As of now; only with the metadata mutex that is more than an impression.
+    pub fn of(core: &'a Core) -> Space<'a> {
+        let (control, start_page) = (core.control(), core.layout.data_start_page);
+        Space {
+            control,
+            used: core.segment.used_pages(),
+            zeroed: core.segment.zeroed_pages(),
+            fresh_from_page: control.fresh_from_page.load(Relaxed),
+            data: Run { start_page, pages: core.layout.page_count - start_page },
+        }
+    }
+
+    /// Pages known to be zero, used ones among the fresh.
+    fn zero_word(&self, index: usize) -> u64 {
+        let first_page = index as u64 * 64;
+        let fresh = match self.fresh_from_page.checked_sub(first_page) {
+            None => u64::MAX,
+            Some(before) if before < 64 => u64::MAX << before,
+            Some(_) => 0,
+        };
+        self.zeroed[index].load(Relaxed) | fresh
+    }
+
+    /// Free pages that are wanted.
+    fn word(&self, wanted: Wanted, index: usize) -> u64 {
+        let free = !self.used[index].load(Relaxed);
+        match wanted {
+            Wanted::Any => free,
+            Wanted::Zeroed => free & self.zero_word(index),
+            Wanted::Unzeroed => free & !self.zero_word(index),
+        }
+    }
+
+    /// Runs of such pages that lie in a range, in order.
+    pub fn runs(&self, wanted: Wanted, from: u64, end: u64) -> impl Iterator<Item = Run> + '_ {
+        let (from, end) = (from.max(self.data.start_page), end.min(self.data.end_page()));
+        bitmap::runs(move |index| self.word(wanted, index), from, end)
+    }
+
+    /// All of them.
+    pub fn all(&self, wanted: Wanted) -> impl Iterator<Item = Run> + '_ {
+        self.runs(wanted, 0, u64::MAX)
+    }
+
+    /// The parts of a free run that are not known to be zero.
+    pub fn unzeroed(&self, run: Run) -> Vec<Run> {
+        bitmap::runs(|index| !self.zero_word(index), run.start_page, run.end_page()).collect()
+    }
+
+    /// The first place for `pages` contiguous pages whose first is a multiple of `align_pages`.
+    pub fn first_fit(&self, wanted: Wanted, pages: u64, align_pages: u64) -> Option<Run> {
+        let class = (pages.max(1).ilog2() as usize).min(RUN_CLASSES - 1);
+        let first_free_page = &self.control.first_free_page[class];
+        let mut is_first = wanted == Wanted::Any;
+        for free in self.runs(wanted, first_free_page.load(Relaxed), u64::MAX) {
+            if is_first && free.pages >= 1 << class {
+                first_free_page.store(free.start_page, Relaxed);
+                is_first = false;
+            }
+            let start_page = free.start_page.checked_next_multiple_of(align_pages.max(1))?;
+            let found = Run { start_page, pages };
+            if start_page.checked_add(pages)? <= free.end_page() {
+                return Some(found);
+            }
+        }
+        if is_first {
+            first_free_page.store(self.data.end_page(), Relaxed);
+        }
+        None
+    }
+
+    /// The free pages from `page` on, at most `most_pages`; `None` if it is not free.
+    pub fn starting_at(&self, page: u64, most_pages: u64) -> Option<Run> {
+        let end = page.checked_add(most_pages)?;
+        let run = self.runs(Wanted::Any, page, end).next()?;
+        (run.start_page == page).then_some(run)
+    }
+
+    /// Up to `pages` pages, and at least `least_pages` of them, from where room was found last.
+    pub fn next_fit(&self, wanted: Wanted, pages: u64, least_pages: u64) -> Option<Run> {
+        let next_page = &self.control.next_page[wanted as usize];
+        let (start, end) = (self.data.start_page, self.data.end_page());
+        let from = next_page.load(Relaxed).clamp(start, end);
+        let window = match wanted {
+            Wanted::Any => self.data.pages,
+            Wanted::Zeroed | Wanted::Unzeroed => WINDOW_PAGES.min(self.data.pages),
+        };
+        let behind = Run { start_page: from, pages: window.min(end - from) };
+        let before = Run { start_page: start, pages: (window - behind.pages).min(from - start) };
+        let free = [behind, before];
+        let free = free.iter().flat_map(|part| self.runs(wanted, part.start_page, part.end_page()));
+        let mut best = Run::EMPTY;
+        for (index, run) in free.enumerate() {
+            let found = part_of(run, pages);
+            if found.pages > best.pages {
+                best = found;
+            }
+            if best.pages == pages || index >= MOST_RUNS {
+                break;
+            }
+        }
+        let is_found = best.pages >= least_pages.max(1);
+        let looked_to = match before.pages {
+            0 => behind.end_page(),
+            _ => before.end_page(),
+        };
+        next_page.store(if is_found { best.end_page() } else { looked_to }, Relaxed);
+        is_found.then_some(best)
     }
 }
 
-/// The first page from `page` on, before `end`, that is used (or free); `end` if there is none.
-fn next_page(map: &[AtomicU64], mut page: u64, end: u64, is_used: bool) -> u64 {
-    while page < end {
-        let bits = map[(page / 64) as usize].load(Relaxed);
-        let wanted = (if is_used { bits } else { !bits }) >> (page % 64);
-        if wanted != 0 {
-            return (page + u64::from(wanted.trailing_zeros())).min(end);
-        }
-        page = (page / 64 + 1) * 64;
-    }
-    end
+/// The part of a free run that is taken for up to `pages` pages: one that large entries of page tables can map, if it
+/// is long enough.
+fn part_of(free: Run, pages: u64) -> Run {
+    let aligned = free.start_page.next_multiple_of(HUGE_PAGES);
+    let start_page = match pages >= HUGE_PAGES && aligned + HUGE_PAGES <= free.end_page() {
+        true => aligned,
+        false => free.start_page,
+    };
+    Run { start_page, pages: pages.min(free.end_page() - start_page) }
 }
 
-/// Free ranges of data pages, in order.
-fn free_runs(core: &Core) -> impl Iterator<Item = Run> + '_ {
-    let map = core.segment.used_pages();
-    let end = core.layout.page_count;
-    let mut page = core.layout.data_start_page;
-    std::iter::from_fn(move || {
-        let start_page = next_page(map, page, end, false);
-        if start_page == end {
-            return None;
+/// Notes that pages are not free.
+pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) {
+    let (segment, control) = (&locked.core().segment, locked.control());
+    bitmap::set(segment.used_pages(), run, true);
+    let cleared = bitmap::set(segment.zeroed_pages(), run, false);
+    let zeroed = control.zeroed_count.load(Relaxed);
+    control.zeroed_count.store(zeroed.saturating_sub(cleared), Relaxed);
+}
+
+/// Notes that pages are free.
+pub(crate) fn mark_free(locked: &Locked<'_>, run: Run) {
+    for (class, first_free_page) in locked.control().first_free_page.iter().enumerate() {
+        // A free run that has become this long starts at most so far before: what was before `run` was shorter, or is noted.
+        let from = run.start_page.saturating_sub((1 << class) - 1);
+        if from < first_free_page.load(Relaxed) {
+            first_free_page.store(from, Relaxed);
         }
-        page = next_page(map, start_page, end, true);
-        Some(Run { start_page, pages: page - start_page })
-    })
+    }
+    bitmap::set(locked.core().segment.used_pages(), run, false);
+}
+
+/// Notes that pages that are not used, or will not be in a moment, are all zero.
+pub(crate) fn mark_zeroed(locked: &Locked<'_>, run: Run) {
+    let set = bitmap::set(locked.core().segment.zeroed_pages(), run, true);
+    let control = locked.control();
+    control.zeroed_count.store(control.zeroed_count.load(Relaxed) + set, Relaxed);
+}
+
+/// Notes that pages before `page` are not fresh from now on: of those that nobody has it is still known that they are zero.
+pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
+    let control = locked.control();
+    let before = control.fresh_from_page.load(Relaxed);
+    if page <= before {
+        return;
+    }
+    let free: Vec<Run> = Space::of(locked.core()).runs(Wanted::Any, before, page).collect();
+    free.into_iter().for_each(|run| mark_zeroed(locked, run));
+    control.fresh_from_page.store(page, Relaxed);
 }
 
 /// Computes the map of used pages from the inodes, the reservations and the freed runs that wait.
 pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     let core = locked.core();
-    let map = core.segment.used_pages();
+    let (map, control) = (core.segment.used_pages(), core.control());
+    freed::settle(control);
     for word in map {
         word.store(0, Relaxed);
     }
-    mark(map, Run { start_page: 0, pages: core.layout.data_start_page }, true);
-    for slot in HEAD_SLOT + 1..core.segment.slots() {
-        // A damaged inode names nothing that could be trusted; opening for writing refuses those before.
-        if let Ok(inode) = Inode::decode(&load_slot(&core.segment, slot), slot) {
-            inode.all_runs().for_each(|run| mark(map, run, true));
+    let mark = |run| {
+        bitmap::set(map, run, true);
+    };
+    mark(Run { start_page: 0, pages: core.layout.data_start_page });
+    let mut runs = Vec::new();
+    for slot in 0..core.segment.slots() {
+        let bytes = load_slot(&core.segment, slot);
+        note_slot(&core.segment, slot, &bytes);
+        if slot != HEAD_SLOT {
+            named_runs(&bytes, &mut runs);
+            runs.drain(..).for_each(mark);
         }
     }
-    let control = core.control();
-    for freed in &control.freed[..control.freed_count.load(Relaxed) as usize] {
-        mark(map, from_word(freed.run.load(Relaxed)), true);
-    }
+    let (waiting, held) = freed::waiting(control);
+    waiting.chain(held).for_each(mark);
     for (index, process) in control.processes.iter().enumerate() {
         match core.membership.is_alive(index) {
-            true => reservations(process).for_each(|run| mark(map, run, true)),
+            true => reservations(process).for_each(mark),
             false => process.reservations.iter().for_each(|word| word.store(0, Relaxed)),
         }
     }
+    // What was taken and is given back: nobody had the time to write to it, or it has no bit.
+    let mut zeroed = 0;
+    for (word, used) in core.segment.zeroed_pages().iter().zip(map) {
+        let bits = word.load(Relaxed) & !used.load(Relaxed);
+        word.store(bits, Relaxed);
+        zeroed += u64::from(bits.count_ones());
+    }
+    control.zeroed_count.store(zeroed, Relaxed);
+    control.first_free_page.iter().for_each(|page| page.store(0, Relaxed));
+    let head = PoolHead::decode(&load_slot(&core.segment, HEAD_SLOT));
+    let fresh_from_page = head.map_or(core.layout.page_count, |head| head.fresh_from_page);
+    control.fresh_from_page.store(fresh_from_page, Relaxed);
     Ok(())
+}
+
+/// Forgets which pages are zero: what a log says that is replayed may have been followed by stores to them.
+pub(crate) fn forget_zeroed(locked: &Locked<'_>) {
+    locked.core().segment.zeroed_pages().iter().for_each(|word| word.store(0, Relaxed));
+    locked.control().zeroed_count.store(0, Relaxed);
 }
 
 /// Gives back what processes had reserved that have died since. Whoever finds no room makes a checkpoint, which comes
@@ -132,196 +321,23 @@ fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
-/// Notes the runs that `before` names and `after` does not. They stay used until [`release`].
-pub(crate) fn note_freed(locked: &Locked<'_>, before: &Inode, after: &Inode, end_lsn: u64) {
-    let control = locked.control();
-    let map = locked.core().segment.used_pages();
-    for run in after.all_runs() {
-        mark(map, run, true);
-    }
-    for run in before.all_runs() {
-        // Runs are never cut: what the new inode keeps of one, it names from the same page on.
-        let kept = (after.all_runs())
-            .filter(|kept| kept.start_page == run.start_page)
-            .map(|kept| kept.pages.min(run.pages))
-            .max()
-            .unwrap_or(0);
-        let gone = Run { start_page: run.start_page + kept, pages: run.pages - kept };
-        let count = control.freed_count.load(Relaxed);
-        let is_noted = (control.freed[..count as usize].iter())
-            .any(|freed| from_word(freed.run.load(Relaxed)) == gone);
-        if gone.is_empty() || is_noted {
-            continue;
-        }
-        if mutant::is(locked.core().mutant, Mutant::EarlyReuse) {
-            mark(map, gone, false);
-            continue;
-        }
-        // A transaction made sure that there is an entry; recovery frees all at its end.
-        if let Some(freed) = control.freed.get(count as usize) {
-            freed.run.store(to_word(gone), Relaxed);
-            freed.lsn.store(end_lsn, Relaxed);
-            point::pass("apply-noting");
-            // Release: the entry counts from here on.
-            control.freed_count.store(count + 1, Release);
-        }
+/// Notes whether there is something in a slot.
+pub(crate) fn note_slot(segment: &Segment, number: u64, bytes: &SlotBytes) {
+    let word = &segment.occupied_slots()[(number / 64) as usize];
+    let bit = 1 << (number % 64);
+    let bits = word.load(Relaxed);
+    let is_free = is_free_slot(bytes);
+    word.store(if is_free { bits & !bit } else { bits | bit }, Relaxed);
+    let hint = &segment.control().free_slot_hint;
+    if is_free && number < hint.load(Relaxed) {
+        hint.store(number, Relaxed);
     }
 }
 
-/// Frees the runs whose time has come. Called with the metadata mutex.
-pub(crate) fn release(locked: &Locked<'_>) {
-    let control = locked.control();
-    let map = locked.core().segment.used_pages();
-    let passed_lsn = match mutant::is(locked.core().mutant, Mutant::NoRevoke) {
-        false => control.tail_lsn.load(Relaxed),
-        true => control.durable_lsn.load(Relaxed),
-    };
-    let mut index = 0;
-    while index < control.freed_count.load(Relaxed) {
-        let freed = &control.freed[index as usize];
-        if freed.lsn.load(Relaxed) > passed_lsn {
-            index += 1;
-            continue;
-        }
-        let run = from_word(freed.run.load(Relaxed));
-        // The last entry takes its place. Who dies in between leaves it twice, which does no harm. The position goes
-        // first: a run beside the position of the one that was here would be taken for free too early.
-        let last = &control.freed[control.freed_count.load(Relaxed) as usize - 1];
-        freed.lsn.store(last.lsn.load(Relaxed), Relaxed);
-        point::pass("release-lsn");
-        // Release: not before the position, and not after the count.
-        freed.run.store(last.run.load(Relaxed), Release);
-        point::pass("release-run");
-        control.freed_count.store(control.freed_count.load(Relaxed) - 1, Release);
-        point::pass("release-count");
-        mark(map, run, false);
-    }
-}
-
-/// Whether `count` more runs can be noted as freed.
-pub(crate) fn has_room_for_freed(locked: &Locked<'_>, count: usize) -> bool {
-    locked.control().freed_count.load(Relaxed) as usize + count <= FREED
-}
-
-/// Pages taken for something that is about to be made. Given back when dropped, or when its process dies.
-#[derive(Debug)]
-pub struct Reservation<'a> {
-    core: &'a Core,
-    index: usize,
-    runs: Vec<Run>,
-}
-
-impl std::fmt::Debug for Core {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Core").field("uuid", &self.uuid).finish_non_exhaustive()
-    }
-}
-
-impl Reservation<'_> {
-    /// The pages: adjacent runs, none longer than a run can be.
-    pub fn runs(&self) -> &[Run] {
-        &self.runs
-    }
-
-    /// The same as one run, however long.
-    pub fn whole(&self) -> Run {
-        let pages = self.runs.iter().map(|run| run.pages).sum();
-        Run { start_page: self.runs.first().map_or(0, |run| run.start_page), pages }
-    }
-
-    /// Forgets the reservation because an inode names the pages now. With the metadata mutex.
-    pub(crate) fn keep(mut self, _locked: &Locked<'_>) {
-        self.clear_words();
-        point::pass("keep-cleared");
-        self.runs.clear();
-    }
-
-    fn clear_words(&self) {
-        let process = &self.core.control().processes[self.core.membership.index()];
-        for word in &process.reservations[self.index..self.index + self.runs.len()] {
-            word.store(0, Relaxed);
-        }
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        if self.runs.is_empty() {
-            return;
-        }
-        if let Ok(_locked) = self.core.lock() {
-            self.clear_words();
-            point::pass("pages-cleared");
-            let map = self.core.segment.used_pages();
-            self.runs.iter().for_each(|run| mark(map, *run, false));
-        }
-    }
-}
-
-impl Core {
-    /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits.
-    pub fn reserve_pages(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
-        let locked = self.lock()?;
-        release(&locked);
-        let fits = |free: Run| {
-            let start_page = free.start_page.checked_next_multiple_of(align_pages.max(1))?;
-            (start_page.checked_add(pages)? <= free.end_page()).then_some(start_page)
-        };
-        let start_page = free_runs(self).find_map(fits).ok_or_else(|| PoolError::Full {
-            wanted_pages: pages,
-            largest_free_pages: free_runs(self).map(|run| run.pages).max().unwrap_or(0),
-        })?;
-        self.reserve_free(&locked, Run { start_page, pages })
-    }
-
-    /// Takes exactly these pages; `None` if not all of them are free.
-    pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
-        let locked = self.lock()?;
-        release(&locked);
-        let fits =
-            |free: Run| free.start_page <= run.start_page && run.end_page() <= free.end_page();
-        match free_runs(self).any(fits) {
-            true => self.reserve_free(&locked, run).map(Some),
-            false => Ok(None),
-        }
-    }
-
-    /// Takes pages that are free.
-    fn reserve_free(&self, _locked: &Locked<'_>, whole: Run) -> Result<Reservation<'_>> {
-        let Run { start_page, pages } = whole;
-        if pages == 0 {
-            return Err(PoolError::Parameter {
-                what: "the number of pages",
-                value: "0".to_owned(),
-                reason: "nothing would be reserved",
-            });
-        }
-        let runs: Vec<Run> = (0..pages.div_ceil(MAX_RUN_PAGES))
-            .map(|index| Run {
-                start_page: start_page + index * MAX_RUN_PAGES,
-                pages: (pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
-            })
-            .collect();
-        let words = &self.control().processes[self.membership.index()].reservations;
-        let index = (0..words.len().saturating_sub(runs.len() - 1))
-            .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
-            .ok_or(PoolError::Parameter {
-                what: "the number of pages",
-                value: pages.to_string(),
-                reason: "too many allocations are under way in this process, or it is too large",
-            })?;
-        // The words first: who repairs after a death here rebuilds the map from them.
-        for (word, run) in words[index..].iter().zip(&runs) {
-            word.store(to_word(*run), Relaxed);
-        }
-        point::pass("pages-noted");
-        mark(self.segment.used_pages(), whole, true);
-        point::pass("pages-marked");
-        Ok(Reservation { core: self, index, runs })
-    }
-
-    /// Pages that are free now, and the longest range of them.
-    pub fn free_pages(&self) -> (u64, u64) {
-        free_runs(self).fold((0, 0), |(sum, max), run| (sum + run.pages, max.max(run.pages)))
-    }
+/// A slot with nothing in it, from `from` on. Called with the metadata mutex.
+pub(crate) fn free_slot(locked: &Locked<'_>, from: u64) -> Option<u64> {
+    let segment = &locked.core().segment;
+    let occupied = segment.occupied_slots();
+    let free = bitmap::first(|index| !occupied[index].load(Relaxed), from, segment.slots());
+    (free < segment.slots()).then_some(free)
 }

@@ -23,6 +23,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
 use crate::format::superblock::{COPIES, Superblock};
+use crate::freed;
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
@@ -67,6 +68,9 @@ impl Core {
     pub(crate) fn committed_between(&self, from_lsn: u64, to_lsn: u64) -> Result<Committed> {
         let reader = self.log_reader();
         let mut committed = Committed::default();
+        if self.control().content_end_lsn.load(Relaxed) <= from_lsn {
+            return Ok(committed);
+        }
         let end = reader.scan(from_lsn, to_lsn, |record| {
             // Pages that were freed since are not reused yet: writing to them harms nobody.
             committed.add(&reader, record, None)
@@ -105,7 +109,9 @@ impl Core {
         pages: &[ImagePage],
     ) -> Result<()> {
         if tail_lsn == head_lsn && pages.is_empty() {
-            alloc::take_from_the_dead(&self.lock()?)?;
+            let locked = self.lock()?;
+            freed::look_again(&locked);
+            alloc::take_from_the_dead(&locked)?;
             return Ok(());
         }
         let control = self.control();
@@ -141,10 +147,11 @@ impl Core {
         let locked = self.lock()?;
         control.tail_lsn.store(head_lsn, Relaxed);
         point::pass("checkpoint-tail");
-        alloc::release(&locked);
+        freed::look_again(&locked);
         alloc::take_from_the_dead(&locked)?;
         drop(locked);
         self.signal();
+        self.zero_soon();
         Ok(())
     }
 
@@ -159,12 +166,15 @@ impl Core {
             tail_lsn,
             segment: self.segment_id,
             created_ns: self.created_ns,
+            boot: self.boot,
         }
     }
 
     /// Copies the changed pages of the image, and where the log was at that moment.
     fn take_changed_pages(&self) -> Result<(u64, Vec<ImagePage>)> {
         let locked = self.lock()?;
+        // The tail lies between pages of the log.
+        self.close_packed(&locked)?;
         let mut pages = Vec::new();
         for (index, word) in self.segment.dirty_image_pages().iter().enumerate() {
             let bits = word.swap(0, Relaxed);

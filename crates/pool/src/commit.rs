@@ -198,7 +198,7 @@ impl Core {
         let (append, filler) = loop {
             let locked = self.lock()?;
             self.check_not_failed()?;
-            if let Some(space) = self.reserve(&locked, len_bytes, false) {
+            if let Some(space) = self.reserve(&locked, len_bytes, false)? {
                 break space;
             }
             drop(locked);

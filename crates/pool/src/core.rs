@@ -1,7 +1,7 @@
 //! What all parts of an open pool share, and the metadata mutex.
 //!
 //! # Lock order
-//! maintenance mutex, then metadata mutex; nothing else is taken while the second is held. Under it there is
+//! file mutexes, ascending, then maintenance mutex, then metadata mutex; nothing else is taken while the last is held. Under it there is
 //! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
 //! repairs what may have been left half done ([`Core::repair`]).
 
@@ -15,17 +15,19 @@ use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
 use aquifer_vm::ProcessMark;
 use uuid::Uuid;
 
+use crate::background::Bell;
 use crate::commit::CommitBuffer;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
-use crate::media::Media;
+use crate::media::{Media, PersistenceDomain};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
-use crate::segment::{Control, Segment};
+use crate::pins::Pins;
+use crate::segment::{Control, FILE_MUTEXES, Segment};
 
 /// An open pool. Everything here is safe to use from any thread.
 pub(crate) struct Core {
@@ -37,9 +39,12 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub uuid: Uuid,
     pub created_ns: u64,
+    /// The start of the machine in which this generation of the log began.
+    pub boot: u64,
     /// Names the segment in the superblock; nil for one that is private.
     pub segment_id: Uuid,
     pub segment: Segment,
+    pub pins: Pins,
     /// Whether the segment and the media may be changed from here.
     pub is_writable: bool,
     pub stall_timeout: Duration,
@@ -51,6 +56,10 @@ pub(crate) struct Core {
     pub last_commit_lsn: AtomicU64,
     /// Inodes locked through this handle.
     pub held: Mutex<BTreeSet<u64>>,
+    /// Held while this process has pages reserved only to zero them.
+    pub zeroing: Mutex<()>,
+    /// Rung when there may be pages to be zeroed.
+    pub zeroer_bell: OnceLock<Arc<Bell>>,
     /// Inodes that a reader of a damaged pool goes without, and why.
     pub distrusted: OnceLock<BTreeMap<u64, Flaw>>,
 }
@@ -76,14 +85,51 @@ pub(crate) struct Maintaining<'a> {
     _guard: RobustGuard<'a>,
 }
 
+/// The number of the mutex of a file.
+pub(crate) fn file_mutex(inode: u64) -> usize {
+    inode as usize % FILE_MUTEXES
+}
+
 impl Core {
     pub fn control(&self) -> &Control {
         self.segment.control()
     }
 
+    /// Has free pages zeroed in the background, as far as this handle does such work.
+    pub fn zero_soon(&self) {
+        if let Some(bell) = self.zeroer_bell.get() {
+            bell.ring();
+        }
+    }
+
     /// A handle that keeps it open.
     pub fn share(&self) -> Arc<Core> {
         self.me.upgrade().expect("a method is running on it")
+    }
+
+    /// Copies bytes out of the media, without a system call where they are mapped.
+    pub fn load(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        if let Some(mapping) = self.media.mapping()
+            && mapping.read(offset_bytes, bytes).is_ok()
+        {
+            return Ok(());
+        }
+        // Behind what is mapped; or it says what is wrong.
+        Ok(self.media.read_at(offset_bytes, bytes)?)
+    }
+
+    /// Copies bytes to the media, visible to all at once, without a system call where they are memory.
+    ///
+    /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
+    /// folio has all of that written back.
+    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        if self.media.domain() != PersistenceDomain::PageCache
+            && let Some(mapping) = self.media.mapping()
+            && mapping.write(offset_bytes, bytes).is_ok()
+        {
+            return Ok(());
+        }
+        Ok(self.media.write_at(offset_bytes, bytes)?)
     }
 
     /// What records of this pool carry now.
@@ -128,6 +174,16 @@ impl Core {
         // Release: pairs with `check_not_failed`.
         control.failure.store(errno as u64 + 1, Release);
         self.signal();
+    }
+
+    /// Takes the mutex of a file, for its writers. It protects nothing that a dead holder could leave half done.
+    pub fn lock_file(&self, inode: u64) -> Result<RobustGuard<'_>> {
+        let mutex = &self.control().file_mutexes[file_mutex(inode)];
+        let mut guard = self.take(mutex, "a file's lock")?;
+        if guard.previous_owner_died() {
+            guard.repaired();
+        }
+        Ok(guard)
     }
 
     fn take<'a>(&self, mutex: &'a RobustMutex, what: &'static str) -> Result<RobustGuard<'a>> {
@@ -178,7 +234,8 @@ impl Core {
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:
     ///
-    /// 1. a record that is in the log and not wholly in the image is applied (again);
+    /// 1. a record that is in the log and not wholly in the image is applied (again), and a packed one that is not published is
+    ///    erased;
     /// 2. the map of used pages is computed anew.
     ///
     /// Pending appends need nothing: an entry counts from the store of `pending_next` on, and is removed by the store
@@ -189,6 +246,10 @@ impl Core {
         for index in pending {
             let pending = self.pending(index);
             let lsn = pending.lsn.load(Relaxed);
+            if pending.is_packed.load(Relaxed) != 0 {
+                self.repair_packed(locked, index)?;
+                continue;
+            }
             if pending.is_metadata.load(Relaxed) == 0 || lsn < control.metadata_lsn.load(Relaxed) {
                 continue;
             }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::checkpoint::write_superblocks;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
+use crate::format::file::{FileInode, FileKind, ROOT_INODE};
 use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
 use crate::format::run::MAX_PAGES;
@@ -19,7 +20,8 @@ use crate::recovery::{self, OnlyOne};
 /// How to make a pool.
 #[derive(Debug, Clone, Default)]
 pub struct CreateOptions {
-    /// How many inodes it can have; by default one for each MiB, between 1,000 and 65,000.
+    /// How many slots it has for inodes and what belongs to them: an object takes one; a file one, and its name a tenth. By
+    /// default one for each 16 KiB, at most 131,072. Each takes 512 bytes, of memory as well while the pool is open.
     pub inodes: Option<u64>,
     /// Length of the log; by default a quarter of the pool, between 64 KiB and 128 MiB.
     pub log_bytes: Option<u64>,
@@ -42,6 +44,25 @@ pub(crate) fn new_uuid() -> Result<Uuid> {
         source: Some(source),
     })?;
     Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
+}
+
+/// The root directory of a new pool: its maker's, for others to look at.
+fn root_directory() -> Result<FileInode> {
+    let now_ns = now_ns() as i64;
+    let owner = aquifer_sys::credentials::effective();
+    Ok(FileInode {
+        created_ns: now_ns,
+        changed_ns: now_ns,
+        modified_ns: now_ns,
+        accessed_ns: now_ns,
+        mode: 0o755,
+        uid: owner.uid,
+        gid: owner.gid,
+        links: 2,
+        parent: ROOT_INODE,
+        seed: new_uuid()?.as_u64_pair().0,
+        ..FileInode::new(FileKind::Directory, ROOT_INODE, 1)
+    })
 }
 
 /// Keeps everybody out of media that may hold no pool yet.
@@ -76,11 +97,7 @@ impl CreateOptions {
                 reason: "a pool has at most 4 PiB",
             });
         }
-        let small = len_bytes < 16 << 20;
-        let inodes = self.inodes.unwrap_or(match small {
-            true => len_bytes >> 13,
-            false => (len_bytes >> 20).clamp(1000, 65_000),
-        });
+        let inodes = self.inodes.unwrap_or((len_bytes >> 14).clamp(32, 131_071));
         let log_bytes = self.log_bytes.unwrap_or((len_bytes / 4).clamp(64 << 10, 128 << 20));
         // The head has a slot too.
         Layout::new(len_bytes, inodes.saturating_add(1), log_bytes).map_err(|_| {
@@ -113,7 +130,7 @@ impl CreateOptions {
                 true => layout.page_count,
                 false => layout.data_start_page,
             },
-            used_slots: HEAD_SLOT + 1,
+            used_slots: ROOT_INODE + 1,
         };
         // The superblocks go first, so that a crash from here on leaves no pool instead of a wrong one.
         let superblocks = ByteRange { offset_bytes: 0, len_bytes: COPIES * PAGE_BYTES };
@@ -128,6 +145,8 @@ impl CreateOptions {
             }
         }
         media.write_at(layout.slot_offset_bytes(HEAD_SLOT), &head.encode())?;
+        let root = root_directory()?.encode().expect("a directory without names fits");
+        media.write_at(layout.slot_offset_bytes(ROOT_INODE), &root)?;
         media.write_back(&[metadata])?;
         media.flush()?;
         let superblock = Superblock {
@@ -138,6 +157,7 @@ impl CreateOptions {
             tail_lsn: 0,
             segment: Uuid::nil(),
             created_ns: now_ns(),
+            boot: 0,
         };
         write_superblocks(&**media, &superblock, 0, None)?;
         Ok(())

@@ -156,6 +156,23 @@ pub enum PoolError {
         #[source]
         source: io::Error,
     },
+    /// More pins are set than there is room for.
+    #[error(
+        "{limit} pins are set in all processes together, which is the limit; drop views that are no longer used"
+    )]
+    TooManyPins {
+        /// The limit.
+        limit: usize,
+    },
+    /// Views keep so much that was freed that no more can be.
+    #[error(
+        "{held_runs} freed ranges of pages are kept by views that are still open, and there is room to remember no more of \
+         them; drop old views, or end the processes that have them"
+    )]
+    TooMuchPinned {
+        /// How many ranges.
+        held_runs: u64,
+    },
     /// A process that holds something this one needs does not run.
     #[error("{}", stalled_text(*.pid, .what))]
     Stalled {

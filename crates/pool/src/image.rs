@@ -14,20 +14,29 @@ use aquifer_sys::patience::Waited;
 use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
+use crate::format::file::{FileKind, FileState, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
-use crate::owners::Flaw;
+use crate::format::run::Run;
+use crate::format::slot::Slot;
+use crate::freed;
+use crate::owners::{Flaw, Owners};
 use crate::point;
 use crate::segment::{PENDING, Segment};
+use crate::slots::ReadSlots;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
     let mut bytes = [0; SLOT_BYTES];
+    load_slot_into(segment, slot, &mut bytes);
+    bytes
+}
+
+fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
-    bytes
 }
 
 /// Writes a slot of the image, and notes that its page differs from the media's.
@@ -57,17 +66,21 @@ pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
 /// repairs after a death in between still knows of them.
 pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
+    apply_slots(locked, record.slots(), record.header.end_lsn());
+}
+
+/// [`apply`] of a record that ends at `end_lsn` and has these slots.
+pub(crate) fn apply_slots<'a>(
+    locked: &Locked<'_>,
+    slots: impl Iterator<Item = (u64, &'a SlotBytes)> + Clone,
+    end_lsn: u64,
+) {
     let core = locked.core();
     let (control, segment) = (core.control(), &core.segment);
-    for (slot, after) in record.slots() {
-        if slot == HEAD_SLOT || slot >= segment.slots() {
-            continue;
-        }
-        let before = Inode::decode(&load_slot(segment, slot), slot);
-        let after = Inode::decode(after, slot);
-        if let (Ok(before), Ok(after)) = (before, after) {
-            alloc::note_freed(locked, &before, &after, record.header.end_lsn());
-        }
+    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
+    // from the others would be a part of it.
+    if control.image_version.load(Relaxed).is_multiple_of(2) {
+        freed::note_change(locked, slots.clone(), end_lsn);
     }
     point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;
@@ -75,39 +88,75 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
     point::pass("apply-odd");
-    for (slot, after) in record.slots() {
+    for (slot, after) in slots {
+        if slot == HEAD_SLOT && raises_fresh(&load_slot(segment, HEAD_SLOT), after) {
+            // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
+            // `use_fresh_pages`.
+            control.fresh_lsn.store(end_lsn, Release);
+        }
         if slot < segment.slots() {
             store_slot(segment, slot, after);
+            alloc::note_slot(segment, slot, after);
         }
     }
     point::pass("apply-stored");
     // Before the version: who sees the change also sees how far the log must be durable for it to last.
-    if control.metadata_lsn.load(Relaxed) < record.header.end_lsn() {
-        control.metadata_lsn.store(record.header.end_lsn(), Release);
+    if control.metadata_lsn.load(Relaxed) < end_lsn {
+        control.metadata_lsn.store(end_lsn, Release);
     }
     point::pass("apply-counted");
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
 }
 
-/// The image as a reader sees it.
-pub(crate) struct View<'a> {
+/// Whether pages are fresh by one head that are not by the next.
+fn raises_fresh(before: &SlotBytes, after: &SlotBytes) -> bool {
+    let fresh_from_page = |bytes| PoolHead::decode(bytes).map(|head| head.fresh_from_page).ok();
+    fresh_from_page(before) < fresh_from_page(after)
+}
+
+/// The metadata as of one moment.
+pub struct View<'a> {
     segment: &'a Segment,
     /// What is being applied by somebody who does not go on.
     changing: Option<&'a Record>,
 }
 
+impl ReadSlots for View<'_> {
+    fn slot(&self, number: u64) -> Result<SlotBytes> {
+        Ok(self.bytes(number))
+    }
+
+    fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
+        self.copy(number, into);
+        Ok(())
+    }
+}
+
 impl View<'_> {
-    pub fn slots(&self) -> u64 {
+    pub(crate) fn slots(&self) -> u64 {
         self.segment.slots()
     }
 
-    pub fn slot(&self, slot: u64) -> SlotBytes {
-        let is_this = |(number, _): &(u64, &[u8])| *number == slot;
+    fn bytes(&self, slot: u64) -> SlotBytes {
+        let mut bytes = [0; SLOT_BYTES];
+        self.copy(slot, &mut bytes);
+        bytes
+    }
+
+    fn copy(&self, slot: u64, into: &mut SlotBytes) {
+        let is_this = |(number, _): &(u64, &SlotBytes)| *number == slot;
         match self.changing.and_then(|record| record.slots().filter(is_this).last()) {
-            Some((_, after)) => after.try_into().expect("a slot's bytes"),
-            None => load_slot(self.segment, slot),
+            _ if slot >= self.slots() => *into = [0; SLOT_BYTES],
+            Some((_, after)) => *into = *after,
+            None => load_slot_into(self.segment, slot, into),
         }
+    }
+
+    /// Inodes of files that have no links.
+    pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
+        (HEAD_SLOT + 1..self.slots())
+            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.bytes(slot)))
     }
 
     /// Whether there is anything in a slot.
@@ -116,18 +165,56 @@ impl View<'_> {
     }
 }
 
+/// Looks at all slots of an image that nobody changes.
+pub(crate) fn owners(core: &Core) -> Owners {
+    Owners::new(&core.layout, |number| Some(load_slot(&core.segment, number)), |_| {})
+}
+
 /// How long a change of the image takes at most, if whoever makes it runs.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 impl Core {
-    /// Runs `read` over an image that does not change meanwhile; perhaps several times.
+    /// Runs `read` over an image that does not change meanwhile; perhaps several times. A fork is no member of the pool: nobody waits for
+    /// it, and what it would read may be anything.
+    #[inline]
     pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        // Nearly always nobody changes anything.
+        match self.consistent_once(None, &mut read) {
+            Some(value) => Ok(value),
+            None => self.consistent_in_time(read),
+        }
+    }
+
+    /// Reads once; `None` if something was changed meanwhile. `changing` is the record that is being applied.
+    #[inline]
+    fn consistent_once<T>(
+        &self,
+        changing: Option<&Record>,
+        read: impl FnOnce(&View<'_>) -> T,
+    ) -> Option<T> {
+        // Acquire: pairs with the Release at the end of `apply`.
+        let version = self.control().image_version.load(Acquire);
+        if version % 2 == 1 && changing.is_none() {
+            return None;
+        }
+        let value = read(&View { segment: &self.segment, changing });
+        // Acquire: the loads above come before the one below. Pairs with the fence in `apply`. While an odd
+        // version stays, only slots of its record are written to.
+        fence(Acquire);
+        (self.control().image_version.load(Relaxed) == version).then_some(value)
+    }
+
+    #[cold]
+    fn consistent_in_time<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
         let control = self.control();
         let mut waited = Waited::new();
         loop {
+            let is_late = waited.look() > PATIENCE;
             // Acquire: pairs with the Release at the end of `apply`.
             let version = control.image_version.load(Acquire);
-            let is_late = waited.look() > PATIENCE;
             let changing = match version % 2 {
                 0 => Some(None),
                 _ if is_late => self.record_being_applied(),
@@ -135,8 +222,7 @@ impl Core {
             };
             if let Some(changing) = changing {
                 let value = read(&View { segment: &self.segment, changing: changing.as_ref() });
-                // Acquire: the loads above come before the one below. Pairs with the fence in `apply`. While an odd
-                // version stays, only slots of its record are written to.
+                // Acquire: as in `consistent_once`.
                 fence(Acquire);
                 if control.image_version.load(Relaxed) == version {
                     return Ok(value);
@@ -155,6 +241,24 @@ impl Core {
         }
     }
 
+    /// What a reader asks of an open file each time; `None` if it is being changed.
+    #[inline]
+    pub fn file_state(&self, number: u64) -> Option<FileState> {
+        let state = self.consistent_once(None, |view| {
+            let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
+            FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
+        });
+        state.flatten()
+    }
+
+    /// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.
+    #[inline]
+    pub fn layout_version(&self, number: u64) -> u64 {
+        // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
+        fence(Acquire);
+        u64::from_le(self.segment.slot(number)[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+    }
+
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
     /// that cannot be told.
     fn record_being_applied(&self) -> Option<Option<Record>> {
@@ -166,7 +270,14 @@ impl Core {
         });
         // Only the holder of the metadata mutex makes such records, one after the other.
         match unapplied.last() {
-            Some(pending) => self.read_record(pending.lsn.load(Relaxed)).ok().map(Some),
+            Some(pending) => {
+                // Of packed records, those before it are applied.
+                let lsn = pending.lsn.load(Relaxed).max(match pending.is_packed.load(Relaxed) {
+                    0 => 0,
+                    _ => applied_lsn,
+                });
+                self.read_record(lsn).ok().map(Some)
+            }
             None => Some(None),
         }
     }
@@ -183,8 +294,14 @@ impl Core {
         }
     }
 
-    /// Notes what a reader goes without because it cannot be believed.
+    /// Notes what a reader goes without because it cannot be believed, and takes it out of its image: whoever comes to it,
+    /// along whichever way, finds nothing there.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
+        if !self.is_writable {
+            for number in flaws.iter().flat_map(Flaw::inodes) {
+                store_slot(&self.segment, number, &[0; SLOT_BYTES]);
+            }
+        }
         let by_inode =
             flaws.iter().flat_map(|flaw| flaw.inodes().map(|number| (number, flaw.clone())));
         // The pool is being opened, so this is the only time.
@@ -195,44 +312,90 @@ impl Core {
         self.distrusted.get()?.get(&number)
     }
 
-    pub(crate) fn decode_inode(&self, bytes: &[u8], number: u64) -> Result<Inode> {
+    pub(crate) fn decode_inode(&self, bytes: &SlotBytes, number: u64) -> Result<Inode> {
         match self.distrusts(number) {
             Some(flaw) => Err(self.damaged(flaw.structure(), flaw.error())),
-            None => Inode::decode(bytes, number)
-                .map_err(|error| self.damaged(format!("inode {number}"), error)),
+            None => match Slot::decode(bytes, number) {
+                Ok(Slot::Free(inode) | Slot::Object(inode)) => Ok(inode),
+                Ok(_) => Ok(Inode::free(number, 0)),
+                Err(error) => Err(self.damaged(format!("inode {number}"), error)),
+            },
         }
     }
 
-    /// The inode in a slot.
+    /// The object in a slot; a free inode if there is none.
     pub fn inode(&self, number: u64) -> Result<Inode> {
         if number == HEAD_SLOT || number >= self.segment.slots() {
             return Ok(Inode::free(number, 0));
         }
-        let bytes = self.consistent(|image| image.slot(number))?;
+        let bytes = self.consistent(|image| image.bytes(number))?;
         self.decode_inode(&bytes, number)
+    }
+
+    /// What the slots hold, as of one moment.
+    pub fn census(&self) -> Result<Census> {
+        let (used, free) = self.used_slots()?;
+        let mut census = Census { free, ..Census::default() };
+        for (number, bytes) in used {
+            let slot = match self.distrusts(number) {
+                Some(_) => None,
+                None => Slot::decode(&bytes, number).ok(),
+            };
+            let count = match &slot {
+                None => &mut census.damaged,
+                Some(Slot::Free(_)) => &mut census.free,
+                Some(Slot::Object(_)) => &mut census.objects,
+                Some(Slot::File(inode)) => match inode.kind {
+                    FileKind::File => &mut census.files,
+                    FileKind::Directory => &mut census.directories,
+                    FileKind::Link => &mut census.links,
+                },
+                Some(Slot::Node(_) | Slot::Runs(_) | Slot::Bytes(_)) => &mut census.parts,
+            };
+            *count += 1;
+            census.runs.extend(slot.iter().flat_map(Slot::runs));
+        }
+        Ok(census)
+    }
+
+    /// The slots that something was ever put into, and how many others there are.
+    fn used_slots(&self) -> Result<(Vec<(u64, SlotBytes)>, u64)> {
+        self.consistent(|image| {
+            let is_used = |slot: &u64| image.is_used(*slot) || self.distrusts(*slot).is_some();
+            let all = HEAD_SLOT + 1..image.slots();
+            let unused = all.clone().filter(|slot| !is_used(slot)).count() as u64;
+            (all.filter(is_used).map(|slot| (slot, image.bytes(slot))).collect(), unused)
+        })
     }
 
     /// The pool's head.
     pub fn head(&self) -> Result<PoolHead> {
-        let bytes = self.consistent(|image| image.slot(HEAD_SLOT))?;
+        let bytes = self.consistent(|image| image.bytes(HEAD_SLOT))?;
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
     }
 
-    /// All inodes in use, as of one moment. Damaged ones are left out, and counted.
-    pub fn inodes(&self) -> Result<(Vec<Inode>, usize)> {
-        let slots = self.consistent(|image| {
-            (HEAD_SLOT + 1..image.slots())
-                .filter(|&slot| image.is_used(slot) || self.distrusts(slot).is_some())
-                .map(|slot| (slot, image.slot(slot)))
-                .collect::<Vec<_>>()
-        })?;
-        let mut damaged = 0;
-        let inodes = (slots.into_iter())
-            .filter_map(|(slot, bytes)| {
-                self.decode_inode(&bytes, slot).map_err(|_| damaged += 1).ok()
-            })
-            .filter(|inode| inode.kind != InodeKind::Free)
-            .collect();
-        Ok((inodes, damaged))
+    /// All objects, as of one moment. Damaged ones are left out.
+    pub fn inodes(&self) -> Result<Vec<Inode>> {
+        let (used, _) = self.used_slots()?;
+        let inodes = used.into_iter().filter_map(|(slot, bytes)| {
+            let inode = self.decode_inode(&bytes, slot).ok();
+            inode.filter(|inode| inode.kind != InodeKind::Free)
+        });
+        Ok(inodes.collect())
     }
+}
+
+/// What the slots of a pool hold.
+#[derive(Debug, Default)]
+pub struct Census {
+    pub free: u64,
+    pub objects: u64,
+    pub files: u64,
+    pub directories: u64,
+    pub links: u64,
+    /// Slots that belong to one of these.
+    pub parts: u64,
+    pub damaged: u64,
+    /// All pages that are in use, in no order.
+    pub runs: Vec<Run>,
 }

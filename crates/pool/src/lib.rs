@@ -5,6 +5,8 @@
 //!              │
 //!   transaction ── alloc ── image         metadata, changed under the one metadata mutex
 //!              │
+//!      freed ── pins ── zero             pages between two owners
+//!              │
 //!      log ── replay ── checkpoint ── recovery        the one redo log
 //!              │
 //!   core ── segment ── membership         what the processes of a pool share at run time
@@ -50,6 +52,8 @@
 //! ```
 
 mod alloc;
+mod background;
+mod bitmap;
 pub mod check;
 mod checkpoint;
 mod commit;
@@ -57,29 +61,39 @@ mod core;
 mod create;
 mod error;
 pub mod format;
+mod freed;
 mod grow;
 mod image;
+mod links;
 mod log;
 mod logged_page;
 pub mod media;
 mod membership;
 mod mutant;
 mod owners;
+mod packed;
+mod pins;
 mod point;
 mod pool;
 mod recovery;
 mod replay;
+mod reservation;
 mod segment;
+mod slots;
 mod transaction;
+mod zero;
 
-pub use alloc::Reservation;
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
+pub use image::View as MetadataView;
 pub use mutant::Mutant;
+pub use pins::{OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;
-pub use pool::{Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use reservation::Reservation;
+pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;

@@ -21,6 +21,20 @@
 //! becomes a hole, those behind it must not count either: they are made void *first*, while the hole still keeps everybody
 //! from reading so far. They were not acknowledged, because the hole was not.
 //!
+//! # Packed records
+//! Most changes need not be durable at once. Their records follow one another closely, as one append that grows
+//! ([`append::PACKED`]): a change is written to the log under the metadata mutex, and counts for all processes when the
+//! append's end is moved behind it, by one store. Whoever wants to be sure of what is before some position ([`Core::wait_durable`])
+//! takes the append over, and completes it like any other ([`Core::harden`]):
+//!
+//! 1. *close* it: a record that fills the log up to a page boundary, so that what is durable is not written again;
+//! 2. write back and flush all bytes that its records expose, which is rule 3 for all of them at once;
+//! 3. *mark* the closing record, and write all of it durably.
+//!
+//! The kernel may write pages of the log back whenever it likes, so after a power cut there can be whole records whose exposed bytes
+//! are not there. Recovery takes them only if a marked record follows, or if the machine has not been restarted
+//! since: then only processes have died, and everything is still in memory.
+//!
 //! # A failed write (rule 5)
 //! is repeated once at the same place. If that fails too, the pool is read-only for everybody from then on,
 //! and nothing behind the failed record is ever acknowledged.
@@ -35,7 +49,7 @@ use aquifer_sys::patience::Waited;
 
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::record::{Header, Record, skip_page};
+use crate::format::record::{Header, MIN_CLOSE_BYTES, RECORD_UNIT_BYTES, Record, skip_page};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::media::{Media, MediaError};
 use crate::mutant::{self, Mutant};
@@ -82,6 +96,13 @@ pub(crate) struct Append {
     is_complete: bool,
 }
 
+impl Append {
+    /// The number of its entry.
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+}
+
 impl Drop for Append {
     fn drop(&mut self) {
         // In a fork it is the parent's, which goes on with it.
@@ -113,13 +134,21 @@ pub(crate) fn read_record(
     mutant: Option<Mutant>,
 ) -> std::result::Result<Record, ReadError> {
     let log = layout.log();
-    let position = log.offset_bytes + lsn % log.len_bytes;
-    let mut page = vec![0; PAGE_BYTES as usize];
+    let offset = lsn % log.len_bytes;
+    let position = log.offset_bytes + offset;
+    // Up to the next page boundary: in most cases all of it.
+    let first_bytes = PAGE_BYTES - offset % PAGE_BYTES;
+    let mut page = vec![0; first_bytes as usize];
     media.read_at(position, &mut page)?;
     let header = Header::decode(&page, lsn, log.len_bytes, identity)?;
-    if !header.is_skip && header.len_bytes > PAGE_BYTES {
-        page.resize(header.len_bytes as usize, 0);
-        media.read_at(position + PAGE_BYTES, &mut page[PAGE_BYTES as usize..])?;
+    let wanted_bytes = match (header.is_close, header.is_skip) {
+        (true, _) => MIN_CLOSE_BYTES,
+        (false, true) => RECORD_UNIT_BYTES,
+        (false, false) => header.len_bytes,
+    };
+    page.resize(wanted_bytes as usize, 0);
+    if wanted_bytes > first_bytes {
+        media.read_at(position + first_bytes, &mut page[first_bytes as usize..])?;
     }
     if mutant::is(mutant, Mutant::NoChecksum) {
         return Ok(Record::decode_unchecked(header, page)?);
@@ -163,7 +192,7 @@ impl Core {
         }
     }
 
-    fn position(&self, lsn: u64) -> u64 {
+    pub(crate) fn position(&self, lsn: u64) -> u64 {
         let log = self.layout.log();
         log.offset_bytes + lsn % log.len_bytes
     }
@@ -173,7 +202,7 @@ impl Core {
     }
 
     /// Space that `len_bytes` may take in the log: what is left behind the head before the tail.
-    fn has_room(&self, len_bytes: u64) -> bool {
+    pub(crate) fn has_room(&self, len_bytes: u64) -> bool {
         let log_bytes = self.layout.log().len_bytes;
         let used = self.head_lsn() - self.control().tail_lsn.load(Relaxed);
         let to_end = log_bytes - self.head_lsn() % log_bytes;
@@ -181,13 +210,22 @@ impl Core {
         used + skipped + len_bytes <= log_bytes
     }
 
-    fn push_pending(&self, lsn: u64, end_lsn: u64, is_metadata: bool, depends_lsn: u64) -> u64 {
+    pub(crate) fn push_pending(
+        &self,
+        lsn: u64,
+        end_lsn: u64,
+        state: u64,
+        is_metadata: bool,
+        depends_lsn: u64,
+    ) -> u64 {
         let control = self.control();
         let index = control.pending_next.load(Relaxed);
         let pending = self.pending(index);
         pending.lsn.store(lsn, Relaxed);
         pending.end_lsn.store(end_lsn, Relaxed);
-        pending.state.store(append::RESERVED, Relaxed);
+        pending.state.store(state, Relaxed);
+        pending.is_packed.store((state == append::PACKED).into(), Relaxed);
+        pending.exposes.store(0, Relaxed);
         pending.owner.store(self.membership.index() as u64, Relaxed);
         pending.is_metadata.store(is_metadata.into(), Relaxed);
         pending.depends_lsn.store(depends_lsn, Relaxed);
@@ -201,20 +239,26 @@ impl Core {
     /// now. A record never crosses the end of the ring: what is left before it is filled, by an append of its own.
     pub fn reserve(
         &self,
-        _locked: &Locked<'_>,
+        locked: &Locked<'_>,
         len_bytes: u64,
         is_metadata: bool,
-    ) -> Option<(Append, Option<Append>)> {
+    ) -> Result<Option<(Append, Option<Append>)>> {
+        self.close_packed(locked)?;
         let control = self.control();
-        let in_flight = control.pending_next.load(Relaxed) - control.pending_first.load(Relaxed);
-        if !self.has_room(len_bytes) || in_flight + 2 > PENDING as u64 {
-            return None;
+        if !self.has_room(len_bytes) || !self.has_entries(2) {
+            return Ok(None);
         }
         let log_bytes = self.layout.log().len_bytes;
         let acknowledged_lsn = control.durable_lsn.load(Relaxed);
         let take = |lsn: u64, len_bytes: u64, is_metadata, depends_lsn| Append {
             core: self.share(),
-            index: self.push_pending(lsn, lsn + len_bytes, is_metadata, depends_lsn),
+            index: self.push_pending(
+                lsn,
+                lsn + len_bytes,
+                append::RESERVED,
+                is_metadata,
+                depends_lsn,
+            ),
             lsn,
             end_lsn: lsn + len_bytes,
             acknowledged_lsn,
@@ -235,13 +279,23 @@ impl Core {
                 depends_lsn = before_lsn;
             }
         }
+        if !is_metadata {
+            control.content_end_lsn.store(lsn + len_bytes, Relaxed);
+        }
         let append = take(lsn, len_bytes, is_metadata, depends_lsn);
         point::pass("reserve-pending");
-        Some((append, filler))
+        Ok(Some((append, filler)))
+    }
+
+    /// Whether `count` more appends can be begun.
+    pub(crate) fn has_entries(&self, count: u64) -> bool {
+        let control = self.control();
+        let in_flight = control.pending_next.load(Relaxed) - control.pending_first.load(Relaxed);
+        in_flight + count <= PENDING as u64
     }
 
     /// Reports an append as durable, and moves the durable prefix on.
-    fn complete(&self, append: &mut Append) -> Result<()> {
+    pub(crate) fn complete(&self, append: &mut Append) -> Result<()> {
         let locked = self.lock()?;
         self.pending(append.index).state.store(append::DURABLE, Relaxed);
         append.is_complete = true;
@@ -282,7 +336,7 @@ impl Core {
     }
 
     /// Writes `bytes` durably at `lsn`, twice if the first time fails; the second failure is everybody's.
-    fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let position = self.position(lsn);
         let write = || match mutant::is(self.mutant, Mutant::NoFlush) {
             false => self.media.write_durable(position, bytes),
@@ -345,6 +399,10 @@ impl Core {
                 return Ok(());
             }
             self.check_not_failed()?;
+            if self.is_waiting_for_anybody() {
+                self.help()?;
+                continue;
+            }
             // AcqRel: counted before sleeping, so that `signal` wakes.
             control.waiters.fetch_add(1, AcqRel);
             futex::wait_shared(&control.signal, signal, Some(LOOK_AFTER));
@@ -361,6 +419,13 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Whether the first append is one that whoever needs it completes.
+    fn is_waiting_for_anybody(&self) -> bool {
+        let first = self.control().pending_first.load(Acquire);
+        first != self.control().pending_next.load(Acquire)
+            && matches!(self.pending(first).state.load(Relaxed), append::PACKED | append::ABANDONED)
     }
 
     pub(crate) fn stalled_append(&self) -> PoolError {
@@ -388,8 +453,10 @@ impl Core {
         let control = locked.control();
         let pending = control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed);
         for pending in pending.map(|index| self.pending(index)) {
-            let is_durable = pending.state.load(Relaxed) == append::DURABLE;
-            if pending.owner.load(Relaxed) == slot as u64 && !is_durable {
+            let state = pending.state.load(Relaxed);
+            let is_its = pending.owner.load(Relaxed) == slot as u64;
+            // Packed records are whole, and everybody's.
+            if is_its && !matches!(state, append::DURABLE | append::PACKED) {
                 pending.state.store(append::ABANDONED, Release);
             }
         }
@@ -404,6 +471,13 @@ impl Core {
             return Ok(false);
         }
         let pending = self.pending(first);
+        if pending.state.load(Relaxed) == append::PACKED {
+            // It is the last one as well.
+            self.close_packed(&locked)?;
+            if control.pending_next.load(Relaxed) == first {
+                return Ok(true);
+            }
+        }
         let owner = pending.owner.load(Relaxed) as usize;
         // Acquire: pairs with the Release in the drop of an append.
         let is_abandoned = pending.state.load(Acquire) == append::ABANDONED;
@@ -437,8 +511,13 @@ impl Core {
             is_complete: false,
         };
         let is_metadata = pending.is_metadata.load(Relaxed) != 0;
+        let is_packed = pending.is_packed.load(Relaxed) != 0;
         drop(locked);
         point::pass("help-adopted");
+        if is_packed {
+            self.harden(adopted)?;
+            return Ok(true);
+        }
         match self.read_record(adopted.lsn) {
             Ok(record) if record.header.end_lsn() == adopted.end_lsn => {
                 if is_metadata {

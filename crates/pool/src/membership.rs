@@ -5,6 +5,8 @@
 //! | openers | by all that use the segment | by the first, during recovery; by the last, when it closes; for good, by who opens exclusively |
 //! | recovery | briefly, by readers that open | by who opens or closes for writing |
 //! | snapshots | by readers without a segment | by the first writer, briefly |
+//! | zeroer | | by who zeroes free pages, meanwhile |
+//! | pins *i* | by who owns block *i* of the pins, readers too | by nobody: asking for it tells whether the owner lives |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
 //! | all there are | | by who makes media of what was there |
@@ -22,13 +24,16 @@ use std::time::{Duration, Instant};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 
+use crate::pins::BLOCKS;
 use crate::segment::{Control, PROCESSES};
 
 const BASE: u64 = 1 << 61;
 const OPENERS: u64 = BASE;
 const RECOVERY: u64 = BASE + 1;
 const SNAPSHOTS: u64 = BASE + 2;
+const ZEROER: u64 = BASE + 3;
 const PROCESS: u64 = BASE + (1 << 12);
+const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
 const NO_SLOT: usize = usize::MAX;
 
@@ -38,6 +43,8 @@ pub(crate) enum Byte {
     Openers,
     Recovery,
     Snapshots,
+    Zeroer,
+    PinBlock(usize),
     Process(usize),
     Inode(u64),
 }
@@ -48,6 +55,8 @@ impl Byte {
             Byte::Openers => OPENERS,
             Byte::Recovery => RECOVERY,
             Byte::Snapshots => SNAPSHOTS,
+            Byte::Zeroer => ZEROER,
+            Byte::PinBlock(index) => PIN_BLOCK + index as u64,
             Byte::Process(index) => PROCESS + index as u64,
             Byte::Inode(number) => INODE + number,
         })
@@ -147,7 +156,10 @@ impl Membership {
 
     /// Gives all locks back. The descriptor may be shared with the media, which lives on.
     pub fn leave(&self) {
-        for byte in [Byte::Process(self.index()), Byte::Openers, Byte::Snapshots, Byte::Recovery] {
+        let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: BLOCKS as u64 };
+        let _ = lock::unlock(self.file.as_fd(), pins);
+        let process = Byte::Process(self.index());
+        for byte in [Byte::Zeroer, process, Byte::Openers, Byte::Snapshots, Byte::Recovery] {
             self.unlock(byte);
         }
     }

@@ -28,6 +28,10 @@ pub enum Mutant {
     NoFlush,
     /// Commits that a dead process made behind one that is a hole count, though they say what changed since that one.
     KeepDependents,
+    /// Packed records count after a power cut though what they expose was not flushed.
+    CountExposed,
+    /// Pages are written to that the head still calls fresh, as far as it is durable.
+    FreshUnsaid,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

@@ -8,10 +8,12 @@
 //! * one that the head says has been used is not zero: a sector that was lost would otherwise be an object that never was;
 //! * its pages are data, and lie below the head's first fresh page: from there on everything is zero, so what is made
 //!   there is not zeroed again;
-//! * no page is named twice.
+//! * no page is named twice;
+//! * slots lead to each other as they should: [`links`](crate::links).
 //!
-//! Recovery, readers and the check all ask here. Who wants to write is refused when anything is wrong; a reader
-//! goes without the inodes concerned; the check reports every one.
+//! Recovery, readers and the check all ask here. Who wants to write is refused when anything is wrong but that something is lost; a
+//! reader goes without the slots of which the bytes or the pages are in doubt, and finds out about the others when it comes
+//! to them, because each part says whose it is; the check reports every one.
 //!
 //! Content in the log is for the pages that its inode owns *after* the last record. A checkpoint may have been under way
 //! at the crash, so the metadata on media may be newer than a record, or torn where a later record has it whole.
@@ -20,10 +22,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SlotBytes};
+use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
 use crate::format::layout::Layout;
 use crate::format::run::Run;
+use crate::format::slot::Slot;
 use crate::format::{FormatError, PAGE_BYTES};
+use crate::links::{Extent, LinkCounts, LinkFlaw, Links};
 use crate::media::ByteRange;
 
 /// Something that cannot be believed.
@@ -37,13 +41,25 @@ pub(crate) enum Flaw {
     Misplaced { number: u64, run: Run },
     /// Two runs have pages in common; perhaps of one inode.
     Shared { number: u64, other: u64, run: Run },
+    /// Slots do not fit together.
+    Link(LinkFlaw),
 }
 
 impl Flaw {
-    /// The inodes that are not to be used because of it.
+    /// Whether nobody may write to the pool before that is repaired.
+    pub fn forbids_writing(&self) -> bool {
+        !matches!(self, Flaw::Link(flaw) if flaw.extent() == Extent::Loss)
+    }
+
+    /// Whether it is a number that a repair knows.
+    pub fn is_miscount(&self) -> bool {
+        matches!(self, Flaw::Link(flaw) if flaw.extent() == Extent::Miscount)
+    }
+
+    /// The slots that are not to be used because of it.
     pub fn inodes(&self) -> impl Iterator<Item = u64> {
         let (one, other) = match *self {
-            Flaw::Head(_) => (None, None),
+            Flaw::Head(_) | Flaw::Link(_) => (None, None),
             Flaw::Inode { number, .. } | Flaw::Misplaced { number, .. } => (Some(number), None),
             Flaw::Shared { number, other, .. } => (Some(number), Some(other)),
         };
@@ -60,6 +76,7 @@ impl Flaw {
             Flaw::Shared { number, other, .. } => {
                 format!("inode {number} (it shares pages with inode {other})")
             }
+            Flaw::Link(flaw) => format!("slot {}", flaw.slot()),
         }
     }
 
@@ -70,6 +87,7 @@ impl Flaw {
             Flaw::Misplaced { run, .. } | Flaw::Shared { run, .. } => {
                 FormatError::Field { field: "run", value: run.start_page }
             }
+            Flaw::Link(flaw) => flaw.error(),
         }
     }
 }
@@ -83,32 +101,40 @@ pub(crate) struct Owners {
     shadows: BTreeMap<u64, Run>,
     /// The content of each object that can be believed.
     content: BTreeMap<u64, ByteRange>,
+    counts: LinkCounts,
     flaws: Vec<Flaw>,
 }
 
 impl Owners {
-    /// Looks at all slots, the head's included; `visit` sees every inode in use.
+    /// Looks at all slots, the head's included, as `read` has them: `None` if they cannot be read. `visit` sees every object and
+    /// every inode of a file.
     pub fn new(
         layout: &Layout,
-        slots: impl Iterator<Item = (u64, SlotBytes)>,
-        mut visit: impl FnMut(Inode),
+        mut read: impl FnMut(u64) -> Option<SlotBytes>,
+        mut visit: impl FnMut(&Slot),
     ) -> Owners {
         let mut owners = Owners::default();
         // Without a head, everything may have been used.
         let mut head = PoolHead { fresh_from_page: layout.page_count, used_slots: layout.slots() };
-        for (number, bytes) in slots {
-            if number == HEAD_SLOT {
-                match PoolHead::decode(&bytes).and_then(|found| found.validate(layout)) {
-                    Ok(found) => head = found,
-                    Err(error) => owners.flaws.push(Flaw::Head(error)),
-                }
-                continue;
+        if let Some(bytes) = read(HEAD_SLOT) {
+            match PoolHead::decode(&bytes).and_then(|found| found.validate(layout)) {
+                Ok(found) => head = found,
+                Err(error) => owners.flaws.push(Flaw::Head(error)),
             }
-            if let Some(inode) = owners.add_slot(number, &bytes, &head, layout) {
-                visit(inode);
+        }
+        let mut links = Links::new(head.used_slots);
+        for number in HEAD_SLOT + 1..layout.slots() {
+            match read(number) {
+                Some(bytes) => {
+                    owners.add_slot(number, &bytes, &head, layout, &mut links, &mut visit);
+                }
+                None => links.add_damaged(number),
             }
         }
         owners.find_shared();
+        let (flaws, counts) = links.finish(read);
+        owners.flaws.extend(flaws.into_iter().map(Flaw::Link));
+        owners.counts = counts;
         for number in owners.flaws.iter().flat_map(Flaw::inodes) {
             owners.content.remove(&number);
         }
@@ -121,28 +147,34 @@ impl Owners {
         bytes: &SlotBytes,
         head: &PoolHead,
         layout: &Layout,
-    ) -> Option<Inode> {
+        links: &mut Links,
+        visit: &mut impl FnMut(&Slot),
+    ) {
         let is_zero = bytes.iter().all(|&byte| byte == 0);
         let decoded = match (is_zero, number < head.used_slots) {
             (true, true) if !self.has_no_head() => Err(FormatError::Erased),
-            (true, _) => return None,
+            (true, _) => return,
             (false, false) => Err(FormatError::Field { field: "slot", value: number }),
-            (false, true) => Inode::decode(bytes, number),
+            (false, true) => Slot::decode(bytes, number),
         };
-        let inode = match decoded {
-            Ok(inode) if inode.kind == InodeKind::Free => return None,
-            Ok(inode) => inode,
+        let slot = match decoded {
+            Ok(slot) => slot,
             Err(error) => {
                 self.flaws.push(Flaw::Inode { number, error });
-                return None;
+                return links.add_damaged(number);
             }
         };
-        for run in inode.all_runs() {
+        links.add(number, &slot);
+        if matches!(slot, Slot::Object(_) | Slot::File(_)) {
+            visit(&slot);
+        }
+        for run in slot.runs() {
             if run.start_page < layout.data_start_page || run.end_page() > head.fresh_from_page {
                 self.flaws.push(Flaw::Misplaced { number, run });
             }
             self.runs.push((run, number));
         }
+        let Slot::Object(inode) = slot else { return };
         if !inode.shadow.is_empty() {
             self.shadows.insert(number, inode.shadow);
         }
@@ -150,7 +182,6 @@ impl Owners {
         let pages = inode.content_pages();
         let start_page = inode.runs.first().map_or(0, |run| run.start_page);
         self.content.insert(number, Run { start_page, pages }.bytes());
-        Some(inode)
     }
 
     fn has_no_head(&self) -> bool {
@@ -178,7 +209,12 @@ impl Owners {
         &self.flaws
     }
 
-    /// Whether the inode is in use and nothing is wrong with it.
+    /// How many there are of what belongs to files.
+    pub fn counts(&self) -> LinkCounts {
+        self.counts
+    }
+
+    /// Whether it is an object and nothing is wrong with it.
     pub fn is_believed(&self, number: u64) -> bool {
         self.content.contains_key(&number)
     }
@@ -226,7 +262,8 @@ impl Owners {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::inode::SLOT_BYTES;
+    use crate::format::file::{FileInode, FileKind};
+    use crate::format::inode::{Inode, InodeKind, SLOT_BYTES};
 
     const LAYOUT: Layout = Layout {
         page_count: 200,
@@ -246,13 +283,16 @@ mod tests {
         }
     }
 
+    /// Beside the root directory, in slot 1.
     fn owners(inodes: &[Inode], fresh_from_page: u64, used_slots: u64) -> Owners {
-        let mut slots = vec![[0; SLOT_BYTES]; 8];
+        let mut slots = [[0; SLOT_BYTES]; 8];
         slots[0] = PoolHead { fresh_from_page, used_slots }.encode();
+        let root = FileInode { links: 2, parent: 1, ..FileInode::new(FileKind::Directory, 1, 1) };
+        slots[1] = root.encode().unwrap();
         for inode in inodes {
             slots[inode.number as usize] = inode.encode().unwrap();
         }
-        Owners::new(&LAYOUT, (0..).zip(slots), |_| {})
+        Owners::new(&LAYOUT, |number| slots.get(number as usize).copied(), |_| {})
     }
 
     fn pages(start_page: u64, pages: u64) -> ByteRange {
@@ -261,48 +301,48 @@ mod tests {
 
     #[test]
     fn an_inode_owns_what_it_names() {
-        let owners = owners(&[object(1, 20, 10), object(2, 30, 5)], 50, 3);
+        let owners = owners(&[object(2, 20, 10), object(3, 30, 5)], 50, 4);
         assert_eq!(owners.flaws(), []);
-        assert_eq!(owners.owned(1, pages(25, 10)), pages(25, 5));
-        assert_eq!(owners.owned(2, pages(25, 10)), pages(30, 5));
-        assert_eq!(owners.owned(3, pages(25, 10)), pages(25, 0));
+        assert_eq!(owners.owned(2, pages(25, 10)), pages(25, 5));
+        assert_eq!(owners.owned(3, pages(25, 10)), pages(30, 5));
+        assert_eq!(owners.owned(4, pages(25, 10)), pages(25, 0));
         assert_eq!(owners.used_runs(), [Run { start_page: 20, pages: 15 }]);
     }
 
     #[test]
     fn content_comes_from_the_shadow_of_who_commits_or_from_nobodys_pages() {
-        let with_shadow = Inode { shadow: Run { start_page: 40, pages: 4 }, ..object(1, 20, 10) };
-        let owners = owners(&[with_shadow, object(2, 30, 5)], 50, 3);
-        assert!(owners.may_hold_content_for(&[1], pages(41, 2)));
-        assert!(owners.may_hold_content_for(&[2, 1], pages(41, 2)));
-        assert!(!owners.may_hold_content_for(&[2], pages(41, 2)), "another's shadow");
-        assert!(!owners.may_hold_content_for(&[1], pages(20, 1)), "content is not a shadow");
-        assert!(!owners.may_hold_content_for(&[1, 2], pages(34, 2)));
-        assert!(owners.may_hold_content_for(&[2], pages(35, 5)), "nobody's");
-        assert!(!owners.may_hold_content_for(&[2], pages(36, 5)));
+        let with_shadow = Inode { shadow: Run { start_page: 40, pages: 4 }, ..object(2, 20, 10) };
+        let owners = owners(&[with_shadow, object(3, 30, 5)], 50, 4);
+        assert!(owners.may_hold_content_for(&[2], pages(41, 2)));
+        assert!(owners.may_hold_content_for(&[3, 2], pages(41, 2)));
+        assert!(!owners.may_hold_content_for(&[3], pages(41, 2)), "another's shadow");
+        assert!(!owners.may_hold_content_for(&[2], pages(20, 1)), "content is not a shadow");
+        assert!(!owners.may_hold_content_for(&[2, 3], pages(34, 2)));
+        assert!(owners.may_hold_content_for(&[3], pages(35, 5)), "nobody's");
+        assert!(!owners.may_hold_content_for(&[3], pages(36, 5)));
     }
 
     #[test]
     fn pages_with_two_owners_are_nobodys() {
         // The second lies inside the first, the third behind the second and still inside the first.
-        let owners = owners(&[object(1, 20, 10), object(2, 21, 1), object(3, 25, 2)], 50, 4);
+        let owners = owners(&[object(2, 20, 10), object(3, 21, 1), object(4, 25, 2)], 50, 5);
         let shared: Vec<_> = owners.flaws().iter().flat_map(Flaw::inodes).collect();
-        assert_eq!(shared, [2, 1, 3, 1]);
-        assert!((1..4).all(|number| owners.owned(number, pages(20, 10)).len_bytes == 0));
+        assert_eq!(shared, [3, 2, 4, 2]);
+        assert!((2..5).all(|number| owners.owned(number, pages(20, 10)).len_bytes == 0));
     }
 
     #[test]
     fn runs_outside_the_data_or_in_fresh_pages_are_misplaced() {
-        let owners = owners(&[object(1, 18, 4), object(2, 48, 4), object(3, 30, 4)], 50, 4);
+        let owners = owners(&[object(2, 18, 4), object(3, 48, 4), object(4, 30, 4)], 50, 5);
         let flaws: Vec<_> = owners.flaws().iter().map(Flaw::structure).collect();
-        assert_eq!(flaws, ["inode 1", "inode 2"]);
-        assert_eq!(owners.owned(3, pages(30, 4)), pages(30, 4));
+        assert_eq!(flaws, ["inode 2", "inode 3"]);
+        assert_eq!(owners.owned(4, pages(30, 4)), pages(30, 4));
     }
 
     #[test]
     fn a_slot_that_was_used_is_never_zero_and_an_unused_one_always() {
-        assert_eq!(owners(&[object(2, 20, 1)], 50, 3).flaws().len(), 1, "slot 1 was erased");
-        assert_eq!(owners(&[object(1, 20, 1), object(2, 21, 1)], 50, 2).flaws().len(), 1);
-        assert_eq!(owners(&[object(1, 20, 1), object(2, 21, 1)], 50, 3).flaws(), []);
+        assert_eq!(owners(&[object(3, 20, 1)], 50, 4).flaws().len(), 1, "slot 2 was erased");
+        assert_eq!(owners(&[object(2, 20, 1), object(3, 21, 1)], 50, 3).flaws().len(), 1);
+        assert_eq!(owners(&[object(2, 20, 1), object(3, 21, 1)], 50, 4).flaws(), []);
     }
 }

@@ -1,30 +1,35 @@
 //! A pool, opened.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
+use aquifer_sys::robust::RobustGuard;
 use uuid::Uuid;
 
-use crate::alloc::Reservation;
+use crate::alloc::{Space, Wanted};
+use crate::background::Worker;
 use crate::commit::{Commit, CommitContent};
-use crate::core::Core;
+use crate::core::{Core, file_mutex};
 use crate::create::{CreateOptions, lock_to_format};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
+use crate::format::file::FileState;
 use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
+use crate::freed;
+use crate::image::View as MetadataView;
 use crate::media::{self, ByteRange, Media, PersistenceDomain};
 use crate::membership::Byte;
 use crate::mutant::Mutant;
 use crate::point;
 use crate::recovery;
 use crate::replay::Committed;
+use crate::reservation::Reservation;
 use crate::segment::Segment;
 use crate::transaction::Transaction;
 
@@ -40,14 +45,26 @@ pub struct OpenOptions {
     /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
     /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
-    /// Permissions of the shared memory; who may open the pool for writing needs both.
+    /// Permissions of the shared memory; who may open the pool for writing needs both. Who may read it may set pins.
     pub segment_mode: u32,
+    /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
+    /// and finds none zeroes pages himself.
+    pub zero_bytes_per_second: u64,
+    /// How much free space is to be zero: beyond that nothing is zeroed in the background. What was never used
+    /// counts.
+    pub zeroed_bytes: u64,
+    /// Takes this for the number of the machine's start: for tests of power cuts.
+    #[doc(hidden)]
+    pub boot: Option<u64>,
     /// Makes a deliberate mistake, in builds for the tests that look for it.
     #[doc(hidden)]
     pub mutant: Option<Mutant>,
-    /// Runs checkpoints in the background. Without, they run when the log is full.
+    /// Runs checkpoints, and zeroes, in the background. Without, checkpoints run when the log is full.
     #[doc(hidden)]
     pub background: bool,
+    /// Opens a pool for writing in which links are miscounted: to count them anew.
+    #[doc(hidden)]
+    pub repairs: bool,
 }
 
 impl Default for OpenOptions {
@@ -58,9 +75,19 @@ impl Default for OpenOptions {
             domain: None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
+            zero_bytes_per_second: 256 << 20,
+            zeroed_bytes: 1 << 30,
+            boot: None,
             mutant: None,
             background: true,
+            repairs: false,
         }
+    }
+}
+
+impl OpenOptions {
+    pub(crate) fn boot(&self) -> u64 {
+        self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
 }
 
@@ -78,7 +105,8 @@ struct Shared {
     core: Arc<Core>,
     overlay: Committed,
     recovered_records: u64,
-    checkpointer: Option<Checkpointer>,
+    checkpointer: Option<Worker>,
+    zeroer: Option<Worker>,
 }
 
 /// What a pool is and how full it is.
@@ -102,18 +130,42 @@ pub struct PoolInfo {
     pub applied_lsn: u64,
     /// Up to where the log is durable.
     pub durable_lsn: u64,
-    /// Inodes in use.
-    pub inodes: u64,
-    /// Slots whose inode is damaged.
+    /// Persistent objects.
+    pub objects: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Directories, the root among them.
+    pub directories: u64,
+    /// Symbolic links.
+    pub symbolic_links: u64,
+    /// Slots that belong to one of these, for what does not fit into its own: names, runs, attributes.
+    pub parts: u64,
+    /// Slots that are damaged.
     pub damaged_inodes: u64,
+    /// Slots with nothing in them.
+    pub free_slots: u64,
     /// Pages that are free.
     pub free_pages: u64,
+    /// Of these, those that are known to be zero.
+    pub zeroed_pages: u64,
+    /// Pages that were freed and are free after the next checkpoint, if nobody pins them.
+    pub freed_pages: u64,
+    /// Pages that were freed and are free when nobody pins them any more.
+    pub held_pages: u64,
+    /// Pins that are set, in all processes together, by whoever is alive; 0 to who opened the pool for reading.
+    pub pins: u64,
     /// Pages of the longest free range.
     pub largest_free_pages: u64,
     /// Records that were replayed when this handle opened the pool.
     pub recovered_records: u64,
     /// Processes that have it open for writing.
     pub processes: Vec<u32>,
+}
+
+/// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
+pub struct FileLock<'a> {
+    _first: RobustGuard<'a>,
+    _second: Option<RobustGuard<'a>>,
 }
 
 /// Whether a lock lets others in.
@@ -252,8 +304,10 @@ impl Pool {
     /// As for [`Pool::open`].
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
         let opened = recovery::open(media, options)?;
-        let checkpointer = (opened.core.is_writable && options.background)
-            .then(|| Checkpointer::start(&opened.core))
+        let has_workers = opened.core.is_writable && options.background;
+        let checkpointer = has_workers.then(|| Worker::checkpointer(&opened.core)).flatten();
+        let zeroer = (has_workers && options.zero_bytes_per_second > 0)
+            .then(|| Worker::zeroer(&opened.core, options))
             .flatten();
         Ok(Pool {
             shared: Arc::new(Shared {
@@ -261,11 +315,12 @@ impl Pool {
                 overlay: opened.overlay,
                 recovered_records: opened.recovered_records,
                 checkpointer,
+                zeroer,
             }),
         })
     }
 
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.shared.core
     }
 
@@ -296,10 +351,17 @@ impl Pool {
     pub fn info(&self) -> Result<PoolInfo> {
         let core = self.core();
         let control = core.control();
-        let (inodes, damaged) = core.inodes()?;
-        let (free_pages, largest_free_pages) = match core.is_writable {
-            true => core.free_pages(),
-            false => free_among(&core.layout, &inodes),
+        let census = core.census()?;
+        let (free_pages, largest_free_pages) = core.free_pages();
+        let zeroed = Space::of(core);
+        let (freed, held) = freed::waiting(control);
+        let count = |runs: &mut dyn Iterator<Item = Run>| runs.map(|run| run.pages).sum::<u64>();
+        let pins = match core.is_writable {
+            true => {
+                let _locked = core.lock()?;
+                core.pins.look(&core.membership).len() as u64
+            }
+            false => 0,
         };
         Ok(PoolInfo {
             path: core.media.path().to_path_buf(),
@@ -311,10 +373,19 @@ impl Pool {
             tail_lsn: control.tail_lsn.load(Relaxed),
             applied_lsn: control.applied_lsn.load(Relaxed),
             durable_lsn: control.durable_lsn.load(Relaxed),
-            inodes: inodes.len() as u64,
-            damaged_inodes: damaged as u64,
+            objects: census.objects,
+            files: census.files,
+            directories: census.directories,
+            symbolic_links: census.links,
+            parts: census.parts,
+            damaged_inodes: census.damaged,
+            free_slots: census.free,
             free_pages,
             largest_free_pages,
+            zeroed_pages: count(&mut zeroed.all(Wanted::Zeroed)),
+            freed_pages: count(&mut { freed }),
+            held_pages: count(&mut { held }),
+            pins,
             recovered_records: self.shared.recovered_records,
             processes: (0..crate::segment::PROCESSES)
                 .filter(|&index| control.processes[index].pid.load(Relaxed) != 0)
@@ -332,12 +403,12 @@ impl Pool {
         self.core().inode(number)
     }
 
-    /// All inodes in use. Damaged ones are left out: [`Pool::info`] counts them.
+    /// The inodes of all objects. Damaged ones are left out: [`Pool::info`] counts them.
     ///
     /// # Errors
     /// [`PoolError::Stalled`].
     pub fn inodes(&self) -> Result<Vec<Inode>> {
-        self.core().inodes().map(|(inodes, _)| inodes)
+        self.core().inodes()
     }
 
     /// Takes `pages` contiguous pages, the first a multiple of `align_pages`, to be written to. They hold whatever they
@@ -346,31 +417,17 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Full`]; those of [`Pool::transact`].
     pub fn reserve(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
-        let reservation = self.take_pages(pages, align_pages)?;
-        self.core().use_fresh_pages(reservation.whole().end_page())?;
-        Ok(reservation)
+        self.take_pages(|core| core.reserve_pages(pages, align_pages, false))
     }
 
-    fn take_pages(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
-        self.core().check_writable()?;
-        match self.core().reserve_pages(pages, align_pages) {
-            // Freed pages may only be waiting for the tail.
-            Err(PoolError::Full { .. }) => {
-                self.core().checkpoint()?;
-                self.core().reserve_pages(pages, align_pages)
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Takes pages as [`Pool::reserve`] does, and makes sure that they are zero. They are not to be written to before
-    /// a transaction has named them.
+    /// Takes pages as [`Pool::reserve`] does, and makes sure that they are zero. That is for free as long as there are pages
+    /// that are known to be ([`PoolInfo::zeroed_pages`]).
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::Media`].
+    /// [`PoolError::Full`], [`PoolError::Media`]; those of [`Pool::transact`].
     pub fn reserve_zeroed(&self, pages: u64, align_pages: u64) -> Result<Reservation<'_>> {
-        let reservation = self.take_pages(pages, align_pages)?;
-        self.zero_used(&reservation)?;
+        let reservation = self.take_pages(|core| core.reserve_pages(pages, align_pages, true))?;
+        self.zero_rest(&reservation)?;
         Ok(reservation)
     }
 
@@ -378,41 +435,84 @@ impl Pool {
     /// them are free.
     ///
     /// # Errors
-    /// [`PoolError::Media`].
+    /// [`PoolError::Media`]; those of [`Pool::transact`].
     pub fn reserve_zeroed_at(
         &self,
         start_page: u64,
         pages: u64,
     ) -> Result<Option<Reservation<'_>>> {
-        self.core().check_writable()?;
-        let Some(reservation) = self.core().reserve_exactly(Run { start_page, pages })? else {
+        let core = self.core();
+        core.check_writable()?;
+        let Some(reservation) = core.reserve_exactly(Run { start_page, pages })? else {
             return Ok(None);
         };
-        self.zero_used(&reservation)?;
+        core.use_fresh_pages(reservation.whole().end_page())?;
+        self.zero_rest(&reservation)?;
         Ok(Some(reservation))
     }
 
-    fn zero_used(&self, reservation: &Reservation<'_>) -> Result<()> {
-        let fresh_from_page = self.core().head()?.fresh_from_page;
-        let whole = reservation.whole();
-        let used = Run {
-            start_page: whole.start_page,
-            pages: whole.end_page().min(fresh_from_page).saturating_sub(whole.start_page),
-        };
-        self.zero(used.bytes())
+    /// Takes contiguous pages, at most `pages` of them and at least one: from `near_page` on if that is free, so that a file grows
+    /// in place; else as many as there are in one piece, from a multiple of 2 MiB on if these are as much. They are zero if they
+    /// must be; otherwise they hold whatever they held. They can be written to before anything names them.
+    ///
+    /// # Errors
+    /// As for [`Pool::reserve_zeroed`]; [`PoolError::Full`] says that not one page is free.
+    pub fn reserve_some(
+        &self,
+        pages: u64,
+        near_page: Option<u64>,
+        must_be_zero: bool,
+    ) -> Result<Reservation<'_>> {
+        let reservation =
+            self.take_pages(|core| core.reserve_some(pages, near_page, must_be_zero))?;
+        if must_be_zero {
+            self.zero_rest(&reservation)?;
+        }
+        Ok(reservation)
     }
 
-    /// Writes zeros over a range; not durable.
-    fn zero(&self, range: ByteRange) -> Result<()> {
-        const CHUNK_BYTES: u64 = 1 << 20;
-        let zeros = vec![0; CHUNK_BYTES.min(range.len_bytes) as usize];
-        let mut offset = range.offset_bytes;
-        while offset < range.end_bytes() {
-            let len_bytes = CHUNK_BYTES.min(range.end_bytes() - offset);
-            self.media().write_at(offset, &zeros[..len_bytes as usize])?;
-            offset += len_bytes;
+    fn take_pages<'a>(
+        &'a self,
+        reserve: impl Fn(&'a Core) -> Result<Reservation<'a>>,
+    ) -> Result<Reservation<'a>> {
+        let core = self.core();
+        core.check_writable()?;
+        let reservation = match reserve(core) {
+            // Freed pages may only be waiting for the tail, and free ones may just be zeroed.
+            Err(PoolError::Full { .. }) => {
+                core.checkpoint()?;
+                core.without_zeroing(|| reserve(core))
+            }
+            outcome => outcome,
+        }?;
+        core.use_fresh_pages(reservation.whole().end_page())?;
+        Ok(reservation)
+    }
+
+    /// Zeroes what is not known to be zero.
+    fn zero_rest(&self, reservation: &Reservation<'_>) -> Result<()> {
+        let core = self.core();
+        if !reservation.unzeroed.is_empty() {
+            // What was to be there already.
+            core.zero_soon();
         }
-        Ok(())
+        reservation.unzeroed.iter().try_for_each(|run| core.zero(run.bytes()))
+    }
+
+    /// Zeroes free pages that are not known to be zero, at most `pages`, and returns how many. So do threads in the background, and
+    /// other processes: if one is at it, this returns early.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`], [`PoolError::Stalled`].
+    pub fn zero_free_pages(&self, pages: u64) -> Result<u64> {
+        let mut zeroed = 0;
+        while zeroed < pages {
+            match self.core().zero_some(pages - zeroed)? {
+                0 => break,
+                more => zeroed += more,
+            }
+        }
+        Ok(zeroed)
     }
 
     /// Changes metadata atomically; durable on return. Inodes that `change` puts name the pages of `reservations`.
@@ -426,6 +526,133 @@ impl Pool {
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
         self.core().transact(reservations, change)
+    }
+
+    /// Changes metadata atomically, as [`Pool::transact`] does, and returns when all processes see it; the death of any of
+    /// them, or of all, does not undo it. A power cut may, until [`Pool::sync`]. Then it undoes what was changed later as
+    /// well: what is there after it is as of some moment.
+    ///
+    /// What the reservations hold, and what the change exposes, was written before. While a page is taken that was never used before, it
+    /// may wait for the media.
+    ///
+    /// # Errors
+    /// Those of `change`, and then nothing has happened; [`PoolError::Stalled`], the same; [`PoolError::Media`] if the log
+    /// cannot be written: then the outcome is old or new, and the pool is read-only.
+    pub fn change<'a, T>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
+    ) -> Result<T> {
+        self.try_change(reservations, change)
+    }
+
+    /// [`Pool::change`] with errors of the caller's own.
+    ///
+    /// # Errors
+    /// As for [`Pool::change`].
+    pub fn try_change<'a, T, E: From<PoolError>>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let value = self.core().change(reservations, change)?;
+        if self.core().log_use_percent() >= CHECKPOINT_AT_PERCENT {
+            self.checkpoint_soon();
+        }
+        Ok(value)
+    }
+
+    /// Copies bytes of the data out, without a system call where the media are mapped. What others change meanwhile may come
+    /// out torn.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`].
+    pub fn load(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        self.core().load(offset_bytes, bytes)
+    }
+
+    /// Copies bytes to the data, without a system call where the media are memory: visible to all at once, durable after [`Pool::make_durable`].
+    ///
+    /// # Errors
+    /// [`PoolError::Media`].
+    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.core().store(offset_bytes, bytes)
+    }
+
+    /// Makes everything durable that was changed before, by any process.
+    ///
+    /// # Errors
+    /// [`PoolError::Failed`], [`PoolError::Media`], [`PoolError::Stalled`].
+    pub fn sync(&self) -> Result<()> {
+        let core = self.core();
+        core.check_writable()?;
+        let head_lsn = core.close_log()?;
+        core.wait_durable(head_lsn)
+    }
+
+    /// Makes the data durable that was written before, by any process: not the metadata ([`Pool::sync`]).
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; the pool is read-only from then on.
+    pub fn sync_data(&self) -> Result<()> {
+        self.core().make_durable(&[self.layout().data()])
+    }
+
+    /// Locks a file for writing, against all other writers; waits.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`] if somebody has it for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
+    pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
+        self.core().check_writable()?;
+        Ok(FileLock { _first: self.core().lock_file(inode)?, _second: None })
+    }
+
+    /// [`Pool::lock_file`] of two files.
+    ///
+    /// # Errors
+    /// As for [`Pool::lock_file`].
+    pub fn lock_two_files(&self, one: u64, other: u64) -> Result<FileLock<'_>> {
+        self.core().check_writable()?;
+        // In the order of the mutexes, as everybody does.
+        let (first, second) = match file_mutex(one) <= file_mutex(other) {
+            true => (one, other),
+            false => (other, one),
+        };
+        let is_same = file_mutex(one) == file_mutex(other);
+        let _first = self.core().lock_file(first)?;
+        let _second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
+        Ok(FileLock { _first, _second })
+    }
+
+    /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process
+    /// is a fork.
+    #[inline]
+    pub fn file_state(&self, number: u64) -> Option<FileState> {
+        self.core().process.is_current().then(|| self.core().file_state(number))?
+    }
+
+    /// The layout version of a file, after everything that the caller has loaded before. If it is what [`Pool::file_state`] said
+    /// before that, the pages were the file's all the time. `number` is that of an inode.
+    #[inline]
+    pub fn layout_version(&self, number: u64) -> u64 {
+        self.core().layout_version(number)
+    }
+
+    /// Inodes of files that have no name: somebody has them open, or had them when it died.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn orphans(&self) -> Result<Vec<u64>> {
+        self.core().consistent(|image| image.orphans().collect())
+    }
+
+    /// Looks at the metadata as of one moment; `look` may be run several times.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn look<T>(&self, look: impl FnMut(&MetadataView<'_>) -> T) -> Result<T> {
+        self.core().consistent(look)
     }
 
     /// The most bytes of pages that one commit may carry.
@@ -500,10 +727,7 @@ impl Pool {
     pub fn bring_up_to_date(&self, range: ByteRange) -> Result<Vec<(u64, Vec<u8>)>> {
         let core = self.core();
         if core.is_writable && core.check_not_failed().is_ok() {
-            let head_lsn = {
-                let _locked = core.lock()?;
-                core.head_lsn()
-            };
+            let head_lsn = core.close_log()?;
             core.wait_durable(head_lsn)?;
             core.apply_through(head_lsn)?;
             return Ok(Vec::new());
@@ -569,19 +793,6 @@ impl Pool {
     pub fn is_locked_elsewhere(&self, number: u64, mode: LockMode) -> bool {
         self.core().membership.is_locked_by_other(Byte::Inode(number), mode.kind())
     }
-}
-
-fn free_among(layout: &Layout, inodes: &[Inode]) -> (u64, u64) {
-    let mut runs: Vec<Run> = inodes.iter().flat_map(Inode::all_runs).collect();
-    runs.sort_unstable();
-    let mut page = layout.data_start_page;
-    let (mut sum, mut max) = (0, 0);
-    for run in runs.into_iter().chain([Run { start_page: layout.page_count, pages: 0 }]) {
-        let free = run.start_page.saturating_sub(page);
-        (sum, max) = (sum + free, max.max(free));
-        page = page.max(run.end_page());
-    }
-    (sum, max)
 }
 
 impl LockMode {
@@ -693,16 +904,14 @@ impl Drop for InodeLock {
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = &self.core;
-        let checkpointer = self.checkpointer.take();
+        let workers = [self.zeroer.take(), self.checkpointer.take()];
         if !core.process.is_current() {
-            // The thread is the parent's. Detaching it here would detach one of the child's own, if it has the
+            // The threads are the parent's. Detaching them here would detach one of the child's own, if it has the
             // same stack.
-            std::mem::forget(checkpointer);
+            std::mem::forget(workers);
             return;
         }
-        if let Some(checkpointer) = checkpointer {
-            checkpointer.stop();
-        }
+        workers.into_iter().flatten().for_each(Worker::stop);
         core.close();
     }
 }
@@ -726,61 +935,7 @@ impl Core {
                 point::pass("close-removed");
             }
         }
+        self.pins.leave();
         self.membership.leave();
-    }
-}
-
-/// Runs checkpoints in the background, one thread for each open pool.
-struct Checkpointer {
-    bell: Arc<(Mutex<Bell>, Condvar)>,
-    thread: JoinHandle<()>,
-}
-
-#[derive(Default)]
-struct Bell {
-    has_rung: bool,
-    must_stop: bool,
-}
-
-impl Checkpointer {
-    /// Without a thread, checkpoints run when the log is full.
-    fn start(core: &Arc<Core>) -> Option<Checkpointer> {
-        let bell = Arc::new((Mutex::new(Bell::default()), Condvar::new()));
-        let (core, own_bell) = (Arc::downgrade(core), bell.clone());
-        let thread = std::thread::Builder::new()
-            .name("aquifer-ckpt".to_owned())
-            .spawn(move || Self::run(&core, &own_bell))
-            .ok()?;
-        Some(Checkpointer { bell, thread })
-    }
-
-    fn run(core: &Weak<Core>, bell: &(Mutex<Bell>, Condvar)) {
-        aquifer_sys::signal::block_asynchronous();
-        loop {
-            let mut state = bell.0.lock().unwrap_or_else(|broken| broken.into_inner());
-            while !state.has_rung && !state.must_stop {
-                state = bell.1.wait(state).unwrap_or_else(|broken| broken.into_inner());
-            }
-            if state.must_stop {
-                return;
-            }
-            state.has_rung = false;
-            drop(state);
-            let Some(core) = core.upgrade() else { return };
-            // A failure is everybody's from now on, and reported by the next call of each.
-            let _ = core.checkpoint();
-        }
-    }
-
-    fn ring(&self) {
-        let mut state = self.bell.0.lock().unwrap_or_else(|broken| broken.into_inner());
-        state.has_rung = true;
-        self.bell.1.notify_one();
-    }
-
-    fn stop(self) {
-        self.bell.0.lock().unwrap_or_else(|broken| broken.into_inner()).must_stop = true;
-        self.bell.1.notify_one();
-        let _ = self.thread.join();
     }
 }

@@ -3,7 +3,8 @@
 //! The first process replays every committed record behind the durable tail, in order: metadata into the image, pages
 //! of objects to their place. Then it writes the image back, flushes, and raises the generation and the
 //! tail in both superblocks. It is idempotent and may itself crash anywhere: until a superblock with the new
-//! tail is durable, the old one leads through the same replay.
+//! tail is durable, the old one leads through the same replay. If only processes have died, the log may have records that
+//! are not durable; they are made so first ([`secure`]).
 //!
 //! A reader that is the first does the same on copies: it writes nothing, and whoever attaches through it sees
 //! pages of the log in place of those on media.
@@ -21,18 +22,22 @@ use crate::checkpoint::write_superblocks;
 use crate::core::Core;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
-use crate::format::inode::{HEAD_SLOT, SLOT_BYTES};
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::inode::SLOT_BYTES;
+use crate::format::layout::SLOTS_PER_PAGE;
+use crate::format::record::RECORD_UNIT_BYTES;
+use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
+use crate::freed;
 use crate::image::{self, load_slot, store_slot};
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
-use crate::owners::Owners;
+use crate::owners::Flaw;
+use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
-use crate::replay::Committed;
+use crate::replay::{Committed, Counted};
 use crate::segment::{Owner, Segment, append};
 
 /// The superblock that counts.
@@ -267,7 +272,7 @@ fn new_core(
     media: &Arc<dyn Media>,
     membership: Membership,
     superblock: &Superblock,
-    segment: Segment,
+    (segment, pins): (Segment, Pins),
     segment_id: Uuid,
     options: &OpenOptions,
 ) -> Arc<Core> {
@@ -277,8 +282,10 @@ fn new_core(
         layout: superblock.layout,
         uuid: superblock.uuid,
         created_ns: superblock.created_ns,
+        boot: options.boot(),
         segment_id,
         segment,
+        pins,
         membership,
         is_writable: !options.read_only,
         stall_timeout: options.stall_timeout,
@@ -287,6 +294,8 @@ fn new_core(
         buffers: std::sync::Mutex::default(),
         last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
+        zeroing: std::sync::Mutex::default(),
+        zeroer_bell: std::sync::OnceLock::new(),
         distrusted: std::sync::OnceLock::new(),
     })
 }
@@ -317,11 +326,20 @@ fn join(
     let id = superblock.segment;
     let segment = Segment::open(id, superblock.uuid, &superblock.layout, !options.read_only)
         .map_err(elsewhere)?;
-    let core = new_core(media, members, &superblock, segment, id, options);
+    let pins = Pins::open(&Segment::name_of_pins(id), superblock.uuid).map_err(elsewhere)?;
+    let core = new_core(media, members, &superblock, (segment, pins), id, options);
     if core.is_writable {
         take_slot(&core)?;
     }
     Ok(Opened { core, overlay: Committed::default(), recovered_records: 0 })
+}
+
+/// Makes both segments, or none.
+fn create_shared(id: Uuid, superblock: &Superblock, mode: u32) -> Result<(Segment, Pins)> {
+    let segment = Segment::create(id, superblock.uuid, &superblock.layout, mode)?;
+    let pins = Pins::create(&Segment::name_of_pins(id), superblock.uuid, mode)
+        .inspect_err(|_| Segment::remove(id))?;
+    Ok((segment, pins))
 }
 
 /// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
@@ -338,27 +356,33 @@ fn build(
     if matches!(role, Role::First | Role::Alone) {
         Segment::remove_left_by(owner);
     }
-    let (segment, segment_id) = match role {
+    let (shared, segment_id) = match role {
         Role::First => {
             let id = owner.new_segment_id()?;
-            let mode = options.segment_mode;
-            (Segment::create(id, superblock.uuid, &superblock.layout, mode)?, id)
+            (create_shared(id, superblock, options.segment_mode)?, id)
         }
-        _ => (Segment::private(superblock.uuid, &superblock.layout)?, Uuid::nil()),
+        _ => {
+            let segment = Segment::private(superblock.uuid, &superblock.layout)?;
+            ((segment, Pins::private()?), Uuid::nil())
+        }
     };
-    let core = new_core(media, members, superblock, segment, segment_id, options);
+    let core = new_core(media, members, superblock, shared, segment_id, options);
     point::pass("open-segment");
-    let built = replay(&core, superblock).and_then(|(end_lsn, overlay, records)| {
+    let replayed = replay(&core, superblock, options.repairs);
+    let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
         if core.is_writable {
             take_slot(&core)?;
             point::pass("open-slot");
-            write_recovered(&core, &superblocks, end_lsn, &overlay)?;
+            let superblocks = secure(&core, superblocks, &counted)?;
+            write_recovered(&core, &superblocks, &overlay)?;
             // Read and zeroed in large pieces, the log is cached in large folios, and ext4 walks over all blocks of a
             // folio to write two of them: 80 instead of 40 µs for a commit of one page.
             core.media.forget_cached(core.layout.log());
             point::pass("open-recovered");
             alloc::rebuild(&core.lock()?)?;
+            let fresh_from_page = core.control().fresh_from_page.load(Relaxed);
+            core.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
             point::pass("open-rebuilt");
             if matches!(role, Role::First) {
                 // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
@@ -368,6 +392,9 @@ fn build(
                     .map_err(|error| lock_error(&*core.media, error))?;
                 point::pass("open-shared");
             }
+        } else {
+            // For who asks how full the pool is.
+            alloc::rebuild(&core.lock()?)?;
         }
         Ok((overlay, records))
     });
@@ -392,7 +419,7 @@ fn load_image(core: &Core) -> Result<()> {
             continue; // The segment is fresh: zero already.
         }
         for (index, slot) in page.chunks_exact(SLOT_BYTES).enumerate() {
-            let number = page_index * crate::format::layout::SLOTS_PER_PAGE + index as u64;
+            let number = page_index * SLOTS_PER_PAGE + index as u64;
             store_slot(&core.segment, number, slot);
         }
     }
@@ -400,9 +427,16 @@ fn load_image(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// Loads the image and replays the log into it. Returns where the log ends, what it has for objects, and how
-/// many records there were.
-fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)> {
+/// What the log has.
+struct Replayed {
+    /// For objects.
+    overlay: Committed,
+    records: u64,
+    counted: Counted,
+}
+
+/// Loads the image and replays the log into it.
+fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
     load_image(core)?;
     let control = core.control();
     let tail_lsn = superblock.tail_lsn;
@@ -416,46 +450,91 @@ fn replay(core: &Core, superblock: &Superblock) -> Result<(u64, Committed, u64)>
     let reader = core.log_reader();
     let mut records = 0;
     let locked = core.lock()?;
-    let end = reader.scan(tail_lsn, u64::MAX, |record| {
-        image::apply(&locked, record);
-        records += 1;
-        Ok(())
-    })?;
-    let slots = (HEAD_SLOT..core.segment.slots()).map(|n| (n, load_slot(&core.segment, n)));
-    let owners = Owners::new(&core.layout, slots, |_| {});
+    let counted =
+        reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(core.boot), |record| {
+            image::apply(&locked, record);
+            records += 1;
+            Ok(())
+        })?;
+    let owners = image::owners(core);
+    let forbids = |flaw: &&Flaw| flaw.forbids_writing() && !(repairs && flaw.is_miscount());
     if core.is_writable
-        && let Some(flaw) = owners.flaws().first()
+        && let Some(flaw) = owners.flaws().iter().find(forbids)
     {
         return Err(core.damaged(flaw.structure(), flaw.error()));
     }
     core.distrust(owners.flaws());
     let mut committed = Committed::default();
-    reader.scan(tail_lsn, end.lsn, |record| committed.add(&reader, record, Some(&owners)))?;
+    let end_lsn = counted.end.lsn;
+    reader.scan(tail_lsn, end_lsn, |record| committed.add(&reader, record, Some(&owners)))?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
-    control.freed_count.store(0, Relaxed);
+    freed::forget(&locked);
+    alloc::forget_zeroed(&locked);
     drop(locked);
+    // The log goes on with a page. What lies before it in this one is of the generation that ends here.
+    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
     for position in [&control.applied_lsn, &control.durable_lsn, &control.metadata_lsn] {
-        position.store(end.lsn, Relaxed);
+        position.store(next_lsn, Relaxed);
     }
-    if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end.lsn)?
+    if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end_lsn)?
         && core.is_writable
     {
         return Err(PoolError::DamagedLog {
             path: core.media.path().to_path_buf(),
-            end_lsn: end.lsn,
+            end_lsn,
             acknowledged_lsn,
         });
     }
-    Ok((end.lsn, committed, records))
+    Ok(Replayed { overlay: committed, records, counted })
+}
+
+/// Makes durable what was replayed and may not be: while the machine that wrote the log runs on, it counts because it is there.
+/// Metadata may go to its place only when no power cut can take from the log what was found in it.
+///
+/// What exposes bytes that no mark speaks of would not count after a restart, so the superblock says from here on that it does.
+fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Result<Superblocks> {
+    let superblock = &superblocks.valid;
+    let (tail_lsn, end_lsn) = (superblock.tail_lsn, counted.end.lsn);
+    let may_have_restarted = superblock.boot != 0 && core.boot != 0 && superblock.boot != core.boot;
+    if end_lsn == tail_lsn || may_have_restarted {
+        return Ok(superblocks);
+    }
+    let log = core.layout.log();
+    // With what ends it: behind the last record there is none, and must not be one again.
+    let len_bytes = (end_lsn + RECORD_UNIT_BYTES - tail_lsn).min(log.len_bytes);
+    let before_end_bytes = len_bytes.min(log.len_bytes - tail_lsn % log.len_bytes);
+    let mut ranges = vec![
+        ByteRange { offset_bytes: core.position(tail_lsn), len_bytes: before_end_bytes },
+        ByteRange { len_bytes: len_bytes - before_end_bytes, ..log },
+    ];
+    ranges.extend(&counted.unmarked);
+    ranges.retain(|range| range.len_bytes > 0);
+    // Written anew: an earlier write-back may have failed, and then the system takes for clean what is not on media.
+    ranges.iter().try_for_each(|range| write_again(&*core.media, *range))?;
+    core.make_durable(&ranges)?;
+    point::pass("open-secured");
+    if !counted.unmarked.is_empty() {
+        superblocks.valid.sequence += 1;
+        superblocks.valid.boot = ANY_BOOT;
+        write_superblocks(&*core.media, &superblocks.valid, superblocks.copy, core.mutant)?;
+    }
+    Ok(superblocks)
+}
+
+fn write_again(media: &dyn Media, range: ByteRange) -> Result<()> {
+    const PIECE_BYTES: u64 = 1 << 20;
+    let mut bytes = vec![0; PIECE_BYTES.min(range.len_bytes) as usize];
+    for done in (0..range.len_bytes).step_by(PIECE_BYTES as usize) {
+        let piece = &mut bytes[..PIECE_BYTES.min(range.len_bytes - done) as usize];
+        media.read_at(range.offset_bytes + done, piece)?;
+        media.write_at(range.offset_bytes + done, piece)?;
+    }
+    Ok(())
 }
 
 /// Makes what was replayed durable at its place, and then the new generation and tail.
-fn write_recovered(
-    core: &Core,
-    superblocks: &Superblocks,
-    end_lsn: u64,
-    committed: &Committed,
-) -> Result<()> {
+fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed) -> Result<()> {
+    let end_lsn = core.control().durable_lsn.load(Relaxed);
     let superblock = &superblocks.valid;
     let mut ranges = Vec::new();
     if !mutant::is(core.mutant, Mutant::TrustStoredState) {
@@ -467,7 +546,7 @@ fn write_recovered(
         if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
             continue;
         }
-        let slots = crate::format::layout::SLOTS_PER_PAGE;
+        let slots = SLOTS_PER_PAGE;
         let bytes: Vec<u8> = (page * slots..(page + 1) * slots)
             .flat_map(|slot| load_slot(&core.segment, slot))
             .collect();
@@ -491,6 +570,7 @@ fn write_recovered(
         generation: raised,
         tail_lsn: end_lsn,
         segment: core.segment_id,
+        boot: core.boot,
         ..superblock.clone()
     };
     write_superblocks(&*core.media, &recovered, superblocks.copy, core.mutant)

@@ -8,12 +8,12 @@ use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
 use crate::format::patch::{self, Patch};
-use crate::format::record::{Entry, Header, LogIdentity, Record};
+use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::log::{ReadError, read_record};
 use crate::logged_page::LoggedPage;
 use crate::media::{ByteRange, Media};
-use crate::mutant::Mutant;
+use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
 use crate::segment::PENDING;
 
@@ -24,6 +24,16 @@ pub(crate) struct LogEnd {
     pub lsn: u64,
     /// Why there is no record there.
     pub reason: FormatError,
+}
+
+/// What is wrong with a record that does not count for want of a mark.
+pub(crate) const UNMARKED: &str = "mark";
+
+/// The part of a log that counts.
+pub(crate) struct Counted {
+    pub end: LogEnd,
+    /// What its records expose that no mark says is durable.
+    pub unmarked: Vec<ByteRange>,
 }
 
 /// A log as it lies on media.
@@ -43,14 +53,23 @@ impl LogReader<'_> {
         to_lsn: u64,
         mut visit: impl FnMut(&Record) -> Result<()>,
     ) -> Result<LogEnd> {
+        self.scan_owned(from_lsn, to_lsn, |record| visit(&record))
+    }
+
+    fn scan_owned(
+        &self,
+        from_lsn: u64,
+        to_lsn: u64,
+        mut visit: impl FnMut(Record) -> Result<()>,
+    ) -> Result<LogEnd> {
         let mut lsn = from_lsn;
         // More than one round of the ring cannot be: its records would have overwritten the first ones.
         let limit = to_lsn.min(from_lsn + self.layout.log().len_bytes);
         while lsn < limit {
             match read_record(self.media, &self.layout, lsn, self.identity, self.mutant) {
                 Ok(record) if record.header.end_lsn() <= limit => {
-                    visit(&record)?;
                     lsn = record.header.end_lsn();
+                    visit(record)?;
                 }
                 Ok(_) => {
                     let reason = FormatError::Field { field: "length", value: lsn };
@@ -63,6 +82,44 @@ impl LogReader<'_> {
         Ok(LogEnd { lsn, reason: FormatError::Magic })
     }
 
+    /// Calls `visit` for each record from `from_lsn` on that counts, in order. The log ends before the first packed record that
+    /// exposes what may not be durable: no marked record follows, and the machine has been restarted since.
+    pub fn scan_counting(
+        &self,
+        from_lsn: u64,
+        counts_unmarked: bool,
+        mut visit: impl FnMut(&Record) -> Result<()>,
+    ) -> Result<Counted> {
+        let believes_all = counts_unmarked || mutant::is(self.mutant, Mutant::CountExposed);
+        // From the first record on that counts only if a marked one follows.
+        let mut waiting: Vec<Record> = Vec::new();
+        let mut unmarked = Vec::new();
+        let end = self.scan_owned(from_lsn, u64::MAX, |record| {
+            let exposes = record.exposed().next().is_some();
+            let is_marked = record.is_marked();
+            if is_marked {
+                unmarked.clear();
+            }
+            if believes_all || (waiting.is_empty() && !exposes) {
+                unmarked.extend(record.exposed());
+                return visit(&record);
+            }
+            waiting.push(record);
+            if is_marked {
+                waiting.drain(..).try_for_each(|record| visit(&record))?;
+            }
+            Ok(())
+        })?;
+        let end = match waiting.first() {
+            Some(first) => LogEnd {
+                lsn: first.header.lsn,
+                reason: FormatError::Field { field: UNMARKED, value: 0 },
+            },
+            None => end,
+        };
+        Ok(Counted { end, unmarked })
+    }
+
     /// The highest position above `end_lsn` that any record behind it says was acknowledged: proof that the log was
     /// longer once. None if nothing says so.
     pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<Option<u64>> {
@@ -73,15 +130,16 @@ impl LogReader<'_> {
         let mut acknowledged_lsn = None;
         // Headers that are made up may have records overlap, and each would be read whole.
         let mut to_read_bytes = 4 * log.len_bytes;
-        let mut first_lsn = end_lsn;
+        let mut first_lsn = end_lsn.next_multiple_of(RECORD_UNIT_BYTES);
         while first_lsn < limit_lsn {
             let position = first_lsn % log.len_bytes;
             let len_bytes =
                 CHUNK_BYTES.min(log.len_bytes - position).min(limit_lsn - first_lsn) as usize;
             self.media.read_at(log.offset_bytes + position, &mut chunk[..len_bytes])?;
-            let pages = chunk[..len_bytes].chunks_exact(PAGE_BYTES as usize);
-            for (page, lsn) in pages.zip((first_lsn..).step_by(PAGE_BYTES as usize)) {
-                if let Ok(header) = Header::decode(page, lsn, log.len_bytes, self.identity)
+            // Packed records begin anywhere, and what was lost may be the closing of those that came to lie before these.
+            let units = chunk[..len_bytes].chunks_exact(RECORD_UNIT_BYTES as usize);
+            for (unit, lsn) in units.zip((first_lsn..).step_by(RECORD_UNIT_BYTES as usize)) {
+                if let Ok(header) = Header::decode(unit, lsn, log.len_bytes, self.identity)
                     && header.acknowledged_lsn > acknowledged_lsn.unwrap_or(end_lsn)
                     && header.len_bytes <= to_read_bytes
                 {
@@ -147,6 +205,7 @@ impl Committed {
                     check_content(reader, source, sum)?;
                     self.replace(reader, target, part, source_offset_bytes)?;
                 }
+                Entry::Exposed { range } => check_in_data(reader, range)?,
                 Entry::Slot { .. } | Entry::NewRun { .. } => {}
             }
         }
@@ -174,7 +233,7 @@ impl Committed {
                     let places = patch::iter(bytes).map(|patch| Patch { bytes: &[], ..patch });
                     has_any |= self.patch(reader, target, target.intersection(range), places)?;
                 }
-                Entry::Slot { .. } | Entry::NewRun { .. } => {}
+                Entry::Slot { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => {}
             }
         }
         Ok(has_any)

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  ┌─────────┬──────────────────────────────┬───────────────────────┬───────────────────────┐
-//!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages: one bit   │
-//!  │         │ log, pending appends, freed  │ as of the last change │ for each              │
-//!  │         │ runs, slots of the processes │                       │                       │
+//!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages, used      │
+//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros:│
+//!  │         │ runs, slots of the processes │                       │ one bit for each      │
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
@@ -19,6 +19,8 @@
 //! the failure word, and of fields that only the holder of the maintenance mutex changes (`applied`,
 //! `sequence`). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
+//!
+//! Beside it lies a second segment, of the [`pins`](crate::pins), which readers can write to as well.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
@@ -37,15 +39,24 @@ use crate::format::layout::Layout;
 /// Appends that can be in flight.
 pub(crate) const PENDING: usize = 512;
 /// Freed runs that can wait for the durable tail.
-pub(crate) const FREED: usize = 4096;
+pub(crate) const FREED: usize = 1 << 16;
 /// Processes, or handles, that can have a pool open.
 pub(crate) const PROCESSES: usize = 256;
 /// Locked inodes that are noted for each handle.
 pub(crate) const NOTED_LOCKS: usize = 32;
+/// Freed runs that can wait for pins.
+pub(crate) const HELD: usize = 1 << 15;
+/// Runs that went from one inode to another and may be pinned as the first one's.
+pub(crate) const MOVED: usize = 1 << 12;
 /// Runs that one handle can have taken without having named them yet.
-pub(crate) const RESERVATIONS: usize = 8;
+pub(crate) const RESERVATIONS: usize = 64;
+/// Free runs of at least 1, 2, 4, … pages have a place each from which they are looked for.
+pub(crate) const RUN_CLASSES: usize = 17;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM01");
+/// Locks of files that are being written. Files that have the same one wait for each other.
+pub(crate) const FILE_MUTEXES: usize = 512;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM02");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -58,6 +69,12 @@ pub(crate) struct Pending {
     pub owner: AtomicU64,
     /// 1 if the record changes metadata.
     pub is_metadata: AtomicU64,
+    /// 1 for packed records: also when somebody is making them durable.
+    pub is_packed: AtomicU64,
+    /// 1 if one of the packed records exposes something.
+    pub exposes: AtomicU64,
+    /// Where the record lies that closes packed ones.
+    pub close_lsn: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
 }
@@ -72,6 +89,9 @@ pub(crate) mod append {
     pub const DURABLE: u64 = 3;
     /// Its owner gave up: somebody else completes it.
     pub const ABANDONED: u64 = 4;
+    /// Packed records, whole and visible to all processes, not durable. While it is the last append, more may follow. Whoever
+    /// wants them durable makes them so.
+    pub const PACKED: u64 = 5;
 
     /// No position in the log.
     pub const NOTHING: u64 = u64::MAX;
@@ -80,8 +100,16 @@ pub(crate) mod append {
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]
 pub(crate) struct Freed {
-    pub run: AtomicU64,
+    pub kept: Kept,
     pub lsn: AtomicU64,
+}
+
+/// Pages that an inode had, and by which pins they are kept.
+#[repr(C)]
+pub(crate) struct Kept {
+    pub run: AtomicU64,
+    /// The inode and its layout version before the change: a `PinValue`.
+    pub owner: AtomicU64,
 }
 
 /// What a process (a handle) holds.
@@ -101,6 +129,7 @@ pub(crate) struct Control {
     uuid: [AtomicU64; 2],
     pub metadata_mutex: RobustMutex,
     pub maintenance_mutex: RobustMutex,
+    pub file_mutexes: [RobustMutex; FILE_MUTEXES],
     /// 0, or 1 + the error that made the pool read-only for everybody.
     pub failure: AtomicU64,
     /// What failed: see `log::FAILURES`.
@@ -118,6 +147,10 @@ pub(crate) struct Control {
     pub durable_lsn: AtomicU64,
     /// Metadata records before it are in the image.
     pub metadata_lsn: AtomicU64,
+    /// Behind the last commit: from here on, the log has only metadata.
+    pub content_end_lsn: AtomicU64,
+    /// Behind the last record that made fresh pages used ones.
+    pub fresh_lsn: AtomicU64,
     /// Raised and woken when `durable_lsn` or `failure` changed.
     pub signal: AtomicU32,
     /// How many wait for it.
@@ -125,10 +158,33 @@ pub(crate) struct Control {
     /// Pending appends are `pending[first % PENDING] .. pending[next % PENDING]`, in log order.
     pub pending_first: AtomicU64,
     pub pending_next: AtomicU64,
-    /// Entries of `freed` in use.
-    pub freed_count: AtomicU64,
+    /// Entries of `freed` in use are `freed[first % FREED] .. freed[next % FREED]`, in the order of their positions.
+    pub freed_first: AtomicU64,
+    pub freed_next: AtomicU64,
+    /// `freed` was looked at with the log up to here, and its first entry can only be freed when pins are gone.
+    pub freed_looked_lsn: AtomicU64,
+    /// Entries of `held` in use are the first ones, in no order.
+    pub held_count: AtomicU64,
+    /// Entries of `moved` in use are the first ones, in no order.
+    pub moved_count: AtomicU64,
+    /// No free run of at least 2ⁱ pages starts before `first_free_page[i]`.
+    pub first_free_page: [AtomicU64; RUN_CLASSES],
+    /// Where to look next for room for a file: for any pages, for such with zeros, for such without.
+    pub next_page: [AtomicU64; 3],
+    /// Where to look next for pages to be zeroed.
+    pub next_page_to_zero: AtomicU64,
+    /// The head's, as of the last change.
+    pub fresh_from_page: AtomicU64,
+    /// Pages whose bit in `zeroed_pages` is set.
+    pub zeroed_count: AtomicU64,
+    /// Pages before this one are not fresh, and will not be after a power cut.
+    pub durable_fresh_from_page: AtomicU64,
+    /// Where to look for a free slot first.
+    pub free_slot_hint: AtomicU64,
     pub pending: [Pending; PENDING],
     pub freed: [Freed; FREED],
+    pub held: [Kept; HELD],
+    pub moved: [Kept; MOVED],
     pub processes: [ProcessSlot; PROCESSES],
 }
 
@@ -149,11 +205,13 @@ fn image_dirty_words(layout: &Layout) -> usize {
 fn len_bytes(layout: &Layout) -> usize {
     let words = layout.slots() as usize * SLOT_WORDS
         + image_dirty_words(layout)
-        + (layout.page_count as usize).div_ceil(64);
+        + 2 * (layout.page_count as usize).div_ceil(64)
+        + (layout.slots() as usize).div_ceil(64);
     CONTROL_BYTES + words * 8
 }
 
 const NAME_START: &str = "aquifer-";
+const PINS_END: &str = "-pins";
 /// Where the system has its shared memory.
 const DIRECTORY: &str = "/dev/shm";
 
@@ -201,7 +259,8 @@ impl Segment {
         let segment =
             Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
         let control = segment.control();
-        for mutex in [&control.metadata_mutex, &control.maintenance_mutex] {
+        let own = [&control.metadata_mutex, &control.maintenance_mutex];
+        for mutex in own.into_iter().chain(&control.file_mutexes) {
             // SAFETY: the memory is fresh, shared by all who will use it, and nobody else knows it yet.
             unsafe { RobustMutex::init(std::ptr::from_ref(mutex).cast_mut()) }
                 .map_err(PoolError::Mutex)?;
@@ -244,17 +303,26 @@ impl Segment {
         Ok(segment)
     }
 
+    /// What the system calls the pins beside it.
+    pub fn name_of_pins(id: Uuid) -> String {
+        format!("{NAME_START}{}{PINS_END}", id.simple())
+    }
+
     /// Segments of this pool in this file. When nobody has the pool open, they were left by processes that died, perhaps
     /// before they were complete; those of a copy of the file are not among them.
     pub fn left_by(owner: Owner) -> Vec<Uuid> {
         let Ok(entries) = std::fs::read_dir(DIRECTORY) else { return Vec::new() };
-        (entries.flatten())
+        let mut ids: Vec<Uuid> = (entries.flatten())
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                Uuid::try_parse(name.strip_prefix(NAME_START)?).ok()
+                let id = name.strip_prefix(NAME_START)?;
+                Uuid::try_parse(id.strip_suffix(PINS_END).unwrap_or(id)).ok()
             })
             .filter(|id| id.as_u64_pair().0 == owner.0)
-            .collect()
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     /// Removes what [`Segment::left_by`] finds; for whoever has the pool for itself.
@@ -267,9 +335,10 @@ impl Segment {
         format!("{NAME_START}{}", id.simple())
     }
 
-    /// Removes the name of a segment, if there is one.
+    /// Removes the names of a segment and of its pins, if there are any.
     pub fn remove(id: Uuid) {
         if !id.is_nil() {
+            let _ = SharedMemory::unlink(&Self::name_of_pins(id));
             let _ = SharedMemory::unlink(&Self::name(id));
         }
     }
@@ -305,6 +374,20 @@ impl Segment {
     pub fn used_pages(&self) -> &[AtomicU64] {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
         self.words(self.slots * SLOT_WORDS + dirty, self.pages.div_ceil(64))
+    }
+
+    /// One bit for each page of the pool: it is free, and all zero.
+    pub fn zeroed_pages(&self) -> &[AtomicU64] {
+        let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
+        let pages = self.pages.div_ceil(64);
+        self.words(self.slots * SLOT_WORDS + dirty + pages, pages)
+    }
+
+    /// One bit for each slot: there is something in it.
+    pub fn occupied_slots(&self) -> &[AtomicU64] {
+        let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
+        let first = self.slots * SLOT_WORDS + dirty + 2 * self.pages.div_ceil(64);
+        self.words(first, self.slots.div_ceil(64))
     }
 
     /// How many slots there are.

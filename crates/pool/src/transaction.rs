@@ -4,29 +4,93 @@
 //! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
 //! a process that dies anywhere leaves at most one record to apply.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::alloc::{self, Reservation};
+use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::inode::{
-    HEAD_SLOT, INLINE_RUNS, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes,
-};
+use crate::format::FormatError;
+use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::record::{Header, Record, RecordBuilder};
+use crate::format::run_list::LIST_RUNS;
+use crate::format::slot::Slot;
+use crate::freed;
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::segment::FREED;
+use crate::reservation::Reservation;
+use crate::slots::{ChangeSlots, ReadSlots};
 
 /// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
 pub struct Transaction<'a> {
     locked: Locked<'a>,
-    changed: BTreeMap<u64, Inode>,
+    /// In no order; few.
+    changed: Vec<(u64, SlotBytes)>,
+    /// Slots that were found free, ascending but for one step back to the first.
+    taken: Vec<u64>,
+    /// What could not be encoded.
+    refused: Option<(u64, FormatError)>,
+    exposed: Vec<ByteRange>,
     /// Pages before this one are not fresh from now on; 0 if that stays as it is.
     used_to_page: u64,
+}
+
+impl ReadSlots for Transaction<'_> {
+    fn slot(&self, number: u64) -> Result<SlotBytes> {
+        let is_this = |(changed, _): &&(u64, SlotBytes)| *changed == number;
+        if let Some((_, bytes)) = self.changed.iter().find(is_this) {
+            return Ok(*bytes);
+        }
+        match number < self.core().segment.slots() {
+            true => Ok(load_slot(&self.core().segment, number)),
+            false => Ok([0; SLOT_BYTES]),
+        }
+    }
+}
+
+impl ChangeSlots for Transaction<'_> {
+    fn put(&mut self, number: u64, bytes: SlotBytes) {
+        match self.changed.iter_mut().find(|(changed, _)| *changed == number) {
+            Some((_, before)) => *before = bytes,
+            None => self.changed.push((number, bytes)),
+        }
+    }
+
+    fn take_slot(&mut self) -> Result<u64> {
+        let slots = self.core().segment.slots();
+        let hint = self.core().control().free_slot_hint.load(Relaxed);
+        let mut from = self.taken.last().map_or(hint, |last| last + 1).max(HEAD_SLOT + 1);
+        let mut has_begun_anew = false;
+        loop {
+            match alloc::free_slot(&self.locked, from.min(slots)) {
+                // What this transaction has put or taken before is not free any more.
+                Some(number)
+                    if self.taken.contains(&number)
+                        || self.changed.iter().any(|(changed, _)| *changed == number) =>
+                {
+                    from = number + 1;
+                }
+                Some(number) => {
+                    self.taken.push(number);
+                    return Ok(number);
+                }
+                None if !has_begun_anew => (from, has_begun_anew) = (HEAD_SLOT + 1, true),
+                None => return Err(PoolError::NoFreeInode { slots: slots - 1 }),
+            }
+        }
+    }
+
+    fn give_back(&mut self, number: u64) -> Result<()> {
+        let incarnation = match Slot::decode(&self.slot(number)?, number) {
+            Ok(Slot::Free(inode) | Slot::Object(inode)) => inode.incarnation,
+            Ok(Slot::File(inode)) => inode.incarnation,
+            _ => 0,
+        };
+        Transaction::put(self, Inode::free(number, incarnation));
+        Ok(())
+    }
 }
 
 impl Transaction<'_> {
@@ -34,7 +98,7 @@ impl Transaction<'_> {
         self.locked.core()
     }
 
-    /// The inode in a slot, as this transaction sees it.
+    /// The inode in a slot, as this transaction sees it; a free one for what is not an object.
     ///
     /// # Errors
     /// [`PoolError::Damaged`].
@@ -42,16 +106,10 @@ impl Transaction<'_> {
         if number == HEAD_SLOT || number >= self.core().segment.slots() {
             return Ok(Inode::free(number, 0));
         }
-        match self.changed.get(&number) {
-            Some(inode) => Ok(inode.clone()),
-            None => {
-                let bytes = load_slot(&self.core().segment, number);
-                self.core().decode_inode(&bytes, number)
-            }
-        }
+        self.core().decode_inode(&self.slot(number)?, number)
     }
 
-    /// All inodes in use, as this transaction sees them. Damaged ones are left out.
+    /// All objects, as this transaction sees them. Damaged ones are left out.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
         (HEAD_SLOT + 1..self.core().segment.slots())
             .filter_map(|slot| self.inode(slot).ok())
@@ -62,18 +120,40 @@ impl Transaction<'_> {
     ///
     /// # Errors
     /// [`PoolError::NoFreeInode`].
-    pub fn free_inode(&self) -> Result<Inode> {
-        let slots = self.core().segment.slots();
-        (HEAD_SLOT + 1..slots)
-            .filter_map(|slot| self.inode(slot).ok())
-            .find(|inode| inode.kind == InodeKind::Free)
-            .map(|inode| Inode::free(inode.number, inode.incarnation + 1))
-            .ok_or(PoolError::NoFreeInode { slots: slots - 1 })
+    pub fn free_inode(&mut self) -> Result<Inode> {
+        let number = self.take_slot()?;
+        let before = self.inode(number)?;
+        Ok(Inode::free(number, before.incarnation.wrapping_add(1)))
     }
 
     /// Puts an inode in its slot. Runs that it names no more are freed.
     pub fn put(&mut self, inode: Inode) {
-        self.changed.insert(inode.number, inode);
+        // What recovery would refuse is refused before it is written.
+        let encoded = inode.encode().and_then(|bytes| {
+            Inode::decode(&bytes, inode.number)?;
+            Ok(bytes)
+        });
+        match encoded {
+            Ok(bytes) => ChangeSlots::put(self, inode.number, bytes),
+            Err(error) => self.refused = self.refused.take().or(Some((inode.number, error))),
+        }
+    }
+
+    /// Whether any process has an open pin of an inode: [`Pool::pin_open`](crate::Pool::pin_open). One that had no link before this transaction
+    /// began, and is not open, can be given back.
+    pub fn is_open(&self, inode: u64) -> bool {
+        self.core().is_open(&self.locked, inode)
+    }
+
+    /// Says that pages before this one are not fresh from now on.
+    pub(crate) fn use_pages_before(&mut self, page: u64) {
+        self.used_to_page = page;
+    }
+
+    /// Says that a name leads to these bytes of the data from now on, which did not before: they are durable before this change
+    /// is. They were written before the change began.
+    pub fn expose(&mut self, range: ByteRange) {
+        self.exposed.push(range);
     }
 }
 
@@ -82,6 +162,16 @@ struct Prepared {
     builder: RecordBuilder,
     bytes: Vec<u8>,
     body_checksum: u64,
+    slots: Vec<(u64, SlotBytes)>,
+}
+
+/// When a transaction is durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    /// When it has returned.
+    Now,
+    /// When somebody asks for it.
+    Later,
 }
 
 impl Core {
@@ -89,48 +179,72 @@ impl Core {
         &self,
         transaction: &Transaction<'_>,
         reservations: &[Reservation<'_>],
+        durability: Durability,
     ) -> Result<Prepared> {
-        let mut slots: Vec<(u64, SlotBytes)> = Vec::new();
-        for inode in transaction.changed.values() {
-            if inode.number == HEAD_SLOT || inode.number >= self.segment.slots() {
+        let refused = |number, error| self.damaged(format!("new inode {number}"), error);
+        if let Some((number, error)) = &transaction.refused {
+            return Err(refused(*number, error.clone()));
+        }
+        self.check_exposed(&transaction.exposed)?;
+        for (number, bytes) in &transaction.changed {
+            if *number == HEAD_SLOT || *number >= self.segment.slots() {
                 return Err(PoolError::Parameter {
                     what: "the number of an inode",
-                    value: inode.number.to_string(),
+                    value: number.to_string(),
                     reason: "the pool has no such slot",
                 });
             }
-            let bytes = inode
-                .encode()
-                .map_err(|error| self.damaged(format!("new inode {}", inode.number), error))?;
-            // What recovery would refuse is refused before it is written.
-            Inode::decode(&bytes, inode.number)
-                .map_err(|error| self.damaged(format!("new inode {}", inode.number), error))?;
-            slots.push((inode.number, bytes));
+            debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
-        let mut builder = RecordBuilder::new();
-        let reserved_to = reservations.iter().map(|reserved| reserved.whole().end_page()).max();
+        let mut slots = transaction.changed.clone();
+        let mut builder = match durability {
+            Durability::Now => RecordBuilder::new(),
+            Durability::Later => RecordBuilder::packed(),
+        };
         let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
             .map_err(|error| self.damaged("the pool's head", error))?;
-        let last_slot = transaction.changed.keys().next_back();
+        let last_slot = transaction.changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
-            fresh_from_page: head
-                .fresh_from_page
-                .max(transaction.used_to_page)
-                .max(reserved_to.unwrap_or(0)),
+            fresh_from_page: head.fresh_from_page.max(transaction.used_to_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
+        // Below the last used slot none is as if it had never been used.
+        for number in head.used_slots..raised.used_slots {
+            if !slots.iter().any(|(changed, _)| *changed == number) {
+                let free = Inode::free(number, 0).encode().map_err(|e| refused(number, e))?;
+                slots.push((number, free));
+            }
+        }
         if raised != head {
             slots.push((HEAD_SLOT, raised.encode()));
         }
         slots.iter().for_each(|(slot, _)| builder.slot(*slot));
-        for run in reservations.iter().flat_map(|reserved| reserved.runs()) {
-            builder.new_run(run.bytes());
+        let reserved = reservations.iter().flat_map(|reserved| reserved.runs());
+        match durability {
+            Durability::Now => reserved.for_each(|run| builder.new_run(run.bytes())),
+            Durability::Later => reserved.for_each(|run| builder.exposed(run.bytes())),
+        }
+        if durability == Durability::Later {
+            transaction.exposed.iter().for_each(|range| builder.exposed(*range));
         }
         let mut bytes = vec![0; builder.len_bytes() as usize];
         let images = builder.small_part(&mut bytes).chunks_exact_mut(SLOT_BYTES);
         slots.iter().zip(images).for_each(|((_, slot), image)| image.copy_from_slice(slot));
         let body_checksum = builder.finish_body(&mut bytes);
-        Ok(Prepared { builder, bytes, body_checksum })
+        Ok(Prepared { builder, bytes, body_checksum, slots })
+    }
+
+    /// Refuses what recovery would refuse.
+    fn check_exposed(&self, exposed: &[ByteRange]) -> Result<()> {
+        let data = self.layout.data();
+        match exposed.iter().find(|range| data.intersection(**range) != **range) {
+            None => Ok(()),
+            Some(range) => Err(PoolError::Parameter {
+                what: "what is exposed",
+                value: format!("{range:?}"),
+                reason: "names lead to data only",
+            }),
+        }
     }
 
     /// Makes pages durable that a record will be the first to name (rule 3): before it is written.
@@ -146,18 +260,43 @@ impl Core {
         })
     }
 
-    /// Notes that pages before `end_page` are about to be written to. They are not taken for zeros from then on, also if
-    /// whoever writes to them dies before an inode names them. Durable on return.
-    pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
-        if end_page <= self.head()?.fresh_from_page {
-            // Another transaction may have noted it that is visible and not durable yet. Without its record a crash
-            // would make these pages fresh again, with what was written to them.
-            return self.wait_durable(self.control().metadata_lsn.load(Acquire));
+    /// Whether the log can take a transaction at all.
+    fn check_size(&self, len_bytes: u64) -> Result<()> {
+        let log_bytes = self.layout.log().len_bytes;
+        if len_bytes > log_bytes / 4 {
+            return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
-        self.transact(Vec::new(), |transaction| {
-            transaction.used_to_page = end_page;
-            Ok(())
-        })
+        Ok(())
+    }
+
+    /// Whether there is room for what a transaction frees and exchanges. An error if pins are the reason that there is none,
+    /// and a checkpoint (`has_made_room`) did not help.
+    fn has_room_for_freed(
+        &self,
+        transaction: &Transaction<'_>,
+        has_made_room: bool,
+    ) -> Result<bool> {
+        let changed = transaction.changed.iter().map(|(number, bytes)| (*number, bytes));
+        let has_room = freed::has_room(&transaction.locked, changed, most_freed(transaction))?;
+        if !has_room && has_made_room {
+            freed::check_not_pinned(&transaction.locked)?;
+        }
+        Ok(has_room)
+    }
+
+    fn begin(&self) -> Result<Transaction<'_>> {
+        let transaction = Transaction {
+            locked: self.lock()?,
+            changed: Vec::new(),
+            taken: Vec::new(),
+            refused: None,
+            exposed: Vec::new(),
+            used_to_page: 0,
+        };
+        // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
+        // is appended that could contradict it.
+        self.check_not_failed()?;
+        Ok(transaction)
     }
 
     /// Runs `change` as one transaction, whose inodes name the pages of `reservations`; when this returns, it is
@@ -172,32 +311,36 @@ impl Core {
     ) -> Result<T> {
         self.check_writable()?;
         self.flush_reserved(&reservations)?;
+        let mut flushed: Vec<ByteRange> = Vec::new();
+        let mut has_made_room = false;
         loop {
-            let mut transaction =
-                Transaction { locked: self.lock()?, changed: BTreeMap::new(), used_to_page: 0 };
-            // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
-            // is appended that could contradict it.
-            self.check_not_failed()?;
+            let mut transaction = self.begin()?;
             let value = change(&mut transaction)?;
-            if transaction.changed.is_empty() && transaction.used_to_page == 0 {
+            if transaction.is_empty() {
                 return Ok(value);
             }
-            let Prepared { builder, mut bytes, body_checksum } =
-                self.prepare(&transaction, &reservations)?;
-            let freed = 2 * transaction.changed.len() * INLINE_RUNS;
-            if freed > FREED {
-                return Err(PoolError::Parameter {
-                    what: "the number of inodes in a transaction",
-                    value: transaction.changed.len().to_string(),
-                    reason: "the list of freed pages could never hold theirs; use several transactions",
-                });
+            let exposed: Vec<ByteRange> = (transaction.exposed.iter().copied())
+                .filter(|range| !flushed.contains(range))
+                .collect();
+            if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
+                self.check_exposed(&exposed)?;
+                // Not with the lock.
+                drop(transaction);
+                self.make_durable(&exposed)?;
+                flushed.extend(exposed);
+                continue;
             }
-            let space = alloc::has_room_for_freed(&transaction.locked, freed)
-                .then(|| self.reserve(&transaction.locked, builder.len_bytes(), true))
-                .flatten();
+            let prepared = self.prepare(&transaction, &reservations, Durability::Now)?;
+            let Prepared { builder, mut bytes, body_checksum, .. } = prepared;
+            self.check_size(builder.len_bytes())?;
+            let space = match self.has_room_for_freed(&transaction, has_made_room)? {
+                true => self.reserve(&transaction.locked, builder.len_bytes(), true)?,
+                false => None,
+            };
             let Some((mut append, filler)) = space else {
                 drop(transaction);
                 self.make_room(builder.len_bytes())?;
+                has_made_room = true;
                 continue;
             };
             point::pass("transact-reserved");
@@ -211,6 +354,7 @@ impl Core {
             point::pass("transact-published");
             image::apply(&transaction.locked, &record);
             point::pass("transact-applied");
+            transaction.note_taken();
             for reserved in reservations {
                 reserved.keep(&transaction.locked);
             }
@@ -224,4 +368,72 @@ impl Core {
             return Ok(value);
         }
     }
+
+    /// As [`Core::transact`], and returns when the change is visible: it is durable when somebody makes the log so.
+    pub fn change<'a, T, E: From<PoolError>>(
+        &'a self,
+        reservations: Vec<Reservation<'a>>,
+        mut change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        self.check_writable()?;
+        let mut has_made_room = false;
+        loop {
+            let mut transaction = self.begin()?;
+            let value = change(&mut transaction)?;
+            if transaction.is_empty() {
+                return Ok(value);
+            }
+            let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
+            let Prepared { builder, mut bytes, body_checksum, slots } = prepared;
+            self.check_size(builder.len_bytes())?;
+            let place = match self.has_room_for_freed(&transaction, has_made_room)? {
+                true => self.place_packed(&transaction.locked, builder.len_bytes())?,
+                false => None,
+            };
+            let Some(place) = place else {
+                drop(transaction);
+                self.make_room(builder.len_bytes())?;
+                has_made_room = true;
+                continue;
+            };
+            builder.seal(
+                &mut bytes,
+                body_checksum,
+                place.lsn,
+                place.acknowledged_lsn,
+                self.identity(),
+            );
+            let exposes = !reservations.is_empty() || !transaction.exposed.is_empty();
+            self.publish_packed(&place, &bytes, exposes)?;
+            let end_lsn = place.lsn + bytes.len() as u64;
+            let after = slots.iter().map(|(number, bytes)| (*number, bytes));
+            image::apply_slots(&transaction.locked, after, end_lsn);
+            transaction.note_taken();
+            for reserved in reservations {
+                reserved.keep(&transaction.locked);
+            }
+            return Ok(value);
+        }
+    }
+}
+
+impl Transaction<'_> {
+    /// The next one looks for a slot behind the last that was taken.
+    fn note_taken(&self) {
+        if let Some(last) = self.taken.last() {
+            self.core().control().free_slot_hint.store(last + 1, Relaxed);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+            && self.refused.is_none()
+            && self.exposed.is_empty()
+            && self.used_to_page == 0
+    }
+}
+
+/// How many runs a transaction frees at most: between all that a slot names there may be a gap.
+fn most_freed(transaction: &Transaction<'_>) -> usize {
+    2 * transaction.changed.len() * LIST_RUNS
 }

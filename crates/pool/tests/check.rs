@@ -24,7 +24,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 
 fn report_of(image: &[u8]) -> CheckReport {
     let media = FileMedia::of(image);
-    let report = check_on(&*media, &CheckOptions { fresh_pages: true });
+    let report = check_on(&*media, &CheckOptions { fresh_pages: true, ..CheckOptions::default() });
     assert!(media.image() == image, "the check changed something");
     for finding in &report.findings {
         let text = finding.to_string();
@@ -177,10 +177,10 @@ fn flaws_of_the_metadata_are_explained_one_by_one() {
     };
     let head = with(&|image| forge::slot(image, &layout, 0)[9] ^= 1);
     only(&head, FindingKind::Head);
-    let inode = with(&|image| forge::slot(image, &layout, 1)[70] ^= 1);
-    assert_eq!(only(&inode, FindingKind::Inode).inode, Some(1));
+    let inode = with(&|image| forge::slot(image, &layout, 2)[70] ^= 1);
+    assert_eq!(only(&inode, FindingKind::Inode).inode, Some(2));
     assert_eq!(inode.pool.unwrap().inodes, 4);
-    let erased = with(&|image| forge::slot(image, &layout, 1).fill(0));
+    let erased = with(&|image| forge::slot(image, &layout, 2).fill(0));
     assert!(only(&erased, FindingKind::Inode).what.contains("zero"));
     let unexpected = with(&|image| forge::slot(image, &layout, 9)[3] = 1);
     assert_eq!(only(&unexpected, FindingKind::Inode).inode, Some(9));
@@ -232,7 +232,7 @@ fn bytes_that_mean_nothing_are_noted() {
     let slot = forge::slot(&mut image, &layout, 0);
     slot[200] = 1;
     forge::seal_slot(slot);
-    let slot = forge::slot(&mut image, &layout, 1);
+    let slot = forge::slot(&mut image, &layout, 2);
     slot[220] = 1;
     forge::seal_slot(slot);
     let report = report_of(&image);

@@ -1,11 +1,16 @@
-//! Crash states: whatever a power cut leaves, recovery gives exactly the last acknowledged state or the one in flight.
+//! Crash states: whatever a power cut leaves, recovery gives a state that the pool was in, not before the last one that was
+//! acknowledged as durable. Whatever the death of all processes leaves, it gives the last state, or the one in flight.
+//!
+//! Every page that is written to gets the number of its change, so bytes of an earlier owner are told from others.
 
 mod common;
 
 use std::sync::Arc;
 
-use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{Mutant, Pool};
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::Inode;
+use aquifer_pool::media::{Media, PersistenceDomain};
+use aquifer_pool::{Mutant, OpenOptions, Pool};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{
     CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, explore,
@@ -15,9 +20,16 @@ use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;
 
-/// The states that a run of random changes goes through; the one with index `id` is acknowledged by mark `id`.
+/// The start of the machine in which the changes are made. Recoveries from power cuts come in later ones.
+const FIRST_BOOT: u64 = 1;
+
+/// The states that a run of random changes goes through; the one with index `id` is acknowledged by mark `id`, with all before.
 struct History {
     states: Vec<Model>,
+}
+
+fn in_boot(boot: u64, mutant: Option<Mutant>) -> OpenOptions {
+    OpenOptions { boot: Some(boot), ..alone(mutant) }
 }
 
 /// Runs random changes on fresh media, and records them from the first pool that is complete on.
@@ -27,11 +39,26 @@ fn record(
     domain: PersistenceDomain,
     mutant: Option<Mutant>,
 ) -> (Recording, History) {
+    record_and_look(seed, changes, domain, mutant, |_, _| {})
+}
+
+/// The same; `look` sees the media and the present state after each change.
+fn record_and_look(
+    seed: u64,
+    changes: u64,
+    domain: PersistenceDomain,
+    mutant: Option<Mutant>,
+    look: impl Fn(&CrashMedia, &Model),
+) -> (Recording, History) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    // No page is fresh, so that freed ones are used again soon.
+    drop(pool.reserve(pool.info().unwrap().largest_free_pages, 1).unwrap());
+    drop(pool);
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
-    let mut pool = open(&media, &alone(mutant)).unwrap();
+    let options = in_boot(FIRST_BOOT, mutant);
+    let mut pool = open(&media, &options).unwrap();
     let mut history = History { states: vec![Model::new()] };
     media.begin(0);
     media.acknowledge(0);
@@ -40,13 +67,23 @@ fn record(
         let change = Change::random(&mut rng, &model, id);
         change.apply(&mut model);
         history.states.push(model);
+        if rng.chance(0.1) {
+            // Killed. Its locks are the media's, which go on; who opens the pool next makes everything durable.
+            std::mem::forget(pool);
+            pool = open(&media, &options).unwrap();
+            media.acknowledge(id - 1);
+        }
         media.begin(id);
         if change == Change::Reopen {
             drop(pool);
-            pool = open(&media, &alone(mutant)).unwrap();
+            pool = open(&media, &options).unwrap();
         }
         change.run(&pool).unwrap_or_else(|error| panic!("seed {seed}, {change:?}: {error}"));
-        media.acknowledge(id);
+        // Only the death of processes is to be feared in memory: what is visible stays.
+        if change.is_durable() || domain == PersistenceDomain::Volatile {
+            media.acknowledge(id);
+        }
+        look(&media, &history.states[id as usize]);
     }
     // The pool is lost in the crash: what its closing does is not part of the recording.
     let recording = media.recording();
@@ -57,14 +94,18 @@ fn record(
 /// Recovers a crash state and compares it with what the marks allow.
 fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> Verdict {
     let media = Arc::new(state.media()?);
-    let pool = open(&media, &alone(mutant))?;
+    let boot = match media.domain() {
+        PersistenceDomain::Volatile => FIRST_BOOT,
+        _ => FIRST_BOOT + 1 + u64::from(state.depth()),
+    };
+    let pool = open(&media, &in_boot(boot, mutant))?;
     let mut found = contents(&pool)?;
     // Made by a check whose recovery was crashed.
     let _ = found.remove(b"after".as_slice());
     let acknowledged = state.marks().last_acknowledged().unwrap_or(0);
-    let in_flight = state.marks().in_flight().iter().next().copied();
-    let allowed: Vec<u64> = [Some(acknowledged), in_flight].into_iter().flatten().collect();
-    let Some(id) = allowed.iter().rev().find(|id| history.states[**id as usize] == found) else {
+    let in_flight = state.marks().in_flight().iter().copied().filter(|id| *id > acknowledged);
+    let allowed: Vec<u64> = std::iter::once(acknowledged).chain(in_flight).collect();
+    let Some(&id) = allowed.iter().rev().find(|id| history.states[**id as usize] == found) else {
         return Err(format!(
             "found {found:?}, allowed are {:?}",
             allowed.iter().map(|id| &history.states[*id as usize]).collect::<Vec<_>>()
@@ -72,11 +113,10 @@ fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> V
         .into());
     };
     // From here on the caller has seen this state: a second crash must not change it.
-    match in_flight {
-        Some(in_flight) if *id == in_flight => media.acknowledge(in_flight),
-        Some(in_flight) => media.withdraw(in_flight),
-        None => {}
+    if id > acknowledged {
+        media.acknowledge(id);
     }
+    allowed.iter().filter(|later| **later > id).for_each(|later| media.withdraw(*later));
     // The pool works on: a change after recovery is there after the next one.
     if common::find(&pool, b"after")?.is_none() {
         common::create(&pool, b"after", 1)?;
@@ -96,6 +136,135 @@ fn run(
     let (recording, history) = record(seed, changes, domain, mutant);
     let plan = Plan { depth: 1, budget, seed };
     explore(&recording, plan, |state| check(state, &history, mutant))
+}
+
+/// A pool with an object, and what it did since that was durable.
+fn prepared() -> (Arc<CrashMedia>, Pool) {
+    let fresh = Arc::new(CrashMedia::new(POOL_BYTES, PersistenceDomain::PageCache).unwrap());
+    let pool = Pool::create_on(fresh.clone(), &small(), &in_boot(FIRST_BOOT, None)).unwrap();
+    common::create(&pool, b"object", 2).unwrap();
+    drop(pool);
+    let media = Arc::new(CrashMedia::from_image(&fresh.image(), fresh.domain()).unwrap());
+    let pool = open(&media, &in_boot(FIRST_BOOT, None)).unwrap();
+    (media, pool)
+}
+
+/// Packed records of such lengths that the last ones come to lie before the end of the ring in every possible way.
+#[test]
+fn packed_records_at_the_end_of_the_ring_survive() {
+    for last_bytes in (640..1600).step_by(64) {
+        let (media, pool) = prepared();
+        let log = pool.layout().log();
+        let number = common::find(&pool, b"object").unwrap().unwrap().number;
+        let object = pool.inode(number).unwrap().runs[0].bytes();
+        // A record of one slot has 640 bytes; what it exposes makes it longer.
+        let change = |version: u64, len_bytes: u64| {
+            pool.change(vec![], |transaction| {
+                let exposed = (len_bytes - 640).div_ceil(40);
+                (0..exposed).for_each(|_| transaction.expose(object));
+                let inode = transaction.inode(number)?;
+                transaction.put(Inode { layout_version: version, ..inode });
+                Ok(())
+            })
+            .unwrap()
+        };
+        let mut version = 100;
+        while pool.durable_lsn() % log.len_bytes != log.len_bytes - PAGE_BYTES {
+            pool.checkpoint().unwrap();
+            change(version, 640);
+            pool.sync().unwrap();
+        }
+        let left_bytes = PAGE_BYTES - last_bytes;
+        for _ in 0..left_bytes / 640 {
+            version += 1;
+            change(version, 640);
+        }
+        version += 1;
+        change(version, last_bytes + left_bytes % 640);
+        pool.sync().unwrap();
+        media.acknowledge(version);
+        version += 1;
+        media.begin(version);
+        change(version, 704);
+        pool.sync().unwrap();
+        let recording = media.recording();
+        drop(pool);
+        let plan = Plan { depth: 0, budget: 200, seed: 1 };
+        let explored = explore(&recording, plan, |state| {
+            let pool = open(&Arc::new(state.media()?), &in_boot(FIRST_BOOT + 1, None))?;
+            let found = pool.inode(number)?.layout_version;
+            let is_right = match state.marks().last_acknowledged() {
+                None => found <= version,
+                Some(known) => found == known || found == version,
+            };
+            if is_right { Ok(None) } else { Err(format!("found version {found}").into()) }
+        });
+        explored.unwrap_or_else(|failure| panic!("{last_bytes} bytes: {failure}"));
+    }
+}
+
+/// Nobody knows of what was written to pages that a change named for the first time, if a power cut undoes the change.
+#[test]
+fn pages_that_a_lost_change_has_used_are_not_taken_for_fresh() {
+    let (media, pool) = prepared();
+    let reservation = pool.reserve_zeroed(8, 1).unwrap();
+    let (runs, bytes) = (reservation.runs().to_vec(), reservation.whole().bytes());
+    pool.change(vec![reservation], |transaction| {
+        let inode = common::find(&pool, b"object")?.expect("made before");
+        transaction.put(Inode { size_bytes: 8 * PAGE_BYTES, runs: runs.clone(), ..inode });
+        Ok(())
+    })
+    .unwrap();
+    pool.store(bytes.offset_bytes, &common::page(77).repeat(8)).unwrap();
+    let recording = media.recording();
+    std::mem::forget(pool);
+    let explored = explore(&recording, Plan { depth: 0, budget: 500, seed: 1 }, |state| {
+        let pool = open(&Arc::new(state.media()?), &in_boot(FIRST_BOOT + 1, None))?;
+        common::create(&pool, b"next", 40)?;
+        match contents(&pool)?[b"next".as_slice()].iter().all(|stamp| *stamp == 0) {
+            true => Ok(None),
+            false => Err("a new object has bytes of an older one".into()),
+        }
+    });
+    explored.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Of a transaction that was acknowledged nothing is lost, also if it exposes bytes.
+#[test]
+fn a_transaction_that_exposes_bytes_is_durable_with_them() {
+    let (media, pool) = prepared();
+    let inode = common::find(&pool, b"object").unwrap().unwrap();
+    let second = common::place(&inode, 1);
+    pool.transact(vec![], |transaction| {
+        transaction.put(Inode { size_bytes: PAGE_BYTES, ..inode.clone() });
+        Ok(())
+    })
+    .unwrap();
+    pool.store(second.offset_bytes, &common::page(5)).unwrap();
+    media.begin(1);
+    pool.transact(vec![], |transaction| {
+        transaction.expose(second);
+        let layout_version = 9;
+        transaction.put(Inode { size_bytes: 2 * PAGE_BYTES, layout_version, ..inode.clone() });
+        Ok(())
+    })
+    .unwrap();
+    media.acknowledge(1);
+    let recording = media.recording();
+    drop(pool);
+    let explored = explore(&recording, Plan { depth: 0, budget: 500, seed: 1 }, |state| {
+        let media = Arc::new(state.media()?);
+        let pool = open(&media, &in_boot(FIRST_BOOT + 1, None))?;
+        let is_there = pool.inode(inode.number)?.layout_version == 9;
+        let mut page = vec![0; PAGE_BYTES as usize];
+        pool.load(second.offset_bytes, &mut page)?;
+        match (is_there, page == common::page(5)) {
+            (false, _) if state.marks().is_acknowledged(1) => Err("it is lost".into()),
+            (true, false) => Err("its bytes are lost".into()),
+            _ => Ok(None),
+        }
+    });
+    explored.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 fn survives(domain: PersistenceDomain) {
@@ -125,6 +294,20 @@ fn every_killed_process_in_memory_files_recovers() {
     survives(PersistenceDomain::Volatile);
 }
 
+/// The death of all processes undoes nothing that was visible, on whatever media.
+#[test]
+fn what_is_visible_survives_every_process() {
+    for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
+        for seed in seed(0)..seed(0) + steps(8) as u64 {
+            record_and_look(seed, 40, domain, None, |media, state| {
+                let left = Arc::new(CrashMedia::from_image(&media.image(), domain).unwrap());
+                let pool = open(&left, &in_boot(FIRST_BOOT, None)).unwrap();
+                assert_eq!(contents(&pool).unwrap(), *state, "seed {seed}, {domain}");
+            });
+        }
+    }
+}
+
 /// Every deliberate mistake that a crash can show is noticed.
 #[test]
 fn every_mutant_is_caught() {
@@ -134,6 +317,7 @@ fn every_mutant_is_caught() {
         Mutant::NoRevoke,
         Mutant::EarlyReuse,
         Mutant::CommitBeforeData,
+        Mutant::CountExposed,
         Mutant::TrustStoredState,
         Mutant::SameGeneration,
         Mutant::NoChecksum,

@@ -109,7 +109,8 @@ impl Held {
 }
 
 fn is_sound(path: &Path, len_bytes: u64) {
-    let report = check(path, &CheckOptions { fresh_pages: true }).unwrap();
+    let report =
+        check(path, &CheckOptions { fresh_pages: true, ..CheckOptions::default() }).unwrap();
     assert!(report.is_sound(), "{report}");
     assert_eq!(report.pool.unwrap().layout.len_bytes(), len_bytes);
     drop(Pool::open(path, &shared()).unwrap());

@@ -33,7 +33,7 @@ fn assert_grown(pool: &Pool) {
 fn a_grown_pool_has_all_it_had_and_zeros_behind() {
     let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
     assert_eq!(grow(&media, GROWN_BYTES + 100).unwrap(), GROWN_BYTES, "whole pages");
-    let report = check_on(&*media, &CheckOptions { fresh_pages: true });
+    let report = check_on(&*media, &CheckOptions { fresh_pages: true, ..CheckOptions::default() });
     assert_eq!(report.findings, [], "it was recovered and closed");
     assert_eq!(report.pool.unwrap().layout.len_bytes(), GROWN_BYTES);
     assert_grown(&Pool::open_on(media.clone(), &alone()).unwrap());

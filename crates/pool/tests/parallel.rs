@@ -177,14 +177,12 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
     let media = prepared(1, PersistenceDomain::PageCache);
     let options = OpenOptions { stall_timeout: Duration::from_millis(100), ..alone(None) };
     let pool = open(&media, &options).unwrap();
-    let first = pool.reserve_zeroed(1, 1).unwrap();
     let record = pool.layout().log();
     std::thread::scope(|scope| {
         let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(record));
-        let raising = scope.spawn(|| create(&pool, b"raises", 4));
+        let raising = scope.spawn(|| pool.reserve(8, 1).map(drop));
         gate.wait_until_reached();
-        // Its pages lie before those of the object being made.
-        drop(first);
+        // The next page is among those that are noted as used beyond these.
         let refused = pool.reserve(1, 1).map(|reservation| {
             pool.media().write_at(reservation.whole().bytes().offset_bytes, &page(9)).unwrap();
         });

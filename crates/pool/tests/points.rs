@@ -18,7 +18,7 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
-use common::{Change, Model, Scene, contents, create, destroy, find, page, place};
+use common::{Change, Model, Scene, contents, create, destroy, find, page, place, write};
 
 /// What a child does. Not a test by itself.
 #[test]
@@ -26,6 +26,7 @@ fn child() {
     child::play(&[
         ("changer", changer),
         ("committer", committer),
+        ("writer", writer),
         ("leaver", leaver),
         ("pipeliner", pipeliner),
         ("impatient", impatient),
@@ -76,12 +77,25 @@ fn changer() {
     let mut pool = Pool::open(&path, &options()).unwrap();
     let (changes, _) = history(environment("SEED").parse().unwrap());
     drop(pool.reserve(1, 1).unwrap());
+    let mut pins = Vec::new();
     for (id, change) in (1..).zip(&changes) {
         if *change == Change::Reopen {
+            pins.clear();
             drop(pool);
             pool = Pool::open(&path, &options()).unwrap();
         }
         change.run(&pool).unwrap_or_else(|error| panic!("{change:?}: {error}"));
+        // What is freed waits for pins now and then; and free pages are zeroed.
+        pool.checkpoint().unwrap();
+        pool.zero_free_pages(2).unwrap();
+        match id % 8 {
+            1 => {
+                let seen = pool.inodes().unwrap().into_iter();
+                pins.extend(seen.map(|inode| pool.pin_owned(inode.number, 0).unwrap()));
+            }
+            5 => pins.clear(),
+            _ => {}
+        }
         said(&format!("acknowledged {id}"));
     }
 }
@@ -90,6 +104,12 @@ fn changer() {
 fn committer() {
     let pool = Pool::open(environment("POOL"), &options()).unwrap();
     commit(&pool, environment("SEED").parse().unwrap());
+}
+
+/// Changes once: a new object, full of a number.
+fn writer() {
+    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    write(&pool, b"late", 2, environment("SEED").parse().unwrap()).unwrap();
 }
 
 /// Takes its place in the log for a commit, and dies.
@@ -234,10 +254,12 @@ fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
     check_pages(&pool, when);
 }
 
-/// Whether a changer comes by. Who completes what others began has a test of its own here, and who makes pools in
-/// `create.rs`.
+/// Whether a changer comes by. Who completes what others began has a test of its own here, as has who recovers what the dead
+/// have left, and who makes pools in `create.rs`.
 fn is_on_the_way(point: &str) -> bool {
-    !point.starts_with("help-") && !point.starts_with("create-")
+    !point.starts_with("help-")
+        && !point.starts_with("create-")
+        && !matches!(point, "open-secured" | "apply-moved")
 }
 
 #[test]
@@ -269,6 +291,98 @@ fn a_process_may_die_at_every_point() {
     let missed: Vec<_> =
         POINTS.iter().filter(|p| is_on_the_way(p) && !visited.contains(*p)).collect();
     assert!(missed.is_empty(), "nobody came by {missed:?}");
+}
+
+/// All have died, some of them in the middle of a packed record, and who recovers the pool dies as well.
+#[test]
+fn who_recovers_what_the_dead_have_left_may_die_as_well() {
+    let mut rng = Rng::new(seed(4));
+    for last in ["packed-written", "packed-published", "packed-closed", "packed-flushed"] {
+        for point in POINTS.iter().filter(|point| point.starts_with("open-")) {
+            let scene = scene();
+            let seed = rng.next_u64();
+            let (_, states) = history(seed);
+            let die_at = format!("{last}*{}", 1 + rng.below(3));
+            let (said, _) = play("changer", &scene.path, seed, Some(&die_at));
+            let (_, has_died) = play("idler", &scene.path, 0, Some(point));
+            let when = format!("{die_at}, then {point}, seed {seed}");
+            assert!(has_died || *point == "open-secured", "{when}");
+            let pool = Pool::open(&scene.path, &options())
+                .unwrap_or_else(|error| panic!("{when}: {error}"));
+            check(&scene.path, pool, &states, &said, &when);
+        }
+    }
+}
+
+/// A change that its process did not come to publish has not happened. Its pages are free, and others write to them: no
+/// recovery may find the record later and show them.
+#[test]
+fn a_change_that_was_not_published_never_counts() {
+    let scene = scene();
+    let pool = Pool::open(&scene.path, &options()).unwrap();
+    create(&pool, b"own", 1).unwrap();
+    drop(pool.reserve(20, 1).unwrap());
+    pool.sync().unwrap();
+    assert!(play("writer", &scene.path, 77, Some("packed-written")).1);
+    assert_eq!(contents(&pool).unwrap().len(), 1);
+    // Nobody writes to the log.
+    let used_again = pool.reserve(2, 1).unwrap();
+    pool.store(used_again.whole().bytes().offset_bytes, &page(99).repeat(2)).unwrap();
+    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
+}
+
+/// Once a change is published it has happened, whether or not its process came to apply it.
+#[test]
+fn a_change_that_was_published_counts() {
+    for others_stay in [false, true] {
+        let scene = scene();
+        let pool = Pool::open(&scene.path, &options()).unwrap();
+        create(&pool, b"own", 1).unwrap();
+        let staying = others_stay.then_some(pool);
+        assert!(play("writer", &scene.path, 77, Some("packed-published")).1);
+        let pool = staying.unwrap_or_else(|| Pool::open(&scene.path, &options()).unwrap());
+        // Who comes next to the lock applies it.
+        pool.sync().unwrap();
+        let expected = Model::from([(b"own".to_vec(), vec![0]), (b"late".to_vec(), vec![77; 2])]);
+        assert_eq!(contents(&pool).unwrap(), expected);
+    }
+}
+
+/// A process that is stopped in the middle of a change stalls those that want to change something, and tells them who it is;
+/// those that read go on, and see all or nothing of it.
+#[test]
+fn a_stopped_change_stalls_writers_and_no_readers() {
+    for (point, is_there) in [
+        ("packed-written", false),
+        ("packed-published", false),
+        ("apply-half", true),
+        ("apply-stored", true),
+    ] {
+        let scene = scene();
+        let hasty = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
+        let pool = Pool::open(&scene.path, &hasty).unwrap();
+        create(&pool, b"own", 1).unwrap();
+        drop(pool.reserve(20, 1).unwrap());
+        let reading = OpenOptions { read_only: true, ..hasty };
+        let reader = Pool::open(&scene.path, &reading).unwrap();
+        let stopped = Held::at(point, "writer", &scene.path);
+        let pid = stopped.child.0.id();
+        let is_stalled =
+            |outcome| matches!(outcome, Err(PoolError::Stalled { pid: found, .. }) if found == pid);
+        assert!(is_stalled(common::rename(&pool, b"own", b"renamed")), "{point}");
+        assert!(is_stalled(pool.sync()), "{point}");
+        for _ in 0..3 {
+            let found = reader.inodes().unwrap();
+            let names: Vec<_> = found.iter().map(|inode| &inode.name[..]).collect();
+            let expected: &[&[u8]] = if is_there { &[b"own", b"late"] } else { &[b"own"] };
+            assert_eq!(names, expected, "{point}");
+        }
+        stopped.let_go();
+        common::rename(&pool, b"own", b"renamed").unwrap();
+        pool.sync().unwrap();
+        assert_eq!(reader.inodes().unwrap().len(), 2, "{point}");
+    }
 }
 
 /// Who died in the middle of an append, and who died completing it.
@@ -399,6 +513,12 @@ impl Held {
 
     fn go_on(&mut self) {
         self.input.write_all(b"\n").unwrap();
+    }
+
+    /// It is not held any more, nor at the same point later, and ends.
+    fn let_go(mut self) {
+        drop(self.input);
+        assert!(self.child.0.wait().unwrap().success());
     }
 
     fn hear(&mut self, expected: &str) {

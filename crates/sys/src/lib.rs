@@ -5,9 +5,12 @@
 //! place, and add no policy. Everything a fault handler needs allocates nothing.
 
 pub mod accounting;
+pub mod boot;
+pub mod clock;
 pub mod copy;
 pub mod cost;
 pub mod cpu;
+pub mod credentials;
 pub mod devdax;
 pub mod fallible;
 pub mod features;

@@ -36,5 +36,12 @@ pub fn run(bench: &Bench) -> Result<Report> {
         Bench::Unmap(options) => files::unmap(options),
         Bench::Flush(options) => files::flush(options),
         Bench::Search(options) => files::search(options),
+        Bench::ReadOnce(options) => files::read_once(options),
+        Bench::View(options) => files::view(options),
+        Bench::Repetitive(options) => files::repetitive(options),
+        Bench::Append(options) => files::append(options),
+        Bench::Shared(options) => files::shared(options),
+        Bench::Metadata(options) => files::metadata(options),
+        Bench::Pswap(options) => files::pswap(options),
     }
 }

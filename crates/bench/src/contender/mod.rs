@@ -5,13 +5,15 @@
 //! What every contender owes: the bytes of the file, whatever it does to get them. The workloads check that.
 //!
 //! Contenders that make stores durable have an interface of their own, in [`stores`] (commits) and [`regions`]
-//! (memory that is made durable as a whole); so have those for ordinary files, in [`files`].
+//! (memory that is made durable as a whole); so have those for ordinary files, in [`files`], and for files in pools, in
+//! [`pooled`].
 
 mod anonymous;
 mod aquifer;
 mod direct;
 pub mod files;
 mod mmap;
+pub mod pooled;
 pub mod regions;
 pub mod stores;
 mod user_cache;
@@ -91,6 +93,14 @@ pub enum System {
     MapperSync,
     /// Aquifer's `read_once`: read or mapped, whichever is cheaper for a file of that length.
     MapperReadOnce,
+    /// Files of the kernel by system calls: `pread`, `pwrite`, `open`, `stat`, `unlink`.
+    Syscalls,
+    /// Files of an Aquifer pool, read and written without system calls.
+    Pool,
+    /// The same where another form of Aquifer has a cheaper way: the bytes copied.
+    PoolCopy,
+    /// Files of an Aquifer pool, looked at where they lie.
+    View,
     /// Memory and nothing else.
     Memory,
     /// Appending to a preallocated log and flushing the device: the least a commit can cost.
@@ -131,6 +141,10 @@ impl System {
             Self::MapperAsync => "mapper_async",
             Self::MapperSync => "mapper_sync",
             Self::MapperReadOnce => "mapper_read_once",
+            Self::Syscalls => "syscalls",
+            Self::Pool => "pool",
+            Self::PoolCopy => "pool_copy",
+            Self::View => "view",
             Self::Memory => "memory",
             Self::LogAlone => "log_alone",
         }

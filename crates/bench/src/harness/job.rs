@@ -88,6 +88,8 @@ pub enum Work {
     Recover(CommitWork),
     /// Ordinary files.
     Files(FilesWork),
+    /// Files in a pool, and the same files of the kernel.
+    Pooled(PooledWork),
 }
 
 /// Work on ordinary files. The job's source is a file, or the directory that has the files.
@@ -139,6 +141,82 @@ pub enum FilesWork {
     },
 }
 
+/// Work on files that are in a pool and, the same, in a directory of the kernel's. The job's source is that directory; the
+/// pool is a file in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PooledWork {
+    /// Each file is opened by path, summed and closed; once in advance, and then so many times over.
+    Sum {
+        /// How many files there are.
+        files: u32,
+        /// How many threads sum, each its own part of the files.
+        threads: u32,
+        /// How often after the first time.
+        passes: u32,
+    },
+    /// One file is opened by path, a word of it read, and closed.
+    Open {
+        /// Which file.
+        file: u32,
+    },
+    /// Records of open files.
+    Records(RecordWork),
+    /// A file grows.
+    Append(AppendWork),
+    /// Names come and go: a file is made, looked up and removed.
+    Names(TeamWork),
+    /// The content of one file takes the place of that of another.
+    Replace {
+        /// How long both are.
+        file_bytes: u64,
+    },
+    /// A process reads what another process has read: how many page faults that takes.
+    SecondProcess {
+        /// Length of the file.
+        file_bytes: u64,
+        /// Which of the two; `None` for the one that starts them.
+        member: Option<u32>,
+    },
+}
+
+/// How many processes do the same at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TeamWork {
+    /// How many.
+    pub processes: u32,
+    /// Which of them; `None` for the one that starts them.
+    pub member: Option<u32>,
+}
+
+/// Records of a large file, read or overwritten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RecordWork {
+    /// Length of a record.
+    pub record_bytes: u32,
+    /// Length of the file.
+    pub file_bytes: u64,
+    /// Whether they are overwritten.
+    pub writes: bool,
+    /// In random order, or from the start to the end and over again.
+    pub is_random: bool,
+    /// Whether every process has a file of its own.
+    pub own_files: bool,
+    /// The processes.
+    pub team: TeamWork,
+}
+
+/// A file that grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AppendWork {
+    /// Length of a piece.
+    pub piece_bytes: u64,
+    /// How long the file gets.
+    pub file_bytes: u64,
+    /// How often it is removed and grows again.
+    pub times: u32,
+}
+
 /// Commits to an array of cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CommitWork {
@@ -175,6 +253,18 @@ impl Work {
             | Self::Recover(commit) => Some(stores::environment(commit.domain)),
             _ => None,
         }
+    }
+}
+
+impl From<FilesWork> for Work {
+    fn from(work: FilesWork) -> Self {
+        Self::Files(work)
+    }
+}
+
+impl From<PooledWork> for Work {
+    fn from(work: PooledWork) -> Self {
+        Self::Pooled(work)
     }
 }
 

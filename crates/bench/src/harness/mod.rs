@@ -12,11 +12,19 @@
 //! memory nor page tables nor a group's charges. The child does no work before it has read its job, so all
 //! it allocates is charged to the group. Rounds are interleaved and rotated, so that drift of the machine
 //! (heat, neighbours, the device's mood) hits all contenders alike.
+//!
+//! Where several processes are to work at once, the child starts them the same way ([`Member`]): each prepares, says that it
+//! is ready, and waits to be told to go.
 
 mod child;
 mod job;
 mod schedule;
+mod team;
 
 pub use child::run_if_child;
-pub use job::{CommitWork, ComputeWork, FilesWork, Job, LaneAnswer, Measured, Work};
+pub use job::{
+    AppendWork, CommitWork, ComputeWork, FilesWork, Job, LaneAnswer, Measured, PooledWork,
+    RecordWork, TeamWork, Work,
+};
 pub use schedule::{Cell, Schedule, progress_bar, run_to_its_death};
+pub use team::{Member, wait_to_go};

@@ -118,12 +118,7 @@ impl Schedule<'_> {
 /// Starts this program again to do `job` and waits for it. `admit` sees the child's number before the child has
 /// read its job.
 fn run_process(job: &Job, admit: impl FnOnce(u32) -> Result<()>) -> Result<Output> {
-    let mut child = Command::new("/proc/self/exe")
-        .args(std::env::args_os().skip(1))
-        .env(CHILD_VARIABLE, "1")
-        .envs(job.work.environment())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+    let mut child = this_program(job)
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot start this program again")?;
@@ -139,6 +134,18 @@ fn run_process(job: &Job, admit: impl FnOnce(u32) -> Result<()>) -> Result<Outpu
     let output = child.wait_with_output()?;
     told?;
     Ok(output)
+}
+
+/// This program again, for `job`.
+pub(super) fn this_program(job: &Job) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(std::env::args_os().skip(1))
+        .env(CHILD_VARIABLE, "1")
+        .envs(job.work.environment())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    command
 }
 
 fn answer(output: &Output) -> Result<Outcome> {

@@ -60,6 +60,15 @@ pub fn keep_to_processors(count: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Page faults of this process so far that needed no device.
+pub fn minor_faults() -> io::Result<u64> {
+    // SAFETY: all-zero is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: a structure of the right type that outlives the call.
+    check(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) })?;
+    Ok(usage.ru_minflt as u64)
+}
+
 /// Bytes written so far to the device that holds `file`, by whomever; `None` where files have no block device
 /// of their own, as in memory or on a network.
 pub fn device_written_bytes(file: &File) -> io::Result<Option<u64>> {

@@ -6,6 +6,7 @@ mod commit;
 mod compute;
 mod files;
 mod graph;
+mod pooled;
 mod recover;
 
 use anyhow::Result;
@@ -15,6 +16,7 @@ use crate::harness::{Job, Measured, Work};
 
 pub use access::{lane_pages, stored_byte};
 pub use files::{flushed_stores, summed_files};
+pub use pooled::record_files;
 
 /// Does the job.
 pub fn run(job: &Job) -> Result<Measured> {
@@ -29,6 +31,7 @@ pub fn run(job: &Job) -> Result<Measured> {
         Work::Crash(work) => recover::crash(job, &work),
         Work::Recover(work) => recover::run(job, &work),
         Work::Files(ref work) => files::run(job, work),
+        Work::Pooled(work) => pooled::run(job, work),
         _ => contender::with(job.system, &job.source, access::Access { job }),
     }
 }

@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use aquifer::fs::check;
 use aquifer::pool::check::{
-    self, CheckOptions, CheckReport, Finding, FindingKind, RefusedRepair, RepairReport, Severity,
+    CheckOptions, CheckReport, CheckedPool, Finding, FindingKind, RefusedRepair, RepairReport,
+    Severity,
 };
 use aquifer::pool::format::PAGE_BYTES;
 use aquifer::pool::media;
@@ -23,7 +25,7 @@ use crate::progress::Watched;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer pool check data.pool               explain what is found in the metadata and the log
+  aquifer pool check data.pool               explain what is found in the metadata, the log and the tree of files
   aquifer pool check data.pool --full        read free space as well
   aquifer pool check data.pool --repair      mend what can be mended without losing anything
 
@@ -34,6 +36,8 @@ pub struct Args {
     path: PathBuf,
 
     /// Repair what can be repaired without losing anything; nobody may have the pool open
+    ///
+    /// Files that no name leads to get one in /lost+found.
     #[arg(long)]
     repair: bool,
 
@@ -48,7 +52,7 @@ pub struct Args {
 
 /// Checks, or repairs, and prints what was found.
 pub fn run(args: &Args) -> Result<()> {
-    let options = CheckOptions { fresh_pages: args.full };
+    let options = CheckOptions { fresh_pages: args.full, ..CheckOptions::default() };
     let media = media::open(&args.path, args.repair, None)?;
     let left = if args.repair {
         let media = Arc::new(Watched::new(media, "checking and repairing"));
@@ -112,6 +116,11 @@ struct PoolReport<'a> {
     log_end_reason: &'a str,
     log_records: u64,
     inodes: u64,
+    files: u64,
+    directories: u64,
+    symbolic_links: u64,
+    /// Slots that belong to files beside their inodes.
+    parts: u64,
     used_bytes: u64,
     free_bytes: u64,
     never_used_bytes: u64,
@@ -163,6 +172,10 @@ impl<'a> From<&'a CheckReport> for Checked<'a> {
                 log_end_reason: &pool.end_reason,
                 log_records: pool.records,
                 inodes: pool.inodes,
+                files: pool.files,
+                directories: pool.directories,
+                symbolic_links: pool.symbolic_links,
+                parts: pool.parts,
                 used_bytes: pool.used_pages * PAGE_BYTES,
                 free_bytes: pool.free_pages * PAGE_BYTES,
                 never_used_bytes: pool.fresh_pages * PAGE_BYTES,
@@ -221,7 +234,8 @@ fn checked_text(report: &CheckReport) -> String {
     if let Some(pool) = &report.pool {
         let lines = [
             ("pool", format!("{}, {}", Bytes(pool.layout.len_bytes()), format_note())),
-            ("inodes", output::count(pool.inodes)),
+            ("objects", output::count(pool.inodes)),
+            ("files", files_text(pool)),
             ("used", Bytes(pool.used_pages * PAGE_BYTES).to_string()),
             ("free", Bytes(pool.free_pages * PAGE_BYTES).to_string()),
             ("log", format!("{} to be replayed", output::several(pool.records, "record"))),
@@ -230,11 +244,28 @@ fn checked_text(report: &CheckReport) -> String {
     }
     let verdict = match report.worst() {
         None | Some(Severity::Note) => "nothing is wrong",
-        Some(Severity::Repairable) => "nothing is lost, and the pool can be used",
+        Some(Severity::Repairable) if report.can_be_written() => {
+            "nothing is lost, and the pool can be used"
+        }
+        Some(Severity::Repairable) => {
+            "nothing is lost, and the pool can be written once it is repaired"
+        }
         _ => return text,
     };
     let _ = writeln!(text, "{path}: {verdict}");
     text
+}
+
+fn files_text(pool: &CheckedPool) -> String {
+    format!(
+        "{}, in {}; {}",
+        output::count(pool.files),
+        match pool.directories {
+            1 => "1 directory".to_owned(),
+            directories => format!("{} directories", output::count(directories)),
+        },
+        output::several(pool.symbolic_links, "symbolic link"),
+    )
 }
 
 fn finding_text(finding: &Finding) -> String {

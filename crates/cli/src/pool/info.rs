@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use aquifer::pool::format::inode::{Inode, InodeKind};
 use aquifer::pool::format::{FORMAT_VERSION, PAGE_BYTES};
 use aquifer::{PersistenceDomain, Pool, PoolInfo};
 use aquifer_bench::Bytes;
@@ -48,12 +47,27 @@ pub(super) struct Report {
     tail_lsn: u64,
     applied_lsn: u64,
     durable_lsn: u64,
+    /// Objects, files, directories and symbolic links.
     inodes: u64,
+    /// Slots for them, and for what does not fit into one.
     max_inodes: u64,
+    free_slots: u64,
     damaged_inodes: u64,
     objects: u64,
+    files: u64,
+    /// The root among them.
+    directories: u64,
+    symlinks: u64,
+    /// Slots of names, runs and attributes that do not fit into an inode.
+    parts: u64,
     free_bytes: u64,
     largest_free_bytes: u64,
+    /// Of the free bytes, those that are known to be zero.
+    zeroed_bytes: u64,
+    /// Freed, and free after the next checkpoint.
+    freed_bytes: u64,
+    /// Freed, and free when no view pins them any more.
+    held_bytes: u64,
     /// Records of the log that this opening found and looked at in memory.
     recovered_records: u64,
     /// Processes that have it open for writing.
@@ -73,8 +87,6 @@ impl Report {
     /// What an open pool is.
     pub(super) fn of(pool: &Pool) -> Result<Report> {
         let info: PoolInfo = pool.info()?;
-        let is_object = |inode: &Inode| inode.kind == InodeKind::Object;
-        let objects = pool.inodes()?.into_iter().filter(is_object).count() as u64;
         let layout = info.layout;
         Ok(Report {
             path: info.path.display().to_string(),
@@ -92,12 +104,20 @@ impl Report {
             tail_lsn: info.tail_lsn,
             applied_lsn: info.applied_lsn,
             durable_lsn: info.durable_lsn,
-            inodes: info.inodes,
+            inodes: info.objects + info.files + info.directories + info.symbolic_links,
             max_inodes: layout.slots() - 1,
+            free_slots: info.free_slots,
             damaged_inodes: info.damaged_inodes,
-            objects,
+            objects: info.objects,
+            files: info.files,
+            directories: info.directories,
+            symlinks: info.symbolic_links,
+            parts: info.parts,
             free_bytes: info.free_pages * PAGE_BYTES,
             largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
+            zeroed_bytes: info.zeroed_pages * PAGE_BYTES,
+            freed_bytes: info.freed_pages * PAGE_BYTES,
+            held_bytes: info.held_pages * PAGE_BYTES,
             recovered_records: info.recovered_records,
             processes: info.processes,
         })
@@ -111,27 +131,43 @@ impl Report {
     fn to_text(&self) -> String {
         let used = self.log_used_bytes;
         let of_log = used * 100 / self.log.len_bytes.max(1);
-        let mut inodes = format!(
+        let files = format!(
+            "{}, {} in {}",
+            output::several(self.files, "file"),
+            output::several(self.symlinks, "symbolic link"),
+            match self.directories {
+                1 => "one directory, the root".to_owned(),
+                directories => format!("{} directories", output::count(directories)),
+            },
+        );
+        let mut slots = format!(
             "{} of {} in use, in {}",
-            output::count(self.inodes),
+            output::count(self.max_inodes - self.free_slots),
             output::count(self.max_inodes),
             self.metadata.to_text(),
         );
         if self.damaged_inodes > 0 {
             let damaged = output::several(self.damaged_inodes, "slot");
-            inodes.push_str(&format!("; {damaged} damaged: see `aquifer pool check`"));
+            slots.push_str(&format!("; {damaged} damaged: see `aquifer pool check`"));
         }
         let mut log = format!("{} ({of_log} %) in use of {}", Bytes(used), self.log.to_text());
         if self.recovered_records > 0 {
             let records = output::several(self.recovered_records, "record");
             log.push_str(&format!("; {records} to be replayed when it is opened for writing"));
         }
-        let data = format!(
-            "{} free of {}, {} in one piece",
+        let mut data = format!(
+            "{} free of {}, {} in one piece, {} zeroed",
             Bytes(self.free_bytes),
             self.data.to_text(),
             Bytes(self.largest_free_bytes),
+            Bytes(self.zeroed_bytes),
         );
+        if self.freed_bytes > 0 {
+            data.push_str(&format!("; {} free after a checkpoint", Bytes(self.freed_bytes)));
+        }
+        if self.held_bytes > 0 {
+            data.push_str(&format!("; {} kept by views", Bytes(self.held_bytes)));
+        }
         let processes = match &self.processes[..] {
             [] => "no process".to_owned(),
             pids => pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
@@ -141,7 +177,8 @@ impl Report {
             ("created", output::moment(self.created_ns)),
             ("uuid", self.uuid.clone()),
             ("objects", output::count(self.objects)),
-            ("inodes", inodes),
+            ("files", files),
+            ("slots", slots),
             ("log", log),
             ("generation", self.generation.to_string()),
             ("data", data),

@@ -48,6 +48,16 @@ impl Bytes {
         }
     }
 
+    /// So much more of so much is done.
+    pub fn add_towards(&self, bytes: u64, all_bytes: u64) {
+        self.at(self.0.position() + bytes, all_bytes);
+    }
+
+    /// Says something while the bar makes room.
+    pub fn aside<T>(&self, say: impl FnOnce() -> T) -> T {
+        self.0.suspend(say)
+    }
+
     /// Takes it off the terminal, for what is said next.
     pub fn clear(&self) {
         self.0.finish_and_clear();

@@ -1,4 +1,5 @@
-//! `aquifer stat`: what the caches of running processes hold and do.
+//! `aquifer stat`: what the caches of running processes hold and do; and what files of a pool are, if what is named has the form of
+//! `POOL:/PATH`, which no name of a cache can have.
 //!
 //! A program lets itself be seen by building its cache with `CacheBuilder::publish`; `aquifer::publish` says
 //! where and how. This side reads, tells the living from the dead, and turns two samples into rates.
@@ -7,11 +8,14 @@ mod sample;
 mod show;
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use clap::error::ErrorKind;
 use serde::Serialize;
 
+use crate::files::{self, Place, StatArgs};
 use crate::output;
 use sample::Sample;
 
@@ -23,13 +27,14 @@ Examples:
   aquifer stat 4711                 those of one process
   aquifer stat orders --watch 1     one by its name, every second, with rates
   aquifer stat --json --watch 5     one JSON object a line
+  aquifer stat data.pool:/logs      a directory of a pool
 
 A program lets its cache be seen with
   Cache::builder().publish(\"orders\")")]
 pub struct Args {
-    /// Only this process, or caches of this name
-    #[arg(value_name = "PID|NAME")]
-    target: Option<String>,
+    /// Only this process, or caches of this name; or files of a pool
+    #[arg(value_name = "PID|NAME|POOL:/PATH")]
+    targets: Vec<OsString>,
 
     /// Print again and again, this many seconds apart
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -38,6 +43,10 @@ pub struct Args {
     /// With --watch: stop after this many times
     #[arg(long, value_name = "N", requires = "watch")]
     count: Option<u64>,
+
+    /// Of a symbolic link in a pool, show what it leads to
+    #[arg(short = 'L', long)]
+    dereference: bool,
 
     /// Print JSON: one object a time
     #[arg(long)]
@@ -69,16 +78,66 @@ struct Caches<'a> {
     caches: Vec<&'a Seen>,
 }
 
+/// What is to be shown.
+enum Target {
+    Caches(Option<String>),
+    Files(Vec<Place>),
+}
+
+impl Args {
+    /// Ends the process if the command line makes no sense.
+    fn target(&self) -> Target {
+        let wrong = |kind, text: String| -> ! {
+            let mut command = clap::Command::new("aquifer").bin_name("aquifer stat");
+            command = <Args as clap::Args>::augment_args(command);
+            command.error(kind, text).exit()
+        };
+        if self.targets.iter().any(|target| Place::is_one(target)) {
+            if self.watch.is_some() {
+                let text = "--watch is for caches, and not for files of a pool";
+                wrong(ErrorKind::ArgumentConflict, text.to_owned());
+            }
+            let places = self.targets.iter().cloned().map(Place::parse).collect();
+            let places: Result<_, String> = places;
+            return Target::Files(
+                places.unwrap_or_else(|text| wrong(ErrorKind::ValueValidation, text)),
+            );
+        }
+        if self.dereference {
+            let text = "--dereference is for files of a pool: POOL:/PATH";
+            wrong(ErrorKind::ArgumentConflict, text.to_owned());
+        }
+        match &self.targets[..] {
+            [] => Target::Caches(None),
+            [target] => match target.to_str() {
+                Some(target) => Target::Caches(Some(target.to_owned())),
+                None => wrong(ErrorKind::InvalidUtf8, "no cache has such a name".to_owned()),
+            },
+            [_, more, ..] => wrong(
+                ErrorKind::TooManyValues,
+                format!("`{}` is one process or name too many", more.to_string_lossy()),
+            ),
+        }
+    }
+}
+
 /// Prints once, or until interrupted.
 pub fn run(args: &Args) -> Result<()> {
+    let target = match args.target() {
+        Target::Files(places) => {
+            let how = StatArgs { follow: args.dereference, json: args.json };
+            return files::run_stat(how, &places);
+        }
+        Target::Caches(target) => target,
+    };
     let mut seen = HashMap::new();
     let mut left = args.count.unwrap_or(if args.watch.is_some() { u64::MAX } else { 1 });
     while left > 0 {
-        update(&mut seen, sample::all(args.target.as_deref()));
+        update(&mut seen, sample::all(target.as_deref()));
         let mut caches: Vec<&Seen> = seen.values().collect();
         caches.sort_by_key(|seen| seen.sample.key());
         if caches.is_empty() && args.watch.is_none() {
-            return explain_nothing(args);
+            return explain_nothing(target.as_deref(), args.json);
         }
         if args.json {
             output::print_json(&Caches { caches }, args.watch.is_none())?;
@@ -93,13 +152,13 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn explain_nothing(args: &Args) -> Result<()> {
-    if let Some(target) = &args.target {
+fn explain_nothing(target: Option<&str>, json: bool) -> Result<()> {
+    if let Some(target) = target {
         bail!(
             "no running cache of process or name `{target}`; `aquifer stat` lists those that there are"
         );
     }
-    if args.json {
+    if json {
         return output::print_json(&Caches { caches: vec![] }, true);
     }
     output::print(

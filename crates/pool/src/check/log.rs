@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use super::report::{FindingKind, Severity};
 use super::{Checker, RESTORE, text};
 use crate::error::PoolError;
-use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use crate::format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::Layout;
-use crate::format::record::{Entry, Header, LogIdentity, Record};
+use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
+use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::media::ByteRange;
 use crate::owners::Owners;
-use crate::replay::LogReader;
+use crate::replay::{LogReader, UNMARKED};
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
@@ -20,6 +21,8 @@ pub(super) struct LogView {
     pub end_lsn: u64,
     /// Why there is no record there, in words.
     pub end_reason: String,
+    /// Whether there is one, and it does not count because what it exposes may not be there.
+    pub is_unmarked: bool,
     /// How many there are.
     pub records: u64,
     /// The last image of each slot that some record changes, and the position of that record.
@@ -52,27 +55,34 @@ impl Checker<'_> {
         let mut view = LogView {
             end_lsn: tail_lsn,
             end_reason: String::new(),
+            is_unmarked: false,
             records: 0,
             slots: BTreeMap::new(),
         };
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let end = reader.scan(tail_lsn, u64::MAX, |record| {
-            view.records += u64::from(!record.header.is_skip);
-            view.end_lsn = record.header.end_lsn();
-            let lsn = record.header.lsn;
-            flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
-            for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
-                let bytes = bytes.try_into().expect("the length of a slot");
-                view.slots.insert(slot, (lsn, bytes));
-            }
-            Ok(())
-        });
-        match end {
-            Ok(end) => {
-                view.end_reason = match end.reason {
+        let boot = self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
+        let counted =
+            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(boot), |record| {
+                view.records += u64::from(!record.header.is_skip);
+                view.end_lsn = record.header.end_lsn();
+                let lsn = record.header.lsn;
+                flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
+                for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
+                    view.slots.insert(slot, (lsn, *bytes));
+                }
+                Ok(())
+            });
+        match counted {
+            Ok(counted) => {
+                view.is_unmarked =
+                    matches!(counted.end.reason, FormatError::Field { field: UNMARKED, .. });
+                view.end_reason = match counted.end.reason {
                     FormatError::Magic | FormatError::Identity { .. } => {
                         "no record of this log follows".to_owned()
+                    }
+                    FormatError::Field { field: UNMARKED, .. } => {
+                        "what follows was never made durable".to_owned()
                     }
                     reason => format!("what follows is no whole record: {reason}"),
                 };
@@ -110,7 +120,7 @@ impl Checker<'_> {
         let layout = superblock.layout;
         let lost_to =
             self.log_reader(superblock).acknowledged_behind(superblock.tail_lsn, view.end_lsn);
-        let place = place_of(&layout, view.end_lsn, PAGE_BYTES);
+        let place = place_of(&layout, view.end_lsn, RECORD_UNIT_BYTES);
         match lost_to {
             Ok(Some(acknowledged_lsn)) => {
                 let lost_bytes = acknowledged_lsn - view.end_lsn;
@@ -146,7 +156,15 @@ impl Checker<'_> {
         let Some(page) = self.read(place, "The end of the log") else { return };
         let identity = self.log_reader(superblock).identity;
         let header = Header::decode(&page, view.end_lsn, log.len_bytes, identity);
-        if !matches!(header, Err(FormatError::Magic | FormatError::Identity { .. })) {
+        if view.is_unmarked {
+            let found = format!(
+                "Changes from position {} of the log on were never made durable",
+                view.end_lsn
+            );
+            let reason = "A power cut came before anybody had asked for it, and may have taken bytes that they name".to_owned();
+            let advice = "Nothing need be done: they do not count, and are written over when the pool is used";
+            self.find(Severity::Note, FindingKind::TornRecord, place, text(found, reason, advice));
+        } else if !matches!(header, Err(FormatError::Magic | FormatError::Identity { .. })) {
             self.find(
                 Severity::Note,
                 FindingKind::TornRecord,
@@ -218,7 +236,7 @@ impl Checker<'_> {
                         let source = ByteRange { offset_bytes: source_offset_bytes, ..target };
                         (inode, target, Some((source, checksum)))
                     }
-                    Entry::Slot { .. } | Entry::NewRun { .. } => continue,
+                    Entry::Slot { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => continue,
                 };
                 let owned = owners.owned(inode, target);
                 // A later record may have taken the pages from the inode.
@@ -302,6 +320,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
         match *entry {
             Entry::Slot { slot, payload_offset } => {
                 let bytes = record.payload(payload_offset, SLOT_BYTES as u64);
+                let bytes: &SlotBytes = bytes.try_into().expect("as long as a slot");
                 let decoded = match slot {
                     _ if slot >= layout.slots() => {
                         flaws.push(format!("changes slot {slot}, which the pool does not have"));
@@ -310,7 +329,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
                     HEAD_SLOT => {
                         PoolHead::decode(bytes).and_then(|head| head.validate(layout)).map(drop)
                     }
-                    _ => Inode::decode(bytes, slot).map(drop),
+                    _ => Slot::decode(bytes, slot).map(drop),
                 };
                 if let Err(error) = decoded {
                     flaws.push(format!("changes slot {slot} to something damaged: {error}"));
@@ -327,7 +346,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
                     flaws.push(format!("has content for byte {byte}, where no object can be"));
                 }
             }
-            Entry::NewRun { range } => {
+            Entry::NewRun { range } | Entry::Exposed { range } => {
                 if is_outside(range) {
                     let byte = range.offset_bytes;
                     flaws.push(format!("takes pages at byte {byte}, where no object can be"));

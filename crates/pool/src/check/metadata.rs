@@ -6,25 +6,30 @@ use aquifer_vm::fixed::WINDOW;
 
 use super::log::LogView;
 use super::report::{FindingKind, Severity};
+use super::slots::Slots;
 use super::{Checker, RESTORE, at, quoted, text};
 use crate::format::PAGE_BYTES;
 use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
-use crate::format::layout::{Layout, SLOTS_PER_PAGE};
+use crate::format::layout::Layout;
 use crate::format::run::Run;
+use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
+use crate::links::LinkCounts;
 use crate::media::ByteRange;
 use crate::owners::{Flaw, Owners};
 
 /// What the metadata say.
 pub(super) struct Metadata {
+    /// Objects.
     pub inodes: u64,
+    pub links: LinkCounts,
     pub used_pages: u64,
     pub free_pages: u64,
     pub fresh_pages: u64,
 }
 
 /// Where a slot lies.
-fn place_of(layout: &Layout, slot: u64) -> ByteRange {
+pub(super) fn place_of(layout: &Layout, slot: u64) -> ByteRange {
     let offset_bytes = layout.slot_offset_bytes(slot);
     ByteRange { offset_bytes, len_bytes: SLOT_BYTES as u64 }
 }
@@ -35,41 +40,50 @@ impl Checker<'_> {
         let mut head = None;
         let mut not_canonical: Vec<u64> = Vec::new();
         let mut inodes: Vec<Named> = Vec::new();
-        let mut unread: Vec<ByteRange> = Vec::new();
-        let media = self.media;
-        let mut pages = MetadataPages { media, layout, page: None, unread: &mut unread };
-        let slots = (HEAD_SLOT..layout.slots()).filter_map(|number| {
+        let mut with_parts: Vec<u64> = Vec::new();
+        let slots = Slots::new(self.media, layout, log);
+        let mut next = HEAD_SLOT;
+        let read = |number| {
             // What cannot be read and is not in the log is left out, and reported below.
-            let bytes = match log.slots.get(&number) {
-                Some((_, bytes)) => *bytes,
-                None => pages.slot(number)?,
-            };
+            let bytes = slots.read(number)?;
             if number == HEAD_SLOT {
                 head = PoolHead::decode(&bytes).and_then(|head| head.validate(&layout)).ok();
-                if head.is_some_and(|head| head.encode() != bytes) {
+            }
+            // Some are asked for again.
+            if number >= next {
+                next = number + 1;
+                if !is_canonical(number, &bytes, head.as_ref()) {
                     not_canonical.push(number);
                 }
-            } else if bytes.iter().any(|&byte| byte != 0)
-                && Inode::decode(&bytes, number)
-                    .is_ok_and(|inode| inode.encode().is_ok_and(|again| again != bytes))
-            {
-                not_canonical.push(number);
             }
-            Some((number, bytes))
+            Some(bytes)
+        };
+        let owners = Owners::new(&layout, read, |slot| match slot {
+            Slot::Object(inode) => inodes.push(Named::of(inode)),
+            Slot::File(inode)
+                if inode.part != 0 || inode.attributes != 0 || !inode.runs.is_empty() =>
+            {
+                with_parts.push(inode.number);
+            }
+            _ => {}
         });
-        let owners = Owners::new(&layout, slots, |inode| inodes.push(Named::of(inode)));
-        for range in unread {
-            // Reading again says why.
-            let _ = self.read(range, "Metadata");
-        }
         for flaw in owners.flaws() {
-            self.explain_flaw(&layout, flaw);
+            match flaw {
+                Flaw::Link(flaw) => self.explain_link_flaw(&layout, &slots, flaw),
+                flaw => self.explain_flaw(&layout, flaw),
+            }
         }
         for slot in not_canonical {
             self.explain_reserved(&name_of(slot), place_of(&layout, slot));
         }
         self.check_names(&layout, &inodes);
         self.check_addresses(&layout, &inodes);
+        self.check_parts(&layout, &slots, &with_parts);
+        self.note_orphans(owners.counts().orphans);
+        for range in slots.into_unread() {
+            // Reading again says why.
+            let _ = self.read(range, "Metadata");
+        }
         self.check_logged_content(superblock, log, &owners);
         let used = owners.used_runs();
         let used_pages = used
@@ -85,6 +99,7 @@ impl Checker<'_> {
         }
         Metadata {
             inodes: inodes.iter().filter(|inode| owners.is_believed(inode.number)).count() as u64,
+            links: owners.counts(),
             used_pages,
             free_pages: (layout.page_count - layout.data_start_page).saturating_sub(used_pages),
             fresh_pages: layout.page_count.saturating_sub(fresh_from_page),
@@ -131,6 +146,7 @@ impl Checker<'_> {
                  changed"
                     .to_owned(),
             ),
+            Flaw::Link(_) => return,
         };
         let place = place_of(layout, slot);
         let what = format!("{what} (the slot lies {})", at(place));
@@ -238,6 +254,18 @@ impl Checker<'_> {
     }
 }
 
+/// Whether the bytes of a slot are those that would be written for what it says.
+fn is_canonical(number: u64, bytes: &SlotBytes, head: Option<&PoolHead>) -> bool {
+    if number == HEAD_SLOT {
+        return head.is_none_or(|head| head.encode() == *bytes);
+    }
+    let is_zero = bytes.iter().all(|&byte| byte == 0);
+    match Slot::decode(bytes, number) {
+        Ok(slot) if !is_zero => slot.encode().map_or(true, |again| again == *bytes),
+        _ => true,
+    }
+}
+
 fn name_of(slot: u64) -> String {
     match slot {
         HEAD_SLOT => "The pool's head".to_owned(),
@@ -258,12 +286,12 @@ struct Named {
 }
 
 impl Named {
-    fn of(inode: Inode) -> Named {
+    fn of(inode: &Inode) -> Named {
         Named {
             number: inode.number,
             address: inode.address,
             content_bytes: inode.content_pages().saturating_mul(PAGE_BYTES),
-            name: inode.name,
+            name: inode.name.clone(),
         }
     }
 }
@@ -271,37 +299,5 @@ impl Named {
 impl std::fmt::Display for Named {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "object {} (inode {})", quoted(&self.name), self.number)
-    }
-}
-
-/// Reads slots, a page at a time.
-struct MetadataPages<'a> {
-    media: &'a dyn crate::media::Media,
-    layout: Layout,
-    page: Option<(u64, Vec<u8>)>,
-    unread: &'a mut Vec<ByteRange>,
-}
-
-impl MetadataPages<'_> {
-    fn slot(&mut self, number: u64) -> Option<SlotBytes> {
-        let index = number / SLOTS_PER_PAGE;
-        if self.page.as_ref().is_none_or(|(loaded, _)| *loaded != index) {
-            let range = ByteRange {
-                offset_bytes: self.layout.metadata().offset_bytes + index * PAGE_BYTES,
-                len_bytes: PAGE_BYTES,
-            };
-            let mut bytes = vec![0; PAGE_BYTES as usize];
-            if self.media.read_at(range.offset_bytes, &mut bytes).is_err() {
-                // Once for a page, and not for each of its slots.
-                if self.unread.last() != Some(&range) {
-                    self.unread.push(range);
-                }
-                return None;
-            }
-            self.page = Some((index, bytes));
-        }
-        let (_, bytes) = self.page.as_ref()?;
-        let start = (number % SLOTS_PER_PAGE) as usize * SLOT_BYTES;
-        bytes[start..start + SLOT_BYTES].try_into().ok()
     }
 }

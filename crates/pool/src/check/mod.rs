@@ -8,7 +8,9 @@
 //!      │
 //!   log ── from the tail to where it ends     and why it ends there: a crash, or loss
 //!      │
-//!   slots ── as the last record leaves them   each by itself, then all together (owners)
+//!   slots ── as the last record leaves them   each by itself, then all together (owners, links)
+//!      │
+//!   files ── names, attributes                by who knows of them ([`FileCheck`])
 //!      │
 //!   run time ── locks, shared memory          who has it open, who died with it
 //! ```
@@ -23,21 +25,30 @@
 //! A check locks nothing, so it keeps nobody from opening the pool. That somebody did meanwhile shows afterwards, and the
 //! check runs again, as one of a pool that is open.
 //!
+//! # Files
+//! What leads to what is compared here, because whoever opens the pool for writing does that as well, and both have to come to the same
+//! answer; nothing but the formats is needed for it. What only their readers have to know is left to them: the pool does not depend on
+//! `aquifer-fs`, which passes a [`FileCheck`] to [`check_with`] and [`repair_with`].
+//!
 //! # Repair
-//! [`repair`] does what loses nothing: it writes a damaged superblock anew from the other copy, replays the log, and
-//! removes shared memory that nobody uses. Everything else would be a guess about the content of somebody's object, and is
+//! [`repair`] does what loses nothing: it writes a damaged superblock anew from the other copy, replays the log,
+//! removes shared memory that nobody uses, counts links anew, frees parts that nothing leads to, and gives files that have lost their
+//! names new ones in `/lost+found`. Everything else would be a guess about the content of somebody's object, and is
 //! refused with the reason.
 
+mod files;
 mod log;
 mod metadata;
 mod repair;
 mod report;
 mod run_time;
+mod slots;
 mod superblocks;
 
 use std::path::Path;
 
-pub use repair::{RefusedRepair, RepairReport, repair, repair_on};
+pub use files::{FileCheck, PartsFlaw, PartsSort};
+pub use repair::{RefusedRepair, RepairReport, repair, repair_on, repair_with};
 pub use report::{CheckReport, CheckedPool, Finding, FindingKind, Severity};
 
 use crate::error::Result;
@@ -50,6 +61,9 @@ use run_time::Presence;
 pub struct CheckOptions {
     /// Reads the pages that count as never used as well, which must be zero. Takes as long as reading the pool.
     pub fresh_pages: bool,
+    /// Takes this for the number of the machine's start: for tests of power cuts.
+    #[doc(hidden)]
+    pub boot: Option<u64>,
 }
 
 /// How often a pool that changes is looked at again.
@@ -74,14 +88,25 @@ pub fn check(path: impl AsRef<Path>, options: &CheckOptions) -> Result<CheckRepo
 
 /// Checks the pool on media that no open pool uses. Writes nothing.
 pub fn check_on(media: &dyn Media, options: &CheckOptions) -> CheckReport {
-    check_while(media, options, Presence::of(media))
+    check_while(media, options, None, Presence::of(media))
 }
 
-fn check_while(media: &dyn Media, options: &CheckOptions, mut presence: Presence) -> CheckReport {
+/// [`check_on`], with files looked into by who knows of them.
+pub fn check_with(media: &dyn Media, options: &CheckOptions, files: &dyn FileCheck) -> CheckReport {
+    check_while(media, options, Some(files), Presence::of(media))
+}
+
+fn check_while(
+    media: &dyn Media,
+    options: &CheckOptions,
+    files: Option<&dyn FileCheck>,
+    mut presence: Presence,
+) -> CheckReport {
     let mut attempt = 1;
     loop {
         let mut findings = Findings::default();
-        let pool = Checker { media, options, findings: &mut findings, presence: &presence }.run();
+        let pool =
+            Checker { media, options, files, findings: &mut findings, presence: &presence }.run();
         if presence.has_begun(media) {
             continue;
         }
@@ -106,6 +131,7 @@ fn check_while(media: &dyn Media, options: &CheckOptions, mut presence: Presence
 struct Checker<'a> {
     media: &'a dyn Media,
     options: &'a CheckOptions,
+    files: Option<&'a dyn FileCheck>,
     findings: &'a mut Findings,
     presence: &'a Presence,
 }
@@ -127,6 +153,10 @@ impl Checker<'_> {
             end_reason: log.end_reason,
             records: log.records,
             inodes: metadata.inodes,
+            files: metadata.links.files,
+            directories: metadata.links.directories,
+            symbolic_links: metadata.links.symbolic_links,
+            parts: metadata.links.parts,
             used_pages: metadata.used_pages,
             free_pages: metadata.free_pages,
             fresh_pages: metadata.fresh_pages,

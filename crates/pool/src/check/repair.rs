@@ -3,15 +3,22 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::files::FileCheck;
 use super::report::{CheckReport, Finding, FindingKind, Severity};
 use super::run_time::Presence;
 use super::{CheckOptions, check_while, superblocks};
 use crate::error::{PoolError, Result};
+use crate::format::file::FileInode;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
+use crate::image;
+use crate::links::{Extent, LinkFlaw};
 use crate::media::{self, Media};
+use crate::owners::Flaw;
 use crate::pool::{OpenOptions, Pool};
 use crate::recovery;
+use crate::slots::{ChangeSlots, ReadSlots};
+use crate::transaction::Transaction;
 
 /// What a repair did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,17 +56,43 @@ pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairRe
 /// # Errors
 /// As for [`repair`].
 pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<RepairReport> {
+    repair_known(media, options, None)
+}
+
+/// [`repair_on`], with files looked into, and named again, by who knows of them.
+///
+/// # Errors
+/// As for [`repair`].
+pub fn repair_with(
+    media: Arc<dyn Media>,
+    options: &CheckOptions,
+    files: &dyn FileCheck,
+) -> Result<RepairReport> {
+    repair_known(media, options, Some(files))
+}
+
+fn repair_known(
+    media: Arc<dyn Media>,
+    options: &CheckOptions,
+    files: Option<&dyn FileCheck>,
+) -> Result<RepairReport> {
     if !media.is_writable() {
         return Err(PoolError::ReadOnly {
             path: media.path().to_path_buf(),
             reason: "the file or its file system is read-only",
         });
     }
-    let alone = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
+    let alone = OpenOptions {
+        exclusive: true,
+        background: false,
+        repairs: true,
+        boot: options.boot,
+        ..OpenOptions::default()
+    };
     let mut done = Vec::new();
     let before = {
         let _locks = recovery::lock_for_one(&*media, &alone)?;
-        let before = check_while(&*media, options, Presence::alone());
+        let before = check_while(&*media, options, files, Presence::alone());
         repair_superblock(&*media, &before, &mut done)?;
         before
     };
@@ -69,6 +102,7 @@ pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<Repair
         // Opening recovers, and closing leaves nothing behind.
         let pool = Pool::open_on(media.clone(), &alone)?;
         let records = pool.info()?.recovered_records;
+        let mended = mend_links(&pool, files)?;
         drop(pool);
         if before.findings.iter().any(|finding| finding.kind != FindingKind::Superblock) {
             done.push(format!(
@@ -81,16 +115,22 @@ pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<Repair
         if removed > 0 {
             done.push(format!("Shared memory that nobody used was removed ({removed} segments)."));
         }
+        done.extend(mended);
     }
     let refused = (before.findings.iter())
         .filter(|finding| finding.severity != Severity::Note)
         .filter_map(|finding| {
-            let reason = reason_to_refuse(finding, before.is_sound())?;
+            let reason = match finding.kind {
+                FindingKind::LostFile if before.is_sound() && files.is_none() => {
+                    "it needs a name, and who repairs here knows of none"
+                }
+                _ => reason_to_refuse(finding, before.is_sound())?,
+            };
             Some(RefusedRepair { finding: finding.clone(), reason: reason.to_owned() })
         })
         .collect();
     let _locks = recovery::lock_for_one(&*media, &alone)?;
-    let after = check_while(&*media, options, Presence::alone());
+    let after = check_while(&*media, options, files, Presence::alone());
     Ok(RepairReport { before, done, refused, after })
 }
 
@@ -113,6 +153,67 @@ fn reason_to_refuse(finding: &Finding, is_sound: bool) -> Option<&'static str> {
             "what belongs there could only be guessed, and a wrong guess shows one object's bytes in another",
         ),
     }
+}
+
+/// Changes in one transaction.
+const AT_ONCE: usize = 32;
+
+/// Counts links anew, frees parts that nothing leads to, and has lost files named. Returns what was done, in words.
+fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>> {
+    let owners = image::owners(pool.core());
+    let flaws: Vec<LinkFlaw> = (owners.flaws().iter())
+        .filter_map(|flaw| match flaw {
+            Flaw::Link(flaw) => Some(*flaw),
+            _ => None,
+        })
+        .collect();
+    let mut done = Vec::new();
+    let miscounts: Vec<_> = flaws.iter().filter(|f| f.extent() == Extent::Miscount).collect();
+    for some in miscounts.chunks(AT_ONCE) {
+        pool.change(Vec::new(), |slots| some.iter().try_for_each(|flaw| recount(slots, flaw)))?;
+    }
+    if !miscounts.is_empty() {
+        done.push(format!("Links, names and parents were counted anew ({}).", miscounts.len()));
+    }
+    let part = |flaw: &LinkFlaw| match *flaw {
+        LinkFlaw::LostPart { slot, .. } => Some(slot),
+        _ => None,
+    };
+    let parts: Vec<u64> = flaws.iter().filter_map(part).collect();
+    for some in parts.chunks(AT_ONCE) {
+        pool.change(Vec::new(), |slots| some.iter().try_for_each(|&slot| slots.give_back(slot)))?;
+    }
+    if !parts.is_empty() {
+        done.push(format!("Parts that nothing led to were freed ({}).", parts.len()));
+    }
+    let inode = |flaw: &LinkFlaw| match *flaw {
+        LinkFlaw::LostInode { inode } => Some(inode),
+        _ => None,
+    };
+    let lost: Vec<u64> = flaws.iter().filter_map(inode).collect();
+    if let Some(files) = files.filter(|_| !lost.is_empty()) {
+        done.extend(files.adopt(pool, &lost)?);
+    }
+    Ok(done)
+}
+
+/// Puts the number that was counted in the place of the one that is stated.
+fn recount(slots: &mut Transaction<'_>, flaw: &LinkFlaw) -> Result<()> {
+    let mut inode = match FileInode::decode(&slots.slot(flaw.slot())?, flaw.slot()) {
+        Ok(inode) => inode,
+        // It was read a moment ago.
+        Err(_) => return Ok(()),
+    };
+    match *flaw {
+        LinkFlaw::Links { found, .. } => inode.links = found,
+        LinkFlaw::Entries { found, .. } => inode.entries = found,
+        LinkFlaw::Parent { found, .. } => inode.parent = found,
+        _ => return Ok(()),
+    }
+    if let Ok(bytes) = inode.encode() {
+        ChangeSlots::put(slots, inode.number, bytes);
+    }
+    Ok(())
 }
 
 /// Writes a damaged copy anew from the other one.

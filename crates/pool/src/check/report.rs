@@ -14,7 +14,7 @@ use crate::media::{ByteRange, PersistenceDomain};
 pub enum Severity {
     /// Nothing is wrong; it is said because somebody who looks may wonder.
     Note,
-    /// Nothing is lost, and [`repair`](super::repair), or opening the pool for writing, makes it right.
+    /// Nothing is lost, and [`repair`](super::repair) makes it right; often opening the pool for writing does.
     Repairable,
     /// Something is lost or cannot be believed.
     Damage,
@@ -89,6 +89,26 @@ pub enum FindingKind {
     SharedMemory,
     /// The media cannot be read there.
     Unreadable,
+    /// A slot leads to one that is no part of the same file.
+    Part,
+    /// Nothing leads to a part of a file.
+    LostPart,
+    /// A name leads to what it cannot lead to.
+    Name,
+    /// A directory has its names in disorder, has too many names itself, or is inside of itself.
+    Directory,
+    /// The runs of a file are not all there.
+    FilePages,
+    /// Links or names are miscounted.
+    Links,
+    /// No name leads to a file that is to have one.
+    LostFile,
+    /// Extended attributes cannot be read.
+    Attributes,
+    /// Where a symbolic link leads cannot be read.
+    Target,
+    /// Files without names wait to be freed.
+    Orphans,
 }
 
 impl FindingKind {
@@ -119,6 +139,16 @@ impl FindingKind {
             FindingKind::NotClosed => "not-closed",
             FindingKind::SharedMemory => "shared-memory",
             FindingKind::Unreadable => "unreadable",
+            FindingKind::Part => "part",
+            FindingKind::LostPart => "lost-part",
+            FindingKind::Name => "name",
+            FindingKind::Directory => "directory",
+            FindingKind::FilePages => "file-pages",
+            FindingKind::Links => "links",
+            FindingKind::LostFile => "lost-file",
+            FindingKind::Attributes => "attributes",
+            FindingKind::Target => "link-target",
+            FindingKind::Orphans => "orphans",
         }
     }
 }
@@ -169,9 +199,17 @@ pub struct CheckedPool {
     pub end_reason: String,
     /// Records between the two.
     pub records: u64,
-    /// Inodes in use that can be believed.
+    /// Objects that can be believed.
     pub inodes: u64,
-    /// Pages that they name.
+    /// Files.
+    pub files: u64,
+    /// Directories, the root among them.
+    pub directories: u64,
+    /// Symbolic links.
+    pub symbolic_links: u64,
+    /// Slots that belong to files: nodes of directories, run lists, attributes, long targets.
+    pub parts: u64,
+    /// Pages that objects and files name.
     pub used_pages: u64,
     /// Pages of data that nobody names.
     pub free_pages: u64,
@@ -205,6 +243,11 @@ impl CheckReport {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
+    /// Whether nothing has to be repaired before the pool can be opened for writing, as far as it is sound.
+    pub fn can_be_written(&self) -> bool {
+        self.findings.iter().all(|finding| finding.kind != FindingKind::Links)
+    }
+
     /// Whether nothing is lost or beyond belief.
     pub fn is_sound(&self) -> bool {
         self.worst() < Some(Severity::Damage)
@@ -230,8 +273,14 @@ impl fmt::Display for CheckReport {
         match self.worst() {
             None => write!(formatter, "{path}: nothing is wrong."),
             Some(Severity::Note) => write!(formatter, "{path}: nothing is wrong with it."),
-            Some(Severity::Repairable) => {
+            Some(Severity::Repairable) if self.can_be_written() => {
                 write!(formatter, "{path}: nothing is lost; the pool can be used.")
+            }
+            Some(Severity::Repairable) => {
+                write!(
+                    formatter,
+                    "{path}: nothing is lost; the pool can be written once it is repaired."
+                )
             }
             Some(Severity::Damage) => write!(formatter, "{path}: the pool is damaged."),
         }

@@ -20,7 +20,7 @@ pub const INLINE_RUNS: usize = 8;
 /// The slot of the pool's head.
 pub const HEAD_SLOT: u64 = 0;
 
-const INODE_MAGIC: [u8; 4] = *b"AQIN";
+pub(super) const INODE_MAGIC: [u8; 4] = *b"AQIN";
 const HEAD_MAGIC: [u8; 4] = *b"AQHD";
 
 /// What an inode is.
@@ -108,6 +108,9 @@ const _: () = {
     assert!(std::mem::offset_of!(RawInode, name_len) == 248);
     assert!(std::mem::offset_of!(RawInode, checksum) == 504);
 };
+
+/// Where the runs lie: the shadow follows those of the content.
+pub(super) const RUNS_RANGE: std::ops::Range<usize> = 64..128 + 8;
 
 const RELOCATABLE: u16 = 1;
 const HAS_READ_KEY: u16 = 2;

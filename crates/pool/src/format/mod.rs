@@ -20,11 +20,16 @@
 //! assert!(matches!(Superblock::decode(&page, 0), Err(FormatError::Magic)));
 //! ```
 
+pub mod byte_chain;
+pub mod directory;
+pub mod file;
 pub mod inode;
 pub mod layout;
 pub mod patch;
 pub mod record;
 pub mod run;
+pub mod run_list;
+pub mod slot;
 pub mod superblock;
 
 use xxhash_rust::xxh3::Xxh3;

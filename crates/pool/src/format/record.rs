@@ -1,8 +1,12 @@
 //! Records of the log.
 //!
 //! A record is one atomic change of the pool: after-images of metadata slots, pages of objects or patches of them,
-//! or the place where pages too many for the log were put. It starts and ends at page boundaries of the log, so that
-//! writing one never rewrites bytes of another, and it never crosses the end of the ring.
+//! or the place where pages too many for the log were put. It never crosses the end of the ring.
+//!
+//! There are two ways into the log. A *durable* record starts and ends at page boundaries, so that writing it never rewrites
+//! bytes of another. *Packed* records follow one another at multiples of 64 bytes: they are visible to all processes at once,
+//! and nobody has been told that they are durable. Before they become that, a record that *closes* them fills the log up to a
+//! page boundary.
 //!
 //! ```text
 //!  0        64                  multiple of 64               multiple of 4096                  len
@@ -20,7 +24,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::inode::SLOT_BYTES;
+use super::inode::{SLOT_BYTES, SlotBytes};
 use super::{FormatError, PAGE_BYTES, checksum, patch};
 use crate::media::ByteRange;
 
@@ -29,9 +33,15 @@ pub const HEADER_BYTES: usize = 64;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 40;
 
+/// Records lie at multiples of this.
+pub const RECORD_UNIT_BYTES: u64 = 64;
+/// The shortest record that closes packed ones: its header and its mark.
+pub const MIN_CLOSE_BYTES: u64 = 2 * RECORD_UNIT_BYTES;
+
 const MAGIC: [u8; 4] = *b"AQLR";
 const KIND_TRANSACTION: u32 = 1;
 const KIND_SKIP: u32 = 2;
+const KIND_CLOSE: u32 = 3;
 
 /// What distinguishes the records of one pool, of one generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +94,14 @@ pub enum Entry {
         /// Checksum of these bytes.
         checksum: u64,
     },
-    /// Pages that a name leads to from this record on, and did not before.
+    /// Pages that a name leads to from this record on, and did not before. They were durable before it was written.
     NewRun {
+        /// Where they lie.
+        range: ByteRange,
+    },
+    /// Bytes that a name leads to from this record on, and did not before. They are durable where a record that
+    /// closes packed ones behind this one is marked.
+    Exposed {
         /// Where they lie.
         range: ByteRange,
     },
@@ -129,6 +145,7 @@ const ENTRY_PAGES: u32 = 2;
 const ENTRY_COPIED: u32 = 3;
 const ENTRY_NEW_RUN: u32 = 4;
 const ENTRY_PATCHES: u32 = 5;
+const ENTRY_EXPOSED: u32 = 6;
 
 /// A header, validated as far as it can be without the rest of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +158,8 @@ pub struct Header {
     pub entry_count: u32,
     /// Whether it only fills space; then nothing behind the header counts.
     pub is_skip: bool,
+    /// Whether it closes packed records. Such a one fills space as well.
+    pub is_close: bool,
     /// Up to where the log was known to be durable.
     pub acknowledged_lsn: u64,
     checksum: u64,
@@ -177,16 +196,18 @@ impl Header {
         let field = |field, value| Err(FormatError::Field { field, value });
         let len_bytes = raw.len_bytes.get();
         let room_bytes = log_bytes - lsn % log_bytes;
-        if len_bytes == 0 || !len_bytes.is_multiple_of(PAGE_BYTES) || len_bytes > room_bytes {
+        if len_bytes == 0 || !len_bytes.is_multiple_of(RECORD_UNIT_BYTES) || len_bytes > room_bytes
+        {
             return field("length", len_bytes);
         }
         let entry_count = raw.entry_count.get();
         if HEADER_BYTES as u64 + u64::from(entry_count) * ENTRY_BYTES as u64 > len_bytes {
             return field("entry count", entry_count.into());
         }
-        let is_skip = match raw.kind.get() {
-            KIND_TRANSACTION => false,
-            KIND_SKIP if entry_count == 0 => true,
+        let (is_skip, is_close) = match raw.kind.get() {
+            KIND_TRANSACTION => (false, false),
+            KIND_SKIP if entry_count == 0 => (true, false),
+            KIND_CLOSE if entry_count == 0 && len_bytes >= MIN_CLOSE_BYTES => (true, true),
             other => return field("kind", other.into()),
         };
         if raw.acknowledged_lsn.get() > lsn {
@@ -197,6 +218,7 @@ impl Header {
             len_bytes,
             entry_count,
             is_skip,
+            is_close,
             acknowledged_lsn: raw.acknowledged_lsn.get(),
             checksum: raw.checksum.get(),
         };
@@ -212,6 +234,12 @@ impl Header {
     /// The position behind the record.
     pub fn end_lsn(&self) -> u64 {
         self.lsn + self.len_bytes
+    }
+
+    /// What lies behind the header of a record that closes packed ones if everything that these expose is durable: nothing
+    /// else has these bytes there by accident. It is one aligned word, so it is there or it is not.
+    pub fn close_mark(&self) -> [u8; 8] {
+        checksum(&[b"exposed bytes are durable", &self.checksum.to_le_bytes()]).to_le_bytes()
     }
 }
 
@@ -280,15 +308,30 @@ impl Record {
             Entry::Pages { inode, .. }
             | Entry::Patches { inode, .. }
             | Entry::Copied { inode, .. } => Some(inode),
-            Entry::Slot { .. } | Entry::NewRun { .. } => None,
+            Entry::Slot { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => None,
         })
     }
 
+    /// What a name leads to from this record on, and is not known to be durable.
+    pub fn exposed(&self) -> impl Iterator<Item = ByteRange> + '_ {
+        self.entries.iter().filter_map(|entry| match *entry {
+            Entry::Exposed { range } => Some(range),
+            _ => None,
+        })
+    }
+
+    /// Whether it closes packed records, and says that all they expose is durable.
+    pub fn is_marked(&self) -> bool {
+        self.header.is_close
+            && self.bytes.get(HEADER_BYTES..HEADER_BYTES + 8) == Some(&self.header.close_mark())
+    }
+
     /// The after-images of slots.
-    pub fn slots(&self) -> impl Iterator<Item = (u64, &[u8])> + '_ {
+    pub fn slots(&self) -> impl Iterator<Item = (u64, &SlotBytes)> + Clone + '_ {
         self.entries.iter().filter_map(|entry| match *entry {
             Entry::Slot { slot, payload_offset } => {
-                Some((slot, self.payload(payload_offset, SLOT_BYTES as u64)))
+                let bytes = self.payload(payload_offset, SLOT_BYTES as u64);
+                Some((slot, bytes.try_into().expect("as long as a slot")))
             }
             _ => None,
         })
@@ -301,7 +344,10 @@ fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), F
         .map(|entry| match *entry {
             Entry::Slot { .. } => SLOT_BYTES as u64,
             Entry::Patches { len_bytes, .. } => len_bytes,
-            Entry::Pages { .. } | Entry::Copied { .. } | Entry::NewRun { .. } => 0,
+            Entry::Pages { .. }
+            | Entry::Copied { .. }
+            | Entry::NewRun { .. }
+            | Entry::Exposed { .. } => 0,
         })
         .fold(0, u64::saturating_add);
     let (mut next_small, mut next_pages) = payload_places(entries.len(), small_bytes);
@@ -316,7 +362,7 @@ fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), F
             Entry::Pages { payload_offset, target, .. } => {
                 (payload_offset, target.len_bytes, &mut next_pages)
             }
-            Entry::Copied { .. } | Entry::NewRun { .. } => continue,
+            Entry::Copied { .. } | Entry::NewRun { .. } | Entry::Exposed { .. } => continue,
         };
         if payload_offset != *next {
             return Err(FormatError::Field { field: "payload offset", value: payload_offset });
@@ -367,7 +413,10 @@ fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
             len_bytes: raw.detail.get(),
         }),
         ENTRY_NEW_RUN if is_page_range => Ok(Entry::NewRun { range }),
-        ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN | ENTRY_PATCHES => {
+        ENTRY_EXPOSED if range.offset_bytes.checked_add(len_bytes).is_some() => {
+            Ok(Entry::Exposed { range })
+        }
+        ENTRY_EXPOSED | ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN | ENTRY_PATCHES => {
             field("entry", len_bytes)
         }
         other => field("entry kind", other.into()),
@@ -380,13 +429,18 @@ pub struct RecordBuilder {
     entries: Vec<RawEntry>,
     small_bytes: u64,
     page_bytes: u64,
-    new_runs: Vec<ByteRange>,
+    is_packed: bool,
 }
 
 impl RecordBuilder {
     /// An empty record.
     pub fn new() -> RecordBuilder {
         RecordBuilder::default()
+    }
+
+    /// An empty record that will follow another one closely; it has no pages.
+    pub fn packed() -> RecordBuilder {
+        RecordBuilder { is_packed: true, ..RecordBuilder::default() }
     }
 
     fn push(&mut self, kind: u32, inode: u64, target: ByteRange, source: u64, detail: u64) {
@@ -424,19 +478,22 @@ impl RecordBuilder {
         self.push(ENTRY_COPIED, inode, target, source_offset_bytes, sum);
     }
 
-    /// Adds a run that is referenced from now on.
+    /// Adds a run that is referenced from now on, and durable.
     pub fn new_run(&mut self, range: ByteRange) {
         self.push(ENTRY_NEW_RUN, 0, range, 0, 0);
-        self.new_runs.push(range);
     }
 
-    /// The runs added with [`RecordBuilder::new_run`]: to be durable before the record is written.
-    pub fn new_runs(&self) -> &[ByteRange] {
-        &self.new_runs
+    /// Adds bytes that are referenced from now on, and not durable yet.
+    pub fn exposed(&mut self, range: ByteRange) {
+        self.push(ENTRY_EXPOSED, 0, range, 0, 0);
     }
 
     fn places(&self) -> (usize, usize) {
         let (small, pages) = payload_places(self.entries.len(), self.small_bytes);
+        let pages = match self.is_packed {
+            false => pages,
+            true => (small + self.small_bytes).next_multiple_of(RECORD_UNIT_BYTES),
+        };
         (small as usize, pages as usize)
     }
 
@@ -503,16 +560,16 @@ impl RecordBuilder {
     }
 }
 
-/// A record that fills `len_bytes` of the log at `lsn` and changes nothing: its first page.
-pub fn skip_page(
+fn filling_header(
+    kind: u32,
     lsn: u64,
     len_bytes: u64,
     acknowledged_lsn: u64,
     identity: LogIdentity,
-) -> Vec<u8> {
+) -> RawHeader {
     let mut header = RawHeader {
         magic: MAGIC,
-        kind: U32::new(KIND_SKIP),
+        kind: U32::new(kind),
         lsn: U64::new(lsn),
         generation: U64::new(identity.generation),
         len_bytes: U64::new(len_bytes),
@@ -523,9 +580,33 @@ pub fn skip_page(
         checksum: U64::ZERO,
     };
     header.checksum = U64::new(record_checksum(&header, 0));
+    header
+}
+
+/// A record that fills `len_bytes` of the log at `lsn` and changes nothing: its first page.
+pub fn skip_page(
+    lsn: u64,
+    len_bytes: u64,
+    acknowledged_lsn: u64,
+    identity: LogIdentity,
+) -> Vec<u8> {
+    let header = filling_header(KIND_SKIP, lsn, len_bytes, acknowledged_lsn, identity);
     let mut page = vec![0; PAGE_BYTES as usize];
     page[..HEADER_BYTES].copy_from_slice(header.as_bytes());
     page
+}
+
+/// A record that fills `len_bytes` of the log at `lsn`, closing packed ones, not marked: its first bytes.
+pub fn close_start(
+    lsn: u64,
+    len_bytes: u64,
+    acknowledged_lsn: u64,
+    identity: LogIdentity,
+) -> [u8; MIN_CLOSE_BYTES as usize] {
+    let header = filling_header(KIND_CLOSE, lsn, len_bytes, acknowledged_lsn, identity);
+    let mut bytes = [0; MIN_CLOSE_BYTES as usize];
+    bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+    bytes
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
 //! Runs: contiguous pages of the pool in eight bytes, 40 bits of start and 24 of length.
+//!
+//! A hole of a file has no start, so its length has the 40 bits, and the length's bits are zero: however far out the bytes of a
+//! sparse file lie, what is before them is one run.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,7 +12,7 @@ use crate::media::ByteRange;
 const START_BITS: u32 = 40;
 const LEN_BITS: u32 = 24;
 
-/// The most pages one run can name.
+/// The most pages one run can name. A hole can be as long as a file can be.
 pub const MAX_RUN_PAGES: u64 = (1 << LEN_BITS) - 1;
 /// Pages that can be named at all.
 pub const MAX_PAGES: u64 = 1 << START_BITS;
@@ -30,6 +33,11 @@ impl Run {
     /// Whether it names no page.
     pub fn is_empty(self) -> bool {
         self.pages == 0
+    }
+
+    /// Whether it stands for pages of a file that hold nothing: page 0 is the superblock's.
+    pub fn is_hole(self) -> bool {
+        self.start_page == 0
     }
 
     /// The first page behind it.
@@ -76,9 +84,15 @@ impl RawRun {
     /// Packs a run.
     ///
     /// # Errors
-    /// [`FormatError::Field`] if it is too long or lies too far out.
+    /// [`FormatError::Field`] if it is too long or lies too far out, or names nothing and yet has a start.
     pub fn pack(run: Run) -> Result<RawRun, FormatError> {
-        if run.pages > MAX_RUN_PAGES {
+        if run.is_hole() {
+            return match run.pages < MAX_PAGES {
+                true => Ok(RawRun(U64::new(run.pages))),
+                false => Err(FormatError::Field { field: "hole length", value: run.pages }),
+            };
+        }
+        if run.is_empty() || run.pages > MAX_RUN_PAGES {
             return Err(FormatError::Field { field: "run length", value: run.pages });
         }
         if run.start_page >= MAX_PAGES {
@@ -90,7 +104,15 @@ impl RawRun {
     /// Unpacks it; any bits are a run.
     pub fn unpack(self) -> Run {
         let bits = self.0.get();
-        Run { start_page: bits & (MAX_PAGES - 1), pages: bits >> START_BITS }
+        match (bits & (MAX_PAGES - 1), bits >> START_BITS) {
+            (pages, 0) => Run { start_page: 0, pages },
+            (start_page, pages) => Run { start_page, pages },
+        }
+    }
+
+    /// Whether it is what [`RawRun::pack`] makes of the same run. A hole whose length lies where that of other runs does is not.
+    pub fn is_canonical(self) -> bool {
+        RawRun::pack(self.unpack()) == Ok(self)
     }
 }
 
@@ -104,11 +126,19 @@ mod tests {
             Run::EMPTY,
             Run { start_page: 1, pages: 1 },
             Run { start_page: MAX_PAGES - 1, pages: MAX_RUN_PAGES },
+            Run { start_page: 0, pages: 1 },
+            Run { start_page: 0, pages: MAX_PAGES - 1 },
         ] {
             assert_eq!(RawRun::pack(run).unwrap().unpack(), run);
+            assert!(RawRun::pack(run).unwrap().is_canonical());
         }
         assert!(RawRun::pack(Run { start_page: MAX_PAGES, pages: 1 }).is_err());
-        assert!(RawRun::pack(Run { start_page: 0, pages: MAX_RUN_PAGES + 1 }).is_err());
+        assert!(RawRun::pack(Run { start_page: 1, pages: MAX_RUN_PAGES + 1 }).is_err());
+        assert!(RawRun::pack(Run { start_page: 1, pages: 0 }).is_err());
+        assert!(RawRun::pack(Run { start_page: 0, pages: MAX_PAGES }).is_err());
+        let long_form = RawRun(U64::new(3 << START_BITS));
+        assert_eq!(long_form.unpack(), Run { start_page: 0, pages: 3 });
+        assert!(!long_form.is_canonical());
     }
 
     #[test]

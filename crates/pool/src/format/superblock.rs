@@ -34,7 +34,13 @@ pub struct Superblock {
     pub segment: Uuid,
     /// When the pool was made, in nanoseconds since 1970.
     pub created_ns: u64,
+    /// The start of the machine in which this generation began ([`aquifer_sys::boot`]): as long as it lasts, everything that was
+    /// written is there, whoever has died. 0 if that is not known; [`ANY_BOOT`] once all of it is durable.
+    pub boot: u64,
 }
+
+/// In place of the start of a machine: the log is durable up to its end, and so is all that it exposes.
+pub const ANY_BOOT: u64 = u64::MAX;
 
 impl Superblock {
     /// Whether both describe one pool: what never changes is the same in them.
@@ -45,9 +51,15 @@ impl Superblock {
             generation: 0,
             tail_lsn: 0,
             segment: Uuid::nil(),
+            boot: 0,
             ..superblock.clone()
         };
         fixed(self) == fixed(other)
+    }
+
+    /// Whether records count, in this start of the machine, that expose what no mark says is durable.
+    pub fn counts_unmarked_in(&self, boot: u64) -> bool {
+        self.boot == ANY_BOOT || (self.boot != 0 && self.boot == boot)
     }
 }
 
@@ -70,7 +82,8 @@ struct Raw {
     created_ns: U64,
     incompatible_features: U64,
     copy: U64,
-    reserved: [u8; 368],
+    boot: U64,
+    reserved: [u8; 360],
     checksum: U64,
 }
 
@@ -112,7 +125,8 @@ impl Superblock {
             created_ns: U64::new(self.created_ns),
             incompatible_features: U64::ZERO,
             copy: U64::new(copy),
-            reserved: [0; 368],
+            boot: U64::new(self.boot),
+            reserved: [0; 360],
             checksum: U64::ZERO,
         };
         raw.checksum = U64::new(raw.computed_checksum());
@@ -184,6 +198,7 @@ impl Superblock {
             tail_lsn: raw.tail_lsn.get(),
             segment: Uuid::from_bytes(raw.segment),
             created_ns: raw.created_ns.get(),
+            boot: raw.boot.get(),
         })
     }
 }

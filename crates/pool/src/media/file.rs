@@ -25,13 +25,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use aquifer_sys::file_mapping::{FileMapping, MappingOptions};
 use aquifer_sys::file_system::{self, commits_whole_inodes};
 use aquifer_sys::io as file_io;
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::range_sync::{self, RangeSync, sync_range};
 
 use super::descriptors::{Descriptor, Descriptors};
+use super::mapped::{alignment_bytes, in_memory};
 use super::{
     ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,
     opened_for_reading,
@@ -59,6 +62,8 @@ pub struct FileMedia {
     /// Errno of the first failure of write-back; 0 if there was none.
     lost: AtomicI32,
     growing: Mutex<()>,
+    /// Made when it is asked for; `None` inside if there can be none.
+    mapping: OnceLock<Option<FileMapping>>,
 }
 
 impl FileMedia {
@@ -85,6 +90,7 @@ impl FileMedia {
             has_durable_writes: AtomicBool::new(commits),
             lost: AtomicI32::new(0),
             growing: Mutex::new(()),
+            mapping: OnceLock::new(),
         })
     }
 
@@ -366,6 +372,23 @@ impl Media for FileMedia {
 
     fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    fn mapping(&self) -> Option<&FileMapping> {
+        let map = || {
+            // A load from a page that is gone then ends in an error.
+            aquifer_vm::router::install().ok()?;
+            let len_bytes = self.present_len_bytes().ok()?;
+            let options = MappingOptions {
+                writable: self.descriptors.is_some(),
+                synchronous: false,
+                unit_bytes: SMALL_PAGE_BYTES,
+                alignment_bytes: in_memory(alignment_bytes(len_bytes)).ok()?,
+            };
+            FileMapping::new(self.file.as_fd(), in_memory(len_bytes).ok()?, options).ok()
+        };
+        let mapping = self.mapping.get_or_init(map).as_ref()?;
+        Some(mapping)
     }
 
     fn maps_privately(&self) -> bool {

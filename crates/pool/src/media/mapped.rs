@@ -38,8 +38,6 @@ use super::{
     opened_for_reading,
 };
 
-/// What large mappings are aligned to: hugetlbfs shares page tables of whole such ranges.
-const LARGE_BYTES: u64 = 1 << 30;
 /// Zeros written at a time.
 const ZEROS_BYTES: u64 = 4 << 20;
 
@@ -114,15 +112,11 @@ impl MappedMedia {
         };
         let unit_bytes = unit_bytes.max(SMALL_PAGE_BYTES as u64).next_power_of_two();
         let len_bytes = device_bytes.unwrap_or(metadata.len());
-        let alignment_bytes = match len_bytes {
-            large if large >= LARGE_BYTES => LARGE_BYTES,
-            _ => REGION_BYTES as u64,
-        };
         let options = MappingOptions {
             writable,
             synchronous: persistence == Persistence::Checked,
             unit_bytes: in_memory(unit_bytes)?,
-            alignment_bytes: in_memory(alignment_bytes.max(unit_bytes))?,
+            alignment_bytes: in_memory(alignment_bytes(len_bytes).max(unit_bytes))?,
         };
         let mapping = FileMapping::new(file.as_fd(), in_memory(len_bytes)?, options)?;
         Ok(MappedMedia {
@@ -243,8 +237,18 @@ impl MappedMedia {
     }
 }
 
+/// What the mapping of media of this length is aligned to.
+pub(super) fn alignment_bytes(len_bytes: u64) -> u64 {
+    // hugetlbfs shares page tables of whole such ranges.
+    const LARGE_BYTES: u64 = 1 << 30;
+    match len_bytes {
+        large if large >= LARGE_BYTES => LARGE_BYTES,
+        _ => REGION_BYTES as u64,
+    }
+}
+
 /// A length as addresses have it.
-fn in_memory(len_bytes: u64) -> io::Result<usize> {
+pub(super) fn in_memory(len_bytes: u64) -> io::Result<usize> {
     usize::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
@@ -269,6 +273,10 @@ impl Media for MappedMedia {
     }
 
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+        // What is mapped and there needs no question.
+        if self.mapping.read(offset_bytes, bytes).is_ok() {
+            return Ok(());
+        }
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::Read, range, || {
             self.mapping.read(offset_bytes, bytes).map_err(self.explain(range))
@@ -346,6 +354,10 @@ impl Media for MappedMedia {
 
     fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    fn mapping(&self) -> Option<&FileMapping> {
+        Some(&self.mapping)
     }
 
     fn maps_privately(&self) -> bool {

@@ -58,6 +58,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
+use aquifer_sys::file_mapping::FileMapping;
+
 /// What makes bytes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PersistenceDomain {
@@ -260,6 +262,14 @@ pub trait Media: Send + Sync + 'static {
 
     /// The descriptor: to map parts of it privately, and to lock.
     fn file(&self) -> BorrowedFd<'_>;
+
+    /// All bytes as memory, mapped shared: for accesses without system calls. `None` where there is no such mapping; then
+    /// transfers serve. It may be shorter than the media, after these have grown.
+    ///
+    /// What is stored through it is visible as by [`Media::write_at`], and is handed over by [`Media::write_back`].
+    fn mapping(&self) -> Option<&FileMapping> {
+        None
+    }
 
     /// Whether `mmap(MAP_PRIVATE)` of [`Media::file`] copies single small pages. Not so on hugetlbfs (2 MiB
     /// at a time) and on device DAX (refused).

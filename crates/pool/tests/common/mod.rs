@@ -72,6 +72,23 @@ pub enum Change {
     Destroy {
         name: Vec<u8>,
     },
+    /// Written to new pages, and then named: visible at once, durable when somebody asks for it. There may be an object of that
+    /// name, whose pages are free then.
+    Write {
+        name: Vec<u8>,
+        pages: u64,
+        stamp: u64,
+    },
+    /// Visible at once.
+    Remove {
+        name: Vec<u8>,
+    },
+    /// Visible at once, and names no new pages.
+    Rename {
+        name: Vec<u8>,
+        to: Vec<u8>,
+    },
+    Sync,
     /// Pages with their new stamps, of several objects at once.
     Commit {
         pages: Vec<(Vec<u8>, u64, u64)>,
@@ -91,10 +108,18 @@ impl Change {
             return Change::Create { name, pages: 1 + rng.below(4) };
         }
         let name = names[rng.below(names.len() as u64) as usize].clone();
+        let new_name = || format!("object-{id}").into_bytes();
         match kind {
-            15..30 => Change::Destroy { name },
-            30..40 => Change::Checkpoint,
-            40..44 => Change::Reopen,
+            15..22 => Change::Destroy { name },
+            22..26 => Change::Checkpoint,
+            26..30 => Change::Reopen,
+            30..36 => Change::Sync,
+            36..44 if names.len() < 6 => {
+                Change::Write { name: new_name(), pages: 1 + rng.below(4), stamp: id }
+            }
+            36..54 => Change::Write { name, pages: 1 + rng.below(4), stamp: id },
+            54..60 => Change::Remove { name },
+            60..66 => Change::Rename { name, to: new_name() },
             _ => {
                 let mut pages = Vec::new();
                 let objects = 1 + usize::from(kind > 85).min(names.len() - 1);
@@ -114,16 +139,28 @@ impl Change {
             Change::Create { name, pages } => {
                 model.insert(name.clone(), vec![0; *pages as usize]);
             }
-            Change::Destroy { name } => {
+            Change::Destroy { name } | Change::Remove { name } => {
                 model.remove(name);
+            }
+            Change::Write { name, pages, stamp } => {
+                model.insert(name.clone(), vec![*stamp; *pages as usize]);
+            }
+            Change::Rename { name, to } => {
+                let content = model.remove(name).expect("chosen from it");
+                model.insert(to.clone(), content);
             }
             Change::Commit { pages, .. } => {
                 for (name, page, stamp) in pages {
                     model.get_mut(name).expect("chosen from it")[*page as usize] = *stamp;
                 }
             }
-            Change::Checkpoint | Change::Reopen => {}
+            Change::Checkpoint | Change::Reopen | Change::Sync => {}
         }
+    }
+
+    /// Whether it is durable, and all before it, when it has returned.
+    pub fn is_durable(&self) -> bool {
+        !matches!(self, Change::Write { .. } | Change::Remove { .. } | Change::Rename { .. })
     }
 
     /// Does it to the pool.
@@ -131,6 +168,10 @@ impl Change {
         match self {
             Change::Create { name, pages } => create(pool, name, *pages),
             Change::Destroy { name } => destroy(pool, name),
+            Change::Write { name, pages, stamp } => write(pool, name, *pages, *stamp),
+            Change::Remove { name } => remove(pool, name),
+            Change::Rename { name, to } => rename(pool, name, to),
+            Change::Sync => pool.sync(),
             Change::Commit { pages, is_large } => commit(pool, pages, *is_large),
             Change::Checkpoint => pool.checkpoint(),
             Change::Reopen => Ok(()),
@@ -164,6 +205,49 @@ pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
     pool.transact(vec![], |transaction| {
         let inode = transaction.inode(inode.number)?;
         transaction.put(Inode::free(inode.number, inode.incarnation));
+        Ok(())
+    })
+}
+
+/// Fills new pages, and names them.
+pub fn write(pool: &Pool, name: &[u8], pages: u64, stamp: u64) -> Result<()> {
+    let reservation = pool.reserve(pages, 1)?;
+    let runs = reservation.runs().to_vec();
+    pool.store(reservation.whole().bytes().offset_bytes, &page(stamp).repeat(pages as usize))?;
+    let before = find(pool, name)?;
+    pool.change(vec![reservation], |transaction| {
+        let inode = match &before {
+            Some(before) => transaction.inode(before.number)?,
+            None => transaction.free_inode()?,
+        };
+        transaction.put(Inode {
+            kind: InodeKind::Object,
+            layout_version: inode.layout_version + 1,
+            size_bytes: pages * PAGE_BYTES,
+            runs: runs.clone(),
+            name: name.to_vec(),
+            ..inode
+        });
+        Ok(())
+    })
+}
+
+/// Gives an object up; durable when somebody asks for it.
+pub fn remove(pool: &Pool, name: &[u8]) -> Result<()> {
+    let number = find(pool, name)?.expect("it is in the model").number;
+    pool.change(vec![], |transaction| {
+        let inode = transaction.inode(number)?;
+        transaction.put(Inode::free(number, inode.incarnation));
+        Ok(())
+    })
+}
+
+/// Gives an object another name; durable when somebody asks for it.
+pub fn rename(pool: &Pool, name: &[u8], to: &[u8]) -> Result<()> {
+    let number = find(pool, name)?.expect("it is in the model").number;
+    pool.change(vec![], |transaction| {
+        let inode = transaction.inode(number)?;
+        transaction.put(Inode { name: to.to_vec(), ..inode });
         Ok(())
     })
 }

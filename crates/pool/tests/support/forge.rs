@@ -80,7 +80,11 @@ pub fn records(image: &[u8]) -> Vec<Place> {
 
 /// Makes the checksum of a record right.
 pub fn seal_record(record: &mut [u8]) {
-    let body = checksum(&[&record[HEADER_BYTES..]]);
+    // Of one that only fills space, or closes packed ones, what is behind the header does not count.
+    let body = match record[4] {
+        1 => checksum(&[&record[HEADER_BYTES..]]),
+        _ => 0,
+    };
     record[HEADER_BYTES - 8..HEADER_BYTES].fill(0);
     let sum = checksum(&[&record[..HEADER_BYTES], &body.to_le_bytes()]);
     record[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());

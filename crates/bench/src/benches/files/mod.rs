@@ -9,6 +9,7 @@
 mod flush;
 mod map_ahead;
 mod mapping_cache;
+mod pooled;
 mod search;
 mod unmap;
 
@@ -30,6 +31,7 @@ use crate::report::{Ratio, Row, ratios};
 pub use flush::run as flush;
 pub use map_ahead::run as map_ahead;
 pub use mapping_cache::run as mapping_cache;
+pub use pooled::{append, metadata, pswap, read_once, repetitive, shared, view};
 pub use search::run as search;
 pub use unmap::run as unmap;
 
@@ -112,8 +114,8 @@ fn file_systems(grounds: &[Ground]) -> Value {
     json!(grounds.iter().map(|ground| &*ground.file_system).collect::<Vec<_>>())
 }
 
-/// A job on ordinary files.
-fn job(stage: &Stage, system: System, path: &Path, pages: u64, work: FilesWork) -> Job {
+/// A job on files.
+fn job(stage: &Stage, system: System, path: &Path, pages: u64, work: impl Into<Work>) -> Job {
     Job {
         system,
         source: Source {
@@ -123,7 +125,7 @@ fn job(stage: &Stage, system: System, path: &Path, pages: u64, work: FilesWork) 
             cache_bytes: 0,
             base_pages: false,
         },
-        work: Work::Files(work),
+        work: work.into(),
         seed: stage.seed,
         round: 0,
         accesses: 0,
@@ -145,11 +147,22 @@ fn run_block(
     notes: &mut Vec<String>,
     check: impl Fn(&Job, &Measured) -> Result<()>,
 ) -> Result<Vec<Row>> {
+    run_block_after(stage, || Ok(()), cells, notes, check)
+}
+
+/// The same, with something done before every child.
+fn run_block_after(
+    stage: &Stage,
+    before: impl Fn() -> Result<()>,
+    cells: Vec<Cell>,
+    notes: &mut Vec<String>,
+    check: impl Fn(&Job, &Measured) -> Result<()>,
+) -> Result<Vec<Row>> {
     let answers = RefCell::new(HashMap::<(u64, u32), Vec<LaneAnswer>>::new());
     let schedule = Schedule {
         limiter: None,
         rounds: stage.rounds,
-        before: Box::new(|| Ok(())),
+        before: Box::new(before),
         check: Box::new(|job, measured| {
             check(job, measured)?;
             let Some(same_work) = work_number(job) else { return Ok(()) };

@@ -1,0 +1,92 @@
+//! The benches about files in pools: a pool beside the same files of the kernel's, on a tmpfs and on the disk's file system.
+//!
+//! | bench | ratio | what |
+//! |---|---|---|
+//! | [`read_once`] | `view_vs_read_…`, `view_vs_mmap_…`, `first_pass_vs_best_other_…` | whole files by path |
+//! | [`view`] | `open_view_…_vs_4k`, `aged_view_vs_…` | long files, fragmented files |
+//! | [`repetitive`] | `read_4k_vs_tmpfs`, `write_4k_vs_tmpfs` | records of one file |
+//! | [`shared`] | the same for four processes, `second_process_faults_2g` | processes |
+//! | [`append`] | `view_append_prezeroed_vs_mmap_append`, `view_append_sustained_vs_mmap_append` | growth |
+//! | [`metadata`] | `create_stat_unlink_vs_tmpfs_1p`, `_4p` | names |
+//! | [`pswap`] | `pswap_vs_copy` | replacing |
+//!
+//! The pool lies on the file system that it is compared with, in the same directory: on a tmpfs its domain is `Volatile`,
+//! on a disk `PageCache`. Nobody makes anything durable.
+
+mod append;
+mod huge_pages;
+mod metadata;
+mod pswap;
+mod read_once;
+mod repetitive;
+mod shared;
+mod view;
+
+use anyhow::{Result, ensure};
+
+use super::{Ground, Lowest, warm_bytes};
+use crate::benches::scratch::scratch_directory;
+use crate::benches::stage::Stage;
+use crate::file_set::FileSet;
+use crate::harness::progress_bar;
+use crate::pooled_set::{self, Age};
+use crate::report::Ratio;
+use crate::units::Bytes;
+
+pub use append::run as append;
+pub use metadata::run as metadata;
+pub use pswap::run as pswap;
+pub use read_once::run as read_once;
+pub use repetitive::run as repetitive;
+pub use shared::run as shared;
+pub use view::run as view;
+
+const MMAP: &[&str] = &["mmap", "mmap_populate"];
+
+/// Makes the same files in a directory and in a pool there.
+fn make_set(
+    stage: &Stage,
+    ground: &Ground,
+    files: u32,
+    file_bytes: u64,
+    age: Age,
+) -> Result<FileSet> {
+    check_warm(u64::from(files) * file_bytes)?;
+    let bar = progress_bar(2 * u64::from(files), "{pos}/{len} writing files");
+    let directory = scratch_directory(&ground.path)?;
+    let set = pooled_set::create(directory, files, file_bytes, stage.seed, age, || bar.inc(1));
+    bar.finish_and_clear();
+    set
+}
+
+/// An error if files of so many bytes, twice, would not stay in memory.
+fn check_warm(content_bytes: u64) -> Result<()> {
+    let room_bytes = 2 * warm_bytes();
+    ensure!(
+        2 * content_bytes <= room_bytes,
+        "{} of files, and the same in a pool, do not stay in memory, of which half is {}: choose smaller sizes",
+        Bytes(content_bytes),
+        Bytes(room_bytes)
+    );
+    Ok(())
+}
+
+/// The ratios of one metric on those file systems that are in memory, or on the others.
+fn on_some(
+    name: &str,
+    others: &'static [&'static str],
+    ours: &'static str,
+    metrics: &[String],
+    grounds: &[Ground],
+    in_memory: bool,
+) -> Lowest {
+    let grounds = grounds.iter().filter(|ground| ground.is_in_memory() == in_memory);
+    let mut each = Vec::new();
+    for ground in grounds {
+        each.extend(metrics.iter().map(|metric| {
+            let metric = format!("{metric}_{}", ground.file_system);
+            Ratio::new(format!("{name}_of_{metric}"), others, ours, metric)
+        }));
+    }
+    Lowest { name: name.to_owned(), each }
+}

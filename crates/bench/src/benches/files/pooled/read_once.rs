@@ -1,0 +1,206 @@
+//! `read-once`: files of one length, each opened by path, summed and closed.
+//!
+//! | contender | each file |
+//! |---|---|
+//! | `read` | `open`, `fstat`, `pread` into a buffer that stays, sum, `close` |
+//! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, sum, `munmap`, `close` |
+//! | `pool` | open in the pool, read into a buffer that stays, sum, close |
+//! | `view` | path lookup, pin, sum where the bytes lie, drop |
+//!
+//! `sum_…` is the mean over the passes after the first one of a process, `first_…` that of the first. Metrics end with the
+//! length of a file, that of all of them, the threads and the file system.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{MMAP, make_set};
+use crate::benches::files::{
+    Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, row_of_detail, run_block,
+};
+use crate::benches::stage::Stage;
+use crate::contender::System;
+use crate::harness::PooledWork;
+use crate::options::ReadOnceOptions;
+use crate::pooled_set::Age;
+use crate::report::{Ratio, Report, Row};
+use crate::units::Bytes;
+
+const SYSTEMS: &[System] =
+    &[System::Read, System::Mmap, System::MmapPopulate, System::Pool, System::View];
+const OTHERS: &[&str] = &["read", "mmap", "mmap_populate"];
+
+const SIZES: [Bytes; 3] = [Bytes(4 << 10), Bytes(32 << 10), Bytes(256 << 10)];
+const ALL_SIZES: [Bytes; 7] = [
+    Bytes(4 << 10),
+    Bytes(32 << 10),
+    Bytes(256 << 10),
+    Bytes(2 << 20),
+    Bytes(16 << 20),
+    Bytes(128 << 20),
+    Bytes(1 << 30),
+];
+const SETS: [Bytes; 2] = [Bytes(64 << 20), Bytes(2 << 30)];
+/// Files of the quick form.
+const QUICK_FILES: u64 = 16;
+
+/// Files of one length.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    size: Bytes,
+    set: Bytes,
+    files: u32,
+}
+
+impl Shape {
+    fn metric(&self, threads: u32) -> String {
+        format!("{}_{}_{threads}t", self.size.suffix(), self.set.suffix())
+    }
+}
+
+/// Runs the bench.
+pub fn run(options: &ReadOnceOptions) -> Result<Report> {
+    let shapes = shapes(options)?;
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
+    let grounds = grounds(&mut stage, &options.memory);
+    let mut notes = std::mem::take(&mut stage.notes);
+    let mut rows = Vec::new();
+    for shape in &shapes {
+        for ground in &grounds {
+            rows.extend(block(options, &stage, ground, *shape, &mut notes)?);
+        }
+    }
+    stage.notes = notes;
+    let found = lowest_ratios(&definitions(options, &shapes, &grounds), &rows);
+    let bytes = |of: fn(&Shape) -> u64| json!(shapes.iter().map(of).collect::<Vec<_>>());
+    let config = [
+        ("file_sizes", bytes(|shape| shape.size.0)),
+        ("set_bytes", bytes(|shape| shape.set.0)),
+        ("files", bytes(|shape| u64::from(shape.files))),
+        ("threads", json!(options.threads)),
+        ("passes", json!(options.passes)),
+        ("file_systems", file_systems(&grounds)),
+    ];
+    Ok(stage.report("read-once", rows, found, config))
+}
+
+fn shapes(options: &ReadOnceOptions) -> Result<Vec<Shape>> {
+    let or = |asked: &[Bytes], all: &[Bytes], few: usize| match (asked, options.full) {
+        ([], true) => all.to_vec(),
+        ([], false) => all[..few].to_vec(),
+        _ => asked.to_vec(),
+    };
+    let sizes = or(&options.sizes, &ALL_SIZES, SIZES.len());
+    let sets = or(&options.sets, &SETS, 1);
+    let most = u64::from(options.threads.iter().copied().max().unwrap_or(1));
+    let mut shapes = Vec::new();
+    for &set in &sets {
+        for &size in &sizes {
+            ensure!(
+                size.0 > 0,
+                "files of no length have nothing to sum: choose another of --sizes"
+            );
+            let files = set.0 / size.0;
+            let files = if options.common.quick { files.min(QUICK_FILES) } else { files };
+            // One of the lengths may be too much for one of the sets.
+            if files >= most {
+                shapes.push(Shape { size, set, files: u32::try_from(files)? });
+            }
+        }
+    }
+    ensure!(
+        !shapes.is_empty(),
+        "each thread needs a file: choose larger --sets or smaller --sizes"
+    );
+    Ok(shapes)
+}
+
+/// One length, one set, one file system.
+fn block(
+    options: &ReadOnceOptions,
+    stage: &Stage,
+    ground: &Ground,
+    shape: Shape,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let set = make_set(stage, ground, shape.files, shape.size.0, Age::New)?;
+    let expected = set.sums().iter().copied().fold(0, u64::wrapping_add);
+    let passes = options.passes;
+    let mut cells = Vec::new();
+    for &threads in &options.threads {
+        let metric = format!("sum_{}_{}", shape.metric(threads), ground.file_system);
+        let work = PooledWork::Sum { files: shape.files, threads, passes };
+        cells.extend(stage.wanted(SYSTEMS).map(|system| {
+            cell(metric.clone(), ("µs", 1e3), job(stage, system, set.path(), 0, work))
+        }));
+    }
+    let mut rows = run_block(stage, cells, notes, |_, measured| {
+        let found = measured.lanes.iter().map(|lane| lane.checksum);
+        let found = found.fold(0, u64::wrapping_add);
+        let expected = expected.wrapping_mul(u64::from(passes) + 1);
+        ensure!(found == expected, "its sums are not those of the files");
+        Ok(())
+    })?;
+    let first =
+        |row: &Row| row_of_detail(row, row.metric.replacen("sum", "first", 1), "µs", "first_us");
+    let firsts: Vec<_> = rows.iter().filter_map(first).collect();
+    rows.extend(firsts);
+    Ok(rows)
+}
+
+fn definitions(options: &ReadOnceOptions, shapes: &[Shape], grounds: &[Ground]) -> Vec<Lowest> {
+    let mut all = Vec::new();
+    for shape in shapes {
+        // The usual set has no suffix.
+        let set = match shape.set == SETS[0] {
+            true => String::new(),
+            false => format!("_{}", shape.set.suffix()),
+        };
+        for (name, others, ours, kind) in [
+            ("view_vs_read", &["read"][..], "view", "sum"),
+            ("view_vs_mmap", MMAP, "view", "sum"),
+            ("first_pass_vs_best_other", OTHERS, "view", "first"),
+            ("pool_read_vs_read", &["read"], "pool", "sum"),
+        ] {
+            let name = format!("{name}_{}{set}", shape.size.suffix());
+            let mut each = Vec::new();
+            for ground in grounds {
+                let suffix = &ground.file_system;
+                each.extend(options.threads.iter().map(|&threads| {
+                    let metric = format!("{kind}_{}_{suffix}", shape.metric(threads));
+                    Ratio::new(format!("{name}_{threads}t_{suffix}"), others, ours, metric)
+                }));
+            }
+            all.push(Lowest { name, each });
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: ReadOnceOptions,
+    }
+
+    fn of(arguments: &[&str]) -> Vec<(u64, u64, u32)> {
+        let line = Line::parse_from([&["bench"], arguments].concat());
+        let shapes = shapes(&line.options).unwrap();
+        shapes.iter().map(|shape| (shape.size.0, shape.set.0, shape.files)).collect()
+    }
+
+    #[test]
+    fn lengths_fit_their_sets() {
+        assert_eq!(of(&[]).len(), 3);
+        assert_eq!(of(&[])[0], (4096, 64 << 20, 16_384));
+        let all = of(&["--full"]);
+        // Of 64 MiB, files of 32 MiB at the most for two threads; of 2 GiB, all.
+        assert_eq!(all.len(), 5 + 7);
+        assert_eq!(all.last(), Some(&(1 << 30, 2 << 30, 2)));
+        assert_eq!(of(&["--sizes", "1M", "--sets", "4M"]), [(1 << 20, 4 << 20, 4)]);
+    }
+}

@@ -1,0 +1,133 @@
+//! `shared`: processes that read and overwrite records of the same file, or of one each.
+//!
+//! Contenders are those of `repetitive`; records are of 4 KiB, in random order. A process's mean time for a record is what is
+//! reported: with more processes than processors it includes waiting for one, for all contenders alike.
+//!
+//! `second_process_faults_2g` is a count: page faults of a process that reads a file on hugetlbfs that another process has read.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::huge_pages::HugePages;
+use super::repetitive::{ACTIONS, QUICK, SYSTEMS};
+use super::{make_set, on_some};
+use crate::benches::files::{
+    Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, run_block,
+};
+use crate::benches::stage::Stage;
+use crate::contender::System;
+use crate::harness::{PooledWork, RecordWork, TeamWork};
+use crate::options::SharedOptions;
+use crate::pooled_set::{self, Age};
+use crate::report::{Report, Row};
+use crate::units::Bytes;
+use crate::workload::record_files;
+
+const RECORD_BYTES: u32 = 4 << 10;
+const FILES: [(&str, bool); 2] = [("same", false), ("own", true)];
+
+/// Runs the bench.
+pub fn run(options: &SharedOptions) -> Result<Report> {
+    let quick = options.common.quick;
+    let or = |asked: Option<Bytes>, quickly: u64, usual: u64| {
+        asked.map_or(if quick { quickly } else { usual }, |size| size.0)
+    };
+    let size_bytes = or(options.size, QUICK.1, 64 << 20).next_multiple_of(4096);
+    let huge_bytes = or(options.huge, 16 << 20, 2 << 30).next_multiple_of(4096);
+    let records = if quick { options.records.min(QUICK.0) } else { options.records };
+    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
+    let grounds = grounds(&mut stage, &options.memory);
+    let mut notes = std::mem::take(&mut stage.notes);
+    let mut rows = Vec::new();
+    for ground in &grounds {
+        rows.extend(block(options, &stage, ground, (size_bytes, records), &mut notes)?);
+    }
+    let mut found = lowest_ratios(&definitions(options, &grounds), &rows);
+    if stage.wanted(&[System::Pool]).next().is_some() {
+        let row = second_process(&stage, huge_bytes, &mut notes)?;
+        found.extend(row.iter().map(|row| (row.metric.clone(), row.median)));
+        rows.extend(row);
+    }
+    stage.notes = notes;
+    let config = [
+        ("size_bytes", json!(size_bytes)),
+        ("records", json!(records)),
+        ("processes", json!(options.processes)),
+        ("huge_bytes", json!(huge_bytes)),
+        ("file_systems", file_systems(&grounds)),
+    ];
+    Ok(stage.report("shared", rows, found, config))
+}
+
+fn metric(action: &str, processes: u32, files: &str) -> String {
+    format!("{action}_4k_{processes}p_{files}")
+}
+
+fn block(
+    options: &SharedOptions,
+    stage: &Stage,
+    ground: &Ground,
+    (file_bytes, records): (u64, u64),
+    notes: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let most = options.processes.iter().copied().max().unwrap_or(1);
+    let set = make_set(stage, ground, record_files(most), file_bytes, Age::New)?;
+    let mut cells = Vec::new();
+    for (action, writes) in ACTIONS {
+        for &processes in &options.processes {
+            for (files, own_files) in FILES {
+                let metric = metric(action, processes, files);
+                let metric = format!("{metric}_{}", ground.file_system);
+                let work = PooledWork::Records(RecordWork {
+                    record_bytes: RECORD_BYTES,
+                    file_bytes,
+                    writes,
+                    is_random: true,
+                    own_files,
+                    team: TeamWork { processes, member: None },
+                });
+                cells.extend(stage.wanted(SYSTEMS).map(|system| {
+                    let mut job = job(stage, system, set.path(), 0, work);
+                    job.accesses = records;
+                    cell(metric.clone(), ("ns", 1.0), job)
+                }));
+            }
+        }
+    }
+    run_block(stage, cells, notes, |_, _| Ok(()))
+}
+
+/// Page faults of a second process on hugetlbfs.
+fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Result<Option<Row>> {
+    let metric = format!("second_process_faults_{}", Bytes(file_bytes).suffix());
+    let place = match HugePages::take(pooled_set::pool_bytes(file_bytes, 1)) {
+        Ok(place) => place,
+        Err(reason) => {
+            notes.push(format!("{metric} is left out: {reason}"));
+            return Ok(None);
+        }
+    };
+    pooled_set::create_pool(place.path(), 1, file_bytes, stage.seed, Age::New, || ())?;
+    let work = PooledWork::SecondProcess { file_bytes, member: None };
+    let job = job(stage, System::Pool, place.path(), 0, work);
+    let cells = vec![cell(metric, ("faults", 1.0), job)];
+    Ok(run_block(stage, cells, notes, |_, _| Ok(()))?.pop())
+}
+
+fn definitions(options: &SharedOptions, grounds: &[Ground]) -> Vec<Lowest> {
+    let mut all = Vec::new();
+    let calls: &[&str] = &["syscalls"];
+    let mut add = |name: String, metrics: &[String]| {
+        all.push(on_some(&name, calls, "pool", metrics, grounds, true));
+        let name = name.replace("tmpfs", "disk");
+        all.push(on_some(&name, calls, "pool", metrics, grounds, false));
+    };
+    for &processes in &options.processes {
+        let of = |action: &str| FILES.map(|(files, _)| metric(action, processes, files));
+        let (reads, [same_writes, own_writes]) = (of("read"), of("write"));
+        add(format!("read_4k_vs_tmpfs_{processes}p"), &reads);
+        add(format!("write_4k_vs_tmpfs_{processes}p"), &[own_writes]);
+        add(format!("write_same_4k_vs_tmpfs_{processes}p"), &[same_writes]);
+    }
+    all
+}

@@ -1,0 +1,84 @@
+//! Files of a pool and the same files of the kernel: whole files, records, growth, names, replacement.
+//!
+//! Everybody works in the directory of the set, so that all paths have one component. Files, and the pool, are brought into
+//! the page cache before the clock starts, which `cachestat` confirms. Single steps are not timed: an operation of a
+//! pool may take less time than looking at the clock twice.
+
+mod append;
+mod names;
+mod records;
+mod replace;
+mod second_process;
+mod whole;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::file_set::{file_path, warm};
+use crate::harness::{Job, LaneAnswer, Measured, Member, PooledWork, RecordWork, TeamWork, Work};
+use crate::pooled_set::POOL;
+
+pub use records::set_files as record_files;
+
+/// Does the job.
+pub fn run(job: &Job, work: PooledWork) -> Result<Measured> {
+    std::env::set_current_dir(&job.source.path)
+        .with_context(|| format!("cannot work in {}", job.source.path.display()))?;
+    match work {
+        PooledWork::Sum { files, threads, passes } => whole::sum(job, files, threads, passes),
+        PooledWork::Open { file } => whole::open(job, file),
+        PooledWork::Records(work) => match work.team.member {
+            Some(member) => records::run(job, &work, member),
+            None => {
+                together(job, work.team, |team| PooledWork::Records(RecordWork { team, ..work }))
+            }
+        },
+        PooledWork::Append(work) => append::run(job, &work),
+        PooledWork::Names(team) => match team.member {
+            Some(member) => names::run(job, member),
+            None => together(job, team, PooledWork::Names),
+        },
+        PooledWork::Replace { file_bytes } => replace::run(job, file_bytes),
+        PooledWork::SecondProcess { file_bytes, member } => {
+            second_process::run(job, file_bytes, member)
+        }
+    }
+}
+
+/// Has every member of the team do its part at once.
+fn together(job: &Job, team: TeamWork, part: impl Fn(TeamWork) -> PooledWork) -> Result<Measured> {
+    let of = |member| {
+        let work = Work::Pooled(part(TeamWork { member: Some(member), ..team }));
+        Job { work, ..job.clone() }
+    };
+    let jobs: Vec<Job> = (0..team.processes).map(of).collect();
+    let members = Member::run_together(&jobs)?;
+    let accesses: u64 = members.iter().flat_map(|one| &one.lanes).map(|lane| lane.accesses).sum();
+    // As each process sees it; all make the same number of accesses.
+    let mean_ns = members.iter().map(|one| one.mean_ns).sum::<f64>() / members.len() as f64;
+    let checksums = members.iter().flat_map(|one| &one.lanes).map(|lane| lane.checksum);
+    let checksum = checksums.fold(0, u64::wrapping_add);
+    Ok(Measured { mean_ns, lanes: vec![LaneAnswer { accesses, checksum }], ..Measured::default() })
+}
+
+/// What one thread measured.
+fn measured(elapsed: Duration, accesses: u64, checksum: u64) -> Measured {
+    Measured {
+        mean_ns: elapsed.as_nanos() as f64 / accesses.max(1) as f64,
+        lanes: vec![LaneAnswer { accesses, checksum }],
+        ..Measured::default()
+    }
+}
+
+/// The names of the set's files.
+fn file_names(files: u32) -> Vec<PathBuf> {
+    (0..files).map(|number| file_path(Path::new(""), number)).collect()
+}
+
+/// Brings the files of a set, and its pool, into the page cache.
+fn warm_set(names: &[PathBuf]) -> Result<()> {
+    let pool = Path::new(POOL);
+    warm(names.iter().map(PathBuf::as_path).chain([pool])).map(drop)
+}

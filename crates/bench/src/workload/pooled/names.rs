@@ -1,0 +1,31 @@
+//! Files that are made, looked up and removed, each process in a directory of its own: so the kernel, which locks directories,
+//! has nothing to lock but each process's own.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+
+use super::measured;
+use crate::contender::pooled::names;
+use crate::harness::{Job, Measured, wait_to_go};
+
+/// Names in use: a file is made under the next of them.
+const NAMES: usize = 1024;
+
+/// Does one process's part.
+pub fn run(job: &Job, member: u32) -> Result<Measured> {
+    let directory = PathBuf::from(format!("member-{member}"));
+    let mut tree = names(job.system, &directory)?;
+    let paths: Vec<_> = (0..NAMES).map(|name| directory.join(format!("name-{name:04}"))).collect();
+    for path in paths.iter().cycle().take(usize::try_from(job.warm_accesses)?) {
+        tree.create_stat_remove(path)?;
+    }
+    wait_to_go()?;
+    let start = Instant::now();
+    for path in paths.iter().cycle().take(usize::try_from(job.accesses)?) {
+        let len_bytes = tree.create_stat_remove(path)?;
+        ensure!(len_bytes == 0, "{} was just made and has {len_bytes} bytes", path.display());
+    }
+    Ok(measured(start.elapsed(), job.accesses, 0))
+}

@@ -1,0 +1,160 @@
+//! Records of a large file, read or overwritten, by one process or by several at once.
+//!
+//! Files that are read and files that are overwritten are not the same, so that what is read is known. Several processes
+//! that overwrite one file do so in parts of their own: what it holds afterwards depends on nobody's speed.
+//! Everything is touched once before the clock starts: that is what *repetitive* means.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{file_names, measured, warm_set};
+use crate::contender::pooled::{Records, records};
+use crate::harness::{Job, Measured, RecordWork, wait_to_go};
+use crate::interrupt;
+use crate::rng::{Rng, mix};
+use crate::sum::sum_words;
+
+/// What is touched at a time before the clock starts.
+const WARM_BYTES: usize = 256 << 10;
+
+/// Files a set must have: so many to be read, and as many to be overwritten.
+pub const fn set_files(processes: u32) -> u32 {
+    2 * processes
+}
+
+/// Does one process's part.
+pub fn run(job: &Job, work: &RecordWork, member: u32) -> Result<Measured> {
+    let processes = work.team.processes;
+    let names = file_names(set_files(processes));
+    warm_set(&names)?;
+    let file = if work.own_files { member } else { 0 } + if work.writes { processes } else { 0 };
+    let mut file = records(job.system, &names[file as usize], work.file_bytes)?;
+    let sequence = Sequence::new(job, work, member);
+    touch(&mut *file, work, &sequence)?;
+    let mut record = vec![0_u8; work.record_bytes as usize];
+    wait_to_go()?;
+    let start = Instant::now();
+    let mut sum = 0_u64;
+    for index in 0..job.accesses {
+        let offset_bytes = sequence.offset_bytes(index);
+        if work.writes {
+            stamp(&mut record, sequence.salt, offset_bytes);
+            file.write(offset_bytes, &record)?;
+        } else {
+            file.read(offset_bytes, &mut record)?;
+            sum = sum.wrapping_add(ends(&record));
+        }
+    }
+    let elapsed = start.elapsed();
+    if work.writes {
+        for index in 0..job.accesses {
+            file.read(sequence.offset_bytes(index), &mut record)?;
+            sum = sum.wrapping_add(sum_words(&record));
+        }
+    }
+    Ok(measured(elapsed, job.accesses, sum))
+}
+
+/// Reads the process's part of the file once, and writes it, if it will be written.
+fn touch(file: &mut dyn Records, work: &RecordWork, sequence: &Sequence) -> Result<()> {
+    let (from, to) = sequence.part_bytes();
+    let mut bytes = vec![0; WARM_BYTES];
+    for offset_bytes in (from..to).step_by(WARM_BYTES) {
+        interrupt::check()?;
+        let part = &mut bytes[..(to - offset_bytes).min(WARM_BYTES as u64) as usize];
+        file.read(offset_bytes, part)?;
+        if work.writes {
+            file.write(offset_bytes, part)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the record what belongs at this offset. Cheap, and the same for all.
+#[inline]
+fn stamp(record: &mut [u8], salt: u64, offset_bytes: u64) {
+    let word = mix(salt ^ offset_bytes).to_ne_bytes();
+    let end = record.len() - 8;
+    record[..8].copy_from_slice(&word);
+    record[end..].copy_from_slice(&word);
+}
+
+/// The first word and the last one: so the whole record has to be there.
+#[inline]
+fn ends(record: &[u8]) -> u64 {
+    let first = record.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
+    let last = record.last_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
+    first.wrapping_add(last.rotate_left(1))
+}
+
+/// Which records a process has to do with, in order.
+struct Sequence {
+    first: u64,
+    count: u64,
+    record_bytes: u64,
+    is_random: bool,
+    seed: u64,
+    salt: u64,
+}
+
+impl Sequence {
+    fn new(job: &Job, work: &RecordWork, member: u32) -> Self {
+        let record_bytes = u64::from(work.record_bytes);
+        let all = work.file_bytes / record_bytes;
+        let processes = u64::from(work.team.processes);
+        let (first, count) = match work.own_files || !work.writes {
+            true => (0, all),
+            false => (all / processes * u64::from(member), all / processes),
+        };
+        let seed = Rng::for_lane(job.seed, job.round, member).next();
+        let salt = mix(job.seed ^ mix(u64::from(job.round)));
+        Self { first, count, record_bytes, is_random: work.is_random, seed, salt }
+    }
+
+    #[inline]
+    fn offset_bytes(&self, index: u64) -> u64 {
+        let record = match self.is_random {
+            true => ((u128::from(mix(self.seed ^ index)) * u128::from(self.count)) >> 64) as u64,
+            false => index % self.count,
+        };
+        (self.first + record) * self.record_bytes
+    }
+
+    fn part_bytes(&self) -> (u64, u64) {
+        (self.first * self.record_bytes, (self.first + self.count) * self.record_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence(first: u64, count: u64, is_random: bool) -> Sequence {
+        Sequence { first, count, record_bytes: 1024, is_random, seed: 5, salt: 0 }
+    }
+
+    #[test]
+    fn records_stay_in_their_part() {
+        for is_random in [false, true] {
+            let sequence = sequence(8, 4, is_random);
+            let mut seen = [false; 4];
+            for index in 0..100 {
+                let offset_bytes = sequence.offset_bytes(index);
+                assert!((8192..12_288).contains(&offset_bytes));
+                seen[(offset_bytes / 1024 - 8) as usize] = true;
+            }
+            assert_eq!(seen, [true; 4]);
+        }
+        assert_eq!(sequence(8, 4, false).part_bytes(), (8192, 12_288));
+    }
+
+    #[test]
+    fn a_record_shows_whether_its_end_is_there() {
+        let mut record = vec![0; 1024];
+        stamp(&mut record, 1, 4096);
+        let sum = ends(&record);
+        record[1023] ^= 1;
+        assert_ne!(ends(&record), sum);
+    }
+}

@@ -1,0 +1,63 @@
+//! A process reads a file of a pool that another process has read and has open: how many page faults that takes.
+//!
+//! On hugetlbfs processes share the page tables of a mapping of the same part of a file at the same alignment: the second
+//! finds them filled. Counted is what happens between the first word of the file and the last, one word in each 4 KiB.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use aquifer_fs::File;
+
+use super::file_names;
+use crate::contender::pooled::open_pool;
+use crate::harness::{Job, LaneAnswer, Measured, Member, PooledWork, Work, wait_to_go};
+use crate::raw::{PAGE_BYTES, minor_faults};
+
+/// Does the work: of the one that starts the two, or of one of these.
+pub fn run(job: &Job, file_bytes: u64, member: Option<u32>) -> Result<Measured> {
+    match member {
+        Some(_) => read(file_bytes),
+        None => both(job, file_bytes),
+    }
+}
+
+fn both(job: &Job, file_bytes: u64) -> Result<Measured> {
+    let start = |member| {
+        let work = PooledWork::SecondProcess { file_bytes, member: Some(member) };
+        let mut member = Member::start(&Job { work: Work::Pooled(work), ..job.clone() })?;
+        member.wait_ready()?;
+        Ok::<_, anyhow::Error>(member)
+    };
+    // The first stays until the second has read all.
+    let (mut first, mut second) = (start(0)?, start(1)?);
+    second.go()?;
+    let mut measured = second.finish()?;
+    first.go()?;
+    let of_first = first.finish()?;
+    ensure!(of_first.lanes == measured.lanes, "the two processes read something else");
+    measured.details.insert("first_process_faults".to_owned(), of_first.mean_ns);
+    Ok(measured)
+}
+
+fn read(file_bytes: u64) -> Result<Measured> {
+    let files = open_pool()?;
+    let name: PathBuf = file_names(1).remove(0);
+    let file = files.open_file(name)?;
+    let mut sum = word(&file, 0)?;
+    let before = minor_faults()?;
+    for offset_bytes in (0..file_bytes).step_by(PAGE_BYTES) {
+        sum = sum.wrapping_add(word(&file, offset_bytes)?);
+    }
+    let faults = minor_faults()? - before;
+    wait_to_go()?;
+    let lanes = vec![LaneAnswer { accesses: file_bytes / PAGE_BYTES as u64, checksum: sum }];
+    // A count, in the place of a time.
+    Ok(Measured { mean_ns: faults as f64, lanes, ..Measured::default() })
+}
+
+fn word(file: &File, offset_bytes: u64) -> Result<u64> {
+    let mut bytes = [0; 8];
+    let read_bytes = file.read_at(&mut bytes, offset_bytes)?;
+    ensure!(read_bytes == bytes.len(), "the file ends at byte {offset_bytes}");
+    Ok(u64::from_ne_bytes(bytes))
+}

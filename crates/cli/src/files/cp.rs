@@ -1,0 +1,83 @@
+//! `aquifer cp`: files and trees, copied inside of a pool or from one to another.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use super::copying::{self, CopyArgs, HELP};
+use super::tree::{Kind, Pooled, Tree, into_itself};
+use super::{PATHS_HELP, Place, Pools, place};
+
+/// Arguments of `aquifer cp`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
+pub struct Args {
+    /// What is copied, all of it from one pool
+    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
+    sources: Vec<Place>,
+
+    /// The directory that it is copied to, or the name of the copy
+    #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
+    destination: Place,
+
+    #[command(flatten)]
+    copy: CopyArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer cp data.pool:/today data.pool:/yesterday      a file
+  aquifer cp -r data.pool:/photos data.pool:/backup     a tree
+  aquifer cp -r data.pool:/photos other.pool:/          to another pool";
+
+/// Copies, and makes it durable.
+pub fn run(args: &Args) -> Result<()> {
+    let (first, sources) = super::of_one_pool(&args.sources)?;
+    let mut pools = Pools::to_write();
+    let to = Pooled::new(pools.files(&args.destination)?, &args.destination);
+    let is_same = first.is_in_pool_of(&args.destination);
+    let from = match is_same {
+        true => Pooled::new(pools.files(&args.destination)?, first),
+        false => Pooled::new(Pools::to_read().files(first)?, first),
+    };
+    let done = copying::copy(
+        &args.copy,
+        (&from, &sources),
+        (&to, args.destination.path()),
+        None,
+        |source, target| if is_same { check(&to, source, target) } else { Ok(()) },
+    );
+    // Also of what was copied before something ended it.
+    let synced = pools.sync();
+    done.and_then(|done| synced.and_then(|()| done.end()))
+}
+
+/// An error if something would be copied over or into itself.
+fn check(pool: &Pooled, source: &Path, target: &Path) -> Result<()> {
+    let Some(item) = pool.item(source, true)? else { return Ok(()) };
+    let is_itself = |path: &Path| {
+        Ok::<_, anyhow::Error>(
+            pool.item(path, true)?.map(|there| there.identity) == Some(item.identity),
+        )
+    };
+    if item.kind != Kind::Directory {
+        if is_itself(target)? {
+            bail!("{} and {} are the same file", pool.show(source), pool.show(target));
+        }
+        return Ok(());
+    }
+    let mut above = target.parent().unwrap_or(Path::new("/")).to_owned();
+    if is_itself(target)? {
+        return Err(into_itself(&pool.show(source), &pool.show(target)));
+    }
+    let root = pool.item(Path::new("/"), true)?.map(|root| root.identity);
+    loop {
+        if is_itself(&above)? {
+            return Err(into_itself(&pool.show(source), &pool.show(target)));
+        }
+        match pool.item(&above, true)? {
+            Some(there) if Some(there.identity) != root => above.push(".."),
+            _ => return Ok(()),
+        }
+    }
+}

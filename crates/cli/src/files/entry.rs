@@ -1,0 +1,226 @@
+//! What a file is, for people and for programs.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use aquifer::Files;
+use aquifer::fs::{FileKind, Metadata};
+use serde::Serialize;
+
+use super::Place;
+use super::failure::At;
+use crate::output;
+
+/// A file, a directory or a symbolic link, as JSON has it.
+#[derive(Debug, Serialize)]
+pub struct Entry {
+    /// The path in the pool; escaped if it is no UTF-8.
+    path: String,
+    /// Its last component.
+    name: String,
+    /// Whether these are the path and the name themselves.
+    name_is_utf8: bool,
+    kind: &'static str,
+    /// Permissions, as a number.
+    mode: u32,
+    /// The same as `ls -l` shows it, with the kind in front.
+    permissions: String,
+    links: u32,
+    uid: u32,
+    gid: u32,
+    /// Of a file its length, of a symbolic link that of its target.
+    size_bytes: u64,
+    /// Of a directory, how many names it has.
+    names: Option<u64>,
+    /// Bytes of the pool that hold its content.
+    allocated_bytes: u64,
+    inode: u64,
+    incarnation: u64,
+    is_immutable: bool,
+    modified_ns: i64,
+    accessed_ns: i64,
+    changed_ns: i64,
+    created_ns: i64,
+    /// Where a symbolic link leads; escaped if it is no UTF-8.
+    target: Option<String>,
+    #[serde(skip)]
+    raw_name: Vec<u8>,
+    #[serde(skip)]
+    raw_target: Option<Vec<u8>>,
+}
+
+/// UTF-8 as it is, everything else escaped; and which it was.
+pub fn as_json(bytes: &[u8]) -> (String, bool) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (text.to_owned(), true),
+        Err(_) => (output::escaped(bytes), false),
+    }
+}
+
+/// What `file`, `directory` and `symlink` are called everywhere.
+pub fn kind_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Link => "symlink",
+        _ => "unknown",
+    }
+}
+
+/// Nanoseconds since 1970.
+pub fn nanoseconds(time: SystemTime) -> i64 {
+    let ns = |since: std::time::Duration| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => ns(since),
+        Err(before) => -ns(before.duration()),
+    }
+}
+
+/// A time, for people.
+pub fn moment(ns: i64) -> String {
+    match u64::try_from(ns) {
+        Ok(ns) => output::moment(ns),
+        Err(_) => format!("{} s before 1970", ns.unsigned_abs() / 1_000_000_000),
+    }
+}
+
+/// `drwxr-xr-x`.
+pub fn permissions(kind: FileKind, mode: u32) -> String {
+    let mut text = String::from(match kind {
+        FileKind::Directory => 'd',
+        FileKind::Link => 'l',
+        _ => '-',
+    });
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = mode >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (bits & 1 != 0, mode & special != 0) {
+            (true, false) => 'x',
+            (false, false) => '-',
+            (true, true) => letter,
+            (false, true) => letter.to_ascii_uppercase(),
+        });
+    }
+    text
+}
+
+impl Entry {
+    /// What is at a place, whose metadata is known.
+    pub fn of(files: &Files, place: &Place, name: &OsStr, metadata: &Metadata) -> Result<Entry> {
+        let target = match metadata.is_symlink() {
+            true => Some(files.read_link(place.path()).at(place)?),
+            false => None,
+        };
+        let raw_target = target.map(|target| target.as_os_str().as_bytes().to_vec());
+        let (path, name_is_utf8) = as_json(place.path().as_os_str().as_bytes());
+        let kind = metadata.kind();
+        Ok(Entry {
+            path,
+            name: as_json(name.as_bytes()).0,
+            name_is_utf8,
+            kind: kind_name(kind),
+            mode: metadata.mode(),
+            permissions: permissions(kind, metadata.mode()),
+            links: metadata.links(),
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            size_bytes: if metadata.is_dir() { 0 } else { metadata.len() },
+            names: metadata.is_dir().then_some(metadata.len()),
+            allocated_bytes: metadata.allocated_bytes(),
+            inode: metadata.number(),
+            incarnation: metadata.incarnation(),
+            is_immutable: metadata.is_immutable(),
+            modified_ns: nanoseconds(metadata.modified()),
+            accessed_ns: nanoseconds(metadata.accessed()),
+            changed_ns: nanoseconds(metadata.changed()),
+            created_ns: nanoseconds(metadata.created()),
+            target: raw_target.as_deref().map(|target| as_json(target).0),
+            raw_name: name.as_bytes().to_vec(),
+            raw_target,
+        })
+    }
+
+    /// The same under another name.
+    pub fn named(self, name: &Path) -> Entry {
+        let raw_name = name.as_os_str().as_bytes().to_vec();
+        Entry { name: as_json(&raw_name).0, raw_name, ..self }
+    }
+
+    pub fn raw_name(&self) -> &[u8] {
+        &self.raw_name
+    }
+
+    pub fn raw_target(&self) -> Option<&[u8]> {
+        self.raw_target.as_deref()
+    }
+
+    pub fn permissions(&self) -> &str {
+        &self.permissions
+    }
+
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    pub fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    pub fn links(&self) -> u32 {
+        self.links
+    }
+
+    pub fn owner(&self) -> (u32, u32) {
+        (self.uid, self.gid)
+    }
+
+    /// Bytes, or names of a directory.
+    pub fn len(&self) -> u64 {
+        self.names.unwrap_or(self.size_bytes)
+    }
+
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes
+    }
+
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    pub fn is_immutable(&self) -> bool {
+        self.is_immutable
+    }
+
+    pub fn modified_ns(&self) -> i64 {
+        self.modified_ns
+    }
+
+    /// When it was last read as far as somebody said so, last changed at all, and made.
+    pub fn other_times_ns(&self) -> [i64; 3] {
+        [self.accessed_ns, self.changed_ns, self.created_ns]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_are_shown_as_by_ls() {
+        assert_eq!(permissions(FileKind::Directory, 0o755), "drwxr-xr-x");
+        assert_eq!(permissions(FileKind::File, 0o6644), "-rwSr-Sr--");
+        assert_eq!(permissions(FileKind::File, 0o4711), "-rws--x--x");
+        assert_eq!(permissions(FileKind::Directory, 0o1777), "drwxrwxrwt");
+        assert_eq!(permissions(FileKind::Link, 0o777), "lrwxrwxrwx");
+    }
+
+    #[test]
+    fn times_before_1970_are_shown() {
+        assert_eq!(moment(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(moment(-5_000_000_000), "5 s before 1970");
+    }
+}

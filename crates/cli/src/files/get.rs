@@ -1,0 +1,42 @@
+//! `aquifer get`: files and trees of a pool, copied out of it.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::copying::{self, CopyArgs, HELP};
+use super::tree::{Local, Pooled};
+use super::{PATHS_HELP, Place, Pools, place};
+
+/// Arguments of `aquifer get`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
+pub struct Args {
+    /// What is copied, all of it from one pool
+    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
+    sources: Vec<Place>,
+
+    /// The directory that it is copied to, or the name of the copy
+    #[arg(value_name = "DEST")]
+    destination: PathBuf,
+
+    #[command(flatten)]
+    copy: CopyArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer get data.pool:/today .                      a file, under its own name
+  aquifer get data.pool:/today notes.txt              under another one
+  aquifer get -r data.pool:/photos /backup            a tree, into a directory
+  aquifer get -r data.pool:/ everything               all files of a pool
+
+`aquifer cat` writes a file to standard output.";
+
+/// Copies.
+pub fn run(args: &Args) -> Result<()> {
+    let (first, sources) = super::of_one_pool(&args.sources)?;
+    let pool = Pooled::new(Pools::to_read().files(first)?, first);
+    copying::copy(&args.copy, (&pool, &sources), (&Local, &args.destination), None, |_, _| Ok(()))?
+        .end()
+}

@@ -1,0 +1,116 @@
+//! `aquifer ln`: more names for a file, and symbolic links, in a pool.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Error, Result, bail};
+use aquifer::{Files, FsError};
+
+use super::failure::{At, shown};
+use super::place::last_name;
+use super::{PATHS_HELP, Place, Pools, place};
+
+/// Arguments of `aquifer ln`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
+pub struct Args {
+    /// The file, as POOL:/PATH; with -s, where the link leads: a path in the pool, without the pool
+    #[arg(value_name = "TARGET", allow_hyphen_values = true)]
+    target: OsString,
+
+    /// The new name, or the directory that it is made in
+    #[arg(value_parser = place::parser(), value_name = "POOL:/LINK")]
+    link: Place,
+
+    /// Make a symbolic link
+    #[arg(short, long)]
+    symbolic: bool,
+
+    /// Replace what has the name, unless it is a directory
+    #[arg(short, long)]
+    force: bool,
+
+    /// LINK is the name, also where it is a directory
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer ln data.pool:/logs/today data.pool:/current         another name of the same file
+  aquifer ln -s logs/today data.pool:/current                 a link to a path, from its own directory on
+  aquifer ln -s /logs/today data.pool:/current                from the root of the pool on";
+
+/// Makes it, durably.
+pub fn run(args: &Args) -> Result<()> {
+    let mut pools = Pools::to_write();
+    let original = match args.symbolic {
+        true => check_target(args)?,
+        false => hard_target(args)?,
+    };
+    let files = pools.files(&args.link)?;
+    let link = place_of_link(args, &files, &original);
+    match make(args, &files, &original, &link) {
+        Err(FsError::Exists { .. }) if args.force => replace(args, &files, &original, &link)?,
+        made => made.at(&link)?,
+    }
+    pools.sync()
+}
+
+/// The path of a file in the pool of the link.
+fn hard_target(args: &Args) -> Result<PathBuf> {
+    let target = Place::parse(args.target.clone()).map_err(Error::msg)?;
+    if !target.is_in_pool_of(&args.link) {
+        bail!(
+            "{} and {} are in two pools: a file has names in one",
+            target.show(),
+            args.link.show()
+        );
+    }
+    Ok(target.path().to_owned())
+}
+
+/// Where a symbolic link is to lead: not out of the pool.
+fn check_target(args: &Args) -> Result<PathBuf> {
+    if let Ok(target) = Place::parse(args.target.clone())
+        && target.is_in_pool_of(&args.link)
+    {
+        bail!(
+            "a symbolic link leads to a path in its own pool, without the name of the pool: {}",
+            shown(target.path())
+        );
+    }
+    Ok(PathBuf::from(&args.target))
+}
+
+fn place_of_link(args: &Args, files: &Files, original: &Path) -> Place {
+    let there = args.link.path();
+    let is_directory = files.metadata(there).is_ok_and(|there| there.is_dir());
+    match last_name(original) {
+        Some(name) if is_directory && !args.no_target_directory => {
+            args.link.with_path(there.join(name))
+        }
+        _ => args.link.clone(),
+    }
+}
+
+fn make(args: &Args, files: &Files, original: &Path, link: &Place) -> aquifer::fs::Result<()> {
+    match args.symbolic {
+        true => files.symlink(original, link.path()),
+        false => files.hard_link(original, link.path()),
+    }
+}
+
+/// Puts it in place of what has the name, all at once.
+fn replace(args: &Args, files: &Files, original: &Path, link: &Place) -> Result<()> {
+    let number = aquifer_sys::random::next_u64().context("no random number for a name")?;
+    let parent = link.path().parent().unwrap_or(Path::new("/"));
+    let temporary = link.with_path(parent.join(format!(".aquifer-{number:016x}")));
+    make(args, files, original, &temporary).at(&temporary)?;
+    let renamed = files.rename(temporary.path(), link.path()).at(link);
+    // Two names of the same file both stay; after an error it is in the way.
+    match files.remove_file(temporary.path()) {
+        Err(FsError::NotFound { .. }) => renamed,
+        removed => renamed.and(removed.at(&temporary)),
+    }
+}

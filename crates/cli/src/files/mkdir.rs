@@ -1,0 +1,61 @@
+//! `aquifer mkdir`: directories in a pool.
+
+use anyhow::Result;
+
+use super::failure::{At, Failures};
+use super::{PATHS_HELP, Place, Pools, place};
+
+/// Arguments of `aquifer mkdir`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
+pub struct Args {
+    /// Directories to make
+    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
+    places: Vec<Place>,
+
+    /// Make those on the way as well; what is there is no error
+    #[arg(short, long)]
+    parents: bool,
+
+    /// Permissions, in octal [default: 777 less the umask]
+    #[arg(short, long, value_name = "MODE", value_parser = mode)]
+    mode: Option<u32>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer mkdir data.pool:/logs
+  aquifer mkdir -p data.pool:/photos/2026/summer
+  aquifer mkdir -m 700 data.pool:/private";
+
+fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("permissions are an octal number up to 7777, for example 750".to_owned()),
+    }
+}
+
+/// Makes them, durably.
+pub fn run(args: &Args) -> Result<()> {
+    let mut pools = Pools::to_write();
+    let mut failures = Failures::default();
+    for place in &args.places {
+        let made = make(args, &mut pools, place);
+        failures.note(made)?;
+    }
+    pools.sync()?;
+    failures.end()
+}
+
+fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
+    let files = pools.files(place)?;
+    match args.parents {
+        true if files.metadata(place.path()).is_ok_and(|there| there.is_dir()) => return Ok(()),
+        true => files.create_dir_all(place.path()).at(place)?,
+        false => files.create_dir(place.path()).at(place)?,
+    }
+    match args.mode {
+        Some(mode) => files.set_permissions(place.path(), mode).at(place),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,136 @@
+//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `du`, `find`, and `stat` of a file: the files of a pool.
+//!
+//! They are the commands of the same names that everybody knows, with paths like `data.pool:/logs/today` ([`place`]). What only looks
+//! opens the pool for reading; what changes something makes it durable before it ends. Pools are opened beside the programs
+//! that have them open.
+//!
+//! A command that is given several paths does what it can: what fails is said at once ([`failure`]), the rest is done, and the
+//! exit status is 1.
+
+mod cat;
+mod copying;
+mod cp;
+mod du;
+mod entry;
+mod failure;
+mod find;
+mod get;
+mod glob;
+mod ln;
+mod ls;
+mod mkdir;
+mod mv;
+mod place;
+mod put;
+mod rm;
+mod stat;
+mod tree;
+mod walk;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use aquifer::{Files, OpenOptions};
+
+pub use find::with_two_dashes;
+pub use place::Place;
+pub use stat::{StatArgs, run as run_stat};
+
+/// The commands on files that are not also commands on something else.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Show the names in a directory of a pool
+    Ls(ls::Args),
+    /// Print files of a pool
+    Cat(cat::Args),
+    /// Copy files and trees into a pool
+    Put(put::Args),
+    /// Copy files and trees out of a pool
+    Get(get::Args),
+    /// Copy files and trees inside of a pool
+    Cp(cp::Args),
+    /// Move or rename files and directories of a pool
+    Mv(mv::Args),
+    /// Remove files and trees from a pool
+    Rm(rm::Args),
+    /// Make directories in a pool
+    Mkdir(mkdir::Args),
+    /// Make another name, or a symbolic link, in a pool
+    Ln(ln::Args),
+    /// Show how much room files and trees of a pool take
+    Du(du::Args),
+    /// Find files of a pool by name, kind, size or time
+    Find(find::Args),
+}
+
+/// Does what was asked for.
+pub fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Ls(args) => ls::run(args),
+        Command::Cat(args) => cat::run(args),
+        Command::Put(args) => put::run(args),
+        Command::Get(args) => get::run(args),
+        Command::Cp(args) => cp::run(args),
+        Command::Mv(args) => mv::run(args),
+        Command::Rm(args) => rm::run(args),
+        Command::Mkdir(args) => mkdir::run(args),
+        Command::Ln(args) => ln::run(args),
+        Command::Du(args) => du::run(args),
+        Command::Find(args) => find::run(args),
+    }
+}
+
+/// What follows the examples of each command.
+const PATHS_HELP: &str = "\
+POOL:/PATH is the file of a pool, and a path in it from its root on. The last `:/` is what divides them.";
+
+/// Paths of one pool, and the first of the places that they are from.
+///
+/// # Errors
+/// If they are of several.
+fn of_one_pool(places: &[Place]) -> Result<(&Place, Vec<PathBuf>)> {
+    let Some(first) = places.first() else { bail!("no file is named") };
+    if let Some(other) = places.iter().find(|other| other.pool() != first.pool()) {
+        let [first, other] = [first, other].map(|place| failure::shown(place.pool()));
+        bail!("{first} and {other} are two pools; copy from one at a time");
+    }
+    Ok((first, places.iter().map(|place| place.path().to_owned()).collect()))
+}
+
+/// The pools that one command works on, each opened once.
+struct Pools {
+    read_only: bool,
+    opened: HashMap<PathBuf, Files>,
+}
+
+impl Pools {
+    /// To be looked at.
+    fn to_read() -> Pools {
+        Pools { read_only: true, opened: HashMap::new() }
+    }
+
+    /// To be changed.
+    fn to_write() -> Pools {
+        Pools { read_only: false, opened: HashMap::new() }
+    }
+
+    /// The files of the pool that a place is in.
+    fn files(&mut self, place: &Place) -> Result<Files> {
+        if let Some(files) = self.opened.get(place.pool()) {
+            return Ok(files.clone());
+        }
+        let options = OpenOptions { read_only: self.read_only, ..OpenOptions::default() };
+        let files = Files::open(place.pool(), &options)?;
+        self.opened.insert(place.pool().to_owned(), files.clone());
+        Ok(files)
+    }
+
+    /// Makes durable what was done in all of them.
+    fn sync(&self) -> Result<()> {
+        for files in self.opened.values() {
+            files.sync()?;
+        }
+        Ok(())
+    }
+}

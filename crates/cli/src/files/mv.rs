@@ -1,0 +1,97 @@
+//! `aquifer mv`: other names for what is in a pool.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use aquifer::Files;
+use aquifer::fs::RenameMode;
+
+use super::failure::{At, Failures};
+use super::place::last_name;
+use super::{PATHS_HELP, Place, Pools, place};
+use crate::output;
+
+/// Arguments of `aquifer mv`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
+pub struct Args {
+    /// What is moved; of a symbolic link, the link
+    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
+    sources: Vec<Place>,
+
+    /// The directory that it is moved to, or its new name
+    #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
+    destination: Place,
+
+    /// It is an error if something has the new name
+    #[arg(short, long)]
+    no_clobber: bool,
+
+    /// DEST is the new name, also where it is a directory
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+
+    /// Exchange the two names: each leads to what the other one led to
+    #[arg(long, conflicts_with = "no_clobber")]
+    exchange: bool,
+
+    /// Print each move
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer mv data.pool:/new data.pool:/current              replaces it, all at once
+  aquifer mv data.pool:/a data.pool:/b data.pool:/old       into a directory
+  aquifer mv -T --exchange data.pool:/v1 data.pool:/v2      two trees, exchanged
+
+Whoever looks, also after a power cut, finds the old name or the new one, never both or none. To another pool: `aquifer cp -r`, then \
+`aquifer rm -r`.";
+
+/// Moves them, durably.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(other) = args.sources.iter().find(|from| !from.is_in_pool_of(&args.destination)) {
+        bail!(
+            "{} and {} are in two pools; copy with `aquifer cp -r`, then remove with `aquifer rm -r`",
+            other.show(),
+            args.destination.show()
+        );
+    }
+    let mut pools = Pools::to_write();
+    let files = pools.files(&args.destination)?;
+    let mut failures = Failures::default();
+    for source in &args.sources {
+        let moved = move_one(args, &files, source);
+        failures.note(moved)?;
+    }
+    pools.sync()?;
+    failures.end()
+}
+
+fn target(args: &Args, files: &Files, source: &Place) -> Result<PathBuf> {
+    let destination = args.destination.path();
+    let is_directory = files.metadata(destination).is_ok_and(|there| there.is_dir());
+    match last_name(source.path()) {
+        Some(name) if is_directory && !args.no_target_directory => Ok(destination.join(name)),
+        _ if args.sources.len() > 1 => bail!(
+            "{}: this is not a directory, and several things are to be moved there",
+            args.destination.show()
+        ),
+        _ => Ok(destination.to_owned()),
+    }
+}
+
+fn move_one(args: &Args, files: &Files, source: &Place) -> Result<()> {
+    let target = args.destination.with_path(target(args, files, source)?);
+    let mode = match (args.exchange, args.no_clobber) {
+        (true, _) => RenameMode::Exchange,
+        (_, true) => RenameMode::NoReplace,
+        _ => RenameMode::Replace,
+    };
+    files.rename_with(source.path(), target.path(), mode).at(source)?;
+    match args.verbose {
+        true => output::print(&format!("{} -> {}\n", source.show(), target.show())),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,152 @@
+//! `POOL:/PATH`: where a file is, as command lines say it.
+//!
+//! Both halves can be any bytes. What divides them is the last `:/`, so the path of a pool may have colons in it. Where a name
+//! *inside* of the pool ends with a colon, the last one is wrong: then it leads to a pool that cannot be there, because what would
+//! be its directory is a file. So an earlier `:/` counts if what is in front of it is there, and what is in front of the later
+//! ones is not.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+
+use crate::output;
+
+/// A pool and a path in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pool: PathBuf,
+    /// Begins with a slash.
+    path: PathBuf,
+}
+
+/// What reads one from a command line.
+pub fn parser() -> impl TypedValueParser<Value = Place> {
+    OsStringValueParser::new().try_map(Place::parse)
+}
+
+impl Place {
+    /// Whether this is meant to be one.
+    pub fn is_one(text: &OsStr) -> bool {
+        text.as_bytes().windows(2).any(|pair| pair == b":/")
+    }
+
+    /// Takes it apart.
+    pub fn parse(text: OsString) -> Result<Place, String> {
+        let bytes = text.as_bytes();
+        let divides: Vec<usize> =
+            (1..bytes.len().saturating_sub(1)).filter(|&at| &bytes[at..at + 2] == b":/").collect();
+        let Some(&last) = divides.last() else { return Err(explain(bytes)) };
+        let is_there = |at: &usize| Path::new(OsStr::from_bytes(&bytes[..*at])).exists();
+        let at = divides.iter().rev().copied().find(is_there).unwrap_or(last);
+        Ok(Place {
+            pool: PathBuf::from(OsStr::from_bytes(&bytes[..at])),
+            path: PathBuf::from(OsStr::from_bytes(&bytes[at + 1..])),
+        })
+    }
+
+    /// The file of the pool.
+    pub fn pool(&self) -> &Path {
+        &self.pool
+    }
+
+    /// The path in it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Another path in the same pool.
+    pub fn with_path(&self, path: impl Into<PathBuf>) -> Place {
+        Place { pool: self.pool.clone(), path: path.into() }
+    }
+
+    /// As it was written, and as a command takes it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.pool.clone().into_os_string().into_vec();
+        bytes.push(b':');
+        bytes.extend_from_slice(self.path.as_os_str().as_bytes());
+        bytes
+    }
+
+    /// For a terminal.
+    pub fn show(&self) -> String {
+        output::escaped(&self.to_bytes())
+    }
+
+    /// Whether both are in the same pool, whatever its path is called.
+    pub fn is_in_pool_of(&self, other: &Place) -> bool {
+        let canonical = |place: &Place| place.pool.canonicalize().unwrap_or(place.pool.clone());
+        canonical(self) == canonical(other)
+    }
+}
+
+/// The last component of a path as `cp` takes it: none where that is no name, as in `/`, `a/.` and `..`.
+pub fn last_name(path: &Path) -> Option<OsString> {
+    let bytes = path.as_os_str().as_bytes();
+    let end = bytes.iter().rposition(|&byte| byte != b'/')? + 1;
+    let start = bytes[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    match &bytes[start..end] {
+        b"." | b".." => None,
+        name => Some(OsString::from_vec(name.to_vec())),
+    }
+}
+
+fn explain(bytes: &[u8]) -> String {
+    let shown = output::escaped(bytes);
+    match bytes.strip_suffix(b":") {
+        Some(pool) if !pool.is_empty() => {
+            format!("`{shown}` names a pool and no file in it; its root is `{shown}/`")
+        }
+        _ => format!(
+            "`{shown}` names no file of a pool; write POOL:/PATH, for example data.pool:/logs/today"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<(String, String), String> {
+        let place = Place::parse(text.into())?;
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        Ok((text(place.pool()), text(place.path())))
+    }
+
+    #[test]
+    fn the_last_colon_with_a_slash_divides() {
+        let ok = |pool: &str, path: &str| Ok((pool.to_owned(), path.to_owned()));
+        assert_eq!(parse("data.pool:/a/b"), ok("data.pool", "/a/b"));
+        assert_eq!(parse("data.pool:/"), ok("data.pool", "/"));
+        assert_eq!(parse("/mnt/a:b/c:/d"), ok("/mnt/a:b/c", "/d"));
+        assert_eq!(parse("no/such:/x:/y"), ok("no/such:/x", "/y"));
+        assert_eq!(parse("a:b:c:/d:e"), ok("a:b:c", "/d:e"));
+        assert_eq!(parse("x:/-n\n"), ok("x", "/-n\n"));
+        for wrong in ["", "data.pool", "/a/b", ":/a", "a:b", ":"] {
+            assert!(parse(wrong).unwrap_err().contains("POOL:/PATH"), "{wrong}");
+        }
+        assert!(parse("data.pool:").unwrap_err().contains("`data.pool:/`"));
+    }
+
+    #[test]
+    fn names_in_a_pool_may_end_with_a_colon() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = directory.path().join("data.pool");
+        std::fs::write(&pool, "").unwrap();
+        let pool = pool.to_str().unwrap();
+        let place = |path| Ok((pool.to_owned(), String::from(path)));
+        assert_eq!(parse(&format!("{pool}:/c:/d:/e")), place("/c:/d:/e"));
+        assert_eq!(parse(&format!("{pool}:/e")), place("/e"));
+    }
+
+    #[test]
+    fn last_names_are_those_of_cp() {
+        let name = |path: &str| last_name(Path::new(path));
+        assert_eq!(name("/a/b//"), Some("b".into()));
+        assert_eq!(name("b"), Some("b".into()));
+        for none in ["", "/", "//", ".", "a/.", "a/./", "..", "/.."] {
+            assert_eq!(name(none), None, "{none}");
+        }
+    }
+}

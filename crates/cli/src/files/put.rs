@@ -1,0 +1,51 @@
+//! `aquifer put`: files and trees of the machine's file systems, copied into a pool.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::copying::{self, CopyArgs, HELP};
+use super::tree::{Local, Pooled};
+use super::{PATHS_HELP, Place, Pools, place};
+
+/// Arguments of `aquifer put`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
+pub struct Args {
+    /// What is copied
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<PathBuf>,
+
+    /// The directory of a pool that it is copied to, or the name of the copy
+    #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
+    destination: Place,
+
+    #[command(flatten)]
+    copy: CopyArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  aquifer put notes.txt data.pool:/                   a file, under its own name
+  aquifer put notes.txt data.pool:/today              under another one
+  aquifer put -r photos music data.pool:/media        trees, into a directory
+  aquifer put -r photos/. data.pool:/photos           what is in a directory, into another one";
+
+/// Copies, and makes it durable.
+pub fn run(args: &Args) -> Result<()> {
+    let mut pools = Pools::to_write();
+    let pool = Pooled::new(pools.files(&args.destination)?, &args.destination);
+    let itself = std::fs::metadata(args.destination.pool()).ok();
+    let identity = itself.map(|metadata| (metadata.dev(), metadata.ino()));
+    let done = copying::copy(
+        &args.copy,
+        (&Local, &args.sources),
+        (&pool, args.destination.path()),
+        identity,
+        |_, _| Ok(()),
+    );
+    // Also of what was copied before something ended it.
+    let synced = pools.sync();
+    done.and_then(|done| synced.and_then(|()| done.end()))
+}

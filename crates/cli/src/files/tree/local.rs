@@ -1,0 +1,257 @@
+//! Files of the machine's file systems, as a tree that can be copied.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{
+    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown, symlink,
+};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Error, Result};
+use rustix::fs::{
+    AtFlags, CWD, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags, getxattr, listxattr,
+    renameat_with, seek, setxattr, utimensat,
+};
+use rustix::io::Errno;
+
+use super::{Attributes, Content, Item, Kind, Tree};
+use crate::files::failure::shown;
+
+/// Linux has no longer value of an attribute, and no longer list of their names.
+const MAX_ATTRIBUTES_BYTES: usize = 64 << 10;
+
+/// Everything that paths of this process lead to.
+pub struct Local;
+
+/// An open file, and where it is.
+pub struct LocalFile {
+    file: File,
+    path: PathBuf,
+}
+
+fn at<T>(path: &Path, outcome: io::Result<T>) -> Result<T> {
+    outcome.with_context(|| shown(path))
+}
+
+/// Seconds and nanoseconds since 1970, the latter never negative.
+fn timespec(time: SystemTime) -> Timespec {
+    let of = |since: Duration| (since.as_secs() as i64, i64::from(since.subsec_nanos()));
+    let (tv_sec, tv_nsec) = match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => of(since),
+        Err(before) => match of(before.duration()) {
+            (seconds, 0) => (-seconds, 0),
+            (seconds, ns) => (-seconds - 1, 1_000_000_000 - ns),
+        },
+    };
+    Timespec { tv_sec, tv_nsec }
+}
+
+/// A time as file systems have it, also before 1970.
+fn time(seconds: i64, ns: i64) -> SystemTime {
+    let whole = match u64::try_from(seconds) {
+        Ok(since) => UNIX_EPOCH + Duration::from_secs(since),
+        Err(_) => UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()),
+    };
+    whole + Duration::from_nanos(ns as u64)
+}
+
+impl Tree for Local {
+    type File = LocalFile;
+
+    fn show(&self, path: &Path) -> String {
+        shown(path)
+    }
+
+    fn item(&self, path: &Path, follow: bool) -> Result<Option<Item>> {
+        let metadata = match follow {
+            true => fs::metadata(path),
+            false => fs::symlink_metadata(path),
+        };
+        let metadata = match metadata {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            metadata => at(path, metadata)?,
+        };
+        let kind = metadata.file_type();
+        Ok(Some(Item {
+            kind: match kind {
+                _ if kind.is_file() => Kind::File,
+                _ if kind.is_dir() => Kind::Directory,
+                _ if kind.is_symlink() => Kind::Link,
+                _ => Kind::Other,
+            },
+            mode: metadata.mode() & 0o7777,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            len_bytes: metadata.len(),
+            accessed: time(metadata.atime(), metadata.atime_nsec()),
+            modified: time(metadata.mtime(), metadata.mtime_nsec()),
+            links: metadata.nlink(),
+            identity: (metadata.dev(), metadata.ino()),
+        }))
+    }
+
+    fn names(&self, directory: &Path) -> Result<Vec<OsString>> {
+        let entries: io::Result<Vec<_>> = fs::read_dir(directory)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+        let mut names = at(directory, entries)?;
+        names.sort();
+        Ok(names)
+    }
+
+    fn target(&self, link: &Path) -> Result<PathBuf> {
+        at(link, fs::read_link(link))
+    }
+
+    fn open(&self, path: &Path, follow: bool) -> Result<LocalFile> {
+        // What was a file a moment ago may be a pipe now, which must not hold us up.
+        let flags = libc::O_NONBLOCK | if follow { 0 } else { libc::O_NOFOLLOW };
+        let file = at(path, File::options().read(true).custom_flags(flags).open(path))?;
+        Ok(LocalFile { file, path: path.to_owned() })
+    }
+
+    fn attributes(&self, path: &Path) -> Result<Attributes> {
+        let mut bytes = vec![0; MAX_ATTRIBUTES_BYTES];
+        let len = match listxattr(path, &mut bytes[..]) {
+            Ok(len) => len,
+            // There are none, or they are not for us.
+            Err(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS) => return Ok(Vec::new()),
+            Err(error) => return at(path, Err(error.into())),
+        };
+        let names: Vec<Vec<u8>> = bytes[..len]
+            .split(|&byte| byte == 0)
+            .filter(|name| !name.is_empty())
+            .map(<[u8]>::to_vec)
+            .collect();
+        let mut attributes = Attributes::new();
+        for name in names {
+            // Those that are not for us are left out, as those that are gone meanwhile.
+            if let Ok(len) = getxattr(path, &name[..], &mut bytes[..]) {
+                attributes.push((name, bytes[..len].to_vec()));
+            }
+        }
+        Ok(attributes)
+    }
+
+    fn make_file(&self, path: &Path, name: &Path) -> Result<LocalFile> {
+        let options = File::options().write(true).create_new(true).mode(0o600).open(path);
+        Ok(LocalFile { file: at(name, options)?, path: name.to_owned() })
+    }
+
+    fn make_directory(&self, path: &Path) -> Result<()> {
+        at(path, fs::DirBuilder::new().mode(0o700).create(path))
+    }
+
+    fn make_link(&self, target: &Path, path: &Path) -> Result<()> {
+        at(path, symlink(target, path))
+    }
+
+    fn add_name(&self, original: &Path, path: &Path) -> Result<()> {
+        at(path, fs::hard_link(original, path))
+    }
+
+    /// The owner is kept where this user may give files away. Who may not must not make programs either that run as the
+    /// wrong user.
+    fn finish(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
+        let is_owned = match lchown(path, Some(item.uid), Some(item.gid)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let made = at(path, fs::symlink_metadata(path))?;
+                (made.uid(), made.gid()) == (item.uid, item.gid)
+            }
+            outcome => at(path, outcome.map(|()| true))?,
+        };
+        let mut lost = 0;
+        if item.kind != Kind::Link {
+            for (name, value) in attributes {
+                match setxattr(path, &name[..], value, XattrFlags::empty()) {
+                    Ok(()) => {}
+                    Err(
+                        Errno::OPNOTSUPP
+                        | Errno::PERM
+                        | Errno::ACCESS
+                        | Errno::INVAL
+                        | Errno::NOSPC
+                        | Errno::TOOBIG
+                        | Errno::RANGE,
+                    ) => lost += 1,
+                    Err(error) => return at(path, Err(error.into())),
+                }
+            }
+            let mode = if is_owned { item.mode } else { item.mode & 0o777 };
+            at(path, fs::set_permissions(path, fs::Permissions::from_mode(mode)))?;
+        }
+        let times = Timestamps {
+            last_access: timespec(item.accessed),
+            last_modification: timespec(item.modified),
+        };
+        let set = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+        at(path, set.map_err(io::Error::from))?;
+        Ok(lost)
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()> {
+        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        at(to, renameat_with(CWD, from, CWD, to, flags).map_err(io::Error::from))
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        at(path, fs::remove_file(path))
+    }
+}
+
+impl Content for LocalFile {
+    fn next_data(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<Option<Range<u64>>> {
+        if offset_bytes >= len_bytes {
+            return Ok(None);
+        }
+        let start = match seek(&self.file, SeekFrom::Data(offset_bytes)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // The file system does not know of holes.
+            Err(Errno::INVAL) => return Ok(Some(offset_bytes..len_bytes)),
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(&self.file, SeekFrom::Hole(start))?;
+        Ok((start < len_bytes).then_some(start..end.min(len_bytes)))
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.file.read_at(&mut bytes[done..], offset_bytes + done as u64) {
+                Ok(0) => break,
+                Ok(got) => done += got,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset_bytes)
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.file.set_len(len_bytes)
+    }
+
+    fn explain(&self, error: io::Error) -> Error {
+        Error::new(error).context(shown(&self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_kept_on_both_sides_of_1970() {
+        for (seconds, ns) in [(0, 0), (5, 7), (-5, 0), (-5, 7), (-1, 999_999_999)] {
+            let there = timespec(time(seconds, ns));
+            assert_eq!((there.tv_sec, there.tv_nsec), (seconds, ns));
+        }
+    }
+}

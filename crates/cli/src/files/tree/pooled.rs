@@ -1,0 +1,164 @@
+//! Files of a pool, as a tree that can be copied.
+
+use std::ffi::OsString;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use aquifer::fs::{FileKind, RenameMode, SetMode};
+use aquifer::{File, FileOptions, Files, FsError};
+
+use super::{Attributes, Content, Item, Kind, Tree};
+use crate::files::Place;
+use crate::files::failure::At;
+
+/// The files of an open pool.
+pub struct Pooled {
+    files: Files,
+    /// Any place in the pool, for messages.
+    place: Place,
+}
+
+impl Pooled {
+    /// The files of the pool that `place` is in.
+    pub fn new(files: Files, place: &Place) -> Pooled {
+        Pooled { files, place: place.clone() }
+    }
+
+    fn at(&self, path: &Path) -> Place {
+        self.place.with_path(path)
+    }
+}
+
+/// An open file of a pool, and where it is.
+pub struct PooledFile {
+    file: File,
+    place: Place,
+}
+
+impl Tree for Pooled {
+    type File = PooledFile;
+
+    fn show(&self, path: &Path) -> String {
+        self.at(path).show()
+    }
+
+    fn item(&self, path: &Path, follow: bool) -> Result<Option<Item>> {
+        let metadata = match follow {
+            true => self.files.metadata(path),
+            false => self.files.symlink_metadata(path),
+        };
+        let metadata = match metadata {
+            Err(FsError::NotFound { .. }) => return Ok(None),
+            metadata => metadata.at(&self.at(path))?,
+        };
+        Ok(Some(Item {
+            kind: match metadata.kind() {
+                FileKind::File => Kind::File,
+                FileKind::Directory => Kind::Directory,
+                FileKind::Link => Kind::Link,
+                _ => Kind::Other,
+            },
+            mode: metadata.mode(),
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            len_bytes: metadata.len(),
+            accessed: metadata.accessed(),
+            modified: metadata.modified(),
+            links: metadata.links().into(),
+            identity: (0, metadata.number()),
+        }))
+    }
+
+    fn names(&self, directory: &Path) -> Result<Vec<OsString>> {
+        crate::files::walk::sorted_names(&self.files, &self.at(directory))
+    }
+
+    fn target(&self, link: &Path) -> Result<PathBuf> {
+        self.files.read_link(link).at(&self.at(link))
+    }
+
+    fn open(&self, path: &Path, follow: bool) -> Result<PooledFile> {
+        let place = self.at(path);
+        let options = FileOptions::new().read(true).no_follow(!follow);
+        Ok(PooledFile { file: self.files.open_with(path, &options).at(&place)?, place })
+    }
+
+    fn attributes(&self, path: &Path) -> Result<Attributes> {
+        let names = self.files.attributes(path).at(&self.at(path))?;
+        let with_value = |name: Vec<u8>| {
+            let value = self.files.attribute(path, &name).at(&self.at(path))?;
+            Ok((name, value))
+        };
+        names.into_iter().map(with_value).collect()
+    }
+
+    fn make_file(&self, path: &Path, name: &Path) -> Result<PooledFile> {
+        let place = self.at(name);
+        let options = FileOptions::new().write(true).create_new(true).permissions(0o600);
+        Ok(PooledFile { file: self.files.open_with(path, &options).at(&place)?, place })
+    }
+
+    fn make_directory(&self, path: &Path) -> Result<()> {
+        self.files.create_dir(path).at(&self.at(path))
+    }
+
+    fn make_link(&self, target: &Path, path: &Path) -> Result<()> {
+        self.files.symlink(target, path).at(&self.at(path))
+    }
+
+    fn add_name(&self, original: &Path, path: &Path) -> Result<()> {
+        self.files.hard_link(original, path).at(&self.at(path))
+    }
+
+    fn finish(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
+        let (files, place) = (&self.files, self.at(path));
+        files.set_owner(path, Some(item.uid), Some(item.gid)).at(&place)?;
+        let mut lost = 0;
+        if item.kind != Kind::Link {
+            for (name, value) in attributes {
+                match files.set_attribute(path, name, value, SetMode::Any) {
+                    Err(FsError::AttributeNamespace { .. } | FsError::AttributesFull { .. }) => {
+                        lost += 1;
+                    }
+                    set => set.at(&place)?,
+                }
+            }
+            files.set_permissions(path, item.mode).at(&place)?;
+        }
+        files.set_times(path, Some(item.accessed), Some(item.modified)).at(&place)?;
+        Ok(lost)
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()> {
+        let mode = if replace { RenameMode::Replace } else { RenameMode::NoReplace };
+        self.files.rename_with(from, to, mode).at(&self.at(to))
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.files.remove_file(path).at(&self.at(path))
+    }
+}
+
+impl Content for PooledFile {
+    fn next_data(&self, offset_bytes: u64, _: u64) -> std::io::Result<Option<Range<u64>>> {
+        Ok(self.file.next_data(offset_bytes)?)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> std::io::Result<usize> {
+        Ok(self.file.read_at(bytes, offset_bytes)?)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> std::io::Result<()> {
+        Ok(self.file.write_at(bytes, offset_bytes)?)
+    }
+
+    fn set_len(&self, len_bytes: u64) -> std::io::Result<()> {
+        Ok(self.file.set_len(len_bytes)?)
+    }
+
+    fn explain(&self, error: std::io::Error) -> anyhow::Error {
+        let outcome: std::io::Result<()> = Err(error);
+        outcome.at(&self.place).expect_err("an error")
+    }
+}

@@ -1,0 +1,493 @@
+//! The commands on files of a pool as their users meet them.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
+
+use aquifer::{Files, OpenOptions};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use serde_json::Value;
+use support::{
+    Place, aquifer, fails, json, run, run_without_privileges, says, text, worked, works,
+};
+
+/// What a copy has to keep of something.
+#[derive(Debug, PartialEq, Eq)]
+struct Kept {
+    mode: u32,
+    modified: (i64, i64),
+    target: Option<PathBuf>,
+    content: Option<Vec<u8>>,
+    attribute: Option<Vec<u8>>,
+    /// Names of the same file.
+    same: Vec<PathBuf>,
+}
+
+fn attribute(path: &Path) -> Option<Vec<u8>> {
+    let mut value = [0; 100];
+    let len = getxattr(path, "user.colour", &mut value[..]).ok()?;
+    Some(value[..len].to_vec())
+}
+
+/// Everything in a tree, by the path from its root on.
+fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
+    let mut found = BTreeMap::new();
+    let mut names: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
+    let mut ahead = vec![PathBuf::new()];
+    while let Some(below) = ahead.pop() {
+        let path = root.join(&below);
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            let entries = fs::read_dir(&path).unwrap();
+            ahead.extend(entries.map(|entry| below.join(entry.unwrap().file_name())));
+        }
+        names.entry(metadata.ino()).or_default().push(below.clone());
+        let kept = Kept {
+            mode: metadata.mode(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            target: metadata.is_symlink().then(|| fs::read_link(&path).unwrap()),
+            content: metadata.is_file().then(|| fs::read(&path).unwrap()),
+            attribute: (!metadata.is_symlink()).then(|| attribute(&path)).flatten(),
+            same: Vec::new(),
+        };
+        found.insert(below, (metadata.ino(), kept));
+    }
+    names.values_mut().for_each(|names| names.sort());
+    let with_names = |(path, (inode, kept))| {
+        let same = names[&inode].clone();
+        (path, Kept { same, ..kept })
+    };
+    found.into_iter().map(with_names).collect()
+}
+
+/// A pool with room for small files.
+fn pool(place: &Place) -> String {
+    let path = place.text("data.pool");
+    works(&["pool", "create", &path, "--size", "16M", "--log", "1M"]);
+    path
+}
+
+/// Names in a directory of a pool, in order.
+fn names(pool_path: &str) -> Vec<String> {
+    let listed = json(&["ls", "-a", "--json", pool_path]);
+    let entries = listed["entries"].as_array().unwrap();
+    entries.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn at(pool: &str, path: &str) -> String {
+    format!("{pool}:{path}")
+}
+
+const FAR: u64 = 3 << 20;
+
+/// A tree with one of everything.
+fn tree(root: &Path) {
+    fs::create_dir_all(root.join("a/b")).unwrap();
+    fs::create_dir(root.join("empty")).unwrap();
+    fs::write(root.join("a/text"), "some text\n").unwrap();
+    fs::write(root.join("a/nothing"), "").unwrap();
+    fs::write(root.join("a/large"), (0..300_000u32).map(|i| (i * 7) as u8).collect::<Vec<_>>())
+        .unwrap();
+    fs::hard_link(root.join("a/text"), root.join("a/b/same text")).unwrap();
+    symlink("../text", root.join("a/b/link")).unwrap();
+    symlink("/no/such/file", root.join("dangling")).unwrap();
+    let sparse = File::create(root.join("sparse")).unwrap();
+    sparse.write_all_at(b"front", 0).unwrap();
+    sparse.write_all_at(b"far", FAR).unwrap();
+    sparse.set_len(2 * FAR).unwrap();
+    for odd in [&b"new\nline"[..], b"no UTF-8 \xff\xfe", b"-rf", b" ", b"colon:", b".hidden", b"*"]
+    {
+        fs::write(root.join(OsStr::from_bytes(odd)), odd).unwrap();
+    }
+    fs::write(root.join("n".repeat(255)), "long name").unwrap();
+    // Where the file system has none, there is none to compare.
+    let _ = setxattr(root.join("a/text"), "user.colour", b"green", XattrFlags::empty());
+    let _ = setxattr(root.join("a"), "user.colour", b"red", XattrFlags::empty());
+    fs::set_permissions(root.join("a/text"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(root.join("a/large"), fs::Permissions::from_mode(0o4711)).unwrap();
+    fs::set_permissions(root.join("empty"), fs::Permissions::from_mode(0o1770)).unwrap();
+    for (path, seconds) in [("a/text", 1_000_000_000), ("a/b", 86_400), ("a", 1_500_000_000)] {
+        let time = UNIX_EPOCH + Duration::new(seconds, 123_456_789);
+        File::open(root.join(path)).unwrap().set_modified(time).unwrap();
+    }
+    fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o555)).unwrap();
+}
+
+/// So that the directory can be removed, also by those who are not root.
+fn unlock(root: &Path) {
+    fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn a_tree_goes_in_and_comes_out_the_same() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let root = place.path("tree");
+    tree(&root);
+    let put = json(&["put", "-r", "--json", root.to_str().unwrap(), &at(&pool, "/")]);
+    let before = kept(&root);
+    assert_eq!((&put["directories"], &put["symlinks"]), (&4.into(), &2.into()), "{put}");
+    assert_eq!((&put["hard_links"], &put["failed"]), (&1.into(), &0.into()), "{put}");
+    assert_eq!(put["files"], before.len() - 4 - 2 - 1);
+    assert!(put["copied_bytes"].as_u64().unwrap() < FAR, "holes were copied: {put}");
+
+    let sparse = json(&["stat", "--json", &at(&pool, "/tree/sparse")]);
+    assert_eq!(sparse["entries"][0]["size_bytes"], 2 * FAR);
+    assert_eq!(sparse["entries"][0]["allocated_bytes"], 2 * 4096);
+    let out = place.path("out");
+    works(&["get", "-r", &at(&pool, "/tree"), out.to_str().unwrap()]);
+    assert_eq!(kept(&out), before);
+    let blocks = fs::metadata(out.join("sparse")).unwrap().blocks();
+    assert!(blocks * 512 < FAR, "the copy has no holes: {blocks} blocks");
+
+    // Inside of the pool, and into a directory that is there.
+    works(&["cp", "-r", &at(&pool, "/tree"), &at(&pool, "/copy")]);
+    works(&["mkdir", &at(&pool, "/deep"), &at(&pool, "/deep/er")]);
+    works(&["mv", &at(&pool, "/copy"), &at(&pool, "/deep/er")]);
+    let again = place.path("again");
+    fs::create_dir(&again).unwrap();
+    works(&["get", "-r", &at(&pool, "/deep/er/copy/."), again.to_str().unwrap()]);
+    assert_eq!(kept(&again), before);
+    says(&works(&["pool", "check", &pool]), &["nothing is wrong"]);
+
+    works(&["rm", "-r", &at(&pool, "/tree"), &at(&pool, "/deep")]);
+    assert_eq!(names(&at(&pool, "/")), [""; 0]);
+    let info = json(&["pool", "info", &pool, "--json"]);
+    assert_eq!((&info["files"], &info["directories"]), (&0.into(), &1.into()));
+    assert_eq!(info["free_bytes"], info["data"]["len_bytes"]);
+    [root, out, again].iter().for_each(|root| unlock(root));
+}
+
+#[test]
+fn copies_replace_files_and_merge_directories() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let (one, two) = (place.path("one"), place.path("two"));
+    for (root, text) in [(&one, "first"), (&two, "second, and longer")] {
+        fs::create_dir(root).unwrap();
+        fs::write(root.join("both"), text).unwrap();
+        fs::write(root.join(text), text).unwrap();
+    }
+    let target = at(&pool, "/t");
+    for root in [&one, &two] {
+        works(&["put", "-r", "-T", root.to_str().unwrap(), &target]);
+    }
+    assert_eq!(names(&target), ["both", "first", "second, and longer"]);
+    assert_eq!(works(&["cat", &at(&pool, "/t/both")]), "second, and longer");
+    let first = one.join("both");
+    let arguments = ["put", "-n", first.to_str().unwrap(), &target];
+    says(&fails(&arguments, 1), &["t/both", "already"]);
+    assert_eq!(works(&["cat", &at(&pool, "/t/both")]), "second, and longer");
+
+    // What is no directory is not merged with one, in either direction.
+    works(&["mkdir", &at(&pool, "/t/both.d")]);
+    let file = one.join("both");
+    let arguments = ["put", "-T", file.to_str().unwrap(), &at(&pool, "/t/both.d")];
+    says(&fails(&arguments, 1), &["both.d", "is a directory"]);
+    let arguments = ["put", "-r", "-T", one.to_str().unwrap(), &at(&pool, "/t/both")];
+    says(&fails(&arguments, 1), &["t/both", "no directory"]);
+
+    // The pool that lies in the tree is left out.
+    let whole = place.path("");
+    let put = aquifer().args(["put", "-r"]).arg(&whole).arg(at(&pool, "/all")).output().unwrap();
+    says(text(&put.stderr), &["data.pool", "left out"]);
+    worked(put, "put of everything");
+    assert!(!names(&at(&pool, "/all")).contains(&"data.pool".to_owned()));
+}
+
+#[test]
+fn odd_names_are_names() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let odd: Vec<OsString> = [&b"-n"[..], b"a\nb", b"\xff", b"x:", b"$HOME", b"--"]
+        .map(|name| OsString::from_vec(name.to_vec()))
+        .to_vec();
+    for name in &odd {
+        let mut path = OsString::from(at(&pool, "/"));
+        path.push(name);
+        works(&["mkdir".into(), path.clone()]);
+        path.push("/inside");
+        works(&["ln".into(), "-s".into(), "--".into(), name.clone(), path.clone()]);
+        let stat = json(&["stat".into(), "--json".into(), path]);
+        assert_eq!(stat["entries"][0]["kind"], "symlink");
+    }
+    let listed = run(&["ls", &at(&pool, "/")]);
+    let mut expected: Vec<_> = odd.iter().map(|name| name.as_bytes().to_vec()).collect();
+    expected.sort();
+    assert_eq!(listed.stdout, [expected.join(&b"\n"[..]), b"\n".to_vec()].concat());
+    let listed = json(&["ls", "--json", &at(&pool, "/")]);
+    let is_utf8 = listed["entries"].as_array().unwrap().iter().map(|e| &e["name_is_utf8"]);
+    assert_eq!(is_utf8.filter(|&is| is == false).count(), 1);
+
+    // What `find -print0` says is what `rm` takes.
+    let found = run(&["find", &at(&pool, "/"), "-type", "l", "-print0"]).stdout;
+    let found: Vec<_> = found.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
+    assert_eq!(found.len(), odd.len());
+    let arguments = found.iter().map(|name| OsStr::from_bytes(name));
+    worked(aquifer().arg("rm").args(arguments).output().unwrap(), "rm");
+    assert_eq!(works(&["find", &at(&pool, "/"), "-type", "l"]), "");
+
+    let too_long = at(&pool, &format!("/{}", "n".repeat(256)));
+    says(&fails(&["mkdir", &too_long], 1), &["too long", "255"]);
+}
+
+#[test]
+fn what_cannot_be_is_said_with_advice() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let text_file = place.text("text");
+    fs::write(&text_file, "text").unwrap();
+    works(&["put", &text_file, &at(&pool, "/f")]);
+    works(&["mkdir", "-p", &at(&pool, "/d/e")]);
+    let [root, f, d, nothing] = ["/", "/f", "/d", "/nothing"].map(|path| at(&pool, path));
+    let missing = at(&place.text("missing.pool"), "/f");
+    let foreign = at(&text_file, "/f");
+    for (arguments, status, parts) in [
+        (&["ls", &missing][..], 1, &["missing.pool", "does not exist"][..]),
+        (&["ls", &foreign], 1, &["is not a pool"]),
+        (&["ls", &pool], 2, &["POOL:/PATH"]),
+        (&["cat", "f"], 2, &["`f`", "POOL:/PATH"]),
+        (&["ls", &nothing], 1, &["/nothing", "nothing of this name", "aquifer ls"]),
+        (&["cat", &d], 1, &["/d", "is a directory"]),
+        (&["cat", &at(&pool, "/f/g")], 1, &["/f/g", "not a directory"]),
+        (&["mkdir", &d], 1, &["already"]),
+        (&["mkdir", &at(&pool, "/no/way")], 1, &["/no/way", "nothing of this name"]),
+        (&["mkdir", "-m", "9", &nothing], 2, &["octal"]),
+        (&["rm", &d], 1, &["-r"]),
+        (&["rm", "-d", &d], 1, &["not empty", "rm -r"]),
+        (&["rm", "-r", &root], 1, &["root"]),
+        (&["rm", "-rf", &at(&pool, "/d/..")], 1, &["root"]),
+        (&["rm", &nothing], 1, &["nothing of this name"]),
+        (&["mv", &d, &at(&pool, "/d/e/f")], 1, &["inside of the directory"]),
+        (&["mv", "-n", "-T", &f, &d], 1, &["already"]),
+        (&["mv", "-T", &f, &d], 1, &["/d", "is a directory"]),
+        (&["mv", &f, &missing], 1, &["two pools"]),
+        (&["mv", &f, &d, &nothing], 1, &["not a directory"]),
+        (&["cp", &d, &nothing], 1, &["-r"]),
+        (&["cp", "-r", &d, &at(&pool, "/d/e")], 1, &["into itself"]),
+        (&["cp", "-r", &root, &d], 1, &["into itself"]),
+        (&["cp", &f, &at(&pool, "/d/../f")], 1, &["same file"]),
+        (&["cp", &nothing, &root], 1, &["nothing of this name"]),
+        (&["cp", &f, &at(&pool, "/new/")], 1, &["no such directory"]),
+        (&["put", "/no/such/file", &root], 1, &["/no/such/file", "nothing of this name"]),
+        (&["put", "/dev/null", &root], 1, &["/dev/null", "cannot hold"]),
+        (&["put", &text_file, &at(&pool, "/no/way")], 1, &[":/no:", "no such directory"]),
+        (&["get", &f, "/no/such/directory/f"], 1, &["/no/such/directory"]),
+        (&["get", &f, &missing.replace('/', ""), &root], 2, &["POOL:/PATH"]),
+        (&["ln", &d, &nothing], 1, &["is a directory"]),
+        (&["ln", &f, &f], 1, &["already"]),
+        (&["ln", "-s", &f, &nothing], 1, &["own pool", "/f"]),
+        (&["ln", "-s", "", &nothing], 1, &["nothing of this name"]),
+        (&["stat", &nothing], 1, &["nothing of this name"]),
+        (&["stat", &f, "--watch", "1"], 2, &["--watch"]),
+        (&["stat", "4711", "--dereference"], 2, &["--dereference"]),
+        (&["stat", "one", "two"], 2, &["two"]),
+        (&["du", &nothing], 1, &["nothing of this name"]),
+        (&["find", &nothing], 1, &["nothing of this name"]),
+        (&["find", &root, "-type", "x"], 2, &["symbolic links (l)"]),
+        (&["find", &root, "-size", "big"], 2, &["10k"]),
+    ] {
+        says(&fails(arguments, status), parts);
+    }
+    // Nothing of that has changed anything.
+    assert_eq!(names(&root), ["d", "f"]);
+    assert_eq!(works(&["cat", &f]), "text");
+    works(&["rm", "-f", &nothing]);
+
+    // Of several, those that can be are done.
+    let output = run(&["cat", &f, &nothing, &f]);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(1), &b"texttext"[..]));
+    let _socket = UnixListener::bind(place.path("socket")).unwrap();
+    let output = run(&["put", &place.text("socket"), &text_file, &at(&pool, "/d")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(names(&d), ["e", "text"]);
+}
+
+#[test]
+fn a_full_pool_keeps_what_is_whole() {
+    let place = Place::new();
+    let pool = place.pool();
+    let tree = place.path("tree");
+    fs::create_dir(&tree).unwrap();
+    for name in ["a", "b", "z"] {
+        fs::write(tree.join(name), name.repeat(5000)).unwrap();
+    }
+    fs::write(tree.join("m"), vec![1; 8 << 20]).unwrap();
+    let arguments = ["put", "-r", tree.to_str().unwrap(), &at(&pool, "/")];
+    says(&fails(&arguments, 1), &["the pool is full", "/tree/", "2 files were copied whole"]);
+    assert_eq!(names(&at(&pool, "/tree")), ["a", "b"]);
+    assert_eq!(works(&["cat", &at(&pool, "/tree/b")]), "b".repeat(5000));
+    says(&works(&["pool", "check", &pool]), &["nothing is wrong"]);
+    works(&["rm", "-r", &at(&pool, "/tree")]);
+    let info = json(&["pool", "info", &pool, "--json"]);
+    assert_eq!(info["free_bytes"], info["data"]["len_bytes"]);
+    fs::write(tree.join("m"), "m").unwrap();
+    works(&arguments);
+    assert_eq!(names(&at(&pool, "/tree")), ["a", "b", "m", "z"]);
+}
+
+/// Whatever is stopped, no file is there in part.
+#[test]
+fn interrupted_put_leaves_whole_files() {
+    let place = Place::new();
+    let pool = place.text("data.pool");
+    works(&["pool", "create", &pool, "--size", "320M", "--log", "1M"]);
+    let tree = place.path("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("a"), "whole").unwrap();
+    fs::write(tree.join("large"), vec![7; 256 << 20]).unwrap();
+    let files = Files::open(&pool, &OpenOptions::default()).unwrap();
+    let mut put = aquifer()
+        .args(["put", "-r", tree.to_str().unwrap(), &at(&pool, "/")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let is_half = |entry: &aquifer::fs::DirEntry| {
+        entry.file_name().as_bytes().starts_with(b".aquifer-")
+            && entry.metadata().is_ok_and(|metadata| metadata.len() > 1 << 20)
+    };
+    let is_copying = || {
+        let names = files.read_dir("/tree");
+        names.is_ok_and(|mut names| names.any(|entry| entry.is_ok_and(|entry| is_half(&entry))))
+    };
+    while !is_copying() {
+        assert!(put.try_wait().unwrap().is_none(), "it was over before it was seen");
+    }
+    let pid = put.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = put.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    says(text(&output.stderr), &["interrupted", "one file was copied whole"]);
+    drop(files);
+    assert_eq!(names(&at(&pool, "/tree")), ["a"]);
+    assert_eq!(works(&["cat", &at(&pool, "/tree/a")]), "whole");
+    let info = json(&["pool", "info", &pool, "--json"]);
+    assert_eq!(
+        info["data"]["len_bytes"].as_u64().unwrap() - 4096,
+        info["free_bytes"].as_u64().unwrap()
+    );
+}
+
+#[test]
+fn listings_show_what_was_asked_for() {
+    let place = Place::new();
+    let pool = pool(&place);
+    for (name, bytes) in [("small", 10), ("large", 5000), (".hidden", 0)] {
+        fs::write(place.path(name), vec![b'x'; bytes]).unwrap();
+        works(&["put", &place.text(name), &at(&pool, "/")]);
+    }
+    works(&["mkdir", "-p", "-m", "750", &at(&pool, "/d/e")]);
+    works(&["ln", &at(&pool, "/small"), &at(&pool, "/d/e/other")]);
+    works(&["ln", "-s", "d/e", &at(&pool, "/way")]);
+    let root = at(&pool, "/");
+    assert_eq!(works(&["ls", &root]), "d\nlarge\nsmall\nway\n");
+    assert_eq!(works(&["ls", "-r", &root]), "way\nsmall\nlarge\nd\n");
+    assert_eq!(works(&["ls", "-S", &root]).lines().next(), Some("large"));
+    assert_eq!(works(&["ls", "-a", &root]).lines().next(), Some(".hidden"));
+    assert_eq!(works(&["ls", &at(&pool, "/way")]), "other\n");
+    let long = works(&["ls", "-lh", &root]);
+    says(&long, &["4.9 KiB", " UTC large", "way -> d/e", "-rw", "drwx", "lrwxrwxrwx"]);
+    let all = works(&["ls", "-R", &root]);
+    says(&all, &[&format!("{pool}:/:\n"), &format!("\n{pool}:/d/e:\nother\n")]);
+    let shown = works(&["ls", "-d", &root, &at(&pool, "/small")]);
+    assert_eq!(shown, "/\n/small\n");
+
+    let paths = |listed: &Value| -> Vec<String> {
+        let entries = listed["entries"].as_array().unwrap();
+        entries.iter().map(|entry| entry["path"].as_str().unwrap().to_owned()).collect()
+    };
+    let listed = json(&["ls", "-R", "--json", &root]);
+    assert_eq!(paths(&listed), ["/d", "/large", "/small", "/way", "/d/e", "/d/e/other"]);
+    let e = json(&["stat", "--json", &at(&pool, "/d/e"), &at(&pool, "/way")]);
+    assert_eq!((&e["entries"][0]["mode"], &e["entries"][0]["names"]), (&0o750.into(), &1.into()));
+    assert_eq!(
+        (&e["entries"][1]["target"], &e["entries"][1]["mode"]),
+        (&"d/e".into(), &0o777.into())
+    );
+    let followed = json(&["stat", "-L", "--json", &at(&pool, "/way")]);
+    assert_eq!(followed["entries"][0]["inode"], e["entries"][0]["inode"]);
+    says(&works(&["stat", &at(&pool, "/small")]), &["10 bytes", "links        2", "-rw"]);
+
+    // A file with two names takes its room once.
+    assert_eq!(works(&["du", "-s", &root]), format!("12\t{root}\n"));
+    assert_eq!(works(&["du", "-sh", &root]), format!("12 KiB\t{root}\n"));
+    assert_eq!(works(&["du", "-sb", "--apparent-size", &root]), format!("5013\t{root}\n"));
+    let sizes = json(&["du", "-a", "--json", &root]);
+    let sizes = sizes["sizes"].as_array().unwrap();
+    assert_eq!(sizes.last().unwrap()["path"], "/");
+    assert_eq!(sizes.last().unwrap()["bytes"], 12 << 10);
+    assert_eq!(works(&["du", "-d", "0", &root]), works(&["du", "-s", &root]));
+
+    let find = |tests: &[&str]| -> Vec<String> {
+        let found = works(&[&["find", &root], tests].concat());
+        found
+            .lines()
+            .map(|line| line.strip_prefix(&format!("{pool}:")).unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(
+        find(&[]),
+        ["/", "/.hidden", "/d", "/d/e", "/d/e/other", "/large", "/small", "/way"]
+    );
+    assert_eq!(find(&["-name", "*l*", "-type", "f"]), ["/large", "/small"]);
+    assert_eq!(find(&["-iname", "LARGE"]), ["/large"]);
+    assert_eq!(find(&["-path", "/d/*"]), ["/d/e", "/d/e/other"]);
+    assert_eq!(find(&["-size", "+1k"]), ["/large"]);
+    assert_eq!(find(&["-type", "d,l", "-mindepth", "1", "-maxdepth", "1"]), ["/d", "/way"]);
+    assert_eq!(find(&["-empty", "-type", "f"]), ["/.hidden"]);
+    assert_eq!(find(&["-newer", &at(&pool, "/way")]), [""; 0]);
+    let found = json(&["find", &root, "-name", "small", "--json"]);
+    assert_eq!(paths(&found), ["/small"]);
+}
+
+#[test]
+fn names_move_link_and_are_exchanged() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let [a, b, d] = ["/a", "/b", "/d"].map(|path| at(&pool, path));
+    for (name, there) in [("one", &a), ("two", &b)] {
+        fs::write(place.path(name), name).unwrap();
+        works(&["put", &place.text(name), there]);
+    }
+    works(&["mv", "--exchange", &a, &b]);
+    assert_eq!(works(&["cat", &a, &b]), "twoone");
+    works(&["mkdir", &d]);
+    works(&["mv", &a, &b, &d]);
+    assert_eq!(names(&d), ["a", "b"]);
+    says(&works(&["mv", "-v", &at(&pool, "/d/a"), &at(&pool, "/d/b")]), &["->", "/d/b"]);
+    assert_eq!(works(&["cat", &at(&pool, "/d/b")]), "two");
+    works(&["ln", &at(&pool, "/d/b"), &at(&pool, "/first")]);
+    works(&["ln", "-s", "d/b", &at(&pool, "/second")]);
+    works(&["ln", "-f", &at(&pool, "/second"), &at(&pool, "/first")]);
+    assert_eq!(json(&["stat", "--json", &at(&pool, "/first")])["entries"][0]["target"], "d/b");
+    works(&["ln", "-sf", "elsewhere", &at(&pool, "/first")]);
+    assert_eq!(names(&at(&pool, "/")), ["d", "first", "second"]);
+    assert_eq!(works(&["cat", &at(&pool, "/second")]), "two");
+    works(&["ln", "-f", &at(&pool, "/d/b"), &at(&pool, "/d/b")]);
+    assert_eq!(names(&d), ["b"]);
+}
+
+#[test]
+fn looking_needs_no_right_to_write() {
+    let place = Place::public();
+    let pool = pool(&place);
+    fs::write(place.path("f"), "text").unwrap();
+    works(&["put", &place.text("f"), &at(&pool, "/")]);
+    fs::set_permissions(&pool, fs::Permissions::from_mode(0o444)).unwrap();
+    let f = at(&pool, "/f");
+    for arguments in [["cat", &f], ["stat", &f], ["du", &f], ["find", &f], ["ls", &f]] {
+        let Some(output) = run_without_privileges(&arguments) else { return };
+        assert!(!worked(output, &arguments).is_empty());
+    }
+    let Some(output) = run_without_privileges(&["rm", &f]) else { return };
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(works(&["cat", &f]), "text");
+}

@@ -1,0 +1,213 @@
+//! Extended attributes of files, directories and symbolic links: small values with names, as `setxattr` has them.
+//!
+//! ```text
+//!  length of the name 1 │ length of the value 4 │ name │ value │ length of the name 1 │ …      in one chain of bytes
+//! ```
+//!
+//! They stay in the order in which they were made, because then one more changes only the end of the chain, and one that
+//! changes keeps what is before it as it is. They are looked through from the front: there are few.
+//!
+//! # Limits, those of Linux
+//! A name has 1 to 255 bytes and begins with a namespace: `user.`, `trusted.`, `security.` or `system.`; who may use which is for the
+//! caller to decide. A value has at most 64 KiB; all attributes of an inode, with 5 bytes for each, have at most 128 KiB.
+
+use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
+use aquifer_pool::format::file::FileInode;
+use aquifer_pool::{ChangeSlots, ReadSlots};
+
+use crate::byte_chain;
+use crate::error::{FsError, Result};
+
+/// The longest name of an attribute, with its namespace.
+pub const MAX_ATTRIBUTE_NAME_BYTES: usize = 255;
+/// The longest value of an attribute.
+pub const MAX_VALUE_BYTES: usize = 64 << 10;
+
+const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
+
+/// What is to be there before an attribute is set.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::SetMode;
+///
+/// files.create_file("/f")?;
+/// let missing = files.set_attribute("/f", "user.colour", "red", SetMode::Replace);
+/// assert_eq!(missing.unwrap_err().errno(), libc::ENODATA);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SetMode {
+    /// Whatever there is.
+    #[default]
+    Any,
+    /// It must not be there: `XATTR_CREATE`.
+    Create,
+    /// It must be there: `XATTR_REPLACE`.
+    Replace,
+}
+
+/// An attribute, in the bytes of all of them.
+struct Attribute<'a> {
+    name: &'a [u8],
+    value: &'a [u8],
+}
+
+fn is_name(name: &[u8]) -> bool {
+    (1..=MAX_ATTRIBUTE_NAME_BYTES).contains(&name.len()) && !name.contains(&0)
+}
+
+/// An error if nothing can have an attribute of this name, whatever namespaces there are: Linux says so before it looks for the file.
+pub(crate) fn check_length(name: &[u8]) -> Result<()> {
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(FsError::AttributeName { name: name.to_vec() }),
+    }
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    check_length(name)?;
+    let goes_on = |space: &&[u8]| name.len() > space.len() && name.starts_with(space);
+    match NAMESPACES.iter().any(goes_on) {
+        true => Ok(()),
+        false => Err(FsError::AttributeNamespace { name: name.to_vec() }),
+    }
+}
+
+/// The first attribute and what is behind it; `None` if these bytes do not begin with one.
+fn split_first(bytes: &[u8]) -> Option<(Attribute<'_>, &[u8])> {
+    let (&name_len, rest) = bytes.split_first()?;
+    let (value_len, rest) = rest.split_first_chunk::<4>()?;
+    let (name, rest) = rest.split_at_checked(name_len.into())?;
+    let value_len = usize::try_from(u32::from_le_bytes(*value_len)).ok()?;
+    let (value, rest) = rest.split_at_checked(value_len)?;
+    (is_name(name) && value_len <= MAX_VALUE_BYTES).then_some((Attribute { name, value }, rest))
+}
+
+fn parse(inode: u64, mut bytes: &[u8]) -> Result<Vec<Attribute<'_>>> {
+    let damaged = |reason: String| FsError::Damaged {
+        structure: format!("the attributes of inode {inode}"),
+        reason,
+    };
+    let mut attributes = Vec::new();
+    while !bytes.is_empty() {
+        let at = attributes.len();
+        let (attribute, rest) = split_first(bytes)
+            .ok_or_else(|| damaged(format!("number {at} is not one, or is cut short")))?;
+        attributes.push(attribute);
+        bytes = rest;
+    }
+    let mut names: Vec<&[u8]> = attributes.iter().map(|attribute| attribute.name).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(damaged(format!("two have the name {}", pair[0].escape_ascii()))),
+        None => Ok(attributes),
+    }
+}
+
+fn encode(attributes: &[Attribute<'_>]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for Attribute { name, value } in attributes {
+        bytes.push(name.len() as u8);
+        bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(name);
+        bytes.extend_from_slice(value);
+    }
+    match bytes.len() <= MAX_CHAIN_BYTES {
+        true => Ok(bytes),
+        false => Err(FsError::AttributesFull { len_bytes: bytes.len() }),
+    }
+}
+
+/// The value of an attribute.
+///
+/// # Errors
+/// [`FsError::NoAttribute`]; [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::Damaged`]; those
+/// of `slots`.
+pub fn get(inode: &FileInode, slots: &impl ReadSlots, name: &[u8]) -> Result<Vec<u8>> {
+    check_name(name)?;
+    let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
+    let attributes = parse(inode.number, &bytes)?;
+    (attributes.iter().find(|attribute| attribute.name == name))
+        .map(|attribute| attribute.value.to_vec())
+        .ok_or_else(|| FsError::NoAttribute { name: name.to_vec() })
+}
+
+/// The names of all attributes, in the order in which they were made.
+///
+/// # Errors
+/// [`FsError::Damaged`]; those of `slots`.
+pub fn list(inode: &FileInode, slots: &impl ReadSlots) -> Result<Vec<Vec<u8>>> {
+    let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
+    let attributes = parse(inode.number, &bytes)?;
+    Ok(attributes.iter().map(|attribute| attribute.name.to_vec()).collect())
+}
+
+/// Sets the value of an attribute. The inode may be changed and is not put.
+///
+/// # Errors
+/// [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::AttributeExists`] or [`FsError::NoAttribute`], as
+/// `mode` asks; [`FsError::AttributeTooLarge`], [`FsError::AttributesFull`]; [`FsError::Damaged`]; those of `slots`: after
+/// these the transaction must not be completed.
+pub fn set(
+    inode: &mut FileInode,
+    slots: &mut impl ChangeSlots,
+    name: &[u8],
+    value: &[u8],
+    mode: SetMode,
+) -> Result<()> {
+    check_name(name)?;
+    if value.len() > MAX_VALUE_BYTES {
+        return Err(FsError::AttributeTooLarge { len_bytes: value.len() });
+    }
+    let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
+    let mut attributes = parse(inode.number, &bytes)?;
+    let found = attributes.iter_mut().find(|attribute| attribute.name == name);
+    match (found, mode) {
+        (Some(_), SetMode::Create) => {
+            return Err(FsError::AttributeExists { name: name.to_vec() });
+        }
+        (None, SetMode::Replace) => return Err(FsError::NoAttribute { name: name.to_vec() }),
+        (Some(attribute), _) => attribute.value = value,
+        (None, _) => attributes.push(Attribute { name, value }),
+    }
+    let after = encode(&attributes)?;
+    inode.attributes = byte_chain::replace(slots, inode.number, inode.attributes, &after)?;
+    Ok(())
+}
+
+/// Removes an attribute. The inode may be changed and is not put.
+///
+/// # Errors
+/// As [`get`]; after those of `slots` the transaction must not be completed.
+pub fn remove(inode: &mut FileInode, slots: &mut impl ChangeSlots, name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
+    let mut attributes = parse(inode.number, &bytes)?;
+    let index = attributes.iter().position(|attribute| attribute.name == name);
+    attributes.remove(index.ok_or_else(|| FsError::NoAttribute { name: name.to_vec() })?);
+    let after = encode(&attributes)?;
+    inode.attributes = byte_chain::replace(slots, inode.number, inode.attributes, &after)?;
+    Ok(())
+}
+
+/// Gives all attributes and their slots back, because the inode is being removed. It is not put.
+///
+/// # Errors
+/// Those of [`byte_chain::give_back`].
+pub fn give_back(inode: &mut FileInode, slots: &mut impl ChangeSlots) -> Result<()> {
+    byte_chain::give_back(slots, inode.number, std::mem::take(&mut inode.attributes))
+}
+
+/// Looks at the attributes, whatever is stored: `on_slot` is told each slot that belongs to them before the function
+/// returns what is wrong. If their chain goes in a circle, slots are told several times.
+///
+/// # Errors
+/// [`FsError::Damaged`]: what is wrong first.
+pub fn check(inode: &FileInode, slots: &impl ReadSlots, on_slot: impl FnMut(u64)) -> Result<()> {
+    let bytes = byte_chain::check(slots, inode.number, inode.attributes, on_slot)?;
+    parse(inode.number, &bytes).map(drop)
+}

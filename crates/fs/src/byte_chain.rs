@@ -1,0 +1,128 @@
+//! Bytes that belong to an inode, in a chain of slots: extended attributes, the target of a long symbolic link.
+//!
+//! Chains are short ([`MAX_CHAIN_BYTES`]), so they are read and replaced whole. What is the same after a replacement is not
+//! written again: bytes that were appended change the last slot only. A chain has an owner, an inode, and is named by
+//! its first slot; 0 names the chain without bytes, which has no slots.
+
+use aquifer_pool::format::byte_chain::{ByteChain, CHAIN_BYTES, MAX_CHAIN_BYTES};
+use aquifer_pool::{ChangeSlots, ReadSlots};
+
+use crate::error::{FsError, Result};
+
+fn damaged(owner: u64, reason: impl ToString) -> FsError {
+    FsError::Damaged {
+        structure: format!("a chain of bytes of inode {owner}"),
+        reason: reason.to_string(),
+    }
+}
+
+/// The slots of a chain; nothing comes after an error. A chain that goes in a circle soon is too long.
+struct Chain<'a, S> {
+    slots: &'a S,
+    owner: u64,
+    next: u64,
+    len_bytes: usize,
+}
+
+impl<S: ReadSlots> Chain<'_, S> {
+    fn read(&mut self, number: u64) -> Result<ByteChain> {
+        let chain = ByteChain::decode(&self.slots.slot(number)?, number)
+            .map_err(|error| damaged(self.owner, format!("slot {number}: {error}")))?;
+        if chain.owner != self.owner {
+            let reason = format!("slot {number} belongs to inode {}", chain.owner);
+            return Err(damaged(self.owner, reason));
+        }
+        self.len_bytes += chain.bytes.len();
+        match self.len_bytes <= MAX_CHAIN_BYTES {
+            true => Ok(chain),
+            false => Err(damaged(self.owner, format!("it has more than {MAX_CHAIN_BYTES} bytes"))),
+        }
+    }
+}
+
+impl<S: ReadSlots> Iterator for Chain<'_, S> {
+    type Item = Result<ByteChain>;
+
+    fn next(&mut self) -> Option<Result<ByteChain>> {
+        let number = std::mem::take(&mut self.next);
+        if number == 0 {
+            return None;
+        }
+        let chain = self.read(number);
+        if let Ok(chain) = &chain {
+            self.next = chain.next;
+        }
+        Some(chain)
+    }
+}
+
+fn chain<S: ReadSlots>(slots: &S, owner: u64, first: u64) -> Chain<'_, S> {
+    Chain { slots, owner, next: first, len_bytes: 0 }
+}
+
+/// All bytes of the chain that begins in slot `first`.
+///
+/// # Errors
+/// [`FsError::Damaged`]; those of `slots`.
+pub fn read(slots: &impl ReadSlots, owner: u64, first: u64) -> Result<Vec<u8>> {
+    check(slots, owner, first, |_| ())
+}
+
+/// Puts other bytes in the place of all that a chain has. Returns its first slot, which may be another one than before.
+///
+/// # Errors
+/// [`FsError::Damaged`] if the chain is; those of `slots`: then the transaction must not be completed.
+///
+/// # Panics
+/// If there are more than [`MAX_CHAIN_BYTES`].
+pub fn replace(slots: &mut impl ChangeSlots, owner: u64, first: u64, bytes: &[u8]) -> Result<u64> {
+    assert!(bytes.len() <= MAX_CHAIN_BYTES, "{} bytes are too many for a chain", bytes.len());
+    let stored: Vec<ByteChain> = chain(slots, owner, first).collect::<Result<_>>()?;
+    let mut next = 0;
+    // From the last one on, because each names the one behind it.
+    for (index, part) in bytes.chunks(CHAIN_BYTES).enumerate().rev() {
+        let before = stored.get(index);
+        let number = match before {
+            Some(before) => before.number,
+            None => slots.take_slot()?,
+        };
+        let after = ByteChain { number, owner, next, bytes: part.to_vec() };
+        if before != Some(&after) {
+            let encoded = after.encode().map_err(|error| damaged(owner, error))?;
+            slots.put(number, encoded);
+        }
+        next = number;
+    }
+    for chain in stored.iter().skip(bytes.len().div_ceil(CHAIN_BYTES)) {
+        slots.give_back(chain.number)?;
+    }
+    Ok(next)
+}
+
+/// Gives all slots of a chain back.
+///
+/// # Errors
+/// As [`replace`].
+pub fn give_back(slots: &mut impl ChangeSlots, owner: u64, first: u64) -> Result<()> {
+    replace(slots, owner, first, &[]).map(drop)
+}
+
+/// Looks at a chain, whatever is stored: `on_slot` is told each slot that belongs to it before the function returns what is wrong,
+/// or its bytes. If it goes in a circle, slots are told several times.
+///
+/// # Errors
+/// [`FsError::Damaged`]: what is wrong first. What is behind it was not looked at.
+pub fn check(
+    slots: &impl ReadSlots,
+    owner: u64,
+    first: u64,
+    mut on_slot: impl FnMut(u64),
+) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for chain in chain(slots, owner, first) {
+        let chain = chain?;
+        on_slot(chain.number);
+        bytes.extend_from_slice(&chain.bytes);
+    }
+    Ok(bytes)
+}

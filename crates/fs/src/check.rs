@@ -1,0 +1,169 @@
+//! Checking and repairing a pool with its files: what the pool does by itself, and what only files know.
+//!
+//! The pool compares what leads to what ([`aquifer_pool::check`]), because it must do that whenever it is opened. Here is the rest: whether
+//! the names of a directory lie where lookups find them, whether attributes and targets can be read, and how something that has
+//! lost its name gets another one.
+//!
+//! ```no_run
+//! let report = aquifer_fs::check::check("/var/lib/data.pool", &Default::default())?;
+//! println!("{report}");
+//! # Ok::<(), aquifer_pool::PoolError>(())
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_pool::check::{self, CheckOptions, CheckReport, FileCheck, RepairReport};
+use aquifer_pool::check::{PartsFlaw, PartsSort};
+use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::run::MAX_PAGES;
+use aquifer_pool::media::{self, Media};
+use aquifer_pool::{Pool, ReadSlots, Result};
+
+use crate::directory::{FlawKind, Found, Tree};
+use crate::error::FsError;
+use crate::files::now_ns;
+use crate::names::{LOST_AND_FOUND, Names, New};
+use crate::walk::{self, MAX_PATH_BYTES};
+use crate::{attributes, file_table};
+
+/// Checks the pool in a file or device. Writes nothing.
+///
+/// # Errors
+/// [`PoolError::NotOpened`](aquifer_pool::PoolError::NotOpened) if it cannot be read at all. Whatever is wrong with the pool is in the report.
+pub fn check(path: impl AsRef<Path>, options: &CheckOptions) -> Result<CheckReport> {
+    let media = media::open(path.as_ref(), false, None)?;
+    Ok(check_on(&*media, options))
+}
+
+/// Checks the pool on media that no open pool uses. Writes nothing.
+pub fn check_on(media: &dyn Media, options: &CheckOptions) -> CheckReport {
+    check::check_with(media, options, &FilesOf)
+}
+
+/// Repairs the pool in a file or device, as far as that loses nothing. Files and directories that no name leads to get one in
+/// `/lost+found`: `#` and the number of their inode.
+///
+/// # Errors
+/// As for [`aquifer_pool::check::repair`].
+pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairReport> {
+    repair_on(media::open(path.as_ref(), true, None)?, options)
+}
+
+/// Repairs the pool on media that no open pool uses.
+///
+/// # Errors
+/// As for [`repair`].
+pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<RepairReport> {
+    check::repair_with(media, options, &FilesOf)
+}
+
+/// The files of whichever pool is looked at.
+struct FilesOf;
+
+impl FileCheck for FilesOf {
+    fn check_parts(
+        &self,
+        slots: &dyn ReadSlots,
+        inode: &FileInode,
+        find: &mut dyn FnMut(PartsFlaw),
+    ) {
+        let slots = &slots;
+        let number = inode.number;
+        let mut add = |slot, sort, reason: String| find(PartsFlaw { slot, sort, reason });
+        match inode.kind {
+            FileKind::Directory => {
+                let tree = Tree { owner: number, seed: inode.seed, root: inode.part };
+                let checked = tree.check(slots, |found| {
+                    if let Found::Flaw(flaw) = found
+                        && is_of_order(&flaw.kind)
+                    {
+                        add(flaw.slot, PartsSort::Names, flaw.to_string());
+                    }
+                });
+                if let Err(error) = checked {
+                    add(number, PartsSort::Names, error.to_string());
+                }
+            }
+            FileKind::Link => {
+                if let Err(reason) = check_target(slots, inode) {
+                    add(number, PartsSort::Target, reason);
+                }
+            }
+            _ => {
+                let mut pages = 0_u64;
+                // What else is wrong with the table, the pool finds.
+                let _ = file_table::check(
+                    inode,
+                    slots,
+                    |_| (),
+                    |run| pages = pages.saturating_add(run.pages),
+                );
+                if pages > MAX_PAGES {
+                    add(number, PartsSort::Runs, format!("it has {pages} pages with its holes"));
+                }
+            }
+        }
+        if let Err(error) = attributes::check(inode, slots, |_| ()) {
+            add(number, PartsSort::Attributes, reason_of(error));
+        }
+    }
+
+    fn adopt(&self, pool: &Pool, lost: &[u64]) -> Result<Vec<String>> {
+        let owner = aquifer_sys::credentials::effective();
+        let now_ns = now_ns();
+        let home = New {
+            kind: FileKind::Directory,
+            mode: 0o700,
+            uid: owner.uid,
+            gid: owner.gid,
+            target: &[],
+            seed: aquifer_sys::random::next_u64().unwrap_or(now_ns as u64),
+        };
+        let (mut named, mut freed) = (0, 0);
+        for &number in lost {
+            let adopted =
+                pool.try_change(Vec::new(), |slots| Names { slots, now_ns }.adopt(number, home));
+            match adopted {
+                Ok(Some(_)) => named += 1,
+                Ok(None) => freed += 1,
+                Err(FsError::Pool(error)) => return Err(error),
+                // What is in the way of one is left for the next check to tell.
+                Err(_) => {}
+            }
+        }
+        let mut done = Vec::new();
+        if named > 0 {
+            let home = LOST_AND_FOUND.escape_ascii();
+            done.push(format!("What had lost its names has one in {home} now ({named})."));
+        }
+        if freed > 0 {
+            done.push(format!("Inodes without name and content were freed ({freed})."));
+        }
+        Ok(done)
+    }
+}
+
+/// Whether a flaw of a tree is one that nobody but readers of its names come across: the pool finds the others.
+fn is_of_order(kind: &FlawKind) -> bool {
+    !matches!(kind, FlawKind::Format(_) | FlawKind::Owner { .. } | FlawKind::Twice)
+}
+
+fn check_target(slots: &impl ReadSlots, link: &FileInode) -> std::result::Result<(), String> {
+    let target = walk::target(slots, link).map_err(reason_of)?;
+    if target.len() as u64 != link.size_bytes {
+        return Err(format!("it has {} bytes in place of {}", target.len(), link.size_bytes));
+    }
+    match target.contains(&0) || target.len() > MAX_PATH_BYTES {
+        true => Err("it cannot be a path".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// What is wrong, without what to do: the report says that.
+fn reason_of(error: FsError) -> String {
+    match error {
+        FsError::Damaged { structure, reason } => format!("{structure}: {reason}"),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,202 @@
+//! Whether the tree of a directory is whole: for `aquifer pool check`, on bytes that may be anything.
+//!
+//! Every node is decoded, its checksum with it, and everything that lookups rely on is compared. Below a node that is flawed nothing
+//! is looked at; what lies beside it is. Each slot is looked at once, so there is an end, and memory for one number for each
+//! node is enough.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use aquifer_pool::ReadSlots;
+use aquifer_pool::format::FormatError;
+use aquifer_pool::format::directory::{
+    Child, DirectoryEntry, LAST_HASH, Node, NodeContent, hash_name,
+};
+
+use super::Tree;
+use crate::error::Result;
+
+/// What [`Tree::check`] comes across.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found<'a> {
+    /// A slot that is a node of this tree and of nothing else.
+    Slot(u64),
+    /// A name, in its place: lookups find it.
+    Entry(&'a DirectoryEntry),
+    /// Something that is wrong.
+    Flaw(Flaw),
+}
+
+/// Something wrong in the tree of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot}, a node of directory {owner}: {kind}")]
+pub struct Flaw {
+    /// The inode of the directory.
+    pub owner: u64,
+    /// The slot.
+    pub slot: u64,
+    /// What is wrong.
+    pub kind: FlawKind,
+}
+
+/// What is wrong with a node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlawKind {
+    /// The slot is not a whole node. What is below it cannot be reached.
+    #[error("{0}")]
+    Format(#[from] FormatError),
+    /// It is a node of another directory.
+    #[error("it belongs to {found}")]
+    Owner {
+        /// Its owner.
+        found: u64,
+    },
+    /// It is not one level below its parent.
+    #[error("its level is {found} where {expected} belongs")]
+    Level {
+        /// Its level.
+        found: u16,
+        /// The level of its parent, less one.
+        expected: u16,
+    },
+    /// It is the child of two nodes, or twice that of one.
+    #[error("the tree leads to it twice")]
+    Twice,
+    /// A child begins outside of the bounds of its parent. What is below the parent cannot be reached.
+    #[error("it has a child from {from_hash:#x} on, outside of its bounds")]
+    ChildMisplaced {
+        /// Where the child begins.
+        from_hash: u64,
+    },
+    /// A name lies where no lookup finds it.
+    #[error("the name {} lies where it cannot be found", name.escape_ascii())]
+    NameMisplaced {
+        /// The name.
+        name: Vec<u8>,
+    },
+}
+
+/// What a tree has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Names in their places.
+    pub entries: u64,
+    /// Slots.
+    pub slots: u64,
+    /// Flaws.
+    pub flaws: u64,
+}
+
+impl Tree {
+    /// Goes through the whole tree, and shows `visit` every slot, every name in its place, and every flaw.
+    ///
+    /// The caller compares [`Checked::entries`] with what the inode says.
+    ///
+    /// # Errors
+    /// Those of reading slots. Damage is no error, but a flaw.
+    pub fn check(&self, slots: &impl ReadSlots, visit: impl FnMut(Found<'_>)) -> Result<Checked> {
+        self.check_hashes(slots, |name| hash_name(self.seed, name), visit)
+    }
+
+    pub(super) fn check_hashes(
+        &self,
+        slots: &impl ReadSlots,
+        hash_of: impl Fn(&[u8]) -> u64,
+        visit: impl FnMut(Found<'_>),
+    ) -> Result<Checked> {
+        let mut check = Check {
+            slots,
+            hash_of,
+            visit,
+            owner: self.owner,
+            reached: HashSet::new(),
+            checked: Checked::default(),
+        };
+        if !self.is_empty() {
+            check.node(self.root, None, 0..LAST_HASH + 1)?;
+        }
+        Ok(check.checked)
+    }
+}
+
+struct Check<'s, S, H, V> {
+    slots: &'s S,
+    hash_of: H,
+    visit: V,
+    owner: u64,
+    reached: HashSet<u64>,
+    checked: Checked,
+}
+
+impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> {
+    /// Looks at a node and what is below it. Levels become smaller, so it is not called deeper than a tree can be.
+    fn node(&mut self, slot: u64, level: Option<u16>, hashes: Range<u64>) -> Result<()> {
+        let bytes = self.slots.slot(slot)?;
+        let content = match self.content(slot, Node::decode(&bytes, slot), level) {
+            Ok(content) => content,
+            Err(kind) => {
+                self.flaw(slot, kind);
+                return Ok(());
+            }
+        };
+        self.checked.slots += 1;
+        (self.visit)(Found::Slot(slot));
+        match content {
+            NodeContent::Leaf(entries) => self.leaf(slot, &entries, &hashes),
+            NodeContent::Interior { level, children } => {
+                let is_outside = |child: &&Child| {
+                    child.from_hash <= hashes.start || child.from_hash >= hashes.end
+                };
+                if let Some(&Child { from_hash, .. }) = children[1..].iter().find(is_outside) {
+                    self.flaw(slot, FlawKind::ChildMisplaced { from_hash });
+                    return Ok(());
+                }
+                for (index, child) in children.iter().enumerate() {
+                    let end = children.get(index + 1).map_or(hashes.end, |next| next.from_hash);
+                    let start = child.from_hash.max(hashes.start);
+                    self.node(child.slot, Some(level - 1), start..end)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a node has, if it is one of this tree, at this level, and was not reached before.
+    fn content(
+        &mut self,
+        slot: u64,
+        node: std::result::Result<Node, FormatError>,
+        level: Option<u16>,
+    ) -> std::result::Result<NodeContent, FlawKind> {
+        let Node { owner, content, .. } = node?;
+        if owner != self.owner {
+            return Err(FlawKind::Owner { found: owner });
+        }
+        let found = match content {
+            NodeContent::Leaf(_) => 0,
+            NodeContent::Interior { level, .. } => level,
+        };
+        match level {
+            Some(expected) if expected != found => Err(FlawKind::Level { found, expected }),
+            _ if !self.reached.insert(slot) => Err(FlawKind::Twice),
+            _ => Ok(content),
+        }
+    }
+
+    fn leaf(&mut self, slot: u64, entries: &[DirectoryEntry], hashes: &Range<u64>) {
+        for entry in entries {
+            if hashes.contains(&entry.hash) && (self.hash_of)(&entry.name) == entry.hash {
+                self.checked.entries += 1;
+                (self.visit)(Found::Entry(entry));
+            } else {
+                self.flaw(slot, FlawKind::NameMisplaced { name: entry.name.clone() });
+            }
+        }
+    }
+
+    fn flaw(&mut self, slot: u64, kind: FlawKind) {
+        self.checked.flaws += 1;
+        (self.visit)(Found::Flaw(Flaw { owner: self.owner, slot, kind }));
+    }
+}

@@ -1,0 +1,294 @@
+//! The names in a directory: a B+ tree of slots, ordered by the hash of the names.
+//!
+//! ```text
+//!  level 2                  ┌ from 0 ┬ from h ┐                       root: `FileInode::part`; 0 while there is no name
+//!                           └───┬────┴────┬───┘
+//!  level 1        ┌ from 0 ┬ from f ┐   ┌ from 0 ┬ from k ┬ from m ┐      the first child begins where its node begins
+//!                 └───┬────┴───┬────┘   └───┬────┴───┬────┴───┬────┘
+//!  leaves            a b      f g          h i      k l      m n          names by hash; all of one hash in one leaf
+//! ```
+//!
+//! The format is that of [`aquifer_pool::format::directory`]. The tree knows no pool: it reads and changes slots through
+//! [`ReadSlots`] and [`ChangeSlots`], which see them as of one moment. Its own state is the number of its root.
+//!
+//! # What a change costs
+//! Every slot that is changed is 512 bytes in the log, so a change keeps to the leaf if it can. A leaf without room is split
+//! where its halves become most alike, which no more than three leaves and the nodes above them notice. A node that is less
+//! than half full is merged with a neighbour, below the same parent, if both then leave a quarter of the node empty: so a
+//! name that is made and removed over and over does not split and merge nodes each time. A node without entries is given
+//! back. A tree without names has no slots, and to remove a directory there is nothing to do.
+//!
+//! # What a reader may meet
+//! [`Tree::lookup`] and [`Tree::read_from`] run without a lock, perhaps while slots are being written to, and what they answer counts
+//! only if nothing was changed meanwhile. So they end on any bytes: levels become smaller on the way down, positions
+//! greater on the way along. Checksums are not computed by lookups, but by everything that changes a node: otherwise damage
+//! would get a new, valid checksum.
+//!
+//! # Invariants
+//! All leaves have level 0, and a child one level less than its parent. The hashes of a node lie between the bounds that its
+//! parent has for it. No node is empty. A slot is the child of one node. [`Tree::check`] looks at all of these.
+//!
+//! ```
+//! # use aquifer_pool::format::{file::FileKind, inode::{SLOT_BYTES, SlotBytes}};
+//! # use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
+//! use aquifer_fs::directory::{Referent, Tree};
+//!
+//! # struct Slots(std::collections::BTreeMap<u64, SlotBytes>);
+//! # impl ReadSlots for Slots {
+//! #     fn slot(&self, number: u64) -> Result<SlotBytes, PoolError> {
+//! #         Ok(self.0.get(&number).copied().unwrap_or([0; SLOT_BYTES]))
+//! #     }
+//! # }
+//! # impl ChangeSlots for Slots {
+//! #     fn put(&mut self, number: u64, bytes: SlotBytes) { self.0.insert(number, bytes); }
+//! #     fn take_slot(&mut self) -> Result<u64, PoolError> {
+//! #         Ok((2..).find(|number| !self.0.contains_key(number)).unwrap())
+//! #     }
+//! #     fn give_back(&mut self, number: u64) -> Result<(), PoolError> {
+//! #         self.0.remove(&number);
+//! #         Ok(())
+//! #     }
+//! # }
+//! # fn main() -> aquifer_fs::Result<()> {
+//! # let mut slots = Slots(Default::default()); // a transaction of a pool, usually
+//! let mut tree = Tree { owner: 1, seed: 7, root: 0 };
+//! let readme = Referent { inode: 12, kind: FileKind::File };
+//! tree.insert(&mut slots, b"README", readme)?;
+//! assert_eq!(tree.lookup(&slots, b"README")?, Some(readme));
+//! assert_eq!(tree.remove(&mut slots, b"README")?, Some(readme));
+//! assert_eq!(tree.root, 0);
+//! # Ok(())
+//! # }
+//! ```
+
+mod check;
+mod descend;
+mod insert;
+mod read;
+mod remove;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use aquifer_pool::format::directory::{
+    Child, ENTRY_BYTES, EntryView, MAGIC, Node, NodeContent, NodeView, compose_leaf, entry_head,
+    hash_name, is_name,
+};
+use aquifer_pool::format::file::FileKind;
+use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
+use aquifer_pool::format::slot;
+use aquifer_pool::{ChangeSlots, ReadSlots};
+
+pub use check::{Checked, Flaw, FlawKind, Found};
+pub use read::Batch;
+
+use crate::error::{FsError, Result};
+
+/// What a name leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Referent {
+    /// The inode.
+    pub inode: u64,
+    /// Of what kind it is.
+    pub kind: FileKind,
+}
+
+/// The tree of a directory.
+///
+/// If a call that changes it fails, the slots may be changed in part: the transaction has to be given up, and with it this value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tree {
+    /// The inode of the directory.
+    pub owner: u64,
+    /// Of the hashes of its names.
+    pub seed: u64,
+    /// The slot of the root; 0 if there is no name.
+    pub root: u64,
+}
+
+/// A name and its place. Tests choose the hash, to have names that collide.
+#[derive(Debug, Clone, Copy)]
+struct Key<'n> {
+    hash: u64,
+    name: &'n [u8],
+}
+
+impl Tree {
+    /// Whether there is no name.
+    pub fn is_empty(&self) -> bool {
+        self.root == 0
+    }
+
+    /// What a name leads to. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`FsError::Damaged`], and those of reading slots.
+    #[inline]
+    pub fn lookup(&self, slots: &impl ReadSlots, name: &[u8]) -> Result<Option<Referent>> {
+        self.lookup_key(slots, self.key(name))
+    }
+
+    #[inline]
+    fn key<'n>(&self, name: &'n [u8]) -> Key<'n> {
+        Key { hash: hash_name(self.seed, name), name }
+    }
+
+    #[inline]
+    fn lookup_key(&self, slots: &impl ReadSlots, key: Key<'_>) -> Result<Option<Referent>> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        let mut bytes = [0; SLOT_BYTES];
+        let number = self.descend(slots, key.hash, &mut bytes, |_, _, _| ())?;
+        let place = self.view(&bytes, number)?.place(key.hash, key.name);
+        let entry = place.map_err(|error| self.damaged(number, error))?.entry;
+        entry.map(|entry| self.referent(number, &entry)).transpose()
+    }
+
+    /// Makes a name that is there lead to something else, and returns what it led to; `None` if it is not there, and then
+    /// nothing has happened. Changes one slot.
+    ///
+    /// # Errors
+    /// [`FsError::Damaged`], and those of reading slots.
+    pub fn replace(
+        &self,
+        slots: &mut impl ChangeSlots,
+        name: &[u8],
+        referent: Referent,
+    ) -> Result<Option<Referent>> {
+        self.replace_key(slots, self.key(name), referent)
+    }
+
+    fn replace_key(
+        &self,
+        slots: &mut impl ChangeSlots,
+        key: Key<'_>,
+        referent: Referent,
+    ) -> Result<Option<Referent>> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        let mut bytes = [0; SLOT_BYTES];
+        let number = self.descend(slots, key.hash, &mut bytes, |_, _, _| ())?;
+        let leaf = self.leaf(&bytes, number, key)?;
+        let Some(entry) = leaf.entry else { return Ok(None) };
+        let before = self.referent(number, &entry)?;
+        let head = self.entry_head(key, referent)?;
+        let parts = [leaf.before, &head, key.name, leaf.behind];
+        self.put_leaf(slots, number, leaf.count, &parts)?;
+        Ok(Some(before))
+    }
+
+    /// A leaf that is to be changed at the place of a name.
+    fn leaf<'b>(&self, bytes: &'b SlotBytes, number: u64, key: Key<'_>) -> Result<Leaf<'b>> {
+        let wrong = |error| self.damaged(number, error);
+        let view = self.sealed_view(bytes, number)?;
+        let entries = view.entry_bytes().map_err(wrong)?;
+        let place = view.place(key.hash, key.name).map_err(wrong)?;
+        let behind = place.entry.map_or(place.offset, |entry| entry.end());
+        Ok(Leaf {
+            count: view.count(),
+            before: &entries[..place.offset],
+            entry: place.entry,
+            behind: &entries[behind..],
+        })
+    }
+
+    /// The node in a slot, as a lookup sees it.
+    #[inline]
+    fn view<'b>(&self, bytes: &'b SlotBytes, number: u64) -> Result<NodeView<'b>> {
+        let view = NodeView::new(bytes, number).map_err(|error| self.damaged(number, error))?;
+        match view.owner() == self.owner {
+            true => Ok(view),
+            false => Err(self.damaged(number, format_args!("it belongs to {}", view.owner()))),
+        }
+    }
+
+    /// The node in a slot, its checksum computed.
+    fn sealed_view<'b>(&self, bytes: &'b SlotBytes, number: u64) -> Result<NodeView<'b>> {
+        slot::check(bytes, MAGIC, number).map_err(|error| self.damaged(number, error))?;
+        self.view(bytes, number)
+    }
+
+    /// The node in a slot, which is an interior one.
+    fn interior(&self, slots: &impl ReadSlots, number: u64) -> Result<Interior> {
+        let node = Node::decode(&slots.slot(number)?, number)
+            .map_err(|error| self.damaged(number, error))?;
+        match node.content {
+            NodeContent::Interior { level, children } if node.owner == self.owner => {
+                Ok(Interior { number, level, children })
+            }
+            _ => Err(self.damaged(number, "it is not an interior node of this directory")),
+        }
+    }
+
+    fn put_leaf(
+        &self,
+        slots: &mut impl ChangeSlots,
+        number: u64,
+        count: usize,
+        parts: &[&[u8]],
+    ) -> Result<()> {
+        let bytes = compose_leaf(number, self.owner, count, parts);
+        slots.put(number, bytes.map_err(|error| self.damaged(number, error))?);
+        Ok(())
+    }
+
+    fn put_interior(&self, slots: &mut impl ChangeSlots, node: Interior) -> Result<()> {
+        let Interior { number, level, children } = node;
+        let content = NodeContent::Interior { level, children };
+        let bytes = Node { number, owner: self.owner, content }.encode();
+        slots.put(number, bytes.map_err(|error| self.damaged(number, error))?);
+        Ok(())
+    }
+
+    fn entry_head(&self, key: Key<'_>, referent: Referent) -> Result<[u8; ENTRY_BYTES]> {
+        entry_head(key.hash, referent.inode, referent.kind, key.name)
+            .map_err(|error| self.damaged(referent.inode, error))
+    }
+
+    #[inline]
+    fn referent(&self, number: u64, entry: &EntryView<'_>) -> Result<Referent> {
+        let kind = entry.kind().map_err(|error| self.damaged(number, error))?;
+        Ok(Referent { inode: entry.inode, kind })
+    }
+
+    #[cold]
+    fn damaged(&self, number: u64, reason: impl std::fmt::Display) -> FsError {
+        let structure = format!("slot {number}, a node of directory {}", self.owner);
+        FsError::Damaged { structure, reason: reason.to_string() }
+    }
+}
+
+fn path_of(name: &[u8]) -> PathBuf {
+    OsStr::from_bytes(name).into()
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(FsError::NameTooLong { path: path_of(name) });
+    }
+    let reason = "it is empty, `.` or `..`, or has a NUL or a `/` in it";
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(FsError::BadName { path: path_of(name), reason }),
+    }
+}
+
+/// A leaf that is to be changed: the bytes of its entries around the place of a name.
+struct Leaf<'b> {
+    count: usize,
+    before: &'b [u8],
+    entry: Option<EntryView<'b>>,
+    behind: &'b [u8],
+}
+
+/// An interior node that is to be changed.
+struct Interior {
+    number: u64,
+    level: u16,
+    children: Vec<Child>,
+}

@@ -1,0 +1,66 @@
+//! Reading a directory piece by piece, while it changes.
+//!
+//! A position is a hash: a piece has all names from one position up to the next, as of one moment. Names never change their hash,
+//! so whoever reads on at the next position sees each name that was there all the time once, whatever happened in
+//! between. A name that came or went meanwhile is seen or not, as with any directory.
+
+use aquifer_pool::ReadSlots;
+use aquifer_pool::format::directory::DirectoryEntry;
+use aquifer_pool::format::inode::SLOT_BYTES;
+
+use super::Tree;
+use crate::error::Result;
+
+/// Names of a directory, as of one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// All names from the position that was asked for up to the next, ascending by hash.
+    pub entries: Vec<DirectoryEntry>,
+    /// Where to go on; `None` at the end.
+    pub next_hash: Option<u64>,
+}
+
+impl Tree {
+    /// Names from a position on: 0 for the first. There are at least `at_least` of them, if so many follow; at most those
+    /// of one leaf more, since names of one leaf come together.
+    ///
+    /// # Errors
+    /// [`FsError::Damaged`](crate::FsError::Damaged), and those of reading slots.
+    pub fn read_from(
+        &self,
+        slots: &impl ReadSlots,
+        from_hash: u64,
+        at_least: usize,
+    ) -> Result<Batch> {
+        let mut batch = Batch { entries: Vec::new(), next_hash: None };
+        if self.is_empty() {
+            return Ok(batch);
+        }
+        let (mut position, mut bytes) = (from_hash, [0; SLOT_BYTES]);
+        loop {
+            let mut bound: Option<u64> = None;
+            let number = self.descend(slots, position, &mut bytes, |_, node, index| {
+                let next = node.child(index + 1).map(|child| child.from_hash);
+                bound = bound.into_iter().chain(next).min();
+            })?;
+            let leaf = self.view(&bytes, number)?.decode_entries();
+            let mut leaf = leaf.map_err(|error| self.damaged(number, error))?;
+            let last_hash = leaf.last().map_or(0, |entry| entry.hash);
+            leaf.retain(|entry| entry.hash >= position);
+            // The position rises with each leaf, and each leaf but the first adds an entry: what ends the loop on any bytes.
+            let is_in_place = bound.is_none_or(|bound| position < bound && last_hash < bound);
+            if !is_in_place || (leaf.is_empty() && position > from_hash) {
+                return Err(self.damaged(number, "its names are not those that belong there"));
+            }
+            batch.entries.append(&mut leaf);
+            match bound {
+                None => return Ok(batch),
+                Some(bound) => position = bound,
+            }
+            if batch.entries.len() >= at_least.max(1) {
+                batch.next_hash = Some(position);
+                return Ok(batch);
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Slots in memory that insist on the order of calls.
+
+use std::collections::BTreeMap;
+
+use aquifer_pool::format::inode::{SLOT_BYTES, SlotBytes};
+use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
+
+const FIRST: u64 = 100;
+
+/// Slots of a tree. Using one that is free is a panic, unless they may be damaged.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slots {
+    used: BTreeMap<u64, SlotBytes>,
+    /// How often a slot was put or given back.
+    pub writes: usize,
+    /// The tree may be damaged: it may do what a whole one never does.
+    pub is_damaged: bool,
+    /// More slots cannot be taken.
+    pub limit: Option<u64>,
+}
+
+impl Slots {
+    pub fn used(&self) -> u64 {
+        self.used.len() as u64
+    }
+
+    pub fn numbers(&self) -> Vec<u64> {
+        self.used.keys().copied().collect()
+    }
+
+    fn first_free(&self) -> u64 {
+        let taken = self.used.keys().zip(FIRST..).take_while(|&(&used, number)| used == number);
+        FIRST + taken.count() as u64
+    }
+}
+
+impl ReadSlots for Slots {
+    fn slot(&self, number: u64) -> Result<SlotBytes, PoolError> {
+        Ok(self.used.get(&number).copied().unwrap_or([0; SLOT_BYTES]))
+    }
+}
+
+impl ChangeSlots for Slots {
+    fn put(&mut self, number: u64, bytes: SlotBytes) {
+        let is_taken = self.used.contains_key(&number) || number == self.first_free();
+        assert!(is_taken || self.is_damaged, "slot {number} was not taken");
+        self.used.insert(number, bytes);
+        self.writes += 1;
+    }
+
+    fn take_slot(&mut self) -> Result<u64, PoolError> {
+        match self.limit {
+            Some(limit) if self.used() >= limit => Err(PoolError::NoFreeInode { slots: limit }),
+            _ => Ok(self.first_free()),
+        }
+    }
+
+    fn give_back(&mut self, number: u64) -> Result<(), PoolError> {
+        let was_used = self.used.remove(&number).is_some();
+        assert!(was_used || self.is_damaged, "slot {number} was given back twice");
+        self.writes += 1;
+        Ok(())
+    }
+}

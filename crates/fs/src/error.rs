@@ -1,0 +1,309 @@
+//! What can go wrong with files.
+
+use std::path::{Path, PathBuf};
+
+use aquifer_pool::PoolError;
+use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
+use aquifer_pool::format::file::MAX_FILE_BYTES;
+
+use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES};
+
+/// The result of an operation on files.
+pub type Result<T> = std::result::Result<T, FsError>;
+
+/// An operation on files that failed.
+///
+/// Each has the error number that the same call of the operating system would give: [`FsError::errno`].
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// let error = files.open_file("/nothing").unwrap_err();
+/// assert_eq!((error.errno(), error.path().and_then(|path| path.to_str())), (libc::ENOENT, Some("/nothing")));
+/// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FsError {
+    /// Nothing has this name.
+    #[error("{path}: there is nothing of this name", path = path.display())]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something has this name.
+    #[error("{path}: something of this name is there already", path = path.display())]
+    Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The name is longer than 255 bytes, or the path than 4,095.
+    #[error("{path}: the name is too long; a name has at most 255 bytes, a path 4,095", path = path.display())]
+    NameTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The name cannot be one: empty, or with a NUL in it.
+    #[error("{path}: this cannot be a name: {reason}", path = path.display())]
+    BadName {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// Something that is no directory is where a directory is wanted.
+    #[error("{path}: this is not a directory, or something on the way to it is not", path = path.display())]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A directory is where something else is wanted.
+    #[error("{path}: this is a directory", path = path.display())]
+    IsADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A directory has one name.
+    #[error("{path}: this is a directory, and has only one name; a symbolic link can lead to it", path = path.display())]
+    DirectoryLink {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The path does not end with a name, and a name is what is moved or removed.
+    #[error("{path}: `/`, `.` and `..` cannot be moved or removed; name it in the directory that it is in", path = path.display())]
+    NotByName {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The directory has names in it.
+    #[error("{path}: the directory is not empty", path = path.display())]
+    NotEmpty {
+        /// The path.
+        path: PathBuf,
+    },
+    /// It is not a symbolic link.
+    #[error("{path}: this is not a symbolic link", path = path.display())]
+    NotALink {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Symbolic links lead to symbolic links, more than 40 of them; or one is where it must not be followed.
+    #[error("{path}: too many symbolic links on the way, or one that is not to be followed", path = path.display())]
+    LinkLoop {
+        /// The path.
+        path: PathBuf,
+    },
+    /// No more names can lead to it, or no more directories can be in it.
+    #[error("{path}: it has as many links as there can be", path = path.display())]
+    TooManyLinks {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A directory cannot be moved into itself.
+    #[error("{path}: this lies inside of the directory that is to be moved", path = path.display())]
+    IntoItself {
+        /// The path.
+        path: PathBuf,
+    },
+    /// It is immutable.
+    #[error("{path}: this is immutable; `set_immutable` makes it changeable again", path = path.display())]
+    Immutable {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody uses it in a way that stands against it.
+    #[error("{path}: somebody has it open, or has a view of it; close that first", path = path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The options to open a file contradict each other.
+    #[error("{path}: the options do not fit together: {reason}", path = path.display())]
+    Options {
+        /// The path.
+        path: PathBuf,
+        /// Which.
+        reason: &'static str,
+    },
+    /// The file was not opened for that.
+    #[error("the file was not opened for {what}")]
+    NotOpenFor {
+        /// For what.
+        what: &'static str,
+    },
+    /// The length of a file that was opened for reading cannot be changed.
+    #[error("the file was not opened for writing, and its length cannot be changed so")]
+    NotResizable,
+    /// A range of no bytes where there has to be one.
+    #[error("the range is empty; name at least one byte")]
+    EmptyRange,
+    /// What is to be exchanged is not whole pages of both files.
+    #[error("these are not whole pages of both files: {reason}")]
+    NotPages {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// Two files of one call are in different pools, or were opened through different handles of one.
+    #[error("the files are not of the same pool; open both through one `Files`")]
+    OtherPool,
+    /// So many names of one hash are in a directory that no more fit.
+    #[error("a directory has no room for this name; another name will do")]
+    TooManyCollisions,
+    /// A file cannot have so many pages.
+    #[error("a file cannot be longer than {MAX_FILE_BYTES} bytes")]
+    FileTooLarge,
+    /// The file has no such extended attribute.
+    #[error("there is no attribute {name}", name = name.escape_ascii())]
+    NoAttribute {
+        /// Its name.
+        name: Vec<u8>,
+    },
+    /// The file has this extended attribute already, and it was to be made.
+    #[error("there is an attribute {name} already", name = name.escape_ascii())]
+    AttributeExists {
+        /// Its name.
+        name: Vec<u8>,
+    },
+    /// The name of an extended attribute is empty, longer than 255 bytes, or has a NUL in it.
+    #[error(
+        "{name} cannot be the name of an attribute: it has to have 1 to {MAX_ATTRIBUTE_NAME_BYTES} bytes, none of them NUL",
+        name = name.escape_ascii()
+    )]
+    AttributeName {
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// The name of an extended attribute is in no namespace, or is nothing but one.
+    #[error(
+        "{name} cannot be the name of an attribute: it has to begin with user., trusted., security. or system. and go on \
+         behind that",
+        name = name.escape_ascii()
+    )]
+    AttributeNamespace {
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// The value of an extended attribute is too long.
+    #[error("an attribute of {len_bytes} bytes is too large; it can have {MAX_VALUE_BYTES}")]
+    AttributeTooLarge {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// A file has too many extended attributes, or too large ones.
+    #[error(
+        "the attributes of the file would take {len_bytes} bytes; there is room for {MAX_CHAIN_BYTES}: remove some"
+    )]
+    AttributesFull {
+        /// What all of them would take.
+        len_bytes: usize,
+    },
+    /// The metadata of a file does not fit together.
+    #[error(
+        "{structure} is damaged ({reason}); run `aquifer pool check` and restore what it names from a backup"
+    )]
+    Damaged {
+        /// Which structure.
+        structure: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The pool cannot do it.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+impl From<FsError> for std::io::Error {
+    /// An error of the kind of its number, which says what [`FsError`] says.
+    fn from(error: FsError) -> std::io::Error {
+        let kind = std::io::Error::from_raw_os_error(error.errno()).kind();
+        std::io::Error::new(kind, error)
+    }
+}
+
+impl FsError {
+    /// The same about a name that was found along this path.
+    pub(crate) fn at(self, path: &[u8]) -> FsError {
+        let whole = crate::walk::owned(path);
+        match self {
+            FsError::Exists { .. } => FsError::Exists { path: whole },
+            FsError::NameTooLong { .. } => FsError::NameTooLong { path: whole },
+            FsError::BadName { reason, .. } => FsError::BadName { path: whole, reason },
+            other => other,
+        }
+    }
+
+    /// The path that it is about, in the pool, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            FsError::NotFound { path }
+            | FsError::Exists { path }
+            | FsError::NameTooLong { path }
+            | FsError::BadName { path, .. }
+            | FsError::NotADirectory { path }
+            | FsError::IsADirectory { path }
+            | FsError::NotEmpty { path }
+            | FsError::NotALink { path }
+            | FsError::LinkLoop { path }
+            | FsError::TooManyLinks { path }
+            | FsError::IntoItself { path }
+            | FsError::Immutable { path }
+            | FsError::InUse { path }
+            | FsError::Options { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// The error number that Linux gives for the same failure.
+    pub fn errno(&self) -> i32 {
+        match self {
+            FsError::NotFound { .. } => libc::ENOENT,
+            FsError::Exists { .. } | FsError::AttributeExists { .. } => libc::EEXIST,
+            FsError::NameTooLong { .. } => libc::ENAMETOOLONG,
+            FsError::BadName { .. }
+            | FsError::IntoItself { .. }
+            | FsError::NotALink { .. }
+            | FsError::EmptyRange
+            | FsError::NotPages { .. }
+            | FsError::NotResizable
+            | FsError::Options { .. } => libc::EINVAL,
+            FsError::NotADirectory { .. } => libc::ENOTDIR,
+            FsError::IsADirectory { .. } => libc::EISDIR,
+            FsError::NotEmpty { .. } => libc::ENOTEMPTY,
+            FsError::LinkLoop { .. } => libc::ELOOP,
+            FsError::TooManyLinks { .. } => libc::EMLINK,
+            FsError::Immutable { .. } | FsError::DirectoryLink { .. } => libc::EPERM,
+            FsError::InUse { .. } | FsError::NotByName { .. } => libc::EBUSY,
+            FsError::OtherPool => libc::EXDEV,
+            FsError::NotOpenFor { .. } => libc::EBADF,
+            FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,
+            FsError::FileTooLarge => libc::EFBIG,
+            FsError::NoAttribute { .. } => libc::ENODATA,
+            FsError::AttributeName { .. } => libc::ERANGE,
+            FsError::AttributeNamespace { .. } => libc::EOPNOTSUPP,
+            FsError::AttributeTooLarge { .. } => libc::E2BIG,
+            // As file systems of Linux say when their metadata is damaged.
+            FsError::Damaged { .. } => libc::EUCLEAN,
+            FsError::Pool(error) => errno_of_pool(error),
+        }
+    }
+}
+
+fn errno_of_pool(error: &PoolError) -> i32 {
+    match error {
+        PoolError::Full { .. }
+        | PoolError::NoFreeInode { .. }
+        | PoolError::TooLargeForLog { .. } => libc::ENOSPC,
+        PoolError::ReadOnly { .. } => libc::EROFS,
+        PoolError::Busy { .. }
+        | PoolError::BusyElsewhere { .. }
+        | PoolError::Locked { .. }
+        | PoolError::AlreadyLocked { .. } => libc::EBUSY,
+        PoolError::Stalled { .. } => libc::ETIMEDOUT,
+        PoolError::Parameter { .. } => libc::EINVAL,
+        PoolError::Damaged { .. } => libc::EUCLEAN,
+        _ => libc::EIO,
+    }
+}

@@ -1,0 +1,312 @@
+//! An open file: reading and writing it without system calls.
+//!
+//! # Reading
+//! takes no lock. A reader takes the size and the layout version from the inode, the pages from the table of that version, copies the
+//! bytes, and looks at the layout version again. If that has changed, the pages may have been given up meanwhile, and it begins
+//! anew. Bytes that somebody overwrites in place meanwhile may come out old in one aligned word of eight and new in the next.
+//!
+//! # Writing
+//! One writer at a time has a file ([`Pool::lock_file`](aquifer_pool::Pool::lock_file)), across all processes. What is inside the file's pages and its size is copied in place.
+//! Everything else is made of new pages: they are reserved, filled, and named in one transaction with the new size, so
+//! that others see all of it or nothing, and a process that dies in between leaves nothing.
+//!
+//! # What lies behind the end
+//! Bytes of a file's pages behind its size are undefined: they may be what an earlier owner left. So whoever raises the size first
+//! writes what comes to be inside ([`write`]), and the transaction says so ([`Transaction::expose`](aquifer_pool::Transaction::expose)): a power cut that
+//! keeps the size keeps these bytes.
+
+mod atomic;
+mod options;
+mod read;
+mod space;
+mod std_io;
+mod write;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::SystemTime;
+
+use arc_swap::Guard;
+
+use aquifer_pool::format::file::{FileInode, FileKind};
+
+pub use options::FileOptions;
+pub use space::Allocate;
+
+use crate::error::{FsError, Result};
+use crate::file_table::FileTable;
+use crate::files::{Files, to_ns};
+use crate::metadata::Metadata;
+use crate::open_inodes::OpenInode;
+use crate::walk;
+
+/// An open file, or a directory open for its metadata. Can be shared between threads.
+///
+/// A clone is the same open file: it has the same position. The file stays there as long as somebody has it open, whatever becomes of its
+/// names.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use std::io::{Read, Seek, Write};
+///
+/// use aquifer_fs::FileOptions;
+///
+/// let options = FileOptions::new().read(true).write(true).create(true);
+/// let mut file = files.open_with("/f", &options)?;
+/// file.write_all(b"some text")?;
+/// file.seek_relative(-4)?;
+/// let mut text = String::new();
+/// file.read_to_string(&mut text)?;
+/// assert_eq!(text, "text");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct File {
+    opened: Arc<Opened>,
+}
+
+struct Opened {
+    files: Files,
+    /// There until it is closed.
+    inode: Option<Arc<OpenInode>>,
+    options: FileOptions,
+    /// For those calls that go on where the last one ended.
+    position: AtomicU64,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("File").field("inode", &self.inode().number).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let Some(inode) = self.inode.take() else { return };
+        self.files.shared.close(inode, self.options.writes());
+    }
+}
+
+impl File {
+    pub(crate) fn new(files: Files, inode: Arc<OpenInode>, options: &FileOptions) -> File {
+        let (options, position) = (options.clone(), AtomicU64::new(0));
+        let inode = Some(inode);
+        File { opened: Arc::new(Opened { files, inode, options, position }) }
+    }
+
+    fn files(&self) -> &Files {
+        &self.opened.files
+    }
+
+    fn inode(&self) -> &OpenInode {
+        self.opened.inode.as_ref().expect("there until it is dropped")
+    }
+
+    fn check_reads(&self) -> Result<()> {
+        match (self.opened.options.reads(), self.inode().kind) {
+            (true, FileKind::File) => Ok(()),
+            (true, _) => Err(FsError::IsADirectory { path: self.as_path() }),
+            (false, _) => Err(FsError::NotOpenFor { what: "reading" }),
+        }
+    }
+
+    fn check_writes(&self) -> Result<()> {
+        match self.opened.options.writes() {
+            true => Ok(()),
+            false => Err(FsError::NotOpenFor { what: "writing" }),
+        }
+    }
+
+    fn as_path(&self) -> std::path::PathBuf {
+        format!("(inode {})", self.inode().number).into()
+    }
+
+    /// What the file is now.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(&[1; 100], 0)?;
+    /// assert_eq!(file.metadata()?.len(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Pool`].
+    pub fn metadata(&self) -> Result<Metadata> {
+        self.files().shared.load_inode(self.inode()).map(Metadata::of)
+    }
+
+    /// Changes the permissions.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_permissions(0o600)?;
+    /// assert_eq!(file.metadata()?.mode(), 0o600);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn set_permissions(&self, mode: u32) -> Result<()> {
+        self.set(|inode| inode.mode = mode & 0o7777)
+    }
+
+    /// Changes the times of the last access and of the last change of content; `None` leaves one as it is.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::time::SystemTime;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.set_times(Some(SystemTime::UNIX_EPOCH), None)?;
+    /// assert_eq!(file.metadata()?.accessed(), SystemTime::UNIX_EPOCH);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::set_permissions`].
+    pub fn set_times(
+        &self,
+        accessed: Option<SystemTime>,
+        modified: Option<SystemTime>,
+    ) -> Result<()> {
+        self.set(|inode| {
+            inode.accessed_ns = accessed.map_or(inode.accessed_ns, to_ns);
+            inode.modified_ns = modified.map_or(inode.modified_ns, to_ns);
+        })
+    }
+
+    fn set(&self, set: impl Fn(&mut FileInode)) -> Result<()> {
+        let own = self.inode();
+        self.files().shared.change(|names| {
+            let mut inode = names.inode(own.number)?;
+            own.check(&inode)?;
+            if inode.is_immutable {
+                return Err(FsError::Immutable { path: self.as_path() });
+            }
+            set(&mut inode);
+            inode.changed_ns = names.now_ns;
+            names.put(&inode)
+        })
+    }
+
+    /// Makes the content of the file durable, and everything that was done in the pool before.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(b"text", 0)?;
+    /// file.sync_all()?; // content and name survive a power cut from here on
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Pool`]; then it may be durable or not, and the pool is read-only from then on.
+    pub fn sync_all(&self) -> Result<()> {
+        let shared = &self.files().shared;
+        if self.inode().kind == FileKind::File {
+            let table = shared.table(self.inode())?.1;
+            let ranges: Vec<_> =
+                table.runs().filter(|run| !run.is_hole()).map(|run| run.bytes()).collect();
+            shared.pool.make_durable(&ranges)?;
+        }
+        Ok(shared.pool.sync()?)
+    }
+
+    /// As [`File::sync_all`]: a pool has one log, so metadata that the content does not need is not left out.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_at(b"text", 0)?;
+    /// file.sync_data()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::sync_all`].
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync_all()
+    }
+}
+
+impl OpenInode {
+    /// An error if the number is another file's by now: it cannot be, as long as this one is open.
+    fn check(&self, inode: &FileInode) -> Result<()> {
+        match inode.incarnation == self.incarnation {
+            true => Ok(()),
+            false => Err(FsError::Damaged {
+                structure: format!("inode {}", self.number),
+                reason: "it was removed while it was open".to_owned(),
+            }),
+        }
+    }
+}
+
+impl crate::files::Shared {
+    /// Gives up a handle. What fails of the cleaning up is made up for when the pool is opened.
+    fn close(&self, open: Arc<OpenInode>, was_written: bool) {
+        if !self.pool.is_writable() {
+            return;
+        }
+        let (number, incarnation) = (open.number, open.incarnation);
+        if was_written && open.kind == FileKind::File {
+            let _ = self.close_written(&open);
+        }
+        if !self.opened.close(open) {
+            return;
+        }
+        // While it is being changed, nobody knows; then it is looked at once more, with care.
+        let may_be_orphan = (self.pool.file_state(number))
+            .is_none_or(|state| state.incarnation == incarnation && state.links == 0);
+        if may_be_orphan {
+            let _ = self.reap(number);
+        }
+    }
+
+    /// The inode of an open file, as it is now.
+    pub fn load_inode(&self, open: &OpenInode) -> Result<FileInode> {
+        let inode = self.look(|slots| walk::inode(slots, open.number))?;
+        open.check(&inode)?;
+        Ok(inode)
+    }
+
+    /// The inode and the table of an open file, as of one moment.
+    pub fn table(&self, open: &OpenInode) -> Result<(FileInode, Arc<FileTable>)> {
+        let known = open.table();
+        let (inode, table) = self.look(|slots| {
+            let inode = walk::inode(slots, open.number)?;
+            let table = match known.is_current(&inode) {
+                true => None,
+                false => Some(FileTable::load(&inode, slots)?),
+            };
+            Ok((inode, table))
+        })?;
+        open.check(&inode)?;
+        let Some(table) = table else { return Ok((inode, Guard::into_inner(known))) };
+        let table = Arc::new(table);
+        open.set_table(table.clone());
+        Ok((inode, table))
+    }
+}

@@ -1,0 +1,124 @@
+//! Reading an open file.
+
+use std::sync::Arc;
+
+use arc_swap::Guard;
+
+use super::File;
+use crate::error::Result;
+use crate::file_table::{FileBytes, FileTable};
+use crate::files::Shared;
+use crate::open_inodes::OpenInode;
+
+impl File {
+    /// Reads from `offset_bytes` on; how many bytes were read: fewer than asked for only at the end of the file. Holes read as
+    /// zeros.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// let mut bytes = [0; 100];
+    /// let got = files.open_file("/f")?.read_at(&mut bytes, 5)?;
+    /// assert_eq!(&bytes[..got], b"text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor), [`FsError::IsADirectory`](crate::FsError::IsADirectory),
+    /// [`FsError::Pool`](crate::FsError::Pool) if the media cannot be read.
+    pub fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<usize> {
+        self.check_reads()?;
+        self.files().shared.read_at(self.inode(), bytes, offset_bytes)
+    }
+
+    /// [`File::read_at`] into one buffer after the other.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::IoSliceMut;
+    ///
+    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// let (mut first, mut second) = ([0; 4], [0; 100]);
+    /// let mut buffers = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+    /// assert_eq!(files.open_file("/f")?.read_vectored_at(&mut buffers, 0)?, 9);
+    /// assert_eq!((&first, &second[..5]), (b"some", &b" text"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::read_at`].
+    pub fn read_vectored_at(
+        &self,
+        buffers: &mut [std::io::IoSliceMut<'_>],
+        offset_bytes: u64,
+    ) -> Result<usize> {
+        let mut done = 0;
+        for buffer in buffers.iter_mut() {
+            let got = self.read_at(buffer, offset_bytes.saturating_add(done as u64))?;
+            done += got;
+            if got < buffer.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Shared {
+    pub(crate) fn read_at(
+        &self,
+        open: &OpenInode,
+        bytes: &mut [u8],
+        offset_bytes: u64,
+    ) -> Result<usize> {
+        loop {
+            let (size_bytes, layout_version, table) = self.state(open)?;
+            let left = size_bytes.saturating_sub(offset_bytes);
+            let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let range = FileBytes { offset_bytes, len_bytes: len as u64 };
+            self.copy_out(&table, range, &mut bytes[..len])?;
+            // A change of the layout raises the version before any page can be given up.
+            if self.pool.layout_version(open.number) == layout_version {
+                return Ok(len);
+            }
+        }
+    }
+
+    /// Size, layout version, and the table of that version.
+    fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
+        let table = open.table();
+        if let Some(state) = self.pool.file_state(open.number)
+            && table.is_of(open.number, state.incarnation, state.layout_version)
+        {
+            return Ok((state.size_bytes, state.layout_version, table));
+        }
+        let (inode, _) = self.table(open)?;
+        let table = open.table();
+        match table.is_current(&inode) {
+            true => Ok((inode.size_bytes, inode.layout_version, table)),
+            // Another thread has a newer one already.
+            false => self.state(open),
+        }
+    }
+
+    fn copy_out(&self, table: &FileTable, range: FileBytes, bytes: &mut [u8]) -> Result<()> {
+        if let Some(place) = table.contiguous(range) {
+            return Ok(self.pool.load(place.offset_bytes, bytes)?);
+        }
+        for piece in table.pieces(range) {
+            let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
+            let target = &mut bytes[start..start + piece.file.len_bytes as usize];
+            match piece.pool {
+                Some(place) => self.pool.load(place.offset_bytes, target)?,
+                None => target.fill(0),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! An open file as `std::io` knows files: with a position.
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::File;
+
+// Relaxed: threads that share a position have to agree on who is next by other means.
+
+impl Read for &File {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let position = self.opened.position.load(Relaxed);
+        let got = self.read_at(bytes, position)?;
+        self.opened.position.store(position + got as u64, Relaxed);
+        Ok(got)
+    }
+}
+
+impl Write for &File {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let position = self.opened.position.load(Relaxed);
+        let end_bytes = self.write_somewhere(bytes, position)?;
+        self.opened.position.store(end_bytes, Relaxed);
+        Ok(bytes.len())
+    }
+
+    /// Nothing is held back: see [`File::sync_all`] for durability.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for &File {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let (base, distance) = match to {
+            SeekFrom::Start(position) => (position, 0),
+            SeekFrom::Current(distance) => (self.opened.position.load(Relaxed), distance),
+            SeekFrom::End(distance) => (self.metadata()?.len(), distance),
+        };
+        let position = base
+            .checked_add_signed(distance)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        self.opened.position.store(position, Relaxed);
+        Ok(position)
+    }
+}
+
+impl Read for File {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(bytes)
+    }
+}
+
+impl Write for File {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for File {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        (&*self).seek(to)
+    }
+}

@@ -1,0 +1,173 @@
+//! The stored form of a file table: read list by list, checked, and given back.
+//!
+//! What is read here may be anything that has a right checksum. A chain that goes in a circle is found after at most three times
+//! as many steps as it has slots (Brent's algorithm: remember a slot, and twice as many steps later remember another), without
+//! remembering all of them.
+
+use aquifer_pool::format::file::FileInode;
+use aquifer_pool::format::run::{MAX_PAGES, Run};
+use aquifer_pool::format::run_list::RunList;
+use aquifer_pool::{ChangeSlots, ReadSlots};
+
+use super::list::mapped_pages;
+use crate::error::{FsError, Result};
+
+pub(super) fn damaged(inode: u64, reason: impl ToString) -> FsError {
+    FsError::Damaged {
+        structure: format!("the file table of inode {inode}"),
+        reason: reason.to_string(),
+    }
+}
+
+fn read_list(slots: &impl ReadSlots, owner: u64, number: u64) -> Result<RunList> {
+    let list = RunList::decode(&slots.slot(number)?, number)
+        .map_err(|error| damaged(owner, format!("slot {number}: {error}")))?;
+    match list.owner == owner {
+        true => Ok(list),
+        false => Err(damaged(owner, format!("slot {number} belongs to inode {}", list.owner))),
+    }
+}
+
+/// The lists of a file behind its inode; nothing comes after an error.
+pub(super) struct Chain<'a, S> {
+    slots: &'a S,
+    owner: u64,
+    next: u64,
+    /// A slot that was passed, or 0.
+    remembered: u64,
+    steps: u64,
+    steps_until_next: u64,
+}
+
+impl<'a, S: ReadSlots> Chain<'a, S> {
+    pub fn new(inode: &FileInode, slots: &'a S) -> Chain<'a, S> {
+        Chain {
+            slots,
+            owner: inode.number,
+            next: inode.part,
+            remembered: 0,
+            steps: 0,
+            steps_until_next: 1,
+        }
+    }
+}
+
+impl<S: ReadSlots> Iterator for Chain<'_, S> {
+    type Item = Result<RunList>;
+
+    fn next(&mut self) -> Option<Result<RunList>> {
+        let number = std::mem::take(&mut self.next);
+        if number == 0 {
+            return None;
+        }
+        if number == self.remembered {
+            return Some(Err(damaged(self.owner, format!("slot {number} leads back to itself"))));
+        }
+        if self.steps == self.steps_until_next {
+            (self.remembered, self.steps) = (number, 0);
+            self.steps_until_next *= 2;
+        }
+        self.steps += 1;
+        let list = read_list(self.slots, self.owner, number);
+        if let Ok(list) = &list {
+            self.next = list.next;
+        }
+        Some(list)
+    }
+}
+
+/// Pages of a table, counted as it is read.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub pages: u64,
+    pub mapped_pages: u64,
+}
+
+impl Totals {
+    /// Adds the runs of a slot of this file.
+    pub fn add(&mut self, inode: u64, runs: &[Run]) -> Result<()> {
+        // No overflow: a slot has less than 64 runs, of less than 2^40 pages each.
+        self.pages += runs.iter().map(|run| run.pages).sum::<u64>();
+        self.mapped_pages += mapped_pages(runs);
+        match self.pages <= MAX_PAGES {
+            true => Ok(()),
+            false => Err(damaged(inode, "it has more pages than a file can have")),
+        }
+    }
+
+    /// Whether these are all pages of the file.
+    pub fn check(&self, inode: &FileInode) -> Result<()> {
+        // It also tells of a slot of the chain whose last change never reached the media.
+        match self.mapped_pages == inode.pages {
+            true => Ok(()),
+            false => Err(damaged(
+                inode.number,
+                format!(
+                    "its runs have {} pages, its inode says {}",
+                    self.mapped_pages, inode.pages
+                ),
+            )),
+        }
+    }
+}
+
+/// Looks at all that is stored of a file's table, whatever it is: `on_slot` is told each slot behind the inode that
+/// belongs to it, `on_run` each run, holes included, before the function returns what is wrong.
+///
+/// If the chain goes in a circle, slots are told several times.
+///
+/// # Errors
+/// [`FsError::Damaged`]: what is wrong first. What is behind it was not looked at.
+pub fn check(
+    inode: &FileInode,
+    slots: &impl ReadSlots,
+    mut on_slot: impl FnMut(u64),
+    mut on_run: impl FnMut(Run),
+) -> Result<()> {
+    let mut totals = Totals::default();
+    inode.runs.iter().for_each(|run| on_run(*run));
+    totals.add(inode.number, &inode.runs)?;
+    for list in Chain::new(inode, slots) {
+        let list = list?;
+        on_slot(list.number);
+        list.runs.iter().for_each(|run| on_run(*run));
+        totals.add(inode.number, &list.runs)?;
+    }
+    totals.check(inode)
+}
+
+/// Takes runs away from a file that is being removed, as many as may be freed in one transaction: whole slots' worth of runs,
+/// from the front, at most `max_runs` in all, but at least those of one slot. Nothing is left when `inode.part` is 0
+/// and `inode.runs` is empty.
+///
+/// Only the inode is to be put after that, not the next list: so a file of any number of runs is removed in steps that need
+/// neither its whole table nor a large transaction. What is left is *not* the file's content any more, because what comes after the
+/// runs that are gone moves to the front: nobody may have the file open.
+///
+/// Returns the runs that were removed, without holes.
+///
+/// # Errors
+/// [`FsError::Damaged`]; those of `slots`. Then the transaction must not be completed.
+pub fn give_back(
+    inode: &mut FileInode,
+    slots: &mut impl ChangeSlots,
+    max_runs: usize,
+) -> Result<Vec<Run>> {
+    let mut removed = std::mem::take(&mut inode.runs);
+    while inode.part != 0 {
+        // One that goes in a circle leads to a slot that is free by then.
+        let list = read_list(slots, inode.number, inode.part)?;
+        if !removed.is_empty() && removed.len() + list.runs.len() > max_runs {
+            break;
+        }
+        slots.give_back(list.number)?;
+        inode.part = list.next;
+        removed.extend(list.runs);
+    }
+    removed.retain(|run| !run.is_hole());
+    let left_pages = inode.pages.checked_sub(mapped_pages(&removed));
+    inode.pages = left_pages
+        .ok_or_else(|| damaged(inode.number, "its runs have more pages than its inode says"))?;
+    inode.layout_version = inode.layout_version.wrapping_add(1);
+    Ok(removed)
+}

@@ -1,0 +1,1062 @@
+//! The files of a pool, by path.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::{MetadataView, OpenOptions, Pool, Transaction};
+use aquifer_sys::credentials::Credentials;
+
+use crate::error::{FsError, Result};
+use crate::file::{File, FileOptions};
+use crate::metadata::Metadata;
+use crate::names::{Gone, Names, New};
+use crate::open_inodes::{OpenInode, OpenInodes};
+use crate::read_dir::ReadDir;
+use crate::walk::{self, Last, bytes_of, owned, walk};
+use crate::{attributes, walk as paths};
+
+/// The files of an open pool. Cheap to clone; can be shared between threads.
+///
+/// Paths begin at the root of the pool, with or without a slash. The methods are those of `std::fs`, with the same meaning; where
+/// Linux has more than that, the names say what it is called there. Permissions and owners are kept and not enforced: who can open the
+/// pool can do everything in it.
+///
+/// # Durability
+/// What a call has done is seen by all processes at once, and survives the death of any or all of them. A power cut can undo it
+/// until [`Files::sync`], or [`File::sync_all`] of the file or directory, has returned. It never leaves a part of one call, bytes of
+/// another file, or a later call without the ones before it.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use std::io::{Read, Write};
+///
+/// files.create_dir("/notes")?;
+/// files.create_file("/notes/today")?.write_all(b"begun")?;
+/// let mut text = String::new();
+/// files.open_file("/notes/today")?.read_to_string(&mut text)?;
+/// assert_eq!(text, "begun");
+/// files.sync()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Files {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub pool: Pool,
+    pub opened: OpenInodes,
+    /// Bits that new files do not get.
+    umask: u32,
+    /// Whose new files are.
+    owner: Credentials,
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Files").field("pool", &self.shared.pool).finish_non_exhaustive()
+    }
+}
+
+/// Nanoseconds since 1970, by the clock that file systems use: it ticks every few milliseconds.
+pub(crate) fn now_ns() -> i64 {
+    aquifer_sys::clock::coarse_ns()
+}
+
+/// A time as inodes have it: years 1677 to 2262, what is outside at the end that is nearer.
+pub(crate) fn to_ns(time: SystemTime) -> i64 {
+    let ns = |since: Duration| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => ns(since),
+        Err(before) => ns(before.duration()).saturating_neg(),
+    }
+}
+
+/// How a name is moved.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::{FsError, RenameMode};
+///
+/// files.create_dir("/one")?;
+/// files.create_file("/two")?;
+/// let refused = files.rename_with("/one", "/two", RenameMode::NoReplace);
+/// assert!(matches!(refused, Err(FsError::Exists { .. })));
+/// files.rename_with("/one", "/two", RenameMode::Exchange)?;
+/// assert!(files.metadata("/two")?.is_dir());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RenameMode {
+    /// What has the new name is replaced, if it can be.
+    #[default]
+    Replace,
+    /// Nothing may have the new name.
+    NoReplace,
+    /// Both names are there, and are exchanged.
+    Exchange,
+}
+
+/// How much room a pool has for files: as `statfs` says it.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// let before = files.space()?;
+/// files.create_file("/f")?.write_at(&[1; 8192], 0)?;
+/// let after = files.space()?;
+/// assert_eq!(before.free_bytes - after.free_bytes, 8192);
+/// assert_eq!(before.free_slots - after.free_slots, 2); // an inode, and a node for its name
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Space {
+    /// Bytes for content, used or not.
+    pub total_bytes: u64,
+    /// Bytes that are free. Some may be so only after the next checkpoint.
+    pub free_bytes: u64,
+    /// The longest contiguous range of them.
+    pub largest_free_bytes: u64,
+    /// Slots for inodes and what belongs to them, used or not.
+    pub total_slots: u64,
+    /// Slots that are free.
+    pub free_slots: u64,
+}
+
+impl Files {
+    /// The files of a pool. New ones are of the user and group that the process acts as now, and get permissions less the umask
+    /// that it has now.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Files;
+    /// use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+    ///
+    /// let path = directory.path().join("new.pool");
+    /// let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+    /// let files = Files::new(pool);
+    /// assert!(files.metadata("/")?.is_dir());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(pool: Pool) -> Files {
+        let umask = aquifer_sys::credentials::umask();
+        let owner = aquifer_sys::credentials::effective();
+        let opened = OpenInodes::default();
+        let files = Files { shared: Arc::new(Shared { pool, opened, umask, owner }) };
+        if files.shared.pool.is_writable() {
+            files.shared.reap_orphans();
+        }
+        files
+    }
+
+    /// Opens a pool for its files.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Files;
+    /// use aquifer_pool::OpenOptions;
+    ///
+    /// let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    /// let reader = Files::open(&path, &read_only)?; // beside those who write
+    /// files.create_file("/f")?;
+    /// assert!(reader.exists("/f")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pool::open`].
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Files> {
+        Ok(Files::new(Pool::open(path, options)?))
+    }
+
+    /// The pool.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.pool().checkpoint()?;
+    /// assert_eq!(files.pool().info()?.directories, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pool(&self) -> &Pool {
+        &self.shared.pool
+    }
+
+    /// Opens a file for reading.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::Read;
+    ///
+    /// files.create_file("/f")?.write_at(b"text", 0)?;
+    /// let mut text = String::new();
+    /// files.open_file("/f")?.read_to_string(&mut text)?; // as with `std::fs::File::open`
+    /// assert_eq!(text, "text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::IsADirectory`], and others of the path.
+    pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, &FileOptions::new().read(true))
+    }
+
+    /// Opens a file for writing; makes it if there is none, empties it if there is one.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::io::Write;
+    ///
+    /// files.create_file("/f")?.write_all(b"a long text")?;
+    /// files.create_file("/f")?.write_all(b"a short one")?; // as with `std::fs::File::create`
+    /// assert_eq!(files.metadata("/f")?.len(), 11);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::open_file`]; [`FsError::Pool`] if the pool is full or opened for reading.
+    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, &FileOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// Opens a file, or a directory for reading, as the options say.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::{FileOptions, FsError};
+    ///
+    /// let new = FileOptions::new().write(true).create_new(true).permissions(0o600);
+    /// files.open_with("/f", &new)?.write_at(b"text", 0)?;
+    /// assert!(matches!(files.open_with("/f", &new), Err(FsError::Exists { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::create_file`]; [`FsError::Exists`] for `create_new`.
+    pub fn open_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
+        let path = bytes_of(path.as_ref());
+        options.check(path)?;
+        loop {
+            let inode = match options.makes() {
+                false => self.shared.look_up(path, options.last())?,
+                true => self.open_or_make(path, options)?,
+            };
+            // If it is removed in this moment, the path leads to something else, or to nothing.
+            if let Some(file) = self.open_found(path, &inode, options)? {
+                return Ok(file);
+            }
+        }
+    }
+
+    fn open_found(
+        &self,
+        path: &[u8],
+        inode: &FileInode,
+        options: &FileOptions,
+    ) -> Result<Option<File>> {
+        let is_directory = inode.kind == FileKind::Directory;
+        if is_directory && options.writes() {
+            return Err(FsError::IsADirectory { path: owned(path) });
+        }
+        if inode.kind == FileKind::Link {
+            return Err(FsError::LinkLoop { path: owned(path) });
+        }
+        if inode.is_immutable && options.writes() {
+            return Err(FsError::Immutable { path: owned(path) });
+        }
+        let Some(opened) = self.shared.open_inode(inode)? else { return Ok(None) };
+        let file = File::new(self.clone(), opened, options);
+        let is_empty = inode.size_bytes == 0 && inode.pages == 0;
+        if options.truncates() && !is_directory && !is_empty {
+            file.set_len(0)?;
+        }
+        Ok(Some(file))
+    }
+
+    fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<FileInode> {
+        let mode = options.mode() & !self.shared.umask;
+        self.shared.change(|names| {
+            let place = walk(names.slots, path, options.last())?;
+            if place.wants_directory && !place.name.is_empty() {
+                return Err(FsError::IsADirectory { path: owned(path) });
+            }
+            match place.found {
+                Some(_) if options.makes_new() => Err(FsError::Exists { path: owned(path) }),
+                Some(_) => walk::referred(names.slots, place.referent(path)?),
+                None => names.make(&place, path, self.new_of(FileKind::File, mode, &[])),
+            }
+        })
+    }
+
+    fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
+        let owner = self.shared.owner;
+        // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
+        let seed = match kind {
+            FileKind::Directory => aquifer_sys::random::next_u64().unwrap_or(now_ns() as u64),
+            _ => 0,
+        };
+        New { kind, mode, uid: owner.uid, gid: owner.gid, target, seed }
+    }
+
+    /// What a path leads to; symbolic links are followed.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?.write_at(b"text", 0)?;
+    /// files.symlink("f", "/link")?;
+    /// assert_eq!(files.metadata("/link")?.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], and others of the path.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        let inode = self.shared.look_up(bytes_of(path.as_ref()), Last::Follow)?;
+        Ok(Metadata::of(inode))
+    }
+
+    /// As [`Files::metadata`], of a symbolic link itself if the path leads to one.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.symlink("elsewhere", "/link")?;
+    /// assert!(files.symlink_metadata("/link")?.is_symlink());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::metadata`].
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        let inode = self.shared.look_up(bytes_of(path.as_ref()), Last::Keep)?;
+        Ok(Metadata::of(inode))
+    }
+
+    /// Whether something is at a path, symbolic links followed.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// assert!(!files.exists("/f")?);
+    /// files.create_file("/f")?;
+    /// assert!(files.exists("/f")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::metadata`], without [`FsError::NotFound`].
+    pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(FsError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a directory.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// assert_eq!(files.create_dir("/d").unwrap_err().errno(), libc::EEXIST);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotFound`] if the directory that it is to be in is not there, [`FsError::Pool`].
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.make(bytes_of(path.as_ref()), FileKind::Directory, 0o777, &[]).map(drop)
+    }
+
+    /// Makes a directory and all that it is to be in. It is no error if it is there.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir_all("/a/b/c")?;
+    /// files.create_dir_all("/a/b")?;
+    /// assert!(files.metadata("/a/b/c")?.is_dir());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::create_dir`]; [`FsError::NotADirectory`], [`FsError::Exists`] if something else is in the way.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        match self.create_dir(path) {
+            Err(FsError::NotFound { .. }) => {}
+            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => return Ok(()),
+            outcome => return outcome,
+        }
+        match path.parent() {
+            Some(parent) => self.create_dir_all(parent)?,
+            None => return Err(FsError::NotFound { path: path.to_owned() }),
+        }
+        match self.create_dir(path) {
+            // Somebody else was faster.
+            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn make(&self, path: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Result<FileInode> {
+        let mode = match kind {
+            FileKind::Link => mode,
+            _ => mode & !self.shared.umask,
+        };
+        let new = self.new_of(kind, mode, target);
+        self.shared.change(|names| {
+            let place = walk(names.slots, path, Last::Name)?;
+            names.make(&place, path, new)
+        })
+    }
+
+    /// Makes a symbolic link at `link` that leads to `target`, which need not be there.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// files.create_file("/d/f")?;
+    /// files.symlink("d/f", "/link")?; // from the directory of the link on
+    /// assert!(files.metadata("/link")?.is_file());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotFound`], [`FsError::Pool`].
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let target = bytes_of(target.as_ref());
+        paths::check(target)?;
+        self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777, target).map(drop)
+    }
+
+    /// Makes another name of a file or of a symbolic link.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/one")?;
+    /// files.hard_link("/one", "/two")?;
+    /// files.remove_file("/one")?;
+    /// assert_eq!(files.metadata("/two")?.links(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::DirectoryLink`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let (from, to) = (bytes_of(original.as_ref()), bytes_of(link.as_ref()));
+        self.shared.change(|names| names.link(from, to))
+    }
+
+    /// Where a symbolic link leads.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.symlink("no/such/file", "/link")?;
+    /// assert_eq!(files.read_link("/link")?.to_str(), Some("no/such/file"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotALink`], [`FsError::NotFound`].
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        let path = bytes_of(path.as_ref());
+        self.shared.look(|slots| {
+            let found = walk(slots, path, Last::Keep)?.referent(path)?;
+            match found.kind {
+                FileKind::Link => {
+                    let inode = walk::referred(slots, found)?;
+                    paths::target(slots, &inode).map(|target| owned(&target))
+                }
+                _ => Err(FsError::NotALink { path: owned(path) }),
+            }
+        })
+    }
+
+    /// Removes the name of a file or of a symbolic link. Who has the file open goes on with it.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// files.remove_file("/f")?;
+    /// assert_eq!(file.metadata()?.links(), 0); // it is there as long as it is open
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::IsADirectory`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes_of(path.as_ref());
+        let gone = self.shared.change(|names| names.unlink(path))?;
+        self.shared.after(gone)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// files.create_dir_all("/d/e")?;
+    /// assert!(matches!(files.remove_dir("/d"), Err(FsError::NotEmpty { .. })));
+    /// files.remove_dir("/d/e")?;
+    /// files.remove_dir("/d")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`], [`FsError::Pool`].
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes_of(path.as_ref());
+        self.shared.change(|names| names.remove_directory(path))
+    }
+
+    /// Removes a directory and all that is in it; symbolic links are not followed. What others make there meanwhile
+    /// may be left, and is an error then.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir_all("/d/e/f")?;
+    /// files.remove_dir_all("/d")?;
+    /// assert!(!files.exists("/d")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::remove_dir`] and [`Files::remove_file`].
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let mut path = path.as_ref().to_owned();
+        if !self.symlink_metadata(&path)?.is_dir() {
+            return Err(FsError::NotADirectory { path });
+        }
+        // Without recursion: a tree can be deeper than a stack.
+        let mut above = vec![self.read_dir(&path)?];
+        while let Some(entries) = above.last_mut() {
+            match entries.next() {
+                Some(entry) => {
+                    let entry = entry?;
+                    path.push(entry.file_name());
+                    match entry.kind() {
+                        FileKind::Directory => {
+                            above.push(self.read_dir(&path)?);
+                            continue;
+                        }
+                        _ => missing_is_fine(self.remove_file(&path))?,
+                    }
+                }
+                None => {
+                    missing_is_fine(self.remove_dir(&path))?;
+                    above.pop();
+                }
+            }
+            path.pop();
+        }
+        Ok(())
+    }
+
+    /// Moves a name. What has the new one is replaced, all at once: at any moment, also after a crash, the new name
+    /// leads to the one or to the other.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/new")?.write_at(b"new", 0)?;
+    /// files.create_file("/current")?.write_at(b"of yesterday", 0)?;
+    /// files.rename("/new", "/current")?;
+    /// assert_eq!(files.metadata("/current")?.len(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`], [`FsError::NotADirectory`],
+    /// [`FsError::IntoItself`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        self.rename_with(from, to, RenameMode::Replace)
+    }
+
+    /// [`Files::rename`], or one of the other ways of `renameat2`.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::RenameMode;
+    ///
+    /// files.create_dir("/v1")?;
+    /// files.create_dir("/v2")?;
+    /// files.create_file("/v2/f")?;
+    /// files.rename_with("/v1", "/v2", RenameMode::Exchange)?;
+    /// assert!(files.exists("/v1/f")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`].
+    pub fn rename_with(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        mode: RenameMode,
+    ) -> Result<()> {
+        let (from, to) = (bytes_of(from.as_ref()), bytes_of(to.as_ref()));
+        let gone = self.shared.change(|names| match mode {
+            RenameMode::Exchange => names.exchange(from, to).map(|()| Gone::Linked),
+            _ => names.rename(from, to, mode == RenameMode::Replace),
+        })?;
+        self.shared.after(gone)
+    }
+
+    /// The names in a directory, in no particular order, without `.` and `..`. A name that is there all the time is found
+    /// exactly once, whatever happens to others meanwhile.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/one")?;
+    /// files.create_dir("/two")?;
+    /// let names: Result<Vec<_>, _> =
+    ///     files.read_dir("/")?.map(|entry| entry.map(|entry| entry.into_file_name())).collect();
+    /// let mut names = names?;
+    /// names.sort();
+    /// assert_eq!(names, ["one", "two"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`].
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
+        let path = path.as_ref();
+        let inode = self.shared.look_up(bytes_of(path), Last::Follow)?;
+        match inode.kind {
+            FileKind::Directory => Ok(ReadDir::new(self.clone(), path.to_owned(), &inode)),
+            _ => Err(FsError::NotADirectory { path: path.to_owned() }),
+        }
+    }
+
+    /// Changes the permissions: the lowest 12 bits of `mode`, as `chmod` has them.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_permissions("/f", 0o640)?;
+    /// assert_eq!(files.metadata("/f")?.mode(), 0o640);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        self.set(path.as_ref(), Last::Follow, |inode| inode.mode = mode & 0o7777)
+    }
+
+    /// Changes user and group; `None` leaves one as it is. Of a symbolic link itself if the path leads to one.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_owner("/f", Some(1000), None)?;
+    /// assert_eq!(files.metadata("/f")?.uid(), 1000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::set_permissions`].
+    pub fn set_owner(
+        &self,
+        path: impl AsRef<Path>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> Result<()> {
+        self.set(path.as_ref(), Last::Keep, |inode| {
+            inode.uid = uid.unwrap_or(inode.uid);
+            inode.gid = gid.unwrap_or(inode.gid);
+        })
+    }
+
+    /// Changes the times of the last access and of the last change of content; `None` leaves one as it is. Of a symbolic link itself
+    /// if the path leads to one.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::time::SystemTime;
+    ///
+    /// files.create_file("/f")?;
+    /// files.set_times("/f", None, Some(SystemTime::UNIX_EPOCH))?;
+    /// assert_eq!(files.metadata("/f")?.modified(), SystemTime::UNIX_EPOCH);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::set_permissions`].
+    pub fn set_times(
+        &self,
+        path: impl AsRef<Path>,
+        accessed: Option<SystemTime>,
+        modified: Option<SystemTime>,
+    ) -> Result<()> {
+        self.set(path.as_ref(), Last::Keep, |inode| {
+            inode.accessed_ns = accessed.map_or(inode.accessed_ns, to_ns);
+            inode.modified_ns = modified.map_or(inode.modified_ns, to_ns);
+        })
+    }
+
+    /// Makes a file immutable, or changeable again: as long as it is immutable, nobody can change its content, its attributes or
+    /// its names, and its bytes can be had as a slice.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// files.create_file("/f")?;
+    /// files.set_immutable("/f", true)?;
+    /// assert!(matches!(files.remove_file("/f"), Err(FsError::Immutable { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::InUse`] if somebody has a view of it, or has it open for writing, [`FsError::Pool`].
+    pub fn set_immutable(&self, path: impl AsRef<Path>, is_immutable: bool) -> Result<()> {
+        let path = bytes_of(path.as_ref());
+        self.shared.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            let mut inode = walk::referred(names.slots, found)?;
+            if inode.is_immutable != is_immutable {
+                if names.slots.is_open(found.inode) {
+                    return Err(FsError::InUse { path: owned(path) });
+                }
+                inode.is_immutable = is_immutable;
+                inode.changed_ns = names.now_ns;
+                names.put(&inode)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn set(&self, path: &Path, last: Last, set: impl Fn(&mut FileInode)) -> Result<()> {
+        let path = bytes_of(path);
+        self.shared.change(|names| {
+            let found = walk(names.slots, path, last)?.referent(path)?;
+            let mut inode = walk::referred(names.slots, found)?;
+            if inode.is_immutable {
+                return Err(FsError::Immutable { path: owned(path) });
+            }
+            set(&mut inode);
+            inode.changed_ns = names.now_ns;
+            names.put(&inode)
+        })
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", Default::default())?;
+    /// assert_eq!(files.attribute("/f", "user.colour")?, b"green");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::NotFound`].
+    pub fn attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        attributes::check_length(name.as_ref())?;
+        let path = bytes_of(path.as_ref());
+        self.shared.look(|slots| {
+            let found = walk(slots, path, Last::Follow)?.referent(path)?;
+            attributes::get(&walk::referred(slots, found)?, slots, name.as_ref())
+        })
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", Default::default())?;
+    /// assert_eq!(files.attributes("/f")?, [b"user.colour"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`].
+    pub fn attributes(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
+        let path = bytes_of(path.as_ref());
+        self.shared.look(|slots| {
+            let found = walk(slots, path, Last::Follow)?.referent(path)?;
+            attributes::list(&walk::referred(slots, found)?, slots)
+        })
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::{FsError, SetMode};
+    ///
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", SetMode::Create)?;
+    /// let again = files.set_attribute("/f", "user.colour", "red", SetMode::Create);
+    /// assert!(matches!(again, Err(FsError::AttributeExists { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of its name and value; [`FsError::AttributeExists`] and [`FsError::NoAttribute`] as `mode` says;
+    /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn set_attribute(
+        &self,
+        path: impl AsRef<Path>,
+        name: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        mode: attributes::SetMode,
+    ) -> Result<()> {
+        let (name, value) = (name.as_ref(), value.as_ref());
+        attributes::check_length(name)?;
+        self.change_attributes(path.as_ref(), |inode, slots| {
+            attributes::set(inode, slots, name, value, mode)
+        })
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// files.set_attribute("/f", "user.colour", "green", Default::default())?;
+    /// files.remove_attribute("/f", "user.colour")?;
+    /// assert!(files.attributes("/f")?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn remove_attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
+        let name = name.as_ref();
+        attributes::check_length(name)?;
+        self.change_attributes(path.as_ref(), |inode, slots| attributes::remove(inode, slots, name))
+    }
+
+    fn change_attributes(
+        &self,
+        path: &Path,
+        change: impl Fn(&mut FileInode, &mut Transaction<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let path = bytes_of(path);
+        self.shared.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            let mut inode = walk::referred(names.slots, found)?;
+            if inode.is_immutable {
+                return Err(FsError::Immutable { path: owned(path) });
+            }
+            change(&mut inode, names.slots)?;
+            inode.changed_ns = names.now_ns;
+            names.put(&inode)
+        })
+    }
+
+    /// How much room there is.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let space = files.space()?;
+    /// assert!(space.largest_free_bytes <= space.free_bytes && space.free_bytes <= space.total_bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Pool`].
+    pub fn space(&self) -> Result<Space> {
+        const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
+        let info = self.shared.pool.info()?;
+        Ok(Space {
+            total_bytes: info.layout.data().len_bytes,
+            free_bytes: info.free_pages * PAGE_BYTES,
+            largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
+            total_slots: info.layout.slots(),
+            free_slots: info.free_slots,
+        })
+    }
+
+    /// Makes everything durable that was done in the pool before, by any process.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// files.sync()?; // a power cut leaves it from here on
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Pool`]; the pool is read-only from then on.
+    pub fn sync(&self) -> Result<()> {
+        self.shared.sync_all()
+    }
+}
+
+fn missing_is_fine(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(FsError::NotFound { .. }) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+impl Shared {
+    /// Looks at the metadata as of one moment.
+    pub fn look<T>(&self, mut look: impl FnMut(&MetadataView<'_>) -> Result<T>) -> Result<T> {
+        self.pool.look(|slots| look(slots))?
+    }
+
+    /// The inode that a path leads to.
+    fn look_up(&self, path: &[u8], last: Last) -> Result<FileInode> {
+        self.look(|slots| {
+            let found = walk(slots, path, last)?.referent(path)?;
+            walk::referred(slots, found)
+        })
+    }
+
+    /// Changes names in one transaction.
+    pub fn change<T>(
+        &self,
+        mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
+    ) -> Result<T> {
+        let now_ns = now_ns();
+        self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
+    }
+
+    /// An inode that was just looked up, open; `None` if it was removed since.
+    fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
+        let open = self.opened.open(inode, || self.pool.pin_open(inode.number))?;
+        // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
+        let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
+        // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
+        let was_linked = |now: &FileInode| now.links > 0 || inode.links == 0;
+        let is_there =
+            now.is_some_and(|now| now.incarnation == inode.incarnation && was_linked(&now));
+        Ok(is_there.then_some(open))
+    }
+
+    /// What is left to do after a name is gone.
+    fn after(&self, gone: Gone) -> Result<()> {
+        match gone {
+            Gone::Orphan(number) => self.reap(number),
+            Gone::Linked => Ok(()),
+        }
+    }
+
+    /// Frees an inode without links if no process has it open, in as many transactions as it takes.
+    pub fn reap(&self, number: u64) -> Result<()> {
+        let reap = |names: &mut Names<'_, Transaction<'_>>| match names.slots.is_open(number) {
+            true => Ok(true),
+            false => names.reap(number),
+        };
+        while !self.change(reap)? {}
+        Ok(())
+    }
+
+    /// Frees what processes that died had open when its last name was removed.
+    fn reap_orphans(&self) {
+        for number in self.pool.orphans().unwrap_or_default() {
+            // What fails now is tried again when the pool is opened the next time.
+            let _ = self.reap(number);
+        }
+    }
+
+    pub fn sync_all(&self) -> Result<()> {
+        self.pool.sync_data()?;
+        Ok(self.pool.sync()?)
+    }
+}

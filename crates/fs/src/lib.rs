@@ -1,0 +1,37 @@
+//! Files in a pool: a file system in user space that many processes share.
+//!
+//! ```text
+//!    Files                      open, create, rename, remove, …          POSIX names and semantics
+//!      │
+//!    tree     file    view      names → inodes;  bytes → pages;  pages → pointers
+//!      │        │
+//!   directory  file_table  byte_chain ── attributes
+//!                                          structures over slots, each written against two traits
+//!      │
+//!   aquifer_pool                           transactions, log, image, pages
+//! ```
+//!
+//! All metadata is slots of 512 bytes (`aquifer_pool::format::slot`). A change of names or sizes is one transaction of the pool: others see
+//! it wholly or not at all, and it survives the death of any process at once; [`sync`](#) calls make it durable.
+
+pub mod attributes;
+pub mod byte_chain;
+pub mod check;
+pub mod directory;
+mod error;
+mod file;
+pub mod file_table;
+mod files;
+mod metadata;
+mod names;
+mod open_inodes;
+mod read_dir;
+mod walk;
+
+pub use aquifer_pool::format::file::FileKind;
+pub use attributes::SetMode;
+pub use error::{FsError, Result};
+pub use file::{Allocate, File, FileOptions};
+pub use files::{Files, RenameMode, Space};
+pub use metadata::Metadata;
+pub use read_dir::{DirEntry, ReadDir};

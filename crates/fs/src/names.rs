@@ -1,0 +1,479 @@
+//! Names: making, linking, moving and removing them, inside one transaction each.
+//!
+//! # What holds between transactions
+//! * A directory has as many `entries` as its tree has names, and 2 links and one for each directory in it; its `parent` is
+//!   the directory that its one name is in.
+//! * Any other inode has as many links as names lead to it. One without links has no name: it is in use as long as somebody has it
+//!   open, and is *reaped* after that.
+//! * A name has the kind of its inode.
+
+use aquifer_pool::ChangeSlots;
+use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
+use aquifer_pool::format::inode::Inode;
+
+use crate::directory::{Referent, Tree};
+use crate::error::{FsError, Result};
+use crate::walk::{self, Last, Place, owned, walk};
+use crate::{attributes, byte_chain, file_table};
+
+/// More names than that cannot lead to one inode.
+pub(crate) const MAX_LINKS: u32 = 1 << 30;
+/// A file with no more runs than this is removed in the transaction that removes its name.
+const REAPED_AT_ONCE_RUNS: usize = 512;
+
+/// Where a repair gives names to what has lost its own.
+pub(crate) const LOST_AND_FOUND: &[u8] = b"/lost+found";
+
+/// What is to be made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct New<'a> {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Of a symbolic link.
+    pub target: &'a [u8],
+    /// Random: of the hashes in a directory.
+    pub seed: u64,
+}
+
+/// What becomes of an inode whose last name is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// It has other names.
+    Linked,
+    /// It is without links: to be reaped when nobody has it open. Not by the same transaction: who opens it now may have seen it with a
+    /// link, and be about to say that it is open.
+    Orphan(u64),
+}
+
+/// A change of names: the slots it is made in, and when.
+pub(crate) struct Names<'s, S> {
+    pub slots: &'s mut S,
+    pub now_ns: i64,
+}
+
+fn tree_of(directory: &FileInode) -> Tree {
+    Tree { owner: directory.number, seed: directory.seed, root: directory.part }
+}
+
+impl<S: ChangeSlots> Names<'_, S> {
+    pub fn inode(&self, number: u64) -> Result<FileInode> {
+        walk::inode(self.slots, number)
+    }
+
+    pub fn put(&mut self, inode: &FileInode) -> Result<()> {
+        let bytes = inode.encode().map_err(|error| FsError::Damaged {
+            structure: format!("inode {}", inode.number),
+            reason: error.to_string(),
+        })?;
+        self.slots.put(inode.number, bytes);
+        Ok(())
+    }
+
+    /// The directory that a place is in, to be changed.
+    fn directory_of(&self, place: &Place<'_>, path: &[u8]) -> Result<FileInode> {
+        let directory = self.inode(place.directory)?;
+        if directory.kind != FileKind::Directory || directory.links == 0 {
+            return Err(FsError::NotFound { path: owned(path) });
+        }
+        match directory.is_immutable {
+            true => Err(FsError::Immutable { path: owned(path) }),
+            false => Ok(directory),
+        }
+    }
+
+    /// Adds a name to a directory, which the caller puts.
+    fn add_name(
+        &mut self,
+        directory: &mut FileInode,
+        name: &[u8],
+        referent: Referent,
+        path: &[u8],
+    ) -> Result<()> {
+        let mut tree = tree_of(directory);
+        tree.insert(self.slots, name, referent).map_err(|error| error.at(path))?;
+        directory.part = tree.root;
+        directory.entries += 1;
+        if referent.kind == FileKind::Directory {
+            if directory.links >= MAX_LINKS {
+                return Err(FsError::TooManyLinks { path: owned(path) });
+            }
+            directory.links += 1;
+        }
+        self.stamp(directory);
+        Ok(())
+    }
+
+    /// Takes a name out of a directory, which the caller puts.
+    fn take_name(&mut self, directory: &mut FileInode, name: &[u8], path: &[u8]) -> Result<()> {
+        let mut tree = tree_of(directory);
+        let removed = tree.remove(self.slots, name)?;
+        let removed = removed.ok_or_else(|| FsError::NotFound { path: owned(path) })?;
+        directory.part = tree.root;
+        directory.entries = directory.entries.saturating_sub(1);
+        if removed.kind == FileKind::Directory {
+            directory.links = directory.links.saturating_sub(1);
+        }
+        self.stamp(directory);
+        Ok(())
+    }
+
+    fn stamp(&self, inode: &mut FileInode) {
+        inode.modified_ns = self.now_ns;
+        inode.changed_ns = self.now_ns;
+    }
+
+    /// Makes something at a place where there is nothing.
+    pub fn make(&mut self, place: &Place<'_>, path: &[u8], new: New<'_>) -> Result<FileInode> {
+        place.check_name(path)?;
+        if place.found.is_some() {
+            return Err(FsError::Exists { path: owned(path) });
+        }
+        if place.wants_directory && new.kind != FileKind::Directory {
+            return Err(FsError::NotFound { path: owned(path) });
+        }
+        let mut directory = self.directory_of(place, path)?;
+        let number = self.slots.take_slot()?;
+        let before = Inode::decode(&self.slots.slot(number)?, number);
+        let incarnation = before.map_or(0, |before| before.incarnation).wrapping_add(1);
+        let mut inode = FileInode {
+            mode: new.mode & 0o7777,
+            uid: new.uid,
+            gid: new.gid,
+            links: if new.kind == FileKind::Directory { 2 } else { 1 },
+            created_ns: self.now_ns,
+            changed_ns: self.now_ns,
+            modified_ns: self.now_ns,
+            accessed_ns: self.now_ns,
+            ..FileInode::new(new.kind, number, incarnation)
+        };
+        match new.kind {
+            FileKind::Directory => (inode.parent, inode.seed) = (directory.number, new.seed),
+            FileKind::Link => {
+                inode.size_bytes = new.target.len() as u64;
+                match new.target.len() <= INLINE_TARGET_BYTES {
+                    true => inode.target = new.target.to_vec(),
+                    false => inode.part = byte_chain::replace(self.slots, number, 0, new.target)?,
+                }
+            }
+            _ => {}
+        }
+        self.put(&inode)?;
+        let referent = Referent { inode: number, kind: new.kind };
+        self.add_name(&mut directory, &place.name, referent, path)?;
+        self.put(&directory)?;
+        Ok(inode)
+    }
+
+    /// Makes another name of a file.
+    pub fn link(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
+        let source = walk(self.slots, from, Last::Keep)?.referent(from)?;
+        let place = walk(self.slots, to, Last::Name)?;
+        place.check_name(to)?;
+        if place.found.is_some() {
+            return Err(FsError::Exists { path: owned(to) });
+        }
+        if place.wants_directory {
+            return Err(FsError::NotFound { path: owned(to) });
+        }
+        if source.kind == FileKind::Directory {
+            return Err(FsError::DirectoryLink { path: owned(from) });
+        }
+        let mut inode = self.inode(source.inode)?;
+        if inode.links >= MAX_LINKS {
+            return Err(FsError::TooManyLinks { path: owned(from) });
+        }
+        inode.links += 1;
+        inode.changed_ns = self.now_ns;
+        self.put(&inode)?;
+        let mut directory = self.directory_of(&place, to)?;
+        self.add_name(&mut directory, &place.name, source, to)?;
+        self.put(&directory)
+    }
+
+    /// Removes the name of a file or a symbolic link.
+    pub fn unlink(&mut self, path: &[u8]) -> Result<Gone> {
+        let place = walk(self.slots, path, Last::Name)?;
+        let found = place.referent(path)?;
+        if found.kind == FileKind::Directory {
+            return Err(FsError::IsADirectory { path: owned(path) });
+        }
+        let mut directory = self.directory_of(&place, path)?;
+        self.take_name(&mut directory, &place.name, path)?;
+        self.put(&directory)?;
+        self.drop_link(found.inode, path)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&mut self, path: &[u8]) -> Result<()> {
+        let place = walk(self.slots, path, Last::Name)?;
+        if place.name.is_empty() {
+            return Err(not_removable(path));
+        }
+        let found = place.named(path)?;
+        if found.kind != FileKind::Directory {
+            return Err(FsError::NotADirectory { path: owned(path) });
+        }
+        self.check_removable(found.inode, path)?;
+        let mut directory = self.directory_of(&place, path)?;
+        self.take_name(&mut directory, &place.name, path)?;
+        self.put(&directory)?;
+        self.free_directory(found.inode)
+    }
+
+    fn check_removable(&self, number: u64, path: &[u8]) -> Result<()> {
+        let inode = self.inode(number)?;
+        if inode.entries != 0 {
+            return Err(FsError::NotEmpty { path: owned(path) });
+        }
+        match inode.is_immutable {
+            true => Err(FsError::Immutable { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+
+    /// Directories are not kept for those who have them open: these have nothing to read any more.
+    fn free_directory(&mut self, number: u64) -> Result<()> {
+        let mut inode = self.inode(number)?;
+        attributes::give_back(&mut inode, self.slots)?;
+        Ok(self.slots.give_back(number)?)
+    }
+
+    /// Notes that a name of a file or symbolic link is gone.
+    fn drop_link(&mut self, number: u64, path: &[u8]) -> Result<Gone> {
+        let mut inode = self.inode(number)?;
+        if inode.is_immutable {
+            return Err(FsError::Immutable { path: owned(path) });
+        }
+        inode.links = inode.links.checked_sub(1).ok_or_else(|| FsError::Damaged {
+            structure: format!("inode {number}"),
+            reason: "it has fewer links than names".to_owned(),
+        })?;
+        inode.changed_ns = self.now_ns;
+        self.put(&inode)?;
+        Ok(match inode.links {
+            0 => Gone::Orphan(number),
+            _ => Gone::Linked,
+        })
+    }
+
+    /// Frees what an inode without links has; whether that was all of it. A part of it only, if it is very much: then the next
+    /// transaction goes on.
+    pub fn reap(&mut self, number: u64) -> Result<bool> {
+        // Another process may have been faster, and the number may be something else's by now.
+        let Ok(mut inode) = self.inode(number) else { return Ok(true) };
+        if inode.links > 0 {
+            return Ok(true);
+        }
+        if inode.kind == FileKind::File {
+            file_table::give_back(&mut inode, self.slots, REAPED_AT_ONCE_RUNS)?;
+            if inode.part != 0 {
+                self.put(&inode)?;
+                return Ok(false);
+            }
+        }
+        if inode.kind == FileKind::Link && inode.part != 0 {
+            byte_chain::give_back(self.slots, number, inode.part)?;
+        }
+        attributes::give_back(&mut inode, self.slots)?;
+        self.slots.give_back(number)?;
+        Ok(true)
+    }
+
+    /// Moves a name. What had the new one is replaced.
+    pub fn rename(&mut self, from: &[u8], to: &[u8], may_replace: bool) -> Result<Gone> {
+        let (source, moved, target) = self.both_names(from, to, may_replace)?;
+        target.check_name(to)?;
+        if target.found.is_some() && !may_replace {
+            return Err(FsError::Exists { path: owned(to) });
+        }
+        source.check_slash(moved, from)?;
+        target.check_slash(moved, to)?;
+        self.check_not_inside(target.directory, moved, to)?;
+        let mut gone = Gone::Linked;
+        if let Some(replaced) = target.found {
+            if self.is_inside(source.directory, replaced)? {
+                return Err(FsError::NotEmpty { path: owned(to) });
+            }
+            if replaced.inode == moved.inode {
+                // Two names of one file: POSIX wants nothing to happen.
+                return Ok(Gone::Linked);
+            }
+            match (moved.kind == FileKind::Directory, replaced.kind == FileKind::Directory) {
+                (true, true) => self.check_removable(replaced.inode, to)?,
+                (true, false) => return Err(FsError::NotADirectory { path: owned(to) }),
+                (false, true) => return Err(FsError::IsADirectory { path: owned(to) }),
+                (false, false) => {}
+            }
+            let mut directory = self.directory_of(&target, to)?;
+            self.take_name(&mut directory, &target.name, to)?;
+            self.put(&directory)?;
+            match replaced.kind {
+                FileKind::Directory => self.free_directory(replaced.inode)?,
+                _ => gone = self.drop_link(replaced.inode, to)?,
+            }
+        }
+        self.check_movable(moved, from)?;
+        let mut directory = self.directory_of(&source, from)?;
+        self.take_name(&mut directory, &source.name, from)?;
+        self.put(&directory)?;
+        // After that: it may be the same directory.
+        let mut directory = self.directory_of(&target, to)?;
+        self.add_name(&mut directory, &target.name, moved, to)?;
+        self.put(&directory)?;
+        self.note_moved(moved, target.directory)?;
+        Ok(gone)
+    }
+
+    /// Exchanges what two names lead to.
+    pub fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
+        let (first, first_found, second) = self.both_names(one, other, true)?;
+        let second_found = second.named(other)?;
+        second.check_slash(second_found, other)?;
+        first.check_slash(first_found, one)?;
+        self.check_not_inside(second.directory, first_found, other)?;
+        self.check_not_inside(first.directory, second_found, one)?;
+        if first_found.inode == second_found.inode {
+            return Ok(());
+        }
+        self.check_movable(first_found, one)?;
+        self.check_movable(second_found, other)?;
+        for (place, path, now) in [(&first, one, second_found), (&second, other, first_found)] {
+            let mut directory = self.directory_of(place, path)?;
+            self.take_name(&mut directory, &place.name, path)?;
+            self.add_name(&mut directory, &place.name, now, path)?;
+            self.put(&directory)?;
+        }
+        self.note_moved(first_found, second.directory)?;
+        self.note_moved(second_found, first.directory)
+    }
+
+    /// Two names that something is moved by, and what has the first of them; looked up, and refused, in the order of Linux.
+    fn both_names<'p>(
+        &self,
+        from: &'p [u8],
+        to: &'p [u8],
+        may_replace: bool,
+    ) -> Result<(Place<'p>, Referent, Place<'p>)> {
+        let source = walk(self.slots, from, Last::Name)?;
+        let target = walk(self.slots, to, Last::Name)?;
+        if source.name.is_empty() {
+            return Err(FsError::NotByName { path: owned(from) });
+        }
+        if target.name.is_empty() {
+            return Err(match may_replace {
+                true => FsError::NotByName { path: owned(to) },
+                false => FsError::Exists { path: owned(to) },
+            });
+        }
+        let moved = source.named(from)?;
+        Ok((source, moved, target))
+    }
+
+    fn check_movable(&self, moved: Referent, path: &[u8]) -> Result<()> {
+        match self.inode(moved.inode)?.is_immutable {
+            true => Err(FsError::Immutable { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+
+    /// An error if a directory would come to be inside of itself.
+    fn check_not_inside(&self, directory: u64, moved: Referent, path: &[u8]) -> Result<()> {
+        match self.is_inside(directory, moved)? {
+            true => Err(FsError::IntoItself { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a directory is this one, or lies anywhere in it.
+    fn is_inside(&self, directory: u64, of: Referent) -> Result<bool> {
+        if of.kind != FileKind::Directory {
+            return Ok(false);
+        }
+        // A slot that was passed, and another one after twice as many steps: a way that goes in a circle comes back to one.
+        let (mut here, mut passed, mut steps_left, mut steps) = (directory, 0, 1_u64, 1_u64);
+        while here != of.inode {
+            if here == ROOT_INODE {
+                return Ok(false);
+            }
+            if here == passed || here == 0 {
+                return Err(FsError::Damaged {
+                    structure: format!("inode {directory}"),
+                    reason: "the directories above it do not lead to the root".to_owned(),
+                });
+            }
+            steps_left -= 1;
+            if steps_left == 0 {
+                (passed, steps) = (here, steps * 2);
+                steps_left = steps;
+            }
+            here = self.inode(here)?.parent;
+        }
+        Ok(true)
+    }
+
+    /// Gives an inode that no name leads to one in [`LOST_AND_FOUND`], or frees it if it has nothing in it. Returns the name.
+    pub fn adopt(&mut self, number: u64, home: New<'_>) -> Result<Option<Vec<u8>>> {
+        let mut inode = self.inode(number)?;
+        let is_empty = match inode.kind {
+            FileKind::File => inode.size_bytes == 0 && inode.pages == 0,
+            FileKind::Directory => inode.entries == 0,
+            _ => false,
+        };
+        if is_empty && inode.kind == FileKind::Directory {
+            self.free_directory(number)?;
+            return Ok(None);
+        }
+        if is_empty {
+            inode.links = 0;
+            self.put(&inode)?;
+            self.reap(number)?;
+            return Ok(None);
+        }
+        let mut directory = self.lost_and_found(home)?;
+        let name = format!("#{number}").into_bytes();
+        let referent = Referent { inode: number, kind: inode.kind };
+        match inode.kind {
+            FileKind::Directory => inode.parent = directory.number,
+            _ => inode.links = 1,
+        }
+        inode.changed_ns = self.now_ns;
+        self.put(&inode)?;
+        self.add_name(&mut directory, &name, referent, &name)?;
+        self.put(&directory)?;
+        Ok(Some(name))
+    }
+
+    /// The directory for what was lost, made if need be. If something else has its name, that is an error.
+    fn lost_and_found(&mut self, new: New<'_>) -> Result<FileInode> {
+        let place = walk(self.slots, LOST_AND_FOUND, Last::Keep)?;
+        match place.found {
+            None => self.make(&place, LOST_AND_FOUND, new),
+            Some(Referent { inode, kind: FileKind::Directory }) => self.inode(inode),
+            Some(_) => Err(FsError::NotADirectory { path: owned(LOST_AND_FOUND) }),
+        }
+    }
+
+    fn note_moved(&mut self, moved: Referent, directory: u64) -> Result<()> {
+        let mut inode = self.inode(moved.inode)?;
+        inode.changed_ns = self.now_ns;
+        if moved.kind == FileKind::Directory {
+            inode.parent = directory;
+        }
+        self.put(&inode)
+    }
+}
+
+/// Why what such a path leads to cannot be removed.
+fn not_removable(path: &[u8]) -> FsError {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+    match path[..end].rsplit(|&byte| byte == b'/').next() {
+        Some(b"..") => FsError::NotEmpty { path: owned(path) },
+        Some(b".") => FsError::BadName {
+            path: owned(path),
+            reason: "a directory is removed by its name in the directory that it is in",
+        },
+        _ => FsError::NotByName { path: owned(path) },
+    }
+}

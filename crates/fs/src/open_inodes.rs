@@ -1,0 +1,123 @@
+//! Inodes that this process has open: one [`OpenInode`] each, however many handles lead to it.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use arc_swap::{ArcSwap, Guard};
+
+use aquifer_pool::format::file::FileInode;
+use aquifer_pool::{OwnedPin, PoolError};
+
+use crate::error::Result;
+use crate::file_table::FileTable;
+
+/// An inode that is open in this process.
+#[derive(Debug)]
+pub(crate) struct OpenInode {
+    pub number: u64,
+    pub incarnation: u64,
+    pub kind: aquifer_pool::format::file::FileKind,
+    /// Tells all processes that it is open.
+    _pin: OwnedPin,
+    /// One of the constants of [`ahead`].
+    ahead: AtomicU8,
+    /// Its table as it was read last; of the present layout version or of an earlier one.
+    table: ArcSwap<FileTable>,
+}
+
+impl OpenInode {
+    fn new(inode: &FileInode, pin: OwnedPin) -> OpenInode {
+        OpenInode {
+            number: inode.number,
+            incarnation: inode.incarnation,
+            kind: inode.kind,
+            _pin: pin,
+            ahead: AtomicU8::new(ahead::NONE),
+            // Of no state of the inode unless that has no pages.
+            table: ArcSwap::from_pointee(FileTable::empty(&FileInode {
+                layout_version: u64::MAX,
+                ..inode.clone()
+            })),
+        }
+    }
+
+    /// Notes that the file was given room to grow into, which is to be given back.
+    pub fn note_ahead(&self) {
+        // Relaxed, here and below: the bits guard nothing.
+        let _ = self.ahead.compare_exchange(ahead::NONE, ahead::GIVEN, Relaxed, Relaxed);
+    }
+
+    /// Notes that room behind the end was asked for, and stays.
+    pub fn note_asked_for(&self) {
+        self.ahead.store(ahead::ASKED_FOR, Relaxed);
+    }
+
+    /// Whether there may be room behind the end that nobody asked for.
+    pub fn was_given_ahead(&self) -> bool {
+        self.ahead.load(Relaxed) == ahead::GIVEN
+    }
+
+    /// The table that was read last.
+    pub fn table(&self) -> Guard<Arc<FileTable>> {
+        self.table.load()
+    }
+
+    /// Shows a table to all readers in this process.
+    pub fn set_table(&self, table: Arc<FileTable>) {
+        self.table.store(table);
+    }
+}
+
+/// Whether there are pages behind the end of a file.
+mod ahead {
+    pub const NONE: u8 = 0;
+    pub const GIVEN: u8 = 1;
+    pub const ASKED_FOR: u8 = 2;
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct OpenInodes {
+    by_number: Mutex<HashMap<u64, Weak<OpenInode>>>,
+}
+
+impl OpenInodes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Weak<OpenInode>>> {
+        self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open inode of this number and incarnation; a new one is pinned.
+    pub fn open(
+        &self,
+        inode: &FileInode,
+        pin: impl FnOnce() -> std::result::Result<OwnedPin, PoolError>,
+    ) -> Result<Arc<OpenInode>> {
+        let mut by_number = self.lock();
+        if let Some(open) = by_number.get(&inode.number).and_then(Weak::upgrade)
+            && open.incarnation == inode.incarnation
+        {
+            return Ok(open);
+        }
+        let open = Arc::new(OpenInode::new(inode, pin()?));
+        by_number.insert(inode.number, Arc::downgrade(&open));
+        if by_number.len().is_power_of_two() {
+            by_number.retain(|_, open| open.strong_count() > 0);
+        }
+        Ok(open)
+    }
+
+    /// Gives up a handle's share of an inode; whether it was the last one.
+    pub fn close(&self, open: Arc<OpenInode>) -> bool {
+        let mut by_number = self.lock();
+        // With the lock nobody finds it in the table; and who has another share could only clone that.
+        let is_last = Arc::strong_count(&open) == 1;
+        if is_last
+            && by_number.get(&open.number).is_some_and(|other| other.as_ptr() == Arc::as_ptr(&open))
+        {
+            by_number.remove(&open.number);
+        }
+        is_last
+    }
+}

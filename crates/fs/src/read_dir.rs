@@ -1,0 +1,145 @@
+//! The names in a directory, one after the other.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use aquifer_pool::format::directory::DirectoryEntry;
+use aquifer_pool::format::file::{FileInode, FileKind};
+
+use crate::directory::Tree;
+use crate::error::Result;
+use crate::files::Files;
+use crate::metadata::Metadata;
+use crate::walk;
+
+/// Names that are read at a time, as of one moment.
+const BATCH: usize = 128;
+
+/// An iterator over a directory: see [`Files::read_dir`].
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// files.create_dir("/d")?;
+/// for entry in files.read_dir("/")? {
+///     assert_eq!(entry?.path().to_str(), Some("/d"));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ReadDir {
+    files: Files,
+    path: PathBuf,
+    number: u64,
+    incarnation: u64,
+    entries: VecDeque<DirectoryEntry>,
+    /// Where to go on; `None` at the end.
+    next_hash: Option<u64>,
+}
+
+/// A name in a directory.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::FileKind;
+///
+/// files.create_file("/f")?;
+/// let entry = files.read_dir("/")?.next().expect("one name")?;
+/// assert_eq!((entry.file_name().to_str(), entry.kind()), (Some("f"), FileKind::File));
+/// assert_eq!(entry.number(), entry.metadata()?.number());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct DirEntry {
+    files: Files,
+    directory: PathBuf,
+    entry: DirectoryEntry,
+}
+
+impl ReadDir {
+    pub(crate) fn new(files: Files, path: PathBuf, inode: &FileInode) -> ReadDir {
+        let (number, incarnation) = (inode.number, inode.incarnation);
+        ReadDir { files, path, number, incarnation, entries: VecDeque::new(), next_hash: Some(0) }
+    }
+
+    fn read_on(&mut self) -> Result<()> {
+        let Some(from_hash) = self.next_hash else { return Ok(()) };
+        let batch = self.files.shared.look(|slots| {
+            let inode = match walk::inode(slots, self.number) {
+                Ok(inode) if inode.incarnation == self.incarnation => inode,
+                // It was removed: it has no names any more.
+                _ => return Ok(None),
+            };
+            let tree = Tree { owner: inode.number, seed: inode.seed, root: inode.part };
+            tree.read_from(slots, from_hash, BATCH).map(Some)
+        })?;
+        self.next_hash = batch.as_ref().and_then(|batch| batch.next_hash);
+        self.entries.extend(batch.into_iter().flat_map(|batch| batch.entries));
+        Ok(())
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Result<DirEntry>> {
+        loop {
+            if let Some(entry) = self.entries.pop_front() {
+                let (files, directory) = (self.files.clone(), self.path.clone());
+                return Some(Ok(DirEntry { files, directory, entry }));
+            }
+            self.next_hash?;
+            if let Err(error) = self.read_on() {
+                self.next_hash = None;
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+impl DirEntry {
+    /// The name.
+    pub fn file_name(&self) -> &OsStr {
+        OsStr::from_bytes(&self.entry.name)
+    }
+
+    /// The name, taken out.
+    pub fn into_file_name(self) -> OsString {
+        OsString::from_vec(self.entry.name)
+    }
+
+    /// The path of the directory, with the name.
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(self.file_name())
+    }
+
+    /// The directory that was read.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it leads to.
+    pub fn kind(&self) -> FileKind {
+        self.entry.kind
+    }
+
+    /// The number of the inode it leads to.
+    pub fn number(&self) -> u64 {
+        self.entry.inode
+    }
+
+    /// What is there now; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// As for [`Files::symlink_metadata`].
+    pub fn metadata(&self) -> Result<Metadata> {
+        self.files.symlink_metadata(self.path())
+    }
+}

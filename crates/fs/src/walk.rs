@@ -1,0 +1,244 @@
+//! From a path to an inode.
+//!
+//! A path is resolved from the root of the pool, component by component, as of one moment: the caller gives slots that do not change
+//! meanwhile. `.`, `..`, repeated and trailing slashes and symbolic links mean what they mean on Linux; a path that does not begin
+//! with a slash begins at the root as well, since a pool has no working directory. Without symbolic links nothing is
+//! allocated.
+
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use aquifer_pool::ReadSlots;
+use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, ROOT_INODE};
+use aquifer_pool::format::inode::MAX_NAME_BYTES;
+
+use crate::byte_chain;
+use crate::directory::{Referent, Tree};
+use crate::error::{FsError, Result};
+
+/// The longest path, in bytes.
+pub(crate) const MAX_PATH_BYTES: usize = 4095;
+/// The most symbolic links that are followed on the way.
+const MAX_LINKS: usize = 40;
+
+/// What to do if the last component of a path is a symbolic link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// Go where it leads.
+    Follow,
+    /// Stay, unless there is a slash behind it.
+    Keep,
+    /// Stay, whatever is behind it: it is the name that is wanted, to be made, moved or removed.
+    Name,
+}
+
+/// Where a path leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place<'p> {
+    /// The directory that the last component is in.
+    pub directory: u64,
+    /// The last component; empty if the path leads to `directory` itself, by `/`, `.` or `..`.
+    pub name: Cow<'p, [u8]>,
+    /// What is there.
+    pub found: Option<Referent>,
+    /// Whether the path ended with a slash: only a directory will do.
+    pub wants_directory: bool,
+}
+
+impl Place<'_> {
+    /// What is there, or the error that there is nothing.
+    pub fn referent(&self, path: &[u8]) -> Result<Referent> {
+        let found = self.named(path)?;
+        self.check_slash(found, path)?;
+        Ok(found)
+    }
+
+    /// As [`Place::referent`], whatever a slash at the end asks for.
+    pub fn named(&self, path: &[u8]) -> Result<Referent> {
+        self.check_name(path)?;
+        self.found.ok_or_else(|| FsError::NotFound { path: owned(path) })
+    }
+
+    /// An error if only a directory will do and this is none.
+    pub fn check_slash(&self, found: Referent, path: &[u8]) -> Result<()> {
+        match self.wants_directory && found.kind != FileKind::Directory {
+            true => Err(FsError::NotADirectory { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+
+    /// An error if nothing can have this name. Not an error of [`walk`], because Linux looks at the last names only when both paths of a
+    /// call lead somewhere.
+    pub fn check_name(&self, path: &[u8]) -> Result<()> {
+        match self.name.len() > MAX_NAME_BYTES {
+            true => Err(FsError::NameTooLong { path: owned(path) }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// As a path that a message can have.
+pub(crate) fn owned(path: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(path))
+}
+
+/// The bytes of a path.
+pub(crate) fn bytes_of(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// The inode in a slot, which something leads to.
+pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
+    FileInode::decode_unsealed(&slots.slot(number)?, number).map_err(|error| FsError::Damaged {
+        structure: format!("inode {number}"),
+        reason: error.to_string(),
+    })
+}
+
+/// The inode that a name leads to, of the kind that the name has.
+pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileInode> {
+    let inode = inode(slots, found.inode)?;
+    match inode.kind == found.kind {
+        true => Ok(inode),
+        false => Err(FsError::Damaged {
+            structure: format!("inode {}", found.inode),
+            reason: "a name that leads to it says that it is something else".to_owned(),
+        }),
+    }
+}
+
+fn directory(slots: &impl ReadSlots, number: u64) -> Result<DirectoryFields> {
+    DirectoryFields::read(&slots.slot(number)?).ok_or_else(|| FsError::Damaged {
+        structure: format!("inode {number}"),
+        reason: "it is no directory, and a name says that it is".to_owned(),
+    })
+}
+
+/// Where a symbolic link leads.
+pub(crate) fn target(slots: &impl ReadSlots, link: &FileInode) -> Result<Vec<u8>> {
+    match link.part {
+        0 => Ok(link.target.clone()),
+        part => byte_chain::read(slots, link.number, part),
+    }
+}
+
+/// How far one look along a path has led.
+enum Step<'p> {
+    Done(Place<'p>),
+    /// There is a symbolic link: on from this directory along this path.
+    Link(u64, Vec<u8>),
+}
+
+/// An error if these bytes are no path.
+pub(crate) fn check(path: &[u8]) -> Result<()> {
+    if path.is_empty() {
+        return Err(FsError::NotFound { path: PathBuf::new() });
+    }
+    if path.len() > MAX_PATH_BYTES {
+        return Err(FsError::NameTooLong { path: owned(path) });
+    }
+    match path.contains(&0) {
+        true => Err(FsError::BadName { path: owned(path), reason: "there is a NUL in it" }),
+        false => Ok(()),
+    }
+}
+
+/// Resolves a path.
+///
+/// # Errors
+/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`], [`FsError::BadName`], [`FsError::LinkLoop`],
+/// [`FsError::Damaged`].
+pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Result<Place<'p>> {
+    check(path)?;
+    let (mut directory, mut rest) = match step(slots, ROOT_INODE, path, path, last)? {
+        Step::Done(place) => return Ok(place),
+        Step::Link(directory, rest) => (directory, rest),
+    };
+    for _ in 0..MAX_LINKS {
+        match step(slots, directory, &rest, path, last)? {
+            Step::Done(place) => {
+                return Ok(Place { name: Cow::Owned(place.name.into_owned()), ..place });
+            }
+            Step::Link(from, behind) => (directory, rest) = (from, behind),
+        }
+    }
+    Err(FsError::LinkLoop { path: owned(path) })
+}
+
+/// Goes on along `rest` up to its end or to a symbolic link. `path` is for messages.
+fn step<'p>(
+    slots: &impl ReadSlots,
+    from: u64,
+    rest: &'p [u8],
+    path: &[u8],
+    last: Last,
+) -> Result<Step<'p>> {
+    let mut here = if rest.first() == Some(&b'/') { ROOT_INODE } else { from };
+    let mut rest = rest;
+    loop {
+        while let Some((&b'/', behind)) = rest.split_first() {
+            rest = behind;
+        }
+        let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+        let (name, behind) = rest.split_at(end);
+        let is_last = behind.iter().all(|&byte| byte == b'/');
+        if matches!(name, b"" | b"." | b"..") {
+            if name == b".." {
+                here = self::directory(slots, here)?.parent;
+            }
+            if is_last {
+                let found = Some(Referent { inode: here, kind: FileKind::Directory });
+                let name = Cow::Borrowed(&b""[..]);
+                return Ok(Step::Done(Place {
+                    directory: here,
+                    name,
+                    found,
+                    wants_directory: true,
+                }));
+            }
+            rest = behind;
+            continue;
+        }
+        let is_too_long = name.len() > MAX_NAME_BYTES;
+        if is_too_long && !is_last {
+            return Err(FsError::NameTooLong { path: owned(path) });
+        }
+        let found = match is_too_long {
+            true => None,
+            false => {
+                let fields = self::directory(slots, here)?;
+                let tree = Tree { owner: here, seed: fields.seed, root: fields.part };
+                tree.lookup(slots, name)?
+            }
+        };
+        let wants_directory = is_last && !behind.is_empty();
+        let is_followed = match last {
+            Last::Follow => true,
+            Last::Keep => wants_directory,
+            Last::Name => false,
+        };
+        match found {
+            Some(Referent { inode, kind: FileKind::Link }) if !is_last || is_followed => {
+                let found = Referent { inode, kind: FileKind::Link };
+                let mut on = target(slots, &referred(slots, found)?)?;
+                if !behind.is_empty() {
+                    on.extend_from_slice(behind);
+                }
+                if on.len() > MAX_PATH_BYTES {
+                    return Err(FsError::NameTooLong { path: owned(path) });
+                }
+                return Ok(Step::Link(here, on));
+            }
+            _ if is_last => {
+                let name = Cow::Borrowed(name);
+                return Ok(Step::Done(Place { directory: here, name, found, wants_directory }));
+            }
+            Some(Referent { inode, kind: FileKind::Directory }) => here = inode,
+            Some(_) => return Err(FsError::NotADirectory { path: owned(path) }),
+            None => return Err(FsError::NotFound { path: owned(path) }),
+        }
+        rest = behind;
+    }
+}

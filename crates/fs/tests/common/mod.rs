@@ -1,0 +1,91 @@
+//! Slots in memory that notice what a pool would not forgive, and count what is written.
+
+#![allow(dead_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aquifer_pool::format::inode::{Inode, SLOT_BYTES, SlotBytes};
+use aquifer_pool::format::slot::{self, Slot};
+use aquifer_pool::{ChangeSlots, PoolError, ReadSlots, Result};
+
+/// The first slot that can be taken.
+pub const FIRST_SLOT: u64 = 10;
+
+/// Slots in memory.
+#[derive(Debug, Clone)]
+pub struct SlotMap {
+    slots: BTreeMap<u64, SlotBytes>,
+    /// So many can be taken.
+    pub limit: usize,
+    /// Slots put since this was set to 0.
+    pub puts: usize,
+    /// Slots given back.
+    pub given_back: usize,
+    /// Whether it is an error of the caller to put a slot as it is already, or one that cannot be decoded.
+    pub is_strict: bool,
+}
+
+impl Default for SlotMap {
+    fn default() -> SlotMap {
+        SlotMap { slots: BTreeMap::new(), limit: 1 << 20, puts: 0, given_back: 0, is_strict: true }
+    }
+}
+
+impl SlotMap {
+    pub fn used(&self) -> BTreeSet<u64> {
+        self.slots.keys().copied().filter(|number| !self.is_free(*number)).collect()
+    }
+
+    fn is_free(&self, number: u64) -> bool {
+        match self.slots.get(&number) {
+            None => true,
+            Some(bytes) => matches!(Slot::decode(bytes, number), Ok(Slot::Free(_))),
+        }
+    }
+
+    /// Changes bytes of a slot that is used, and makes its checksum right if asked to.
+    pub fn damage(&mut self, number: u64, offset: usize, bytes: &[u8], is_sealed: bool) {
+        let slot = self.slots.get_mut(&number).expect("a used slot");
+        slot[offset..offset + bytes.len()].copy_from_slice(bytes);
+        if is_sealed {
+            slot::seal(slot);
+        }
+    }
+
+    /// Starts to count anew.
+    pub fn count_anew(&mut self) {
+        (self.puts, self.given_back) = (0, 0);
+    }
+}
+
+impl ReadSlots for SlotMap {
+    fn slot(&self, number: u64) -> Result<SlotBytes> {
+        Ok(self.slots.get(&number).copied().unwrap_or([0; SLOT_BYTES]))
+    }
+}
+
+impl ChangeSlots for SlotMap {
+    fn put(&mut self, number: u64, bytes: SlotBytes) {
+        if self.is_strict {
+            Slot::decode(&bytes, number).expect("a slot that can be read");
+            assert_ne!(self.slots.get(&number), Some(&bytes), "slot {number} is put unchanged");
+        }
+        self.puts += 1;
+        self.slots.insert(number, bytes);
+    }
+
+    fn take_slot(&mut self) -> Result<u64> {
+        let slots = FIRST_SLOT..FIRST_SLOT + self.limit as u64;
+        // The same one again until something is put there.
+        (slots.into_iter().find(|number| !self.slots.contains_key(number)))
+            .or_else(|| self.slots.keys().copied().find(|number| self.is_free(*number)))
+            .ok_or(PoolError::NoFreeInode { slots: self.limit as u64 })
+    }
+
+    fn give_back(&mut self, number: u64) -> Result<()> {
+        assert!(!self.is_free(number), "slot {number} is given back and is free");
+        self.given_back += 1;
+        self.slots.insert(number, Inode::free(number, 1).encode().expect("a free inode"));
+        Ok(())
+    }
+}

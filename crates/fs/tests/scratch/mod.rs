@@ -1,0 +1,100 @@
+//! Pools for tests, what is in them as plain values, and whether they are sound.
+#![allow(dead_code, reason = "each test uses a part")]
+
+pub mod soundness;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use aquifer_fs::{FileOptions, Files, FsError};
+use aquifer_pool::check::{CheckOptions, Severity, check};
+use aquifer_pool::format::file::FileKind;
+use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+
+/// A directory in memory if there is one, with a pool in it. Both are gone at the end.
+pub struct Scratch {
+    pub directory: tempfile::TempDir,
+    pub path: PathBuf,
+}
+
+impl Scratch {
+    /// With a new pool.
+    pub fn with_pool(len_bytes: u64, create: &CreateOptions) -> Scratch {
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let directory = directory.expect("a directory for the pool");
+        let path = directory.path().join("pool");
+        drop(Pool::create(&path, len_bytes, create, &OpenOptions::default()).expect("a new pool"));
+        Scratch { directory, path }
+    }
+
+    pub fn open(&self) -> Files {
+        Files::open(&self.path, &OpenOptions::default()).expect("the pool opens")
+    }
+
+    /// Asserts that a check of the closed pool finds nothing at all.
+    pub fn assert_clean(&self) {
+        let report = check(&self.path, &CheckOptions { fresh_pages: true, ..Default::default() });
+        let report = report.expect("the pool can be read");
+        assert_eq!(report.worst().filter(|worst| *worst > Severity::Note), None, "{report}");
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Whoever opens the pool removes the shared memory that killed processes have left.
+        drop(Pool::open(&self.path, &OpenOptions::default()));
+    }
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node {
+    File { content: Vec<u8> },
+    Directory,
+    Link { target: PathBuf },
+}
+
+/// A whole tree, by path.
+pub type Tree = BTreeMap<PathBuf, Node>;
+
+/// All of a file, however it is stored. Only for files that fit in memory.
+pub fn read_all(files: &Files, path: impl AsRef<Path>) -> Result<Vec<u8>, FsError> {
+    let file = files.open_with(path, &FileOptions::new().read(true).no_follow(true))?;
+    let mut content = vec![0; file.metadata()?.len() as usize];
+    let got = file.read_at(&mut content, 0)?;
+    assert_eq!(got, content.len(), "a file was read to its end");
+    Ok(content)
+}
+
+/// The names in a directory, sorted. That one comes twice is a failure.
+pub fn names(files: &Files, path: impl AsRef<Path>) -> Result<Vec<OsString>, FsError> {
+    let mut names = Vec::new();
+    for entry in files.read_dir(path)? {
+        names.push(entry?.into_file_name());
+    }
+    names.sort_unstable_by(|a, b| a.as_bytes().cmp(b.as_bytes()));
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name was listed twice");
+    Ok(names)
+}
+
+/// Everything that has a name.
+pub fn tree(files: &Files) -> Result<Tree, FsError> {
+    let (mut tree, mut left) = (Tree::new(), vec![PathBuf::from("/")]);
+    while let Some(directory) = left.pop() {
+        for name in names(files, &directory)? {
+            let path = directory.join(name);
+            let node = match files.symlink_metadata(&path)?.kind() {
+                FileKind::Directory => {
+                    left.push(path.clone());
+                    Node::Directory
+                }
+                FileKind::Link => Node::Link { target: files.read_link(&path)? },
+                _ => Node::File { content: read_all(files, &path)? },
+            };
+            tree.insert(path, node);
+        }
+    }
+    Ok(tree)
+}

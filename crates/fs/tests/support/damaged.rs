@@ -1,0 +1,170 @@
+//! What is done with a damaged pool of files: by the fuzzer for hours, by tests for a moment.
+
+use std::sync::{Arc, OnceLock};
+
+use aquifer_fs::check::{check_on, repair_on};
+use aquifer_fs::{FileOptions, Files};
+use aquifer_pool::check::{CheckOptions, CheckReport, FindingKind, Severity};
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::media::Media;
+use aquifer_pool::{OpenOptions, Pool, PoolError};
+
+use super::pool::{FileMedia, alone, forge, reading};
+use super::{crashed_image, read_everything};
+
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// Checks, reads, writes and repairs a pool that may be anything. Panics if a file shows another one's bytes, if who only looks writes
+/// something, if the check and the opening disagree, or if a repair leaves what it can make right.
+///
+/// `has_forged_run`: somebody pointed a run at pages of his choice. What lies in free pages is nobody's, and he finds it.
+pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
+    let read = |files: &Files| {
+        let seen = read_everything(files, 256);
+        let foreign = seen.foreign.filter(|_| !has_forged_run);
+        assert_eq!(foreign, None, "a file shows another one's bytes");
+        seen
+    };
+    let media = FileMedia::of(image);
+    let report = check_on(&*media, &CheckOptions::default());
+    let _ = format!("{report}\n{report:?}");
+    assert!(media.image() == image, "the check wrote something");
+    if let Ok(pool) = Pool::open_on(media.clone(), &reading()) {
+        read(&Files::new(pool));
+    }
+    assert!(media.image() == image, "a reader wrote something");
+
+    let opened = Pool::open_on(media.clone(), &alone());
+    let has_opened = opened.is_ok();
+    match opened {
+        Ok(pool) => {
+            let files = Files::new(pool);
+            read(&files);
+            change_everything(&files);
+            read(&files);
+            drop(files);
+            // Writing has made nothing worse.
+            let after = check_on(&*media, &CheckOptions::default());
+            assert!(!report.is_sound() || after.is_sound(), "sound before, and now:\n{after}");
+            Pool::open_on(media, &alone()).expect("it was open just now");
+        }
+        Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
+    }
+    assert_agreement(&report, has_opened);
+    repair(image, &report);
+    (report, has_opened)
+}
+
+fn repair(image: &[u8], report: &CheckReport) {
+    if report.pool.is_none() {
+        return;
+    }
+    let media = FileMedia::of(image);
+    match repair_on(media, &CheckOptions::default()) {
+        Ok(repaired) if report.is_sound() => {
+            let left = repaired.after.worst();
+            assert!(left <= Some(Severity::Note), "left after a repair:\n{}", repaired.after);
+        }
+        Ok(_) => {}
+        Err(error) => panic!("a repair of\n{report}\nfailed: {error}"),
+    }
+}
+
+/// Changes something at each path that can be reached, and does not mind errors.
+fn change_everything(files: &Files) {
+    for path in ["/plain", "/pieces", "/new", "/a/b/deep", "/second", "/empty", "/many"] {
+        let _ = files.set_permissions(path, 0o600);
+        let _ = files.set_attribute(path, "user.more", [1; 100], aquifer_fs::SetMode::Any);
+        if let Ok(file) = files.open_with(path, &FileOptions::new().write(true)) {
+            let _ = file.write_at(&[0; 100], 5000);
+            let _ = file.set_len(9000);
+        }
+    }
+    let _ = files.rename("/a", "/a/b/c");
+    let _ = files.rename("/a/c", "/many/c");
+    let _ = files.hard_link("/new", "/a/b/new");
+    let _ = files.remove_file("/second");
+    let _ = files.remove_file("/short");
+    let _ = files.remove_file("/long");
+    let _ = files.remove_dir_all("/many");
+    let _ = files.create_dir("/fresh");
+    if let Ok(file) = files.create_file("/fresh/file") {
+        let _ = file.set_len(20_000);
+        let mut bytes = [1; 20_000];
+        if file.read_at(&mut bytes, 0).is_ok() {
+            assert!(bytes.iter().all(|&byte| byte == 0), "a new file is not zero");
+        }
+    }
+}
+
+/// What is sound can be opened, and what cannot be opened is not sound.
+fn assert_agreement(report: &CheckReport, has_opened: bool) {
+    let mut bad = report.findings.iter().filter(|finding| finding.severity == Severity::Damage);
+    let is_harmless = bad.all(|finding| match finding.kind {
+        FindingKind::Attributes | FindingKind::Target | FindingKind::SameName => true,
+        // Names in disorder keep nobody out, nor do holes.
+        FindingKind::Directory => finding.what.contains("not in order"),
+        FindingKind::FilePages => finding.what.contains("more pages than"),
+        FindingKind::Address | FindingKind::SharedAddresses | FindingKind::UsedFreshPage => true,
+        FindingKind::Record => !finding.what.contains("takes content"),
+        _ => false,
+    });
+    assert_eq!(
+        is_harmless && report.can_be_written() && report.unlisted == 0,
+        has_opened,
+        "opened: {has_opened}, but the check said:\n{report}"
+    );
+}
+
+/// A pool in which some bytes were changed, some of them with the checksum made right: four bytes of `data` each, a place, a
+/// value, and what to seal.
+pub fn image(data: &[u8]) {
+    static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
+    let mut image = SAMPLE.get_or_init(crashed_image).clone();
+    let layout = forge::superblock(&image).layout;
+    let metadata = layout.metadata();
+    let records = forge::records(&image);
+    for change in data.chunks_exact(4).take(64) {
+        let place = usize::from(change[0]) | usize::from(change[1]) << 8;
+        let in_log = change[3] & 2 != 0 && !records.is_empty();
+        let at = match in_log {
+            false => metadata.offset_bytes as usize + place % metadata.len_bytes as usize,
+            true => {
+                let record = records[place % records.len()];
+                record.offset + (place / records.len()) % record.len
+            }
+        };
+        image[at] = change[2];
+        if change[3] & 1 == 0 {
+            continue;
+        }
+        if in_log {
+            let record = records[place % records.len()];
+            forge::seal_record(&mut image[record.offset..record.offset + record.len]);
+        } else {
+            let number = (at as u64 - metadata.offset_bytes) / SLOT_BYTES as u64;
+            forge::seal_slot(forge::slot(&mut image, &layout, number));
+        }
+    }
+    exercise(&image, true);
+}
+
+/// Media of which a page cannot be read.
+pub fn with_unreadable_page(path: &std::path::Path, page: u64) -> Arc<dyn Media> {
+    let hole =
+        aquifer_pool::media::ByteRange { offset_bytes: page * PAGE as u64, len_bytes: PAGE as u64 };
+    FileMedia::open_with_unreadable(path, hole)
+}
+
+/// Opens for reading, if that is possible; fails with typed errors only.
+pub fn read_if_possible(media: Arc<dyn Media>) {
+    match Pool::open_on(media, &OpenOptions { background: false, ..reading() }) {
+        Ok(pool) => {
+            let seen = read_everything(&Files::new(pool), 256);
+            assert_eq!(seen.foreign, None, "a file shows another one's bytes");
+        }
+        Err(PoolError::Media(_) | PoolError::Damaged { .. } | PoolError::DamagedLog { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}

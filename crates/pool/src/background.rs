@@ -1,0 +1,127 @@
+//! Work in the background: a thread for checkpoints and one for zeroing, for each open pool.
+//!
+//! Each sleeps until its bell is rung, and does nothing that would not be done without it: checkpoints would run when the
+//! log is full, and whoever needs zeros would make them. Without threads, a pool works on.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::core::Core;
+use crate::format::PAGE_BYTES;
+use crate::pool::OpenOptions;
+use crate::zero::CHUNK_PAGES;
+
+/// What a worker sleeps by.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    state: Mutex<BellState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BellState {
+    has_rung: bool,
+    must_stop: bool,
+}
+
+impl Bell {
+    fn state(&self) -> MutexGuard<'_, BellState> {
+        self.state.lock().unwrap_or_else(|broken| broken.into_inner())
+    }
+
+    pub fn ring(&self) {
+        self.state().has_rung = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until it has rung; false if the worker must stop.
+    fn wait(&self) -> bool {
+        let mut state = self.state();
+        while !state.has_rung && !state.must_stop {
+            state = self.changed.wait(state).unwrap_or_else(|broken| broken.into_inner());
+        }
+        state.has_rung = false;
+        !state.must_stop
+    }
+
+    /// Lets the time pass; false if the worker must stop.
+    fn pause(&self, duration: Duration) -> bool {
+        let until = Instant::now() + duration;
+        let mut state = self.state();
+        while !state.must_stop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            state = (self.changed.wait_timeout(state, left))
+                .map_or_else(|broken| broken.into_inner().0, |(state, _)| state);
+        }
+        false
+    }
+}
+
+/// A thread that works in the background until it is stopped, or the pool is gone.
+pub(crate) struct Worker {
+    bell: Arc<Bell>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    /// Makes checkpoints.
+    pub fn checkpointer(core: &Arc<Core>) -> Option<Worker> {
+        Self::start(core, "aquifer-ckpt", Arc::default(), |core, _| {
+            // A failure is everybody's from now on, and reported by the next call of each.
+            let _ = core.checkpoint();
+        })
+    }
+
+    /// Zeroes free pages, at a rate, until there are enough.
+    pub fn zeroer(core: &Arc<Core>, options: &OpenOptions) -> Option<Worker> {
+        let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
+        let bell = core.zeroer_bell.get_or_init(Arc::default).clone();
+        Self::start(core, "aquifer-zero", bell, move |core, bell| {
+            while core.zeroed_bytes() < stock_bytes {
+                let most_pages = CHUNK_PAGES.min(rate.div_ceil(PAGE_BYTES));
+                // A failure is noticed by whoever needs the pages.
+                let zeroed = core.zero_some(most_pages).unwrap_or(0);
+                let pause = Duration::from_secs_f64((zeroed * PAGE_BYTES) as f64 / rate as f64);
+                if zeroed == 0 || !bell.pause(pause) {
+                    break;
+                }
+            }
+        })
+    }
+
+    fn start(
+        core: &Arc<Core>,
+        name: &str,
+        bell: Arc<Bell>,
+        work: impl Fn(&Core, &Bell) + Send + 'static,
+    ) -> Option<Worker> {
+        let (core, own_bell): (Weak<Core>, _) = (Arc::downgrade(core), bell.clone());
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                aquifer_sys::signal::block_asynchronous();
+                while own_bell.wait() {
+                    let Some(core) = core.upgrade() else { return };
+                    work(&core, &own_bell);
+                }
+            })
+            .ok()?;
+        Some(Worker { bell, thread })
+    }
+
+    /// Has it work.
+    pub fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// Returns when it has ended.
+    pub fn stop(self) {
+        self.bell.state().must_stop = true;
+        self.bell.changed.notify_all();
+        let _ = self.thread.join();
+    }
+}

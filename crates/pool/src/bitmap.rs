@@ -1,0 +1,51 @@
+//! Bits in shared memory, one for each page or slot, in words that only the holder of the metadata mutex changes.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::format::run::Run;
+
+/// Sets the bits of a run to `value`, a word at a time. Returns how many were different.
+pub(crate) fn set(map: &[AtomicU64], run: Run, value: bool) -> u64 {
+    let (mut page, end) = (run.start_page, run.end_page().min(map.len() as u64 * 64));
+    let mut changed = 0;
+    while page < end {
+        let bit = page % 64;
+        let count = (64 - bit).min(end - page);
+        let mask = if count == 64 { u64::MAX } else { ((1 << count) - 1) << bit };
+        let word = &map[(page / 64) as usize];
+        let before = word.load(Relaxed);
+        let after = if value { before | mask } else { before & !mask };
+        if before != after {
+            word.store(after, Relaxed);
+            changed += u64::from((before ^ after).count_ones());
+        }
+        page += count;
+    }
+    changed
+}
+
+/// The first bit from `bit` on, before `end`, that is set in the words that `word` gives; `end` if there is none.
+pub(crate) fn first(word: impl Fn(usize) -> u64, mut bit: u64, end: u64) -> u64 {
+    while bit < end {
+        let wanted = word((bit / 64) as usize) >> (bit % 64);
+        if wanted != 0 {
+            return (bit + u64::from(wanted.trailing_zeros())).min(end);
+        }
+        bit = (bit / 64 + 1) * 64;
+    }
+    end
+}
+
+/// Runs of bits from `from` on, before `end`, that are set in the words that `word` gives.
+pub(crate) fn runs(word: impl Fn(usize) -> u64, from: u64, end: u64) -> impl Iterator<Item = Run> {
+    let mut bit = from;
+    std::iter::from_fn(move || {
+        let start_page = first(&word, bit, end);
+        if start_page >= end {
+            return None;
+        }
+        bit = first(|index| !word(index), start_page, end);
+        Some(Run { start_page, pages: bit - start_page })
+    })
+}

@@ -1,0 +1,274 @@
+//! Files: what leads to what, explained; and what only the crate of files can tell.
+
+use super::metadata::place_of;
+use super::report::{FindingKind, Severity};
+use super::slots::Slots;
+use super::{Checker, RESTORE, quoted, text};
+use crate::error::Result;
+use crate::format::directory::{Node, NodeContent};
+use crate::format::file::{FileInode, FileKind};
+use crate::format::layout::Layout;
+use crate::links::LinkFlaw;
+use crate::pool::Pool;
+use crate::slots::ReadSlots;
+
+/// What a file system knows of its files, and the pool does not.
+///
+/// The pool itself compares what leads to what, because that decides whether it can be opened. In which order names have to lie, what
+/// attributes look like, and how something gets a name is for `aquifer-fs`: it calls the check and the repair with this.
+pub trait FileCheck {
+    /// Looks at what the parts of an inode say: names, attributes, the target of a symbolic link. Whatever these are, it ends.
+    fn check_parts(
+        &self,
+        slots: &dyn ReadSlots,
+        inode: &FileInode,
+        find: &mut dyn FnMut(PartsFlaw),
+    );
+
+    /// Gives names to inodes that none leads to, or frees them if there is nothing in them. Returns what it did, a sentence each.
+    ///
+    /// # Errors
+    /// Those of the pool.
+    fn adopt(&self, pool: &Pool, lost: &[u64]) -> Result<Vec<String>>;
+}
+
+/// Something wrong in the parts of an inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartsFlaw {
+    /// The slot where it is.
+    pub slot: u64,
+    /// What cannot be used.
+    pub sort: PartsSort,
+    /// What is wrong, as it goes on behind a colon.
+    pub reason: String,
+}
+
+/// What the parts of an inode say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartsSort {
+    /// Names in a directory.
+    Names,
+    /// Extended attributes.
+    Attributes,
+    /// Where a symbolic link leads.
+    Target,
+    /// The runs of a file.
+    Runs,
+}
+
+/// What a file is, in words.
+fn kind_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Link => "symbolic link",
+    }
+}
+
+fn inode_of(slots: &Slots<'_>, number: u64) -> Option<FileInode> {
+    FileInode::decode(&slots.read(number)?, number).ok()
+}
+
+/// The directory that a leaf belongs to, and a name in it that leads to this inode.
+fn name_in(slots: &Slots<'_>, leaf: u64, inode: u64) -> Option<(u64, String)> {
+    let node = Node::decode(&slots.read(leaf)?, leaf).ok()?;
+    let NodeContent::Leaf(entries) = node.content else { return None };
+    let entry = entries.into_iter().find(|entry| entry.inode == inode)?;
+    Some((node.owner, quoted(&entry.name)))
+}
+
+const RECOUNT: &str = "Run `aquifer pool check --repair`, which counts anew; until then the pool can be read and not written";
+const FIND_AGAIN: &str = "Run `aquifer pool check --repair`: what has content gets a name in /lost+found, the rest is freed";
+
+impl Checker<'_> {
+    pub(super) fn explain_link_flaw(
+        &mut self,
+        layout: &Layout,
+        slots: &Slots<'_>,
+        flaw: &LinkFlaw,
+    ) {
+        let name_to = |leaf, inode| match name_in(slots, leaf, inode) {
+            Some((directory, name)) => format!("The name {name} in directory {directory}"),
+            None => format!("A name in slot {leaf}"),
+        };
+        let (severity, kind, what, meaning, advice) = match *flaw {
+            LinkFlaw::NoPart { from, to } => (
+                Severity::Damage,
+                FindingKind::Part,
+                format!("Slot {from} leads to slot {to}, and there is no such part"),
+                "The file or directory that slot belongs to cannot be read whole; others can be \
+                 read, and nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::ForeignPart { from, to, owner } => (
+                Severity::Damage,
+                FindingKind::Part,
+                format!("Slot {from} leads to slot {to}, which belongs to inode {owner}"),
+                "It is another file's, so neither file can be trusted; what leads there is an \
+                 error to read, and nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::SharedPart { slot } => (
+                Severity::Damage,
+                FindingKind::Part,
+                format!("Several slots lead to slot {slot}, or one does more than once"),
+                "The file or directory has some of its parts twice and may lack others; nothing \
+                 can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::LostPart { slot, owner } => (
+                Severity::Repairable,
+                FindingKind::LostPart,
+                format!("Nothing leads to slot {slot}, a part of inode {owner}"),
+                "It takes space and is in nobody's way",
+                "Run `aquifer pool check --repair`, which frees it",
+            ),
+            LinkFlaw::NoInode { leaf, inode } => (
+                Severity::Damage,
+                FindingKind::Name,
+                format!("{} leads to slot {inode}, where there is no file", name_to(leaf, inode)),
+                "What had that name is gone; nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::Kind { leaf, inode } => (
+                Severity::Damage,
+                FindingKind::Name,
+                format!(
+                    "{} says that inode {inode} is something else than it is",
+                    name_to(leaf, inode)
+                ),
+                "Nothing says which of them is right, so what the name leads to is an error to \
+                 read, and nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::SeveralNames { directory } => (
+                Severity::Damage,
+                FindingKind::Directory,
+                format!("More names lead to directory {directory} than can"),
+                "A directory has one name, and the root has none; all that is in it can be read, \
+                 and nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::Circle { directory } => (
+                Severity::Damage,
+                FindingKind::Directory,
+                format!("Directory {directory} is inside of itself"),
+                "No path leads from the root to what is in it; nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::NoRoot => (
+                Severity::Damage,
+                FindingKind::Directory,
+                "There is no root directory".to_owned(),
+                "No path leads anywhere; objects can be read, and nothing can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::Pages { inode, stated, found } => (
+                Severity::Damage,
+                FindingKind::FilePages,
+                format!("Inode {inode} says that it has {stated} pages, and its runs have {found}"),
+                "Runs of the file are missing, or are too many, so it cannot be read; nothing \
+                 can be changed",
+                RESTORE,
+            ),
+            LinkFlaw::Links { inode, stated, found } => (
+                Severity::Repairable,
+                FindingKind::Links,
+                format!("Inode {inode} says that {stated} links lead to it, and there are {found}"),
+                "With too few it would be freed while it has a name, with too many never",
+                RECOUNT,
+            ),
+            LinkFlaw::Entries { directory, stated, found } => (
+                Severity::Repairable,
+                FindingKind::Links,
+                format!(
+                    "Directory {directory} says that it has {stated} names, and there are {found}"
+                ),
+                "It could be removed with names in it, or never",
+                RECOUNT,
+            ),
+            LinkFlaw::Parent { directory, stated, found } => (
+                Severity::Repairable,
+                FindingKind::Links,
+                format!(
+                    "Directory {directory} says that it is in directory {stated}, and it is in {found}"
+                ),
+                "`..` leads to the wrong place there",
+                RECOUNT,
+            ),
+            LinkFlaw::LostInode { inode } => {
+                let what = match inode_of(slots, inode) {
+                    Some(found) if found.kind == FileKind::Directory => {
+                        format!("No name leads to directory {inode}, with {} names", found.entries)
+                    }
+                    Some(found) => format!(
+                        "No name leads to inode {inode}, a {} of {} bytes",
+                        kind_name(found.kind),
+                        found.size_bytes
+                    ),
+                    None => format!("No name leads to inode {inode}"),
+                };
+                let meaning = "No path leads there; it takes space and is in nobody's way";
+                (Severity::Repairable, FindingKind::LostFile, what, meaning, FIND_AGAIN)
+            }
+        };
+        let place = place_of(layout, flaw.slot());
+        self.find_of_inode(severity, kind, flaw.slot(), place, text(what, meaning, advice));
+    }
+
+    /// Has the file system look at all inodes with parts.
+    pub(super) fn check_parts(&mut self, layout: &Layout, slots: &Slots<'_>, inodes: &[u64]) {
+        let Some(files) = self.files else { return };
+        for inode in inodes.iter().filter_map(|&number| inode_of(slots, number)) {
+            let number = inode.number;
+            files.check_parts(slots, &inode, &mut |flaw| {
+                let (kind, what, meaning) = match flaw.sort {
+                    PartsSort::Names => (
+                        FindingKind::Directory,
+                        format!("The names of directory {number} are not in order"),
+                        "Some may not be found, though they are there; all others are",
+                    ),
+                    PartsSort::Attributes => (
+                        FindingKind::Attributes,
+                        format!("The attributes of inode {number} cannot be read"),
+                        "Its content is not touched by that",
+                    ),
+                    PartsSort::Target => (
+                        FindingKind::Target,
+                        format!("Where symbolic link {number} leads cannot be read"),
+                        "It cannot be followed; nothing else is touched by that",
+                    ),
+                    PartsSort::Runs => (
+                        FindingKind::FilePages,
+                        format!("Inode {number} has more pages than a file can have"),
+                        "It cannot be read; nothing else is touched by that",
+                    ),
+                };
+                self.find_of_inode(
+                    Severity::Damage,
+                    kind,
+                    number,
+                    place_of(layout, flaw.slot.min(layout.slots() - 1)),
+                    text(format!("{what}: {}", flaw.reason), meaning, RESTORE),
+                );
+            });
+        }
+    }
+
+    /// Says how many inodes without names wait to be freed. While the pool is in use, somebody has them open.
+    pub(super) fn note_orphans(&mut self, orphans: u64) {
+        if orphans == 0 || self.presence.is_in_use() {
+            return;
+        }
+        self.find(
+            Severity::Note,
+            FindingKind::Orphans,
+            None,
+            text(
+                format!("{orphans} files have no name any more and are not freed yet"),
+                "Somebody had them open when they were removed, and was killed",
+                "There is nothing to do: whoever opens the pool for its files next frees them",
+            ),
+        );
+    }
+}

@@ -1,0 +1,79 @@
+//! Slots as the last record of the log leaves them, read from media a page at a time.
+
+use std::cell::RefCell;
+
+use super::log::LogView;
+use crate::error::Result;
+use crate::format::PAGE_BYTES;
+use crate::format::inode::{SLOT_BYTES, SlotBytes};
+use crate::format::layout::{Layout, SLOTS_PER_PAGE};
+use crate::media::{ByteRange, Media};
+use crate::slots::ReadSlots;
+
+/// The slots of a pool that is checked.
+pub(super) struct Slots<'a> {
+    media: &'a dyn Media,
+    layout: Layout,
+    log: &'a LogView,
+    /// The page that was read last.
+    page: RefCell<Option<(u64, Vec<u8>)>>,
+    /// Pages that cannot be read.
+    unread: RefCell<Vec<ByteRange>>,
+}
+
+impl<'a> Slots<'a> {
+    pub fn new(media: &'a dyn Media, layout: Layout, log: &'a LogView) -> Slots<'a> {
+        Slots { media, layout, log, page: RefCell::default(), unread: RefCell::default() }
+    }
+
+    /// The bytes of a slot; `None` if they cannot be read, or there is none.
+    pub fn read(&self, number: u64) -> Option<SlotBytes> {
+        if number >= self.layout.slots() {
+            return None;
+        }
+        if let Some((_, bytes)) = self.log.slots.get(&number) {
+            return Some(*bytes);
+        }
+        let index = number / SLOTS_PER_PAGE;
+        let mut page = self.page.borrow_mut();
+        if page.as_ref().is_none_or(|(loaded, _)| *loaded != index) {
+            *page = Some((index, self.read_page(index)?));
+        }
+        let (_, bytes) = page.as_ref()?;
+        let start = (number % SLOTS_PER_PAGE) as usize * SLOT_BYTES;
+        bytes[start..start + SLOT_BYTES].try_into().ok()
+    }
+
+    fn read_page(&self, index: u64) -> Option<Vec<u8>> {
+        let range = ByteRange {
+            offset_bytes: self.layout.metadata().offset_bytes + index * PAGE_BYTES,
+            len_bytes: PAGE_BYTES,
+        };
+        let mut bytes = vec![0; PAGE_BYTES as usize];
+        match self.media.read_at(range.offset_bytes, &mut bytes) {
+            Ok(()) => Some(bytes),
+            Err(_) => {
+                let mut unread = self.unread.borrow_mut();
+                // Once for a page, and not for each of its slots.
+                if !unread.contains(&range) && unread.len() < MOST_UNREAD {
+                    unread.push(range);
+                }
+                None
+            }
+        }
+    }
+
+    /// Pages that could not be read.
+    pub fn into_unread(self) -> Vec<ByteRange> {
+        self.unread.into_inner()
+    }
+}
+
+/// More pages than anybody reads about.
+const MOST_UNREAD: usize = 1000;
+
+impl ReadSlots for Slots<'_> {
+    fn slot(&self, number: u64) -> Result<SlotBytes> {
+        Ok(self.read(number).unwrap_or([0; SLOT_BYTES]))
+    }
+}

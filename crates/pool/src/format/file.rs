@@ -1,0 +1,388 @@
+//! Inodes of files, directories and symbolic links.
+//!
+//! | kind | `size_bytes` | `runs` | `part` | `parent` | `seed`, `entries` |
+//! |---|---|---|---|---|---|
+//! | file | of the content; may reach beyond the runs, or end before them | its pages, in order | more runs: a [`RunList`](super::run_list::RunList) | | |
+//! | directory | | | the root of its tree: a [`Node`](super::directory::Node) | the directory it is in | of its names |
+//! | link | of the target | | the target, if it is long: a [`ByteChain`](super::byte_chain::ByteChain) | | |
+//!
+//! An inode without links is in use as long as a process has it open, and is removed when the pool is recovered.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::FormatError;
+use super::inode::{SLOT_BYTES, SlotBytes};
+use super::run::{RawRun, Run};
+use super::run_list::{pack, unpack};
+use super::slot::{check, seal};
+
+/// How such a slot begins.
+pub const MAGIC: [u8; 4] = *b"AQFI";
+/// The most runs in an inode of a file.
+pub const FILE_RUNS: usize = 40;
+/// The longest target of a symbolic link that lies in its inode.
+pub const INLINE_TARGET_BYTES: usize = FILE_RUNS * 8;
+/// The inode of the root directory.
+pub const ROOT_INODE: u64 = 1;
+
+/// What a name leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+}
+
+impl FileKind {
+    pub(super) fn code(self) -> u8 {
+        match self {
+            FileKind::File => 1,
+            FileKind::Directory => 2,
+            FileKind::Link => 3,
+        }
+    }
+
+    pub(super) fn from_code(code: u8) -> Option<FileKind> {
+        match code {
+            1 => Some(FileKind::File),
+            2 => Some(FileKind::Directory),
+            3 => Some(FileKind::Link),
+            _ => None,
+        }
+    }
+}
+
+/// An inode of a file, a directory or a symbolic link, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileInode {
+    /// Its slot.
+    pub number: u64,
+    /// What it is.
+    pub kind: FileKind,
+    /// Whether content and attributes are not to be changed.
+    pub is_immutable: bool,
+    /// How often the slot has been used.
+    pub incarnation: u64,
+    /// Raised whenever its runs change.
+    pub layout_version: u64,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Pages that its runs name, holes not counted.
+    pub pages: u64,
+    /// When it was made, in nanoseconds since 1970. All times may be before.
+    pub created_ns: i64,
+    /// When anything of it was last changed.
+    pub changed_ns: i64,
+    /// When its content was last changed.
+    pub modified_ns: i64,
+    /// When its content was last read, as far as anybody said so.
+    pub accessed_ns: i64,
+    /// Permissions: the lowest 12 bits as `chmod` has them.
+    pub mode: u32,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The group it belongs to.
+    pub gid: u32,
+    /// Names that lead to it; for a directory, 2 and one for each directory in it.
+    pub links: u32,
+    /// The directory that a directory is in; its own number for the root, and 0 for one that was removed.
+    pub parent: u64,
+    /// The first part: see the module's documentation. 0 if there is none.
+    pub part: u64,
+    /// The first slot of its extended attributes, a [`ByteChain`](super::byte_chain::ByteChain); 0 if there are none.
+    pub attributes: u64,
+    /// Of the hashes of the names in a directory.
+    pub seed: u64,
+    /// How many names are in a directory.
+    pub entries: u64,
+    /// The first runs of a file.
+    pub runs: Vec<Run>,
+    /// The target of a symbolic link that has no part.
+    pub target: Vec<u8>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawFile {
+    magic: [u8; 4],
+    kind: U16,
+    flags: U16,
+    number: U64,
+    incarnation: U64,
+    layout_version: U64,
+    size_bytes: U64,
+    pages: U64,
+    created_ns: U64,
+    changed_ns: U64,
+    modified_ns: U64,
+    accessed_ns: U64,
+    mode: U32,
+    uid: U32,
+    gid: U32,
+    links: U32,
+    parent: U64,
+    part: U64,
+    attributes: U64,
+    seed: U64,
+    entries: U64,
+    run_count: U16,
+    reserved: [u8; 46],
+    runs: [RawRun; FILE_RUNS],
+    checksum: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawFile>() == SLOT_BYTES);
+    // Readers look at these two in the image as words: `Core::file_version`.
+    assert!(std::mem::offset_of!(RawFile, incarnation) == 16);
+    assert!(std::mem::offset_of!(RawFile, layout_version) == 24);
+    assert!(std::mem::offset_of!(RawFile, runs) == 184);
+    assert!(std::mem::offset_of!(RawFile, checksum) == 504);
+};
+
+/// Where the runs lie.
+pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
+    let start = std::mem::offset_of!(RawFile, runs);
+    start..start + FILE_RUNS * 8
+};
+
+/// Whether such a slot has a target where others have runs.
+pub(super) fn is_link(bytes: &SlotBytes) -> bool {
+    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
+}
+
+/// What a reader of an open file asks each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileState {
+    /// How often the slot has been used.
+    pub incarnation: u64,
+    /// Raised whenever the runs change.
+    pub layout_version: u64,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// When its content was last changed, in nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Names that lead to it.
+    pub links: u32,
+    /// Whether it is not to be changed.
+    pub is_immutable: bool,
+}
+
+impl FileState {
+    /// From the words of a slot, given by the offset of their first byte; `None` if that is no inode of a file.
+    #[inline]
+    pub(crate) fn read(word: impl Fn(usize) -> u64) -> Option<FileState> {
+        let first = word(0).to_le_bytes();
+        let flags = u16::from_le_bytes([first[6], first[7]]);
+        (first[..4] == MAGIC).then(|| FileState {
+            incarnation: word(Self::INCARNATION_OFFSET),
+            layout_version: word(Self::LAYOUT_VERSION_OFFSET),
+            size_bytes: word(Self::SIZE_OFFSET),
+            modified_ns: word(Self::MODIFIED_OFFSET) as i64,
+            links: (word(Self::LINKS_OFFSET - 4) >> 32) as u32,
+            is_immutable: flags & IMMUTABLE != 0,
+        })
+    }
+
+    const INCARNATION_OFFSET: usize = std::mem::offset_of!(RawFile, incarnation);
+    pub(crate) const LAYOUT_VERSION_OFFSET: usize = std::mem::offset_of!(RawFile, layout_version);
+    const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
+    const MODIFIED_OFFSET: usize = std::mem::offset_of!(RawFile, modified_ns);
+    /// In the second half of its word.
+    const LINKS_OFFSET: usize = std::mem::offset_of!(RawFile, links);
+}
+
+const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
+
+/// Whether that is an inode of a file without links, of bytes that are known to be right.
+pub(crate) fn is_unlinked(bytes: &SlotBytes) -> bool {
+    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.magic == MAGIC && raw.links.get() == 0)
+}
+
+/// What a walk along a path asks of a directory, read where it lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryFields {
+    /// The directory it is in.
+    pub parent: u64,
+    /// The root of its tree.
+    pub part: u64,
+    /// Of the hashes of its names.
+    pub seed: u64,
+}
+
+impl DirectoryFields {
+    /// Of bytes that are known to be right; `None` if that is no directory.
+    #[inline]
+    pub fn read(bytes: &SlotBytes) -> Option<DirectoryFields> {
+        let raw = RawFile::ref_from_bytes(bytes).ok()?;
+        let is_directory =
+            raw.magic == MAGIC && raw.kind.get() == FileKind::Directory.code().into();
+        is_directory.then(|| DirectoryFields {
+            parent: raw.parent.get(),
+            part: raw.part.get(),
+            seed: raw.seed.get(),
+        })
+    }
+}
+
+const IMMUTABLE: u16 = 1;
+
+impl FileInode {
+    /// An inode of this kind, empty, without a name.
+    pub fn new(kind: FileKind, number: u64, incarnation: u64) -> FileInode {
+        FileInode {
+            number,
+            kind,
+            is_immutable: false,
+            incarnation,
+            layout_version: 0,
+            size_bytes: 0,
+            pages: 0,
+            created_ns: 0,
+            changed_ns: 0,
+            modified_ns: 0,
+            accessed_ns: 0,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            links: 0,
+            parent: 0,
+            part: 0,
+            attributes: 0,
+            seed: 0,
+            entries: 0,
+            runs: Vec::new(),
+            target: Vec::new(),
+        }
+    }
+
+    /// As bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] if there are too many runs, or the target is too long.
+    pub fn encode(&self) -> Result<SlotBytes, FormatError> {
+        let mut raw = RawFile {
+            magic: MAGIC,
+            kind: U16::new(self.kind.code().into()),
+            flags: U16::new(if self.is_immutable { IMMUTABLE } else { 0 }),
+            number: U64::new(self.number),
+            incarnation: U64::new(self.incarnation),
+            layout_version: U64::new(self.layout_version),
+            size_bytes: U64::new(self.size_bytes),
+            pages: U64::new(self.pages),
+            created_ns: U64::new(self.created_ns as u64),
+            changed_ns: U64::new(self.changed_ns as u64),
+            modified_ns: U64::new(self.modified_ns as u64),
+            accessed_ns: U64::new(self.accessed_ns as u64),
+            mode: U32::new(self.mode),
+            uid: U32::new(self.uid),
+            gid: U32::new(self.gid),
+            links: U32::new(self.links),
+            parent: U64::new(self.parent),
+            part: U64::new(self.part),
+            attributes: U64::new(self.attributes),
+            seed: U64::new(self.seed),
+            entries: U64::new(self.entries),
+            run_count: U16::new(self.runs.len() as u16),
+            reserved: [0; 46],
+            runs: [RawRun::EMPTY; FILE_RUNS],
+            checksum: U64::ZERO,
+        };
+        pack(&self.runs, &mut raw.runs)?;
+        if self.kind == FileKind::Link {
+            if !self.runs.is_empty() {
+                return Err(FormatError::Field { field: "runs", value: self.runs.len() as u64 });
+            }
+            let place = raw.runs.as_mut_bytes().get_mut(..self.target.len());
+            let len = self.target.len() as u64;
+            place
+                .ok_or(FormatError::Field { field: "target", value: len })?
+                .copy_from_slice(&self.target);
+        }
+        let mut bytes = [0; SLOT_BYTES];
+        bytes.copy_from_slice(raw.as_bytes());
+        seal(&mut bytes);
+        Ok(bytes)
+    }
+
+    /// Reads the inode in slot `number`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &SlotBytes, number: u64) -> Result<FileInode, FormatError> {
+        check(bytes, MAGIC, number)?;
+        Self::decode_unsealed(bytes, number)
+    }
+
+    /// [`FileInode::decode`] of bytes whose checksum was looked at before: those of a pool's metadata in memory.
+    ///
+    /// # Errors
+    /// As for [`FileInode::decode`].
+    pub fn decode_unsealed(bytes: &SlotBytes, number: u64) -> Result<FileInode, FormatError> {
+        if bytes[..4] != MAGIC {
+            return Err(FormatError::Magic);
+        }
+        let raw = RawFile::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
+        let field = |field, value| FormatError::Field { field, value };
+        let code = raw.kind.get();
+        let kind = u8::try_from(code).ok().and_then(FileKind::from_code);
+        let kind = kind.ok_or(field("kind", code.into()))?;
+        let flags = raw.flags.get();
+        if flags & !IMMUTABLE != 0 {
+            return Err(field("flags", flags.into()));
+        }
+        let size_bytes = raw.size_bytes.get();
+        if size_bytes > MAX_FILE_BYTES {
+            return Err(field("size", size_bytes));
+        }
+        let (mut runs, mut target) = (Vec::new(), Vec::new());
+        if kind == FileKind::Link {
+            if raw.part.get() == 0 {
+                let place = raw.runs.as_bytes().get(..size_bytes as usize);
+                target = place.ok_or(field("size", size_bytes))?.to_vec();
+            }
+            let behind = &raw.runs.as_bytes()[target.len()..];
+            let is_whole = raw.run_count.get() == 0 && behind.iter().all(|&byte| byte == 0);
+            if target.contains(&0) || size_bytes == 0 || !is_whole {
+                return Err(field("target", size_bytes));
+            }
+        } else {
+            runs = unpack(&raw.runs, raw.run_count.get().into())?;
+            if kind == FileKind::Directory && !runs.is_empty() {
+                return Err(field("runs", runs.len() as u64));
+            }
+        }
+        Ok(FileInode {
+            number,
+            kind,
+            is_immutable: flags & IMMUTABLE != 0,
+            incarnation: raw.incarnation.get(),
+            layout_version: raw.layout_version.get(),
+            size_bytes,
+            pages: raw.pages.get(),
+            created_ns: raw.created_ns.get() as i64,
+            changed_ns: raw.changed_ns.get() as i64,
+            modified_ns: raw.modified_ns.get() as i64,
+            accessed_ns: raw.accessed_ns.get() as i64,
+            mode: raw.mode.get(),
+            uid: raw.uid.get(),
+            gid: raw.gid.get(),
+            links: raw.links.get(),
+            parent: raw.parent.get(),
+            part: raw.part.get(),
+            attributes: raw.attributes.get(),
+            seed: raw.seed.get(),
+            entries: raw.entries.get(),
+            runs,
+            target,
+        })
+    }
+}
+
+/// The longest file: as many pages as a pool can have. What a sparse file of that size names fits into the pool.
+pub const MAX_FILE_BYTES: u64 = super::run::MAX_PAGES * super::PAGE_BYTES;

@@ -1,0 +1,435 @@
+//! Freed pages, until they may be used again.
+//!
+//! ```text
+//!   a change frees a run ──▶ freed: a ring, in the order of the log
+//!                              │ the durable tail has passed the record     (rules 1 and 2)
+//!                              ├─▶ nobody pins it: free
+//!                              └─▶ held: a list, looked at again at each checkpoint ──▶ free
+//! ```
+//!
+//! # The tail
+//! When the *durable tail* has passed the record that freed a page, that record is durable and at its place, so no
+//! crash brings the old name back (rule 2); and no record before it, with content for this page, will ever
+//! be replayed over a new owner (rule 1), because what was logged for the page was logged before it was freed.
+//!
+//! # Pins
+//! Each entry says whose the run was, and the layout version before the change. A pin of that version or of an older one keeps it
+//! ([`PinSet::covers`]). Entries that pins keep go on to `held`, so that a view that lives long keeps what it sees and nothing else. Only when
+//! `held` is full the ring waits, and when the ring is full as well, nothing more can be freed: [`PoolError::TooMuchPinned`].
+//!
+//! Nothing is looked at as long as no entry's time has come, which the tail decides; then all pins are looked at once, for all entries.
+//!
+//! # Runs that change their inode
+//! A reader that pins inode A does not pin what went from A to B, and is freed by B. So a run that a change takes from one inode
+//! to another is noted in `moved` with its first one, until nobody pins that any more, and keeps what overlaps with it.
+//!
+//! # A death in between
+//! Each list is changed so that its next holder can go on, whatever was done last:
+//!
+//! | list | a death may leave | why that is no harm |
+//! |---|---|---|
+//! | `freed` | noted by a change, and not in the image yet | the change is applied again, and finds its own notes |
+//! | `freed` → `held` | the run in both | [`settle`] finishes the step |
+//! | `held`, `moved` | the last entry twice, or an empty entry | the same look decides about both |
+//! | map of used pages | anything | it is computed anew from all of these |
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use crate::alloc::{self, from_word, to_word};
+use crate::core::{Core, Locked};
+use crate::error::{PoolError, Result};
+use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
+use crate::format::run::Run;
+use crate::format::slot::{named_runs, owner_of_runs};
+use crate::image::load_slot;
+use crate::mutant::{self, Mutant};
+use crate::pins::{PinSet, PinValue};
+use crate::point;
+use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED};
+
+/// A run, and the inode and layout version it is, or was, named by.
+type Owned = (Run, PinValue);
+
+/// The pages of `runs` that are not in `others`, in order.
+fn without(mut runs: Vec<Owned>, others: &[Owned]) -> Vec<Owned> {
+    runs.sort_unstable();
+    let mut left = Vec::new();
+    let mut others = others.iter().map(|(run, _)| *run).peekable();
+    for (run, owner) in runs {
+        let mut page = run.start_page;
+        while page < run.end_page() {
+            // What ends before this page takes nothing from it, nor from any page behind.
+            while others.next_if(|other| other.end_page() <= page).is_some() {}
+            let next = others.peek().map_or(run.end_page(), |other| other.start_page);
+            if next > page {
+                let end_page = next.min(run.end_page());
+                left.push((Run { start_page: page, pages: end_page - page }, owner));
+            }
+            page = others.peek().map_or(run.end_page(), |other| other.end_page());
+        }
+    }
+    left
+}
+
+/// The pages of `before` that another inode has in `after`. Both in order, and no page twice in either.
+fn between_inodes(before: &[Owned], after: &[Owned]) -> Vec<Owned> {
+    let (mut moved, mut at_before, mut at_after) = (Vec::<Owned>::new(), 0, 0);
+    while let (Some((old, from)), Some((new, to))) = (before.get(at_before), after.get(at_after)) {
+        let start_page = old.start_page.max(new.start_page);
+        let end_page = old.end_page().min(new.end_page());
+        if start_page < end_page && from.inode() != to.inode() {
+            match moved.last_mut() {
+                Some((last, owner)) if last.end_page() == start_page && owner == from => {
+                    last.pages += end_page - start_page;
+                }
+                _ => moved.push((Run { start_page, pages: end_page - start_page }, *from)),
+            }
+        }
+        match old.end_page() <= new.end_page() {
+            true => at_before += 1,
+            false => at_after += 1,
+        }
+    }
+    moved
+}
+
+/// What slots name before and after a change of the image, each in order.
+struct Change {
+    before: Vec<Owned>,
+    after: Vec<Owned>,
+}
+
+impl Change {
+    /// Of these slots, before it is applied.
+    fn of<'a>(core: &Core, slots: impl Iterator<Item = (u64, &'a SlotBytes)>) -> Change {
+        let mut change = Change { before: Vec::new(), after: Vec::new() };
+        let mut runs = Vec::new();
+        let mut add = |bytes: &SlotBytes, number: u64, list: &mut Vec<Owned>| {
+            named_runs(bytes, &mut runs);
+            if !runs.is_empty() {
+                let inode = owner_of_runs(bytes, number);
+                let version = core.file_version(inode).map_or(0, |(_, version)| version);
+                let owner = PinValue::of_freed(inode, version);
+                list.extend(runs.drain(..).map(|run| (run, owner)));
+            }
+        };
+        for (number, bytes) in
+            slots.filter(|(number, _)| (1..core.segment.slots()).contains(number))
+        {
+            add(&load_slot(&core.segment, number), number, &mut change.before);
+            add(bytes, number, &mut change.after);
+        }
+        change.before.sort_unstable();
+        change.after.sort_unstable();
+        change
+    }
+
+    fn moved(&self) -> Vec<Owned> {
+        between_inodes(&self.before, &self.after)
+    }
+}
+
+/// Notes what a change of slots does to pages, before it is applied:
+///
+/// * those that one of the slots named before, and none does after, stay used until [`release`];
+/// * those that go from one inode to another;
+/// * those that are not fresh any more: what nobody uses of them is zero as far as is known.
+pub(crate) fn note_change<'a>(
+    locked: &Locked<'_>,
+    slots: impl Iterator<Item = (u64, &'a SlotBytes)> + Clone,
+    end_lsn: u64,
+) {
+    let core = locked.core();
+    for (_, bytes) in slots.clone().filter(|(number, _)| *number == HEAD_SLOT) {
+        if let Ok(head) = PoolHead::decode(bytes) {
+            alloc::raise_fresh(locked, head.fresh_from_page);
+        }
+    }
+    let change = Change::of(core, slots);
+    if change.before == change.after {
+        return;
+    }
+    for (run, _) in without(change.after.clone(), &change.before) {
+        alloc::mark_used(locked, run);
+    }
+    let control = locked.control();
+    for moved in change.moved() {
+        note_moved(control, moved);
+    }
+    // After a death in between, this is done again: what was noted for this record is behind all others.
+    let noted: Vec<Run> = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
+        .rev()
+        .map(|index| entry(control, index))
+        .take_while(|freed| freed.lsn.load(Relaxed) == end_lsn)
+        .map(|freed| freed.kept.get().0)
+        .collect();
+    for (run, owner) in without(change.before, &change.after) {
+        if noted.contains(&run) {
+            continue;
+        }
+        if mutant::is(core.mutant, Mutant::EarlyReuse) {
+            alloc::mark_free(locked, run);
+            continue;
+        }
+        // A transaction made sure that there is an entry; recovery frees all at its end.
+        if freed_left(control) > 0 {
+            let next = control.freed_next.load(Relaxed);
+            let freed = entry(control, next);
+            freed.kept.set((run, owner));
+            freed.lsn.store(end_lsn, Relaxed);
+            point::pass("apply-noting");
+            // Release: the entry counts from here on.
+            control.freed_next.store(next + 1, Release);
+        }
+    }
+}
+
+fn note_moved(control: &Control, moved: Owned) {
+    let count = control.moved_count.load(Relaxed) as usize;
+    let is_noted = control.moved[..count].iter().any(|kept| kept.get() == moved);
+    // A transaction made sure that there is an entry; recovery forgets all at its end.
+    if !is_noted && count < MOVED {
+        control.moved[count].set(moved);
+        // Release: the entry counts from here on.
+        control.moved_count.store(count as u64 + 1, Release);
+        point::pass("apply-moved");
+    }
+}
+
+impl Kept {
+    fn get(&self) -> Owned {
+        let owner = PinValue::from_bits(self.owner.load(Relaxed));
+        (from_word(self.run.load(Relaxed)), owner)
+    }
+
+    /// In between it is empty.
+    fn set(&self, (run, owner): Owned) {
+        self.run.store(0, Relaxed);
+        self.owner.store(owner.to_bits(), Relaxed);
+        self.run.store(to_word(run), Relaxed);
+    }
+}
+
+fn entry(control: &Control, index: u64) -> &Freed {
+    &control.freed[index as usize % FREED]
+}
+
+fn freed_left(control: &Control) -> usize {
+    let noted = control.freed_next.load(Relaxed) - control.freed_first.load(Relaxed);
+    FREED - noted as usize
+}
+
+/// All pins and what they keep, as of one look.
+struct Look<'a> {
+    core: &'a Core,
+    pins: PinSet,
+    /// Runs that were another inode's and are pinned as such.
+    moved: Vec<Run>,
+}
+
+impl<'a> Look<'a> {
+    fn new(locked: &'a Locked<'_>) -> Look<'a> {
+        let (core, control) = (locked.core(), locked.control());
+        let pins = core.pins.look(&core.membership);
+        let mut look = Look { core, pins, moved: Vec::new() };
+        drop_unless(&control.moved, &control.moved_count, |(run, owner)| {
+            let is_kept = look.covers(owner);
+            if is_kept {
+                look.moved.push(run);
+            }
+            is_kept
+        });
+        look
+    }
+
+    fn covers(&self, owner: PinValue) -> bool {
+        self.pins.len() > 0 && {
+            let version = self.core.file_version(owner.inode()).map(|(_, version)| version);
+            self.pins.covers(owner, version)
+        }
+    }
+
+    fn keeps(&self, (run, owner): Owned) -> bool {
+        self.covers(owner) || self.moved.iter().any(|moved| moved.overlaps(run))
+    }
+}
+
+/// Leaves those entries of a list that `is_kept` says.
+fn drop_unless(list: &[Kept], count: &AtomicU64, mut is_kept: impl FnMut(Owned) -> bool) {
+    let mut index = 0;
+    while index < count.load(Relaxed) as usize {
+        let found = list[index].get();
+        if !found.0.is_empty() && is_kept(found) {
+            index += 1;
+            continue;
+        }
+        let last = count.load(Relaxed) as usize - 1;
+        if index != last {
+            list[index].set(list[last].get());
+        }
+        point::pass("held-moved");
+        // Release: the last entry is where it belongs.
+        count.store(last as u64, Release);
+    }
+}
+
+/// Frees the runs whose time has come. Called with the metadata mutex.
+pub(crate) fn release(locked: &Locked<'_>) {
+    let control = locked.control();
+    let passed_lsn = match mutant::is(locked.core().mutant, Mutant::NoRevoke) {
+        false => control.tail_lsn.load(Relaxed),
+        true => control.durable_lsn.load(Relaxed),
+    };
+    let due = || {
+        let first = control.freed_first.load(Relaxed);
+        (first != control.freed_next.load(Relaxed))
+            .then(|| (first, entry(control, first)))
+            .filter(|(_, freed)| freed.lsn.load(Relaxed) <= passed_lsn)
+    };
+    // What the pins keep is looked at when the tail has moved, and not each time.
+    if due().is_none() || control.freed_looked_lsn.load(Relaxed) == passed_lsn {
+        return;
+    }
+    let look = Look::new(locked);
+    while let Some((first, freed)) = due() {
+        let found = freed.kept.get();
+        if !look.keeps(found) {
+            alloc::mark_free(locked, found.0);
+            point::pass("release-run");
+        } else if !hold(control, found) {
+            control.freed_looked_lsn.store(passed_lsn, Relaxed);
+            return;
+        }
+        // Release: who dies before this frees the run twice, before anybody can have taken it.
+        control.freed_first.store(first + 1, Release);
+        point::pass("release-count");
+    }
+}
+
+/// Moves a run on to `held`; false if that is full.
+fn hold(control: &Control, found: Owned) -> bool {
+    let count = control.held_count.load(Relaxed) as usize;
+    let (run, owner) = found;
+    if let Some(last) = count.checked_sub(1).map(|last| &control.held[last]) {
+        let (before, of) = last.get();
+        let merged = Run { pages: before.pages + run.pages, ..before };
+        // As one word, so that a death leaves the one or the other.
+        if of == owner && before.end_page() == run.start_page && alloc::is_one_run(merged) {
+            last.run.store(to_word(merged), Relaxed);
+            point::pass("held-noted");
+            return true;
+        }
+    }
+    if count == HELD {
+        return false;
+    }
+    control.held[count].set(found);
+    control.held_count.store(count as u64 + 1, Release);
+    point::pass("held-noted");
+    true
+}
+
+/// Frees what has waited for pins that are gone, and then as [`release`].
+pub(crate) fn look_again(locked: &Locked<'_>) {
+    let control = locked.control();
+    if control.held_count.load(Relaxed) != 0 || control.moved_count.load(Relaxed) != 0 {
+        let look = Look::new(locked);
+        drop_unless(&control.held, &control.held_count, |found| {
+            let is_kept = look.keeps(found);
+            if !is_kept {
+                alloc::mark_free(locked, found.0);
+                point::pass("held-freed");
+            }
+            is_kept
+        });
+    }
+    control.freed_looked_lsn.store(u64::MAX, Relaxed);
+    release(locked);
+}
+
+/// Finishes what a dead process was doing: the run that it was moving on is in both lists.
+pub(crate) fn settle(control: &Control) {
+    let first = control.freed_first.load(Relaxed);
+    let count = control.held_count.load(Relaxed) as usize;
+    if first == control.freed_next.load(Relaxed) || count == 0 {
+        return;
+    }
+    let ((run, owner), (held, of)) =
+        (entry(control, first).kept.get(), control.held[count - 1].get());
+    if owner == of && held.start_page <= run.start_page && run.end_page() <= held.end_page() {
+        control.freed_first.store(first + 1, Release);
+    }
+}
+
+/// Forgets everything: nobody names freed pages in a pool that was just recovered, and nobody has a pin.
+pub(crate) fn forget(locked: &Locked<'_>) {
+    let control = locked.control();
+    control.freed_first.store(control.freed_next.load(Relaxed), Relaxed);
+    control.held_count.store(0, Relaxed);
+    control.moved_count.store(0, Relaxed);
+}
+
+/// Freed runs that wait for the tail, and such that wait for pins.
+pub(crate) fn waiting(control: &Control) -> (impl Iterator<Item = Run>, impl Iterator<Item = Run>) {
+    let ring = control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed);
+    let held = (control.held_count.load(Relaxed) as usize).min(HELD);
+    (
+        ring.take(FREED).map(|index| entry(control, index).kept.get().0),
+        control.held[..held].iter().map(|kept| kept.get().0),
+    )
+}
+
+/// Whether a transaction that changes these slots, and frees at most `freed` runs, can be noted.
+pub(crate) fn has_room<'a>(
+    locked: &Locked<'_>,
+    slots: impl Iterator<Item = (u64, &'a SlotBytes)>,
+    freed: usize,
+) -> Result<bool> {
+    let control = locked.control();
+    let moved = Change::of(locked.core(), slots).moved().len();
+    if moved > MOVED || freed > FREED {
+        return Err(PoolError::Parameter {
+            what: "the number of changed inodes, or of runs that change theirs,",
+            value: format!("{freed} or {moved}"),
+            reason: "the lists of pages that are freed or exchanged could never hold theirs; use several transactions",
+        });
+    }
+    Ok(freed_left(control) >= freed && MOVED - control.moved_count.load(Relaxed) as usize >= moved)
+}
+
+/// Whether it is pins, and not only the tail, that what was freed or exchanged waits for.
+pub(crate) fn check_not_pinned(locked: &Locked<'_>) -> Result<()> {
+    let control = locked.control();
+    let held_runs = control.held_count.load(Relaxed);
+    match held_runs as usize == HELD || control.moved_count.load(Relaxed) > 0 {
+        true => Err(PoolError::TooMuchPinned { held_runs }),
+        false => Ok(()),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn owned(inode: u64, start_page: u64, pages: u64) -> Owned {
+        (Run { start_page, pages }, PinValue::of_freed(inode, 3))
+    }
+
+    #[test]
+    fn pages_that_stay_are_not_freed() {
+        let before = vec![owned(1, 10, 10), owned(2, 30, 5)];
+        let after = [owned(1, 12, 3), owned(3, 30, 1), owned(3, 34, 9)];
+        let left = without(before, &after);
+        assert_eq!(left, [owned(1, 10, 2), owned(1, 15, 5), owned(2, 31, 3)]);
+    }
+
+    #[test]
+    fn pages_that_change_their_inode_are_found() {
+        let before = [owned(1, 10, 10), owned(2, 20, 5), owned(2, 25, 5)];
+        let after = [owned(1, 10, 4), owned(2, 14, 8), owned(3, 22, 3), owned(3, 25, 1)];
+        let moved = between_inodes(&before, &after);
+        assert_eq!(moved, [owned(1, 14, 6), owned(2, 22, 4)]);
+        assert_eq!(between_inodes(&before, &before), []);
+    }
+}

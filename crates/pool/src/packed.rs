@@ -1,0 +1,236 @@
+//! Packed records: changes that are visible to all processes at once, and durable when somebody asks for it.
+//!
+//! ```text
+//!     one append, PACKED                            page boundary
+//!  ───┬──────────┬──────────┬─────────┬─────────────┬───
+//!     │ record   │ record   │ record  │ close       │ next append
+//!  ───┴──────────┴──────────┴─────────┴─────────────┴───
+//!                                     ▲ not there yet while more records may follow
+//! ```
+//!
+//! The module [`log`](crate::log) says how they become durable. Here are the steps, each of which a process may die in:
+//!
+//! | step | with the metadata mutex | a death after it leaves |
+//! |---|---|---|
+//! | the record is written behind the end | yes | bytes that do not count: the next holder erases them, so that they never will |
+//! | the end is moved | yes | a record that counts and is not applied: [`Core::repair_packed`] |
+//! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder leaves it to whoever needs it |
+//! | the append is taken over | yes | an append whose owner is dead: the next one takes it |
+//! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be done again |
+//!
+//! Behind a packed record there is always room for a close, in its page or with the next one, and before the end of the ring: an
+//! append never crosses that.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use crate::core::{Core, Locked};
+use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
+use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
+use crate::image;
+use crate::log::{Append, FailureKind};
+use crate::media::{ByteRange, PersistenceDomain};
+use crate::mutant::{self, Mutant};
+use crate::point;
+use crate::segment::append;
+
+/// How much of a packed append is written at a time.
+const CHUNK_BYTES: u64 = 4 << 20;
+/// The longest packed append: then a new one begins, so that making the first durable does not take for ever.
+const MAX_PACKED_BYTES: u64 = 16 << 20;
+
+/// Where a packed record will lie.
+pub(crate) struct PackedPlace {
+    index: u64,
+    pub lsn: u64,
+    pub acknowledged_lsn: u64,
+}
+
+impl Core {
+    /// Space before the end of the ring.
+    fn to_end_of_ring(&self, lsn: u64) -> u64 {
+        let log_bytes = self.layout.log().len_bytes;
+        log_bytes - lsn % log_bytes
+    }
+
+    /// The append that packed records are being added to, with its end.
+    fn open_packed(&self) -> Option<(u64, u64)> {
+        let control = self.control();
+        let next = control.pending_next.load(Relaxed);
+        let last =
+            next.checked_sub(1).filter(|last| *last >= control.pending_first.load(Relaxed))?;
+        let pending = self.pending(last);
+        (pending.state.load(Relaxed) == append::PACKED)
+            .then(|| (last, pending.end_lsn.load(Relaxed)))
+    }
+
+    /// A place for a packed record of `len_bytes`; `None` if the log has no room for it now.
+    pub fn place_packed(&self, locked: &Locked<'_>, len_bytes: u64) -> Result<Option<PackedPlace>> {
+        // With a close behind it and one before it, each up to a page boundary.
+        if !self.has_room(len_bytes + 4 * PAGE_BYTES) || !self.has_entries(4) {
+            return Ok(None);
+        }
+        let is_full = |lsn, end_lsn| {
+            let left = self.to_end_of_ring(end_lsn);
+            end_lsn - lsn + len_bytes > MAX_PACKED_BYTES || len_bytes + MIN_CLOSE_BYTES > left
+        };
+        let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
+        if let Some((index, end_lsn)) = self.open_packed() {
+            if !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
+                return Ok(Some(PackedPlace { index, lsn: end_lsn, acknowledged_lsn }));
+            }
+            self.close_packed(locked)?;
+        }
+        let mut lsn = self.head_lsn();
+        if is_full(lsn, lsn) {
+            // What is left of the ring is closed by itself.
+            self.begin_packed(lsn);
+            self.write_close(locked, self.to_end_of_ring(lsn))?;
+            lsn = self.head_lsn();
+        }
+        Ok(Some(PackedPlace { index: self.begin_packed(lsn), lsn, acknowledged_lsn }))
+    }
+
+    fn begin_packed(&self, lsn: u64) -> u64 {
+        self.push_pending(lsn, lsn, append::PACKED, true, append::NOTHING)
+    }
+
+    /// Writes a packed record: from now on it counts, for all processes.
+    pub fn publish_packed(&self, place: &PackedPlace, record: &[u8], exposes: bool) -> Result<()> {
+        let write = || self.store(self.position(place.lsn), record);
+        // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
+        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))?;
+        if exposes {
+            // Before the end: it is never too few.
+            self.pending(place.index).exposes.store(1, Relaxed);
+        }
+        point::pass("packed-written");
+        // Release: who sees the end sees the record.
+        let end_lsn = place.lsn + record.len() as u64;
+        self.pending(place.index).end_lsn.store(end_lsn, Release);
+        point::pass("packed-published");
+        Ok(())
+    }
+
+    /// Closes packed records, if there are any that more could follow: what is appended next begins a page.
+    pub fn close_packed(&self, locked: &Locked<'_>) -> Result<()> {
+        let Some((index, end_lsn)) = self.open_packed() else { return Ok(()) };
+        if self.pending(index).lsn.load(Relaxed) == end_lsn {
+            // Nothing was added since it was begun.
+            self.control().pending_next.store(index, Release);
+            return Ok(());
+        }
+        let in_page = PAGE_BYTES - end_lsn % PAGE_BYTES;
+        self.write_close(
+            locked,
+            match in_page >= MIN_CLOSE_BYTES {
+                true => in_page,
+                false => in_page + PAGE_BYTES,
+            },
+        )
+    }
+
+    fn write_close(&self, _locked: &Locked<'_>, len_bytes: u64) -> Result<()> {
+        let (index, lsn) = self.open_packed().expect("the caller has looked, or begun one");
+        let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
+        let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
+        let write = || self.store(self.position(lsn), &close);
+        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))?;
+        let end_lsn = lsn + len_bytes;
+        self.pending(index).close_lsn.store(lsn, Relaxed);
+        self.pending(index).end_lsn.store(end_lsn, Release);
+        point::pass("packed-closed");
+        // Before the position of what is applied, by which whoever repairs after a death here finds the close.
+        self.pending(index).state.store(append::ABANDONED, Release);
+        // All before it is applied, or the mutex could not be held.
+        self.control().metadata_lsn.store(end_lsn, Release);
+        Ok(())
+    }
+
+    /// Closes what is packed, so that everything up to the returned position can become durable.
+    pub fn close_log(&self) -> Result<u64> {
+        let locked = self.lock()?;
+        self.close_packed(&locked)?;
+        Ok(self.head_lsn())
+    }
+
+    /// Completes what a dead process was doing to packed records: applies the one that it had published and not applied,
+    /// and leaves an append that it had closed to whoever needs it.
+    pub fn repair_packed(&self, locked: &Locked<'_>, index: u64) -> Result<()> {
+        let (control, pending) = (self.control(), self.pending(index));
+        let end_lsn = pending.end_lsn.load(Relaxed);
+        let mut lsn = pending.lsn.load(Relaxed).max(control.metadata_lsn.load(Relaxed));
+        let mut is_closed = false;
+        while lsn < end_lsn {
+            let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
+            image::apply(locked, &record);
+            is_closed = record.header.is_close;
+            lsn = record.header.end_lsn();
+        }
+        if pending.state.load(Relaxed) != append::PACKED {
+            return Ok(());
+        }
+        if is_closed {
+            pending.state.store(append::ABANDONED, Release);
+            return Ok(());
+        }
+        // What it had written behind the end and not published has not happened, for all who look from now on. It names pages
+        // that are free now: if it counted for who recovers the pool after the death of all, it would show what
+        // they are used for next.
+        let erased = self.store(self.position(end_lsn), &[0; HEADER_BYTES]);
+        erased.inspect_err(|error| self.fail_log(error))
+    }
+
+    fn fail_log(&self, error: &PoolError) {
+        let code = match error {
+            PoolError::Media(error) => error.source.raw_os_error(),
+            _ => None,
+        };
+        let source = std::io::Error::from_raw_os_error(code.unwrap_or(libc::EIO));
+        self.fail(FailureKind::Log, &source);
+    }
+
+    /// Makes a packed append durable, which is closed and this process's by now.
+    pub fn harden(&self, mut append: Append) -> Result<()> {
+        let pending = self.pending(append.index());
+        let mut exposed = Vec::new();
+        let mut lsn = append.lsn;
+        // Where nothing is ever written back, nobody has to know what would be.
+        let asks = pending.exposes.load(Relaxed) != 0
+            && self.media.domain() != PersistenceDomain::Volatile;
+        while asks && lsn < append.end_lsn {
+            let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
+            exposed.extend(record.exposed());
+            lsn = record.header.end_lsn();
+        }
+        let close_lsn = pending.close_lsn.load(Relaxed);
+        let close = self.read_record(close_lsn);
+        let close = close.map_err(|error| self.fail_unreadable(close_lsn, error))?.header;
+        if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
+            self.make_durable(&exposed)?;
+        }
+        point::pass("packed-flushed");
+        let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
+        self.store(mark_position, &close.close_mark())?;
+        point::pass("packed-marked");
+        self.write_packed(append.lsn, append.end_lsn)?;
+        self.complete(&mut append)
+    }
+
+    /// Makes this part of the log durable as it is.
+    fn write_packed(&self, lsn: u64, end_lsn: u64) -> Result<()> {
+        let (position, len_bytes) = (self.position(lsn), end_lsn - lsn);
+        if self.media.domain() != PersistenceDomain::PageCache {
+            let range = ByteRange { offset_bytes: position, len_bytes };
+            let written = self.media.write_back(&[range]).and_then(|()| self.media.flush());
+            return Ok(written.inspect_err(|error| self.fail(FailureKind::Log, &error.source))?);
+        }
+        let mut bytes = vec![0; CHUNK_BYTES.min(len_bytes) as usize];
+        for done in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
+            let chunk = &mut bytes[..CHUNK_BYTES.min(len_bytes - done) as usize];
+            self.media.read_at(position + done, chunk)?;
+            self.write_log(lsn + done, chunk)?;
+        }
+        Ok(())
+    }
+}

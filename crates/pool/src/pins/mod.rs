@@ -1,0 +1,413 @@
+//! Pins: readers say which pages they look at, so that these are not used again under them.
+//!
+//! A pin is one word in shared memory ([`word`] says what is in it and why the order of loads and stores suffices; [`memory`],
+//! where it lies). Setting one and taking it away is a store each, without a system call or a lock, in words that a handle has for
+//! itself. Nobody is asked and nobody waits: whoever frees pages looks at the pins before it gives them out again ([`freed`](crate::freed)).
+//!
+//! # Blocks
+//! Words come in blocks of 512 that a handle *claims*. Its claim lasts as long as the lock it holds on the block's byte of the pool
+//! file (a shared lock, since readers cannot take others), so a process that dies, however, has no pins from then on, and one that is
+//! stopped keeps them.
+//!
+//! | step of a claim | afterwards |
+//! |---|---|
+//! | nobody has the byte locked | |
+//! | lock it | others let the block be |
+//! | still nobody *else* has it locked | of two that came this far at once at least one sees the other, and both or one of them goes on to another block |
+//! | the owner's number becomes this handle's, by compare-and-swap | |
+//! | all words are cleared: they may be a dead process's | whoever looks sees no pins |
+//! | the block is one of this handle's | |
+//!
+//! Whoever looks and finds pins in a block that nobody has locked claims it the same way, clears it, and gives it up.
+//!
+//! # Open
+//! An *open* pin says that somebody uses an inode, and nothing about its pages. It keeps a file that has no name any more in existence: its inode
+//! is given back by whoever takes the last open pin away, or when the pool is recovered. Who opens a file pins it *and then* looks whether it still has a
+//! name; who removes the last name *first* makes that visible, in a transaction of its own, *and then* looks for open pins. So at
+//! least one of them sees the other.
+//!
+//! In a forked child pins are inert: they stay the parent's.
+
+mod memory;
+mod word;
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+
+use uuid::Uuid;
+
+use self::memory::PinMemory;
+pub(crate) use self::memory::{BLOCK_PINS, BLOCKS};
+use self::word::PinWord;
+pub(crate) use self::word::{PinSet, PinValue};
+use crate::core::Core;
+use crate::create::new_uuid;
+use crate::error::{PoolError, Result};
+use crate::membership::{Byte, Membership};
+use crate::pool::Pool;
+
+use aquifer_sys::lock::LockKind;
+
+/// How many words are looked at for a free one before another block is claimed.
+const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
+/// How far apart threads begin: two cache lines.
+const THREAD_PINS: usize = 16;
+
+/// The number of threads that have set a pin.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Where this thread looks for a free word first, in any pool.
+    static NEXT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+fn next_of_thread() -> usize {
+    NEXT.with(|next| match next.get() {
+        usize::MAX => {
+            // Relaxed: a count.
+            let first = THREADS.fetch_add(1, Relaxed) % (BLOCK_PINS / THREAD_PINS) * THREAD_PINS;
+            next.set(first);
+            first
+        }
+        place => place,
+    })
+}
+
+/// The pins of all handles, as one of them sees them.
+pub(crate) struct Pins {
+    memory: PinMemory,
+    /// This handle's number in the blocks it owns.
+    nonce: u64,
+    /// Blocks of this handle, in the order of their places; as many as `own_count`.
+    own: Box<[AtomicU32]>,
+    own_count: AtomicUsize,
+    claiming: Mutex<()>,
+}
+
+impl Pins {
+    fn new(memory: PinMemory) -> Result<Pins> {
+        Ok(Pins {
+            memory,
+            nonce: new_uuid()?.as_u64_pair().1 | 1,
+            own: (0..BLOCKS).map(|_| AtomicU32::new(0)).collect(),
+            own_count: AtomicUsize::new(0),
+            claiming: Mutex::new(()),
+        })
+    }
+
+    /// Makes the pins of a segment that others can open.
+    pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<Pins> {
+        Pins::new(PinMemory::create(name, pool, mode)?)
+    }
+
+    /// Opens those that another process made.
+    pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
+        Pins::new(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+    }
+
+    /// Pins that nobody else sees.
+    pub fn private() -> Result<Pins> {
+        Pins::new(PinMemory::private()?)
+    }
+
+    /// Sets a pin. Returns its place.
+    #[inline]
+    fn set(&self, members: &Membership, value: PinValue) -> Result<usize> {
+        loop {
+            // Acquire: pairs with the Release in `claim`; the blocks are there, and cleared.
+            let places = self.own_count.load(Acquire) * BLOCK_PINS;
+            if let Some(place) = self.set_within(places, places.min(MOST_LOOKED_AT), value) {
+                return Ok(place);
+            }
+            if let Err(full) = self.claim(members, places) {
+                // There may be one further on.
+                return self.set_within(places, places, value).ok_or(full);
+            }
+        }
+    }
+
+    #[inline]
+    fn set_within(&self, places: usize, most: usize, value: PinValue) -> Option<usize> {
+        let mut place = next_of_thread();
+        for _ in 0..most {
+            if place >= places {
+                place = 0;
+            }
+            let (block, index) = self.locate(place);
+            // Relaxed: before the pin itself, which whoever looks sees together with this.
+            let used_words = &self.memory.owner(block).used_words;
+            if used_words.load(Relaxed) <= index as u64 {
+                used_words.fetch_max(index as u64 + 1, Relaxed);
+            }
+            if self.memory.block(block)[index].try_set(value) {
+                NEXT.with(|next| next.set(place + 1));
+                return Some(place);
+            }
+            place += 1;
+        }
+        None
+    }
+
+    #[inline]
+    fn locate(&self, place: usize) -> (usize, usize) {
+        // Relaxed: the place is one that `own_count` covers.
+        (self.own[place / BLOCK_PINS].load(Relaxed) as usize, place % BLOCK_PINS)
+    }
+
+    #[inline]
+    fn clear(&self, place: usize) {
+        let (block, index) = self.locate(place);
+        self.memory.block(block)[index].clear();
+        // It is in the cache.
+        NEXT.with(|next| next.set(place));
+    }
+
+    /// Claims another block, unless another thread has done it since there were `places`.
+    #[cold]
+    fn claim(&self, members: &Membership, places: usize) -> Result<()> {
+        let _claiming = self.claiming.lock().unwrap_or_else(|broken| broken.into_inner());
+        let count = self.own_count.load(Relaxed);
+        if count * BLOCK_PINS != places {
+            return Ok(());
+        }
+        // Who collides with somebody at the last free block tries once more.
+        for block in (0..BLOCKS).chain(0..BLOCKS) {
+            if self.memory.owner(block).nonce.load(Relaxed) == self.nonce
+                || !self.take_block(members, block)
+            {
+                continue;
+            }
+            // AcqRel: before any pin in the block.
+            self.memory.used_blocks().fetch_max(block as u64 + 1, AcqRel);
+            self.own[count].store(block as u32, Relaxed);
+            // Release: pairs with `set`.
+            self.own_count.store(count + 1, Release);
+            NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
+            return Ok(());
+        }
+        Err(PoolError::TooManyPins { limit: BLOCKS * BLOCK_PINS })
+    }
+
+    /// Makes a block that nobody has this handle's, without pins. See the module's documentation.
+    fn take_block(&self, members: &Membership, block: usize) -> bool {
+        let byte = Byte::PinBlock(block);
+        let is_taken = || members.is_locked_by_other(byte, LockKind::Exclusive);
+        let owner = self.memory.owner(block);
+        if self.memory.is_shared() {
+            if is_taken() || !members.try_lock(byte, LockKind::Shared).unwrap_or(false) {
+                return false;
+            }
+            if is_taken() {
+                members.unlock(byte);
+                return false;
+            }
+        }
+        let before = owner.nonce.load(Acquire);
+        if owner.nonce.compare_exchange(before, self.nonce, AcqRel, Relaxed).is_err() {
+            members.unlock(byte);
+            return false;
+        }
+        self.memory.block(block).iter().for_each(|word| word.store(0, Relaxed));
+        owner.used_words.store(0, Release);
+        true
+    }
+
+    fn give_up_block(&self, members: &Membership, block: usize) {
+        // Release: the block is cleared.
+        self.memory.owner(block).nonce.store(0, Release);
+        if self.memory.is_shared() {
+            members.unlock(Byte::PinBlock(block));
+        }
+    }
+
+    /// Looks at all pins. Whoever sets one later finds everything that the caller has stored before.
+    ///
+    /// With the metadata mutex, and so not while another one looks here.
+    pub fn look(&self, members: &Membership) -> PinSet {
+        self.look_for(members, |_| true)
+    }
+
+    fn look_for(&self, members: &Membership, is_wanted: impl Fn(PinValue) -> bool) -> PinSet {
+        std::sync::atomic::AtomicU64::fence_before_look();
+        let mut values = Vec::new();
+        // Relaxed, here and below: stored before the first pin of the block, so seen if that is.
+        let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(BLOCKS);
+        for block in 0..used_blocks {
+            let owner = self.memory.owner(block);
+            let nonce = owner.nonce.load(Relaxed);
+            if nonce == 0 {
+                continue;
+            }
+            let used_words = (owner.used_words.load(Relaxed) as usize).min(BLOCK_PINS);
+            let words = &self.memory.block(block)[..used_words];
+            let first = values.len();
+            values.extend(words.iter().filter_map(PinWord::get).filter(|value| is_wanted(*value)));
+            let is_own = nonce == self.nonce || !self.memory.is_shared();
+            if values.len() > first
+                && !is_own
+                && !members.is_locked_by_other(Byte::PinBlock(block), LockKind::Exclusive)
+            {
+                values.truncate(first);
+                if self.take_block(members, block) {
+                    self.give_up_block(members, block);
+                }
+            }
+        }
+        PinSet::new(values)
+    }
+
+    /// Gives all blocks up. The handle has no pins any more.
+    pub fn leave(&self) {
+        for own in &self.own[..self.own_count.load(Acquire)] {
+            self.memory.owner(own.load(Relaxed) as usize).nonce.store(0, Release);
+        }
+    }
+}
+
+/// Keeps pages from being used again, while it lives. Ends with its process.
+///
+/// It cannot be cloned: see the top of `pins/word.rs`.
+#[must_use = "the pages are kept only as long as this lives"]
+pub struct Pin<'a> {
+    core: &'a Core,
+    place: usize,
+}
+
+impl std::fmt::Debug for Pin<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pin").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Pin<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.core.unpin(self.place);
+    }
+}
+
+/// A [`Pin`], or an open pin, that keeps the pool open as well.
+#[must_use = "the pages, or the inode, are kept only as long as this lives"]
+#[derive(Debug)]
+pub struct OwnedPin {
+    pool: Pool,
+    place: usize,
+}
+
+impl Drop for OwnedPin {
+    fn drop(&mut self) {
+        self.pool.core().unpin(self.place);
+    }
+}
+
+impl Core {
+    #[inline]
+    fn set_pin(&self, inode: u64, value: Option<PinValue>) -> Result<usize> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        let value = value.ok_or_else(|| PoolError::Parameter {
+            what: "the inode to be pinned",
+            value: inode.to_string(),
+            reason: "there is none of that number",
+        })?;
+        self.pins.set(&self.membership, value)
+    }
+
+    #[inline]
+    fn unpin(&self, place: usize) {
+        // In a fork the pin is the parent's.
+        if self.process.is_current() {
+            self.pins.clear(place);
+        }
+    }
+
+    /// What a file's inode has for incarnation and layout version; `None` if it is none.
+    #[inline]
+    pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
+        if inode >= self.segment.slots() {
+            return None;
+        }
+        let words = self.segment.slot(inode);
+        // Acquire: before whatever the caller does next. A pin that was set before is seen by whoever frees pages by a change that
+        // these do not show: pairs with the fence in `Pins::look`.
+        let load = |index: usize| words[index].load(Acquire).to_ne_bytes();
+        let is_file = load(0)[..4] == crate::format::file::MAGIC;
+        let (incarnation, version) = (u64::from_le_bytes(load(2)), u64::from_le_bytes(load(3)));
+        is_file.then_some((incarnation, version))
+    }
+
+    /// Whether anybody has an open pin of an inode. With the metadata mutex.
+    pub fn is_open(&self, _locked: &crate::core::Locked<'_>, inode: u64) -> bool {
+        let Some(wanted) = PinValue::of_open(inode) else { return false };
+        self.pins.look_for(&self.membership, |value| value == wanted).is_open(inode)
+    }
+}
+
+impl Pool {
+    /// Pins the pages that an inode has as of `layout_version`: those that a later change of it frees are not used again while the result
+    /// lives, in any process. Takes some nanoseconds. Safe from any thread.
+    ///
+    /// The pages may have been freed before the pin was there. The caller looks at the layout version again *afterwards*, as
+    /// [`Pool::pin_current`] does.
+    ///
+    /// # Errors
+    /// [`PoolError::TooManyPins`]; [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode that cannot be.
+    #[inline]
+    pub fn pin(&self, inode: u64, layout_version: u64) -> Result<Pin<'_>> {
+        let core = self.core();
+        let place = core.set_pin(inode, PinValue::of_version(inode, layout_version))?;
+        Ok(Pin { core, place })
+    }
+
+    /// Pins the pages that a file has, if incarnation and layout version of its inode are still these; else `None`, and the caller
+    /// reads the inode again. While the result lives, the pages that the inode named then hold what this file has written to them.
+    ///
+    /// # Errors
+    /// As for [`Pool::pin`].
+    #[inline]
+    pub fn pin_current(
+        &self,
+        inode: u64,
+        incarnation: u64,
+        layout_version: u64,
+    ) -> Result<Option<Pin<'_>>> {
+        let pin = self.pin(inode, layout_version)?;
+        let is_current = self.core().file_version(inode) == Some((incarnation, layout_version));
+        Ok(is_current.then_some(pin))
+    }
+
+    /// As [`Pool::pin`], for something that keeps the pool open by itself.
+    ///
+    /// # Errors
+    /// As for [`Pool::pin`].
+    pub fn pin_owned(&self, inode: u64, layout_version: u64) -> Result<OwnedPin> {
+        let place = self.core().set_pin(inode, PinValue::of_version(inode, layout_version))?;
+        Ok(OwnedPin { pool: self.clone(), place })
+    }
+
+    /// Says that an inode is in use, while the result lives; nothing about its pages. Who opens a file looks *afterwards* whether the
+    /// inode still has a link.
+    ///
+    /// # Errors
+    /// As for [`Pool::pin`].
+    pub fn pin_open(&self, inode: u64) -> Result<OwnedPin> {
+        let place = self.core().set_pin(inode, PinValue::of_open(inode))?;
+        Ok(OwnedPin { pool: self.clone(), place })
+    }
+
+    /// Whether any process says that it uses an inode: [`Pool::pin_open`].
+    ///
+    /// An inode may be given back when it had no link *before* this was called, by a transaction that was visible then, and this says
+    /// no. [`Transaction::is_open`](crate::Transaction::is_open) is the same inside a transaction.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`]; [`PoolError::ReadOnly`] for readers.
+    pub fn is_open(&self, inode: u64) -> Result<bool> {
+        self.core().check_writable()?;
+        let locked = self.core().lock()?;
+        Ok(self.core().is_open(&locked, inode))
+    }
+}

@@ -1,0 +1,373 @@
+//! What a pin is, and the order in which readers and whoever frees pages touch pins.
+//!
+//! ```text
+//!  63            32 31             0
+//!  ┌───────────────┬───────────────┐
+//!  │ inode         │ layout version│      0: no pin. Inode 0 is the pool's head, which nobody pins.
+//!  └───────────────┴───────────────┘
+//! ```
+//!
+//! # Who sees whom
+//! A reader takes the layout version *v* and the runs out of the image, pins (inode, *v*), and looks at the layout version
+//! again. If it is still *v*, the pages of these runs are not reused until it takes its pin away; otherwise it begins anew.
+//! Whoever changes the runs stores the new version in the image; later, with the metadata mutex, pages that the change freed
+//! are looked at, and kept if there is a pin:
+//!
+//! | reader | | who frees |
+//! |---|---|---|
+//! | stores the pin | | stores the new version (`image::apply`) |
+//! | **fence** | | **fence** ([`PinWord::fence_before_look`]) |
+//! | loads the version: still the old one | | loads the pins: none |
+//!
+//! Not both can come out like this. The two fences have an order; whichever is second, the load behind it sees the store before
+//! the other one. The mutex carries the store of the version to whoever looks, also if that is another process. (With a weaker order both
+//! stores could wait in the buffers of their CPUs: the model below finds that.)
+//!
+//! Taking a pin away is a store with Release, and the look loads with Acquire: what the reader has loaded from the pages, it has loaded
+//! before their next owner stores to them.
+//!
+//! A reader never makes a pin of an old version out of another one: the look goes over the words one after the other, and would
+//! miss a pin that is made behind its back while the first one is taken away. So pins cannot be cloned.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+/// The low half of an open pin. No pin of a version has it.
+const OPEN: u32 = u32::MAX;
+
+/// A pin: that an inode is in use, or that its pages as of one layout version are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PinValue(u64);
+
+impl PinValue {
+    /// A pin of the pages that the inode has as of `layout_version`; `None` for an inode that cannot be pinned.
+    pub fn of_version(inode: u64, layout_version: u64) -> Option<PinValue> {
+        // An older version keeps more.
+        Self::new(inode, (layout_version as u32).min(OPEN - 1))
+    }
+
+    /// A pin of the inode itself.
+    pub fn of_open(inode: u64) -> Option<PinValue> {
+        Self::new(inode, OPEN)
+    }
+
+    fn new(inode: u64, low: u32) -> Option<PinValue> {
+        let inode = u32::try_from(inode).ok().filter(|inode| *inode != 0)?;
+        Some(PinValue(u64::from(inode) << 32 | u64::from(low)))
+    }
+
+    /// Of pages that a change freed: their inode and its layout version before. What pins either keeps them.
+    pub fn of_freed(inode: u64, layout_version: u64) -> PinValue {
+        PinValue(inode << 32 | u64::from(layout_version as u32))
+    }
+
+    pub fn from_bits(bits: u64) -> PinValue {
+        PinValue(bits)
+    }
+
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    pub fn inode(self) -> u64 {
+        self.0 >> 32
+    }
+
+    fn low(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// A word that holds a pin or nothing. Loom has its own.
+pub(crate) trait PinWord {
+    /// Sets a pin if there is none; what the caller loads after this, it loads after the pin can be seen.
+    fn try_set(&self, value: PinValue) -> bool;
+    /// Takes the pin away; what the caller loaded before this, it loaded before.
+    fn clear(&self);
+    /// The pin.
+    fn get(&self) -> Option<PinValue>;
+    /// Between the stores of whoever changed something and its look at the pins.
+    fn fence_before_look();
+}
+
+impl PinWord for AtomicU64 {
+    #[inline]
+    fn try_set(&self, value: PinValue) -> bool {
+        // Relaxed: only to leave the cache line alone if it is in vain.
+        if self.load(Relaxed) != 0 {
+            return false;
+        }
+        // SeqCst: see the table above.
+        let is_set = self.compare_exchange(0, value.0, SeqCst, Relaxed).is_ok();
+        // On x86 a locked instruction is a fence for the CPU, twice as fast as the one made for it.
+        #[cfg(target_arch = "x86_64")]
+        std::sync::atomic::compiler_fence(SeqCst);
+        #[cfg(not(target_arch = "x86_64"))]
+        std::sync::atomic::fence(SeqCst);
+        is_set
+    }
+
+    #[inline]
+    fn clear(&self) {
+        // Release: pairs with the Acquire of `get`.
+        self.store(0, Release);
+    }
+
+    fn get(&self) -> Option<PinValue> {
+        // Acquire: pairs with the Release of `clear`.
+        let bits = self.load(Acquire);
+        (bits != 0).then_some(PinValue(bits))
+    }
+
+    fn fence_before_look() {
+        std::sync::atomic::fence(SeqCst);
+    }
+}
+
+/// All pins there were at one look.
+#[derive(Debug, Default)]
+pub(crate) struct PinSet {
+    /// Ascending.
+    values: Vec<PinValue>,
+}
+
+impl PinSet {
+    pub fn new(mut values: Vec<PinValue>) -> PinSet {
+        values.sort_unstable();
+        PinSet { values }
+    }
+
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    fn of_inode(&self, inode: u64) -> &[PinValue] {
+        let first = self.values.partition_point(|value| value.inode() < inode);
+        let count = self.values[first..].partition_point(|value| value.inode() == inode);
+        &self.values[first..first + count]
+    }
+
+    /// Whether the inode itself is pinned.
+    pub fn is_open(&self, inode: u64) -> bool {
+        self.of_inode(inode).last().is_some_and(|value| value.low() == OPEN)
+    }
+
+    /// Whether pages that a change of `freed.inode()` freed are pinned: the version before the change, or an older one.
+    /// `current_version` is the inode's now; `None` if it is none that has versions.
+    ///
+    /// Pins have the low half of a version, so "older" is found out the other way round: only those that pin one of the versions since the
+    /// change are newer, of which there are few. A pin would have to stay for 2³² changes to be taken for one of them.
+    pub fn covers(&self, freed: PinValue, current_version: Option<u64>) -> bool {
+        let since = current_version.map_or(0, |now| (now as u32).wrapping_sub(freed.low()));
+        // An inode that is used anew begins with a lower version.
+        let since = if since > u32::MAX / 2 { 0 } else { since };
+        self.of_inode(freed.inode()).iter().any(|pin| {
+            let after = pin.low().wrapping_sub(freed.low());
+            pin.low() != OPEN && (after == 0 || after > since)
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn freed(version: u64) -> PinValue {
+        PinValue::of_freed(7, version)
+    }
+
+    fn pins(versions: &[u64]) -> PinSet {
+        PinSet::new(versions.iter().map(|v| PinValue::of_version(7, *v).unwrap()).collect())
+    }
+
+    #[test]
+    fn a_pin_covers_what_was_freed_after_it() {
+        let pins = pins(&[5]);
+        assert!(!pins.covers(freed(4), Some(9)), "freed before: the reader cannot have seen it");
+        assert!(pins.covers(freed(5), Some(9)));
+        assert!(pins.covers(freed(8), Some(9)));
+        assert!(!pins.covers(PinValue::of_freed(8, 8), Some(9)), "another inode");
+        // The inode was freed, and perhaps used again: nothing is known, so it stays.
+        assert!(pins.covers(freed(4), None));
+        assert!(pins.covers(freed(4), Some(1)) && pins.covers(freed(8), Some(1)));
+    }
+
+    #[test]
+    fn versions_may_wrap() {
+        let wrap = 1 << 32;
+        for current in wrap - 3..wrap + 4 {
+            for version in wrap - 3..current {
+                for pinned in wrap - 3..=current {
+                    let is_covered = pins(&[pinned]).covers(freed(version), Some(current));
+                    // The last version before the wrap is taken for the one before it.
+                    let is_doubtful = pinned == wrap - 1 && version == wrap - 2;
+                    assert_eq!(
+                        is_covered,
+                        pinned <= version || is_doubtful,
+                        "{pinned} {version} {current}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_open_pin_is_no_pin_of_pages() {
+        let open = PinSet::new(vec![PinValue::of_open(7).unwrap()]);
+        assert!(open.is_open(7) && !open.is_open(6) && !open.is_open(8));
+        assert!(!open.covers(freed(3), None));
+        assert!(!pins(&[1, u64::from(u32::MAX)]).is_open(7));
+    }
+
+    #[test]
+    fn a_pin_is_never_nothing() {
+        assert_eq!(PinValue::of_version(0, 3), None);
+        assert_eq!(PinValue::of_version(1 << 32, 3), None);
+        assert_ne!(PinValue::of_version(1, 0).unwrap().to_bits(), 0);
+    }
+}
+
+/// Readers against whoever frees and reuses a page, explored by loom:
+///
+/// ```text
+/// RUSTFLAGS="--cfg loom" cargo test -p aquifer-pool --release --lib loom
+/// ```
+#[cfg(all(test, loom))]
+mod loom_models {
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::Mutex;
+    use loom::sync::atomic::{AtomicU64, Ordering, fence};
+    use loom::thread;
+
+    use super::{PinSet, PinValue, PinWord};
+
+    /// As the real one, with a fence for the CPUs of loom; or without, if `IS_FENCED` is false.
+    struct Word<const IS_FENCED: bool>(AtomicU64);
+
+    impl<const IS_FENCED: bool> PinWord for Word<IS_FENCED> {
+        fn try_set(&self, value: PinValue) -> bool {
+            let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);
+            let is_set = self.0.compare_exchange(0, value.to_bits(), set, failed).is_ok();
+            if IS_FENCED {
+                fence(Ordering::SeqCst);
+            }
+            is_set
+        }
+
+        fn clear(&self) {
+            self.0.store(0, Ordering::Release);
+        }
+
+        fn get(&self) -> Option<PinValue> {
+            let bits = self.0.load(Ordering::Acquire);
+            (bits != 0).then(|| PinValue::from_bits(bits))
+        }
+
+        fn fence_before_look() {
+            if IS_FENCED {
+                fence(Ordering::SeqCst);
+            }
+        }
+    }
+
+    const INODE: u64 = 7;
+
+    struct Pool<const IS_FENCED: bool> {
+        pins: [Word<IS_FENCED>; 2],
+        /// The layout version in the image.
+        version: AtomicU64,
+        /// Held to change the version, and to look at the pins.
+        mutex: Mutex<()>,
+        /// Loom ends the model if a reader looks at it while the next owner writes to it.
+        page: UnsafeCell<u64>,
+    }
+
+    impl<const IS_FENCED: bool> Pool<IS_FENCED> {
+        fn read(&self, index: usize) {
+            let version = self.version.load(Ordering::Acquire);
+            if version != 1 {
+                return; // The file has another page.
+            }
+            let pin = &self.pins[index];
+            assert!(pin.try_set(PinValue::of_version(INODE, version).unwrap()));
+            if self.version.load(Ordering::Relaxed) == version {
+                // SAFETY: loom sees to it that nobody writes meanwhile.
+                self.page.with(|page| assert_eq!(unsafe { *page }, 1));
+            }
+            pin.clear();
+        }
+
+        fn change(&self) {
+            let _locked = self.mutex.lock().unwrap();
+            self.version.store(2, Ordering::Release);
+        }
+
+        fn reuse(&self) {
+            let locked = self.mutex.lock().unwrap();
+            let version = self.version.load(Ordering::Relaxed);
+            if version == 1 {
+                return; // Nothing was freed yet.
+            }
+            Word::<IS_FENCED>::fence_before_look();
+            let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect());
+            drop(locked);
+            if !pins.covers(PinValue::of_version(INODE, 1).unwrap(), Some(version)) {
+                // SAFETY: as above.
+                self.page.with_mut(|page| unsafe { *page = 2 });
+            }
+        }
+    }
+
+    fn pool<const IS_FENCED: bool>() -> Arc<Pool<IS_FENCED>> {
+        Arc::new(Pool {
+            pins: [Word(AtomicU64::new(0)), Word(AtomicU64::new(0))],
+            version: AtomicU64::new(1),
+            mutex: Mutex::new(()),
+            page: UnsafeCell::new(1),
+        })
+    }
+
+    fn explore(model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(model);
+    }
+
+    /// One process changes the file, another one looks at the pins and reuses the page.
+    fn one_reader<const IS_FENCED: bool>() {
+        let pool = pool::<IS_FENCED>();
+        let (reading, changing) = (pool.clone(), pool.clone());
+        let reader = thread::spawn(move || reading.read(0));
+        let changer = thread::spawn(move || changing.change());
+        pool.reuse();
+        reader.join().unwrap();
+        changer.join().unwrap();
+    }
+
+    #[test]
+    fn loom_a_pinned_page_is_not_reused() {
+        explore(one_reader::<true>);
+    }
+
+    #[test]
+    fn loom_two_readers_keep_a_page() {
+        explore(|| {
+            let pool = pool::<true>();
+            let readers = [0, 1].map(|index| {
+                let pool = pool.clone();
+                thread::spawn(move || pool.read(index))
+            });
+            pool.change();
+            pool.reuse();
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn loom_without_fences_a_page_is_reused_under_its_reader() {
+        let outcome = std::panic::catch_unwind(|| explore(one_reader::<false>));
+        assert!(outcome.is_err(), "the model notices nothing");
+    }
+}

@@ -1,0 +1,236 @@
+//! Reservations: pages that somebody has taken for something that is about to be made.
+//!
+//! A page belongs to a reservation from the moment it is found free until an inode names it, or the reservation is dropped, or its
+//! process dies. Between those it can be written to: no page is handed out before the pool's head, durably, says that it is not fresh any
+//! more, so nobody takes it for zeros because of where it lies. The head is raised in large steps, since that is a durable transaction.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::alloc::{self, HUGE_PAGES, Space, Wanted, to_word};
+use crate::core::{Core, Locked};
+use crate::error::{PoolError, Result};
+use crate::format::run::{MAX_RUN_PAGES, Run};
+use crate::freed;
+use crate::mutant::{self, Mutant};
+use crate::point;
+
+/// The head is raised by this much at once, or by a thirty-second of the pool if that is less.
+const FRESH_STEP_PAGES: u64 = 16_384;
+
+/// Pages taken for something that is about to be made. Given back when dropped, or when its process dies.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    core: &'a Core,
+    index: usize,
+    runs: Vec<Run>,
+    /// What of them was not known to be zero.
+    pub(crate) unzeroed: Vec<Run>,
+    /// Whether they are zero when they are given back.
+    pub(crate) is_zeroed: bool,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Core").field("uuid", &self.uuid).finish_non_exhaustive()
+    }
+}
+
+impl Reservation<'_> {
+    /// The pages: adjacent runs, none longer than a run can be.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The same as one run, however long.
+    pub fn whole(&self) -> Run {
+        let pages = self.runs.iter().map(|run| run.pages).sum();
+        Run { start_page: self.runs.first().map_or(0, |run| run.start_page), pages }
+    }
+
+    /// Forgets the reservation because an inode names the pages now. With the metadata mutex.
+    pub(crate) fn keep(mut self, _locked: &Locked<'_>) {
+        self.clear_words();
+        point::pass("keep-cleared");
+        self.runs.clear();
+    }
+
+    fn clear_words(&self) {
+        let process = &self.core.control().processes[self.core.membership.index()];
+        for word in &process.reservations[self.index..self.index + self.runs.len()] {
+            word.store(0, Relaxed);
+        }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if self.runs.is_empty() {
+            return;
+        }
+        if let Ok(locked) = self.core.lock() {
+            self.clear_words();
+            point::pass("pages-cleared");
+            if self.is_zeroed {
+                self.runs.iter().for_each(|run| alloc::mark_zeroed(&locked, *run));
+                point::pass("zero-noted");
+            }
+            self.runs.iter().for_each(|run| alloc::mark_free(&locked, *run));
+        }
+    }
+}
+
+fn no_pages() -> PoolError {
+    PoolError::Parameter {
+        what: "the number of pages",
+        value: "0".to_owned(),
+        reason: "nothing would be reserved",
+    }
+}
+
+impl Core {
+    /// Finds pages with `find` and takes them.
+    fn reserve_with(
+        &self,
+        wanted_pages: u64,
+        find: impl Fn(&Space<'_>) -> Option<Run>,
+    ) -> Result<Option<Reservation<'_>>> {
+        if wanted_pages == 0 {
+            return Err(no_pages());
+        }
+        let locked = self.lock()?;
+        freed::release(&locked);
+        match find(&Space::of(self)) {
+            Some(run) => self.reserve_free(&locked, run).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn full(&self, wanted_pages: u64) -> PoolError {
+        PoolError::Full { wanted_pages, largest_free_pages: self.free_pages().1 }
+    }
+
+    /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits. Known zeros, if
+    /// they are preferred and there are any.
+    pub fn reserve_pages(
+        &self,
+        pages: u64,
+        align_pages: u64,
+        prefers_zeros: bool,
+    ) -> Result<Reservation<'_>> {
+        let find = |space: &Space<'_>| {
+            let zeroed = match prefers_zeros {
+                true => space.first_fit(Wanted::Zeroed, pages, align_pages),
+                false => None,
+            };
+            zeroed.or_else(|| space.first_fit(Wanted::Any, pages, align_pages))
+        };
+        self.reserve_with(pages, find)?.ok_or_else(|| self.full(pages))
+    }
+
+    /// Takes exactly these pages; `None` if not all of them are free.
+    pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
+        self.reserve_with(run.pages, |space| {
+            space.starting_at(run.start_page, run.pages).filter(|found| *found == run)
+        })
+    }
+
+    /// Takes up to `pages` pages: from `near_page` on if it is free, else where there are as many or nearly so.
+    pub fn reserve_some(
+        &self,
+        pages: u64,
+        near_page: Option<u64>,
+        must_be_zero: bool,
+    ) -> Result<Reservation<'_>> {
+        let pages = pages.min(MAX_RUN_PAGES);
+        // Those that are zero are for those who need zeros.
+        let preferred = if must_be_zero { Wanted::Zeroed } else { Wanted::Unzeroed };
+        let find = |space: &Space<'_>| {
+            (near_page.and_then(|page| space.starting_at(page, pages)))
+                .or_else(|| space.next_fit(preferred, pages, pages.min(HUGE_PAGES)))
+                .or_else(|| space.next_fit(Wanted::Any, pages, 1))
+        };
+        self.reserve_with(pages, find)?.ok_or_else(|| self.full(pages))
+    }
+
+    /// Takes pages to be zeroed, at most `most_pages`.
+    pub fn reserve_to_zero(&self, most_pages: u64) -> Result<Option<Reservation<'_>>> {
+        let next_page = &self.control().next_page_to_zero;
+        self.reserve_with(most_pages, |space| {
+            let from = next_page.load(Relaxed);
+            let mut runs = (space.runs(Wanted::Unzeroed, from, u64::MAX)).chain(space.runs(
+                Wanted::Unzeroed,
+                0,
+                from,
+            ));
+            let found = runs.next()?;
+            let run = Run { pages: found.pages.min(most_pages), ..found };
+            next_page.store(run.end_page(), Relaxed);
+            Some(run)
+        })
+    }
+
+    /// Takes pages that are free.
+    fn reserve_free(&self, locked: &Locked<'_>, whole: Run) -> Result<Reservation<'_>> {
+        let Run { start_page, pages } = whole;
+        let runs: Vec<Run> = (0..pages.div_ceil(MAX_RUN_PAGES))
+            .map(|index| Run {
+                start_page: start_page + index * MAX_RUN_PAGES,
+                pages: (pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
+            })
+            .collect();
+        let words = &self.control().processes[self.membership.index()].reservations;
+        let index = (0..words.len().saturating_sub(runs.len() - 1))
+            .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
+            .ok_or(PoolError::Parameter {
+                what: "the number of pages",
+                value: pages.to_string(),
+                reason: "too many allocations are under way in this process, or it is too large",
+            })?;
+        let unzeroed = Space::of(self).unzeroed(whole);
+        // The words first: who repairs after a death here rebuilds the map from them.
+        for (word, run) in words[index..].iter().zip(&runs) {
+            word.store(to_word(*run), Relaxed);
+        }
+        point::pass("pages-noted");
+        alloc::mark_used(locked, whole);
+        point::pass("pages-marked");
+        Ok(Reservation { core: self, index, runs, unzeroed, is_zeroed: false })
+    }
+
+    /// Notes that pages before `end_page` are about to be written to. They are not taken for zeros from then on, also if
+    /// whoever writes to them dies before an inode names them. Durable on return.
+    pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
+        let control = self.control();
+        // Acquire: pairs with the Release below.
+        if end_page <= control.durable_fresh_from_page.load(Acquire)
+            || mutant::is(self.mutant, Mutant::FreshUnsaid)
+        {
+            return Ok(());
+        }
+        let page_count = self.layout.page_count;
+        let step = (page_count / 32).clamp(1, FRESH_STEP_PAGES);
+        let raised = end_page.saturating_add(step - 1).min(page_count);
+        let fresh_from_page = self.head()?.fresh_from_page;
+        if end_page <= fresh_from_page {
+            // Another transaction has noted it that is visible and not durable yet. Without its record a crash
+            // would make these pages fresh again, with what was written to them.
+            // Acquire: after what was seen of the image, before which it was stored.
+            self.wait_durable(control.fresh_lsn.load(Acquire))?;
+            control.durable_fresh_from_page.fetch_max(fresh_from_page, Release);
+            return Ok(());
+        }
+        self.transact(Vec::new(), |transaction| {
+            transaction.use_pages_before(raised);
+            Ok(())
+        })?;
+        control.durable_fresh_from_page.fetch_max(raised, Release);
+        Ok(())
+    }
+
+    /// Pages that are free now, and the longest range of them.
+    pub fn free_pages(&self) -> (u64, u64) {
+        let space = Space::of(self);
+        (space.all(Wanted::Any))
+            .fold((0, 0), |(sum, max), run| (sum + run.pages, max.max(run.pages)))
+    }
+}

@@ -1,0 +1,211 @@
+//! Changes that are visible at once, from many threads and processes, beside transactions, commits and checkpoints; and what
+//! happens when they cannot become durable.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aquifer_pool::check::{CheckOptions, check};
+use aquifer_pool::media::{MediaOperation, PersistenceDomain};
+use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child::{self, Reaped};
+use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
+use aquifer_testkit::rng::Rng;
+use common::{
+    Change, Model, Scene, alone, contents, create, find, open, page, place, small, write,
+};
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[("worker", worker)]);
+}
+
+fn environment(name: &str) -> u64 {
+    std::env::var(name).expect("set by the parent").parse().expect("a number")
+}
+
+fn shared(domain: PersistenceDomain) -> OpenOptions {
+    OpenOptions { domain: Some(domain), ..OpenOptions::default() }
+}
+
+fn domain_of(code: u64) -> PersistenceDomain {
+    [PersistenceDomain::PageCache, PersistenceDomain::Volatile][code as usize]
+}
+
+fn worker() {
+    let path = std::env::var("POOL").expect("set by the parent");
+    let pool = Pool::open(path, &shared(domain_of(environment("DOMAIN")))).unwrap();
+    work(&pool, environment("WORKER"), environment("CHANGES"));
+}
+
+/// Makes changes to objects of its own, and looks at all of these now and then.
+fn work(pool: &Pool, worker: u64, changes: u64) {
+    let mut rng = Rng::new(seed(6) + worker);
+    let mut model = Model::new();
+    for number in 1..=changes {
+        let change = Change::random(&mut rng, &model, worker * 1_000_000 + number);
+        change.run(pool).unwrap_or_else(|error| panic!("worker {worker}, {change:?}: {error}"));
+        change.apply(&mut model);
+        if number % 10 == 0 || number == changes {
+            look(pool, &model, worker);
+        }
+    }
+}
+
+/// All objects of a worker are as it left them, and there are no others of it.
+fn look(pool: &Pool, model: &Model, worker: u64) {
+    let names = pool.inodes().unwrap().into_iter().map(|inode| inode.name);
+    let start = format!("object-{worker}");
+    let found = names.filter(|name| name.starts_with(start.as_bytes()) && name.len() == 14).count();
+    assert_eq!(found, model.len(), "worker {worker}");
+    for (name, stamps) in model {
+        let inode = find(pool, name).unwrap().expect("it is in the model");
+        for (number, stamp) in (0..).zip(stamps) {
+            let place = place(&inode, number);
+            assert!(pool.bring_up_to_date(place).unwrap().is_empty());
+            let mut bytes = vec![0; place.len_bytes as usize];
+            pool.load(place.offset_bytes, &mut bytes).unwrap();
+            assert!(bytes == page(*stamp), "worker {worker}, page {number} of {inode:?}");
+        }
+    }
+}
+
+/// The log is so short that it is overwritten all the time, by threads of this process and by other processes.
+#[test]
+fn many_change_at_once() {
+    for code in [0, 1] {
+        let scene = Scene::new(tempfile::tempdir().unwrap());
+        let create = CreateOptions { inodes: Some(63), ..small() };
+        let pool = Pool::create(&scene.path, 4 << 20, &create, &shared(domain_of(code))).unwrap();
+        let changes = steps(150) as u64;
+        let children: Vec<Reaped> = (1..3)
+            .map(|worker: u64| {
+                let mut command = child::command("worker");
+                command.env("POOL", &scene.path).env("DOMAIN", code.to_string());
+                command.env("WORKER", worker.to_string()).env("CHANGES", changes.to_string());
+                Reaped(command.spawn().unwrap())
+            })
+            .collect();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (3..6)
+                .map(|worker| {
+                    scope.spawn({
+                        let pool = &pool;
+                        move || work(pool, worker, changes)
+                    })
+                })
+                .collect();
+            let reader = OpenOptions { read_only: true, ..shared(domain_of(code)) };
+            let reader = Pool::open(&scene.path, &reader).unwrap();
+            let is_done = &is_done;
+            scope.spawn(move || {
+                while !is_done.load(Ordering::Relaxed) {
+                    assert_eq!(reader.info().unwrap().damaged_inodes, 0);
+                    let inodes = reader.inodes().unwrap();
+                    let mut runs: Vec<_> =
+                        inodes.iter().flat_map(|inode| inode.all_runs()).collect();
+                    runs.sort_unstable();
+                    assert!(runs.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "{runs:?}");
+                }
+            });
+            let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+            is_done.store(true, Ordering::Relaxed);
+            assert!(outcomes.iter().all(Result::is_ok));
+        });
+        for mut child in children {
+            let status = child.0.wait().unwrap();
+            let mut said = String::new();
+            std::io::Read::read_to_string(child.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+            assert!(status.success(), "{said}");
+        }
+        let rounds = pool.durable_lsn() / pool.layout().log().len_bytes;
+        assert!(rounds > changes / 10, "the log was filled only {rounds} times");
+        let before = contents(&pool).unwrap();
+        drop(pool);
+        let options = CheckOptions { fresh_pages: true, ..CheckOptions::default() };
+        let report = check(&scene.path, &options).unwrap();
+        assert!(report.is_sound(), "{report}");
+        let pool = Pool::open(&scene.path, &shared(domain_of(code))).unwrap();
+        assert_eq!(contents(&pool).unwrap(), before);
+    }
+}
+
+/// Appends that wait for one that does not go on fill the table of them. Then a change says who it is that holds everybody up,
+/// and all goes on when that one does.
+#[test]
+fn a_full_table_of_appends_is_somebodys_fault() {
+    let media = Arc::new(CrashMedia::new(16 << 20, PersistenceDomain::PageCache).unwrap());
+    let create_options = CreateOptions { log_bytes: Some(8 << 20), ..small() };
+    let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..alone(None) };
+    let pool = Pool::create_on(media.clone(), &create_options, &options).unwrap();
+    create(&pool, b"object", 1).unwrap();
+    create(&pool, b"name-0", 1).unwrap();
+    let inode = find(&pool, b"object").unwrap().unwrap();
+    let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
+    let content = CommitContent { pages: &pages, ..Default::default() };
+    let capture = |stamp| pool.capture(&content, |bytes| bytes.copy_from_slice(&page(stamp)));
+    let name = |number: u64| format!("name-{number}").into_bytes();
+    let mut commits = vec![capture(1).unwrap()];
+    let mut renamed = 0;
+    let refused = loop {
+        match common::rename(&pool, &name(renamed), &name(renamed + 1)) {
+            Ok(()) => renamed += 1,
+            Err(error) => break error,
+        }
+        match capture(renamed + 1) {
+            Ok(commit) => commits.push(commit),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, PoolError::Stalled { pid, .. } if pid == std::process::id()));
+    assert!(renamed > 200, "{refused} after {renamed}");
+    let last = commits.len() as u64;
+    commits.into_iter().for_each(|commit| commit.finish().unwrap());
+    common::rename(&pool, &name(renamed), b"last").unwrap();
+    pool.sync().unwrap();
+    let expected = Model::from([(b"object".to_vec(), vec![last]), (b"last".to_vec(), vec![0])]);
+    assert_eq!(contents(&pool).unwrap(), expected);
+}
+
+/// What cannot be written back is not acknowledged, then or later. While the machine runs on it is there, and whoever opens the
+/// pool next writes it anew; a power cut before that loses it, and shows nothing else in its place.
+#[test]
+fn a_sync_whose_write_back_failed_is_made_up_for_or_lost() {
+    for operation in [MediaOperation::WriteBack, MediaOperation::Flush] {
+        let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+        let options = OpenOptions { boot: Some(1), ..alone(None) };
+        let pool = Pool::create_on(fresh.clone(), &small(), &options).unwrap();
+        write(&pool, b"earlier", 8, 3).unwrap();
+        common::remove(&pool, b"earlier").unwrap();
+        pool.checkpoint().unwrap();
+        drop(pool);
+        let media =
+            Arc::new(CrashMedia::from_image(&fresh.image(), PersistenceDomain::PageCache).unwrap());
+        let pool = open(&media, &options).unwrap();
+        write(&pool, b"object", 2, 7).unwrap();
+        media.fail(Fault::io_error(Trigger::on(operation)));
+        assert!(pool.sync().is_err(), "{operation}");
+        let refused = write(&pool, b"other", 1, 8);
+        assert!(matches!(refused, Err(PoolError::Failed { .. })), "{operation}: {refused:?}");
+        assert!(matches!(pool.sync(), Err(PoolError::Failed { .. })), "{operation}");
+        std::mem::forget(pool);
+        let expected = Model::from([(b"object".to_vec(), vec![7, 7])]);
+        let pool = open(&media, &options).unwrap();
+        assert_eq!(contents(&pool).unwrap(), expected, "{operation}");
+        media.acknowledge(1);
+        let recording = media.recording();
+        drop(pool);
+        let explored = explore(&recording, Plan { depth: 0, budget: 1500, seed: 1 }, |state| {
+            let options = OpenOptions { boot: Some(2), ..alone(None) };
+            let found = contents(&open(&Arc::new(state.media()?), &options)?)?;
+            let is_lost = found.is_empty() && !state.marks().is_acknowledged(1);
+            if is_lost || found == expected { Ok(None) } else { Err(format!("{found:?}").into()) }
+        });
+        explored.unwrap_or_else(|failure| panic!("{operation}: {failure}"));
+    }
+}

@@ -1,0 +1,260 @@
+//! Packed records that are damaged, or were made up by somebody who makes the checksums right.
+
+mod support;
+
+use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_pool::format::inode::Inode;
+use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
+use aquifer_pool::format::{FormatError, PAGE_BYTES};
+use aquifer_pool::{OpenOptions, Pool, PoolError};
+use support::sample::page;
+use support::*;
+
+const POOL_BYTES: usize = 512 << 10;
+const BOOT: u64 = 7;
+
+fn in_boot(boot: u64) -> OpenOptions {
+    OpenOptions { boot: Some(boot), ..alone() }
+}
+
+/// Makes an object of whole pages, full of the number of its version; visible at once.
+fn write(pool: &Pool, name: &str, version: u64) {
+    let reservation = pool.reserve(2, 1).unwrap();
+    let (runs, bytes) = (reservation.runs().to_vec(), reservation.whole().bytes());
+    pool.store(bytes.offset_bytes, &page(name, version).repeat(2)).unwrap();
+    let before = pool.inodes().unwrap().into_iter().find(|inode| inode.name == name.as_bytes());
+    pool.change(vec![reservation], |transaction| {
+        let inode = match &before {
+            Some(before) => before.clone(),
+            None => transaction.free_inode()?,
+        };
+        transaction.put(Inode {
+            kind: aquifer_pool::format::inode::InodeKind::Object,
+            layout_version: version,
+            size_bytes: bytes.len_bytes,
+            runs: runs.clone(),
+            name: name.as_bytes().to_vec(),
+            ..inode
+        });
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A record of the log, or what fills its space.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    header: Header,
+    offset: usize,
+}
+
+fn found(image: &[u8]) -> Vec<Found> {
+    let superblock = forge::superblock(image);
+    let log = superblock.layout.log();
+    let mut lsn = superblock.tail_lsn;
+    let mut all = Vec::new();
+    loop {
+        let offset = (log.offset_bytes + lsn % log.len_bytes) as usize;
+        let identity = forge::identity(&superblock);
+        let header = Header::decode(&image[offset..], lsn, log.len_bytes, identity);
+        let Ok(header) = header else { return all };
+        all.push(Found { header, offset });
+        lsn = header.end_lsn();
+    }
+}
+
+/// A pool in which versions 1 to 5 of an object were written, the first two of them synced. And what its log has.
+fn sample() -> (Vec<u8>, Vec<Found>) {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let pool = Pool::create_on(media.clone(), &small(), &in_boot(BOOT)).unwrap();
+    drop(pool.reserve(30, 1).unwrap());
+    pool.checkpoint().unwrap();
+    for version in 1..=5 {
+        write(&pool, "alpha", version);
+        if version == 2 {
+            pool.sync().unwrap();
+        }
+    }
+    let image = media.image();
+    std::mem::forget(pool);
+    let found = found(&image);
+    let kinds: Vec<_> = found.iter().map(|found| found.header.is_close).collect();
+    assert_eq!(kinds, [false, false, true, false, false, false]);
+    (image, found)
+}
+
+/// The version of the object that is there when the image is opened in this start of the machine; whole, and the pool works on.
+fn version_in(image: &[u8], boot: u64) -> Result<u64, PoolError> {
+    let media = FileMedia::of(image);
+    let version = |pool: &Pool| {
+        let alpha = pool.inodes().unwrap().into_iter().next();
+        alpha.map_or(0, |alpha| {
+            let mut bytes = vec![0; alpha.size_bytes as usize];
+            pool.load(alpha.runs[0].bytes().offset_bytes, &mut bytes).unwrap();
+            assert!(bytes == page("alpha", alpha.layout_version).repeat(2), "{alpha:?}");
+            alpha.layout_version
+        })
+    };
+    let pool = Pool::open_on(media.clone(), &in_boot(boot))?;
+    let found = version(&pool);
+    write(&pool, "alpha", 50);
+    std::mem::forget(pool);
+    let pool = Pool::open_on(media, &in_boot(boot))?;
+    assert_eq!(version(&pool), 50);
+    Ok(found)
+}
+
+#[test]
+fn what_is_not_marked_counts_until_the_machine_is_restarted() {
+    let (image, _) = sample();
+    assert_eq!(version_in(&image, BOOT).unwrap(), 5);
+    assert_eq!(version_in(&image, BOOT + 1).unwrap(), 2);
+    for (boot, is_said) in [(BOOT, false), (BOOT + 1, true)] {
+        let options = CheckOptions { boot: Some(boot), ..CheckOptions::default() };
+        let report = check_on(&*FileMedia::of(&image), &options);
+        assert!(report.is_sound(), "{report}");
+        assert_eq!(report.to_string().contains("were never made durable"), is_said, "{report}");
+    }
+}
+
+/// Each bit of a packed record, also of one that lies in two pages.
+#[test]
+fn a_damaged_packed_record_ends_the_log() {
+    let (image, found) = sample();
+    let crosses = |found: &&Found| {
+        let start = found.header.lsn % PAGE_BYTES;
+        start + found.header.len_bytes > PAGE_BYTES
+    };
+    // The records are so long that one of them does, sooner or later.
+    let media = FileMedia::of(&image);
+    let pool = Pool::open_on(media.clone(), &in_boot(BOOT)).unwrap();
+    (6..14).for_each(|version| write(&pool, "alpha", version));
+    let longer = media.image();
+    std::mem::forget(pool);
+    let all = self::found(&longer);
+    let index = all.iter().position(|found| crosses(&found)).expect("one crosses");
+    for (image, all, index) in [(&image, &found, 4), (&longer, &all, index)] {
+        let record = all[index];
+        let before = version_in(image, BOOT).unwrap() - (all.len() - index) as u64;
+        for bit in (0..record.header.len_bytes as usize * 8).step_by(89) {
+            let mut damaged = image.clone();
+            damaged[record.offset + bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(version_in(&damaged, BOOT).unwrap(), before, "bit {bit}");
+        }
+    }
+}
+
+/// What was acknowledged is missed, wherever the log ends now: later records say so.
+#[test]
+fn a_damaged_packed_record_that_was_acknowledged_is_noticed() {
+    let (image, found) = sample();
+    for record in &found[..2] {
+        let mut damaged = image.clone();
+        damaged[record.offset + 100] ^= 1;
+        for boot in [BOOT, BOOT + 1] {
+            let error = version_in(&damaged, boot).expect_err("it lost what was acknowledged");
+            // After a restart only what is marked counts.
+            let expected = if boot == BOOT { record } else { &found[0] };
+            let is_it = matches!(error, PoolError::DamagedLog { end_lsn, .. } if end_lsn == expected.header.lsn);
+            assert!(is_it, "{error:?}");
+        }
+    }
+}
+
+/// A mark is that of one close, and nothing else has one.
+#[test]
+fn only_a_close_can_be_marked() {
+    let (image, found) = sample();
+    let close = found[2];
+    let mark = close.offset + HEADER_BYTES..close.offset + HEADER_BYTES + 8;
+    assert_eq!(image[mark.clone()], close.header.close_mark());
+    let mut unmarked = image.clone();
+    unmarked[mark.clone()].fill(0);
+    assert!(matches!(version_in(&unmarked, BOOT + 1), Err(PoolError::DamagedLog { .. })));
+
+    // Where the log ends: the mark of another close, or one in a record that only fills space, is none.
+    let end = found.last().unwrap();
+    let end = Found { offset: end.offset + end.header.len_bytes as usize, ..*end };
+    let superblock = forge::superblock(&image);
+    let end_lsn = end.header.end_lsn();
+    let len_bytes = PAGE_BYTES - end_lsn % PAGE_BYTES;
+    let skip = skip_page(end_lsn, len_bytes, 0, forge::identity(&superblock));
+    let log_bytes = superblock.layout.log().len_bytes;
+    let close_of = |kind: u8| {
+        let mut record = skip[..128].to_vec();
+        record[4] = kind;
+        forge::seal_record(&mut record);
+        let header =
+            Header::decode(&record, end_lsn, log_bytes, forge::identity(&superblock)).unwrap();
+        (record, header.close_mark())
+    };
+    let forged = |kind: u8, mark: [u8; 8]| {
+        let mut forged = image.clone();
+        forged[end.offset..end.offset + 128].copy_from_slice(&close_of(kind).0);
+        forged[end.offset + 64..end.offset + 72].copy_from_slice(&mark);
+        version_in(&forged, BOOT + 1).unwrap()
+    };
+    assert_eq!(forged(3, close_of(3).1), 5, "it is a right one");
+    assert_eq!(forged(3, close.header.close_mark()), 2, "of another close");
+    assert_eq!(forged(2, close_of(2).1), 2, "not a close");
+}
+
+/// A close has room for its mark.
+#[test]
+fn a_close_without_room_for_its_mark_is_none() {
+    let (image, found) = sample();
+    let mut short = image.clone();
+    let last = found.last().unwrap();
+    let bytes = &mut short[last.offset..last.offset + 64];
+    bytes[4] = 3;
+    bytes[24..32].copy_from_slice(&64u64.to_le_bytes());
+    bytes[32..36].fill(0);
+    forge::seal_record(bytes);
+    assert_eq!(version_in(&short, BOOT).unwrap(), 4);
+    assert_eq!(version_in(&short, BOOT + 1).unwrap(), 2);
+}
+
+/// What a record exposes is data, or somebody made it up.
+#[test]
+fn exposed_bytes_outside_of_the_data_are_refused() {
+    let (image, found) = sample();
+    let record = found.last().unwrap();
+    let entries = record.offset + HEADER_BYTES;
+    let exposed = (0..record.header.entry_count as usize)
+        .map(|index| entries + index * 40)
+        .find(|entry| image[*entry] == 6)
+        .expect("it exposes its pages");
+    let layout = forge::superblock(&image).layout;
+    for offset_bytes in [0, layout.log().offset_bytes, layout.len_bytes(), u64::MAX - 8192] {
+        let mut forged = image.clone();
+        forged[exposed + 8..exposed + 16].copy_from_slice(&offset_bytes.to_le_bytes());
+        let bytes = &mut forged[record.offset..][..record.header.len_bytes as usize];
+        forge::seal_record(bytes);
+        for options in [in_boot(BOOT), OpenOptions { read_only: true, ..in_boot(BOOT) }] {
+            let media = FileMedia::of(&forged);
+            let error = Pool::open_on(media.clone(), &options).expect_err("a forged record");
+            let is_it = matches!(
+                error,
+                PoolError::Damaged { error: FormatError::Field { field: "target", .. }, .. }
+            );
+            assert!(is_it, "{error:?}");
+            assert!(media.image() == forged, "nothing was written");
+        }
+        // It does not count, so it does no harm.
+        assert_eq!(version_in(&forged, BOOT + 1).unwrap(), 2);
+    }
+    // And it is not made by a program by mistake.
+    let pool = Pool::open_on(FileMedia::of(&image), &in_boot(BOOT)).unwrap();
+    for range in [layout.log(), layout.metadata()] {
+        let outcome = pool.change(vec![], |transaction| {
+            transaction.expose(range);
+            Ok(())
+        });
+        assert!(matches!(outcome, Err(PoolError::Parameter { .. })), "{outcome:?}");
+        let outcome = pool.transact(vec![], |transaction| {
+            transaction.expose(range);
+            Ok(())
+        });
+        assert!(matches!(outcome, Err(PoolError::Parameter { .. })), "{outcome:?}");
+    }
+}

@@ -1,0 +1,708 @@
+//! Pages between two owners: pins keep them, in whichever process; zeroed ones are zero; nobody ever sees another one's.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::run::Run;
+use aquifer_pool::format::slot::Slot;
+use aquifer_pool::media::PersistenceDomain;
+use aquifer_pool::{
+    ChangeSlots, CreateOptions, Mutant, OpenOptions, Pool, PoolError, ReadSlots, Transaction,
+};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child::{self, Reaped};
+use aquifer_testkit::crash::{CrashMedia, CrashState, Plan, Recording, Verdict, explore};
+use aquifer_testkit::rng::Rng;
+use support::*;
+
+type Outcome<T> = aquifer_pool::Result<T>;
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[("pinner", pinner), ("opener", opener)]);
+}
+
+fn environment(name: &str) -> String {
+    std::env::var(name).expect("set by the parent")
+}
+
+fn pool_of_parent() -> Pool {
+    let options = OpenOptions { read_only: environment("READS") == "yes", ..shared() };
+    Pool::open(environment("POOL"), &options).unwrap()
+}
+
+fn say_and_stay(text: &str) {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{text}").unwrap();
+    output.flush().unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Pins the pages of all files until it is killed; so many times that more than one block is needed.
+fn pinner() {
+    let pool = pool_of_parent();
+    let files = files(&pool);
+    let pins: Vec<_> = (0..700)
+        .flat_map(|_| &files)
+        .map(|file| {
+            (pool.pin_current(file.number, file.incarnation, file.layout_version).unwrap()).unwrap()
+        })
+        .collect();
+    say_and_stay(&format!("pinned {}", pins.len()));
+}
+
+/// Opens the first file.
+fn opener() {
+    let pool = pool_of_parent();
+    let _open = pool.pin_open(files(&pool)[0].number).unwrap();
+    say_and_stay("opened");
+}
+
+fn spawn(role: &str, pool: &Path, reads: bool, said: &str) -> Reaped {
+    let mut command = child::command(role);
+    command.env("POOL", pool).env("READS", if reads { "yes" } else { "no" });
+    let mut child = Reaped(command.spawn().unwrap());
+    let mut output = BufReader::new(child.0.stdout.as_mut().unwrap());
+    let mut line = String::new();
+    while !line.starts_with(said) {
+        line.clear();
+        assert!(output.read_line(&mut line).unwrap() > 0, "the child ended early");
+    }
+    child
+}
+
+fn signal(child: &Reaped, number: i32) {
+    // SAFETY: our child, which was not waited for.
+    assert_eq!(unsafe { libc::kill(child.0.id() as i32, number) }, 0);
+}
+
+fn wait_until_stopped(child: &Reaped) {
+    let mut status = 0;
+    // SAFETY: our child.
+    unsafe { libc::waitpid(child.0.id() as i32, &raw mut status, libc::WUNTRACED) };
+    assert!(libc::WIFSTOPPED(status));
+}
+
+/// All files with pages.
+fn files(pool: &Pool) -> Vec<FileInode> {
+    let slots = pool.layout().slots();
+    let files = pool.look(|image| {
+        let file = |number| match Slot::decode(&image.slot(number).ok()?, number) {
+            Ok(Slot::File(file)) if file.kind == FileKind::File => Some(*file),
+            _ => None,
+        };
+        (1..slots).filter_map(file).collect()
+    });
+    files.unwrap()
+}
+
+fn file(pool: &Pool, number: u64) -> Option<FileInode> {
+    files(pool).into_iter().find(|file| file.number == number)
+}
+
+fn put(transaction: &mut Transaction<'_>, file: &FileInode) {
+    // As opening wants it: counted right.
+    let pages = file.runs.iter().map(|run| run.pages).sum();
+    let counted = FileInode { pages, ..file.clone() };
+    ChangeSlots::put(transaction, file.number, counted.encode().expect("few runs"));
+}
+
+/// Makes a file of these many pages, all filled with `stamp`, or zero for 0.
+fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
+    let reservation = pool.reserve_some(pages, None, stamp == 0)?;
+    let runs = reservation.runs().to_vec();
+    if stamp != 0 {
+        let whole = reservation.whole();
+        pool.store(whole.bytes().offset_bytes, &filled(stamp, whole.pages))?;
+    }
+    pool.change(vec![reservation], |transaction| {
+        let number = transaction.take_slot()?;
+        let incarnation = transaction.inode(number)?.incarnation + 1;
+        let file = FileInode {
+            runs: runs.clone(),
+            // Without a name, as an open file can be.
+            // The file's own: what its pages may hold besides zeros.
+            seed: stamp,
+            ..FileInode::new(FileKind::File, number, incarnation)
+        };
+        put(transaction, &file);
+        Ok(file)
+    })
+}
+
+/// Gives other runs to a file.
+fn set_runs(pool: &Pool, number: u64, runs: &[Run]) -> Outcome<()> {
+    let before = file(pool, number).expect("it is there");
+    pool.change(vec![], |transaction| {
+        let layout_version = before.layout_version + 1;
+        put(transaction, &FileInode { runs: runs.to_vec(), layout_version, ..before.clone() });
+        Ok(())
+    })
+}
+
+fn remove(pool: &Pool, number: u64) -> Outcome<()> {
+    pool.change(vec![], |transaction| transaction.give_back(number))
+}
+
+/// Exchanges the runs of two files.
+fn exchange(pool: &Pool, one: u64, other: u64) -> Outcome<()> {
+    let [one, other] = [one, other].map(|number| file(pool, number).expect("it is there"));
+    pool.change(vec![], |transaction| {
+        for (file, runs) in [(&one, &other.runs), (&other, &one.runs)] {
+            let layout_version = file.layout_version + 1;
+            put(transaction, &FileInode { runs: runs.clone(), layout_version, ..file.clone() });
+        }
+        Ok(())
+    })
+}
+
+fn filled(stamp: u64, pages: u64) -> Vec<u8> {
+    stamp.to_le_bytes().repeat((pages * PAGE_BYTES / 8) as usize)
+}
+
+fn words(pool: &Pool, run: Run) -> Vec<u64> {
+    let mut bytes = vec![0; (run.pages * PAGE_BYTES) as usize];
+    pool.load(run.bytes().offset_bytes, &mut bytes).unwrap();
+    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+fn is_zero(pool: &Pool, run: Run) -> bool {
+    words(pool, run).iter().all(|word| *word == 0)
+}
+
+fn free_pages(pool: &Pool) -> u64 {
+    pool.info().unwrap().free_pages
+}
+
+/// Takes all free pages, and says whether any of them is in `run`.
+fn can_be_had(pool: &Pool, run: Run) -> bool {
+    let mut held = Vec::new();
+    while let Ok(reservation) = pool.reserve_some(u64::MAX, None, false) {
+        held.push(reservation);
+    }
+    held.iter().any(|reservation| reservation.whole().overlaps(run))
+}
+
+const POOL_BYTES: usize = 1 << 20;
+
+fn pool_alone() -> Pool {
+    Pool::create_on(FileMedia::of(&vec![0; POOL_BYTES]), &small(), &alone()).unwrap()
+}
+
+fn pin<'a>(pool: &'a Pool, file: &FileInode) -> Option<aquifer_pool::Pin<'a>> {
+    pool.pin_current(file.number, file.incarnation, file.layout_version).unwrap()
+}
+
+#[test]
+fn pages_of_a_pinned_file_are_not_reused_while_others_are() {
+    let pool = pool_alone();
+    let free = free_pages(&pool);
+    let [one, other] = [7, 8].map(|stamp| create(&pool, 10, stamp).unwrap());
+    let pin = pin(&pool, &one).unwrap();
+    set_runs(&pool, one.number, &[]).unwrap();
+    remove(&pool, other.number).unwrap();
+    assert_eq!(free_pages(&pool), free - 20, "the tail has not passed them");
+    assert_eq!(pool.info().unwrap().freed_pages, 20);
+    pool.checkpoint().unwrap();
+    let info = pool.info().unwrap();
+    assert_eq!((info.free_pages, info.freed_pages, info.held_pages), (free - 10, 0, 10));
+    assert_eq!(info.pins, 1);
+    assert!(can_be_had(&pool, other.runs[0]) && !can_be_had(&pool, one.runs[0]));
+    assert!(words(&pool, one.runs[0]).iter().all(|word| *word == 7));
+    // What the file frees of its later pages, the pin keeps as well; what another file frees, not.
+    for round in 0..20 {
+        let third = create(&pool, 50, 9).unwrap();
+        remove(&pool, third.number).unwrap();
+        pool.checkpoint().unwrap();
+        assert_eq!(free_pages(&pool), free - 10, "{round}");
+    }
+    drop(pin);
+    pool.checkpoint().unwrap();
+    assert_eq!((free_pages(&pool), pool.info().unwrap().held_pages), (free, 0));
+}
+
+#[test]
+fn a_pin_of_a_later_version_keeps_nothing_that_was_freed_before() {
+    let pool = pool_alone();
+    let free = free_pages(&pool);
+    let made = create(&pool, 10, 7).unwrap();
+    let shorter = [Run { pages: 4, ..made.runs[0] }];
+    set_runs(&pool, made.number, &shorter).unwrap();
+    assert!(pin(&pool, &made).is_none(), "the version is an old one");
+    let now = file(&pool, made.number).unwrap();
+    let pin = pin(&pool, &now).unwrap();
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free - 4);
+    remove(&pool, made.number).unwrap();
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free - 4, "the inode is gone, the view is not");
+    drop(pin);
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free);
+}
+
+/// The pages that a view sees go to another file, which gives them up.
+#[test]
+fn a_pin_keeps_pages_that_another_file_frees() {
+    let pool = pool_alone();
+    let free = free_pages(&pool);
+    let [one, other] = [7, 8].map(|stamp| create(&pool, 10, stamp).unwrap());
+    let pin = pin(&pool, &one).unwrap();
+    exchange(&pool, one.number, other.number).unwrap();
+    pool.checkpoint().unwrap();
+    remove(&pool, other.number).unwrap();
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free - 20);
+    assert!(!can_be_had(&pool, one.runs[0]));
+    // Those it has now it does not pin; nothing tells them apart.
+    remove(&pool, one.number).unwrap();
+    drop(pin);
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free);
+}
+
+/// Neither many frees under a pin nor many exchanges make the pool hang.
+#[test]
+fn pins_that_keep_too_much_are_an_error() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    // Full of holes: what nobody writes to takes no memory.
+    std::fs::File::create(&path).unwrap().set_len(450 << 20).unwrap();
+    let options =
+        CreateOptions { inodes: Some(15), log_bytes: Some(1 << 20), ..Default::default() };
+    let pool = Pool::create_on(FileMedia::open(&path), &options, &alone()).unwrap();
+    let made = [7, 8].map(|stamp| create(&pool, 1, stamp).unwrap());
+    let pins = made.each_ref().map(|file| pin(&pool, file).unwrap());
+    // They take turns, so that no two freed pages make one run.
+    let mut outcome = Ok(());
+    while outcome.is_ok() {
+        let reserved = pool.reserve(80, 1).unwrap();
+        let first = reserved.whole().start_page;
+        let turns = [0, 1].map(|turn| {
+            let pages = (first + turn..first + 80).step_by(2);
+            pages.map(|start_page| Run { start_page, pages: 1 }).collect::<Vec<_>>()
+        });
+        let before = made.each_ref().map(|made| file(&pool, made.number).unwrap());
+        outcome = pool.change(vec![reserved], |transaction| {
+            for (file, runs) in before.iter().zip(&turns) {
+                let layout_version = file.layout_version + 1;
+                put(transaction, &FileInode { runs: runs.clone(), layout_version, ..file.clone() });
+            }
+            Ok(())
+        });
+    }
+    let error = outcome.unwrap_err();
+    assert!(
+        matches!(error, PoolError::TooMuchPinned { held_runs } if held_runs >= 1 << 15),
+        "{error}"
+    );
+    // Other changes go on, and all of it is free when the views are gone.
+    pool.sync().unwrap();
+    drop(pins);
+    pool.checkpoint().unwrap();
+    made.iter().for_each(|file| set_runs(&pool, file.number, &[]).unwrap());
+    pool.checkpoint().unwrap();
+    let info = pool.info().unwrap();
+    assert_eq!((info.held_pages, info.freed_pages), (0, 0));
+    assert_eq!(info.free_pages, info.layout.page_count - info.layout.data_start_page);
+}
+
+#[test]
+fn more_pins_than_there_is_room_for_are_an_error() {
+    let pool = pool_alone();
+    let mut pins = Vec::new();
+    let error = loop {
+        match pool.pin(3, pins.len() as u64) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, PoolError::TooManyPins { limit } if limit == pins.len()), "{error}");
+    assert_eq!(pool.info().unwrap().pins, pins.len() as u64);
+    // The place of any of them can be had again.
+    drop(pins.swap_remove(pins.len() / 3));
+    pins.push(pool.pin(3, 0).unwrap());
+    assert!(pool.pin(3, 0).is_err());
+    pins.clear();
+    assert_eq!(pool.info().unwrap().pins, 0);
+    for inode in [0, 1 << 32] {
+        assert!(matches!(pool.pin(inode, 1), Err(PoolError::Parameter { .. })));
+    }
+}
+
+fn shared_pool(directory: &Path) -> Pool {
+    let path = directory.join("pool");
+    let size = POOL_BYTES as u64;
+    let domain = Some(PersistenceDomain::Volatile);
+    Pool::create(&path, size, &small(), &OpenOptions { domain, ..shared() }).unwrap()
+}
+
+#[test]
+fn a_killed_pinners_pins_vanish_and_a_stopped_ones_stay() {
+    for reads in [false, true] {
+        let directory = scratch();
+        let pool = shared_pool(directory.path());
+        let free = free_pages(&pool);
+        let made = create(&pool, 10, 7).unwrap();
+        let path = directory.path().join("pool");
+        let pinner = spawn("pinner", &path, reads, "pinned 700");
+        let second = spawn("pinner", &path, !reads, "pinned 700");
+        assert_eq!(pool.info().unwrap().pins, 1400);
+        remove(&pool, made.number).unwrap();
+        pool.checkpoint().unwrap();
+        assert_eq!(free_pages(&pool), free - 10, "reads: {reads}");
+        second.kill();
+        pool.checkpoint().unwrap();
+        assert_eq!(pool.info().unwrap().pins, 700);
+        assert_eq!(free_pages(&pool), free - 10, "reads: {reads}");
+        signal(&pinner, libc::SIGSTOP);
+        wait_until_stopped(&pinner);
+        pool.checkpoint().unwrap();
+        assert_eq!(free_pages(&pool), free - 10, "reads: {reads}");
+        assert!(words(&pool, made.runs[0]).iter().all(|word| *word == 7));
+        pinner.kill();
+        pool.checkpoint().unwrap();
+        assert_eq!((free_pages(&pool), pool.info().unwrap().pins), (free, 0), "reads: {reads}");
+        // The blocks of the dead are used again.
+        let pins: Vec<_> = (0..1024).map(|_| pool.pin(5, 1).unwrap()).collect();
+        assert_eq!(pool.info().unwrap().pins, pins.len() as u64);
+    }
+}
+
+#[test]
+fn a_file_is_open_as_long_as_a_process_that_opened_it_lives() {
+    let directory = scratch();
+    let pool = shared_pool(directory.path());
+    let made = create(&pool, 1, 7).unwrap();
+    assert!(!pool.is_open(made.number).unwrap());
+    let opener = spawn("opener", &directory.path().join("pool"), true, "opened");
+    assert!(pool.is_open(made.number).unwrap() && !pool.is_open(made.number + 1).unwrap());
+    let own = pool.pin_open(made.number).unwrap();
+    opener.kill();
+    assert!(pool.is_open(made.number).unwrap());
+    drop(own);
+    let _view = pin(&pool, &made).unwrap();
+    assert!(!pool.change(vec![], |transaction| Ok(transaction.is_open(made.number))).unwrap());
+}
+
+/// Handles of one process are as good as processes, and an owned pin keeps its pool open.
+#[test]
+fn a_handle_that_is_closed_has_no_pins() {
+    let directory = scratch();
+    let pool = shared_pool(directory.path());
+    let free = free_pages(&pool);
+    let made = create(&pool, 10, 7).unwrap();
+    let reading = OpenOptions { read_only: true, ..shared() };
+    let reader = Pool::open(directory.path().join("pool"), &reading).unwrap();
+    let pin = reader.pin_owned(made.number, made.layout_version).unwrap();
+    drop(reader);
+    remove(&pool, made.number).unwrap();
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free - 10);
+    drop(pin);
+    pool.checkpoint().unwrap();
+    assert_eq!(free_pages(&pool), free);
+    let names = |start: &str| {
+        let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
+        entries.filter(|e| e.file_name().to_string_lossy().starts_with(start)).count()
+    };
+    let superblock = std::fs::read(directory.path().join("pool")).unwrap();
+    let hex = superblock[96..112].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!(names(&format!("aquifer-{hex}")), 2);
+    drop(pool);
+    assert_eq!(names(&format!("aquifer-{hex}")), 0, "the pins are removed with the segment");
+}
+
+/// A forked child has no pins, and takes none of its parent's away.
+#[test]
+fn pins_are_inert_in_a_fork() {
+    let directory = scratch();
+    let pool = shared_pool(directory.path());
+    let made = create(&pool, 10, 7).unwrap();
+    let pin = pin(&pool, &made);
+    // SAFETY: the child only calls what is tested, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = matches!(pool.pin(made.number, 1), Err(PoolError::Forked));
+        drop(pin);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: our child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    assert_eq!(pool.info().unwrap().pins, 1);
+    drop(pin);
+    assert_eq!(pool.info().unwrap().pins, 0);
+}
+
+/// Readers look at pages while others free them and fill them with something else.
+#[test]
+fn readers_never_see_the_next_owners_bytes() {
+    let directory = scratch();
+    let pool = shared_pool(directory.path());
+    let numbers: Vec<u64> = (1..4).map(|stamp| create(&pool, 4, stamp).unwrap().number).collect();
+    let has_ended = AtomicBool::new(false);
+    let rounds = 30 * steps(20) as u64;
+    let (looks, late) = std::thread::scope(|scope| {
+        let readers = [0, 1].map(|_| {
+            scope.spawn(|| {
+                let (mut looks, mut late) = (0u64, 0u64);
+                let handle = Pool::open(directory.path().join("pool"), &reading()).unwrap();
+                while !has_ended.load(Relaxed) {
+                    for file in files(&handle) {
+                        let Some(_pin) = pin(&handle, &file) else {
+                            late += 1;
+                            continue;
+                        };
+                        let found = file.runs.iter().flat_map(|run| words(&handle, *run));
+                        let foreign = { found }.find(|word| *word != file.seed);
+                        assert_eq!(foreign, None, "in inode {}: {}", file.number, file.seed);
+                        looks += 1;
+                    }
+                }
+                (looks, late)
+            })
+        });
+        for round in 0..rounds {
+            // A new file in place of an old one: its pages, when they are free, have its own stamp.
+            let number = numbers[(round % 3) as usize];
+            let stamp = 100 + round;
+            let reservation = pool.reserve_some(4, None, false).unwrap();
+            let whole = reservation.whole();
+            pool.store(whole.bytes().offset_bytes, &filled(stamp, whole.pages)).unwrap();
+            let before = file(&pool, number).unwrap();
+            pool.change(vec![reservation], |transaction| {
+                let layout_version = before.layout_version + 1;
+                let runs = vec![whole];
+                put(
+                    transaction,
+                    &FileInode { runs, layout_version, seed: stamp, ..before.clone() },
+                );
+                Ok(())
+            })
+            .unwrap();
+            if round % 5 == 0 {
+                pool.checkpoint().unwrap();
+            }
+        }
+        has_ended.store(true, Relaxed);
+        readers
+            .map(|reader| reader.join().unwrap())
+            .into_iter()
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    });
+    println!("{looks} looks, {late} too late");
+    assert!(looks > 0);
+    pool.checkpoint().unwrap();
+    assert_eq!(pool.info().unwrap().held_pages, 0);
+}
+
+#[test]
+fn zeroed_pages_are_zero_and_cost_nothing_when_they_are_taken() {
+    let pool = pool_alone();
+    let data = free_pages(&pool);
+    let made = create(&pool, data, 7).unwrap();
+    assert_eq!((made.runs[0].pages, pool.zero_free_pages(u64::MAX).unwrap()), (data, 0));
+    remove(&pool, made.number).unwrap();
+    pool.checkpoint().unwrap();
+    assert_eq!((free_pages(&pool), pool.info().unwrap().zeroed_pages), (data, 0));
+    // Some, in pieces, then some more.
+    assert_eq!(pool.zero_free_pages(40).unwrap(), 40);
+    assert_eq!(pool.info().unwrap().zeroed_pages, 40);
+    let zeroed = Run { start_page: made.runs[0].start_page, pages: 40 };
+    assert!(is_zero(&pool, zeroed));
+    assert!(!is_zero(&pool, Run { start_page: zeroed.end_page(), pages: 1 }));
+    // Whoever needs no zeros leaves them to those who do.
+    let others = pool.reserve_some(10, None, false).unwrap();
+    assert!(!others.whole().overlaps(zeroed));
+    let taken = pool.reserve_some(30, None, true).unwrap();
+    assert_eq!((taken.whole().start_page, taken.whole().pages), (zeroed.start_page, 30));
+    assert_eq!(pool.info().unwrap().zeroed_pages, 10);
+    // When there are not enough, the rest is zeroed now.
+    let more = pool.reserve_zeroed(50, 1).unwrap();
+    assert!(is_zero(&pool, more.whole()));
+    // What was taken may have been written to.
+    pool.store(taken.whole().bytes().offset_bytes, &filled(9, 30)).unwrap();
+    let whole = taken.whole();
+    drop((taken, more, others));
+    let all: Vec<_> = std::iter::from_fn(|| pool.reserve_some(64, None, true).ok()).collect();
+    assert!(all.iter().any(|reservation| reservation.whole().overlaps(whole)));
+    assert!(all.iter().all(|reservation| is_zero(&pool, reservation.whole())));
+}
+
+#[test]
+fn a_thread_zeroes_what_was_freed() {
+    let options = OpenOptions { background: true, zero_bytes_per_second: 1 << 40, ..alone() };
+    let pool = Pool::create_on(FileMedia::of(&vec![0; POOL_BYTES]), &small(), &options).unwrap();
+    let free = free_pages(&pool);
+    let made = create(&pool, free, 7).unwrap();
+    remove(&pool, made.number).unwrap();
+    pool.checkpoint().unwrap();
+    while pool.info().unwrap().zeroed_pages < free {
+        std::thread::yield_now();
+    }
+    assert!(is_zero(&pool, made.runs[0]));
+    // It takes no page from anybody.
+    remove(&pool, create(&pool, free, 7).unwrap().number).unwrap();
+    assert_eq!(pool.reserve(free, 1).unwrap().whole().pages, free);
+}
+
+#[test]
+fn files_grow_in_place_and_long_runs_are_aligned() {
+    let media = FileMedia::of(&vec![0; 16 << 20]);
+    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let first = pool.reserve_some(3, None, false).unwrap();
+    let other = pool.reserve_some(3, None, false).unwrap();
+    assert!(!first.whole().overlaps(other.whole()));
+    let end_page = other.whole().end_page();
+    let behind = pool.reserve_some(2, Some(end_page), true).unwrap();
+    assert_eq!(behind.whole(), Run { start_page: end_page, pages: 2 });
+    let elsewhere = pool.reserve_some(2, Some(end_page), true).unwrap();
+    assert_ne!(elsewhere.whole().start_page, end_page);
+    let long = pool.reserve_some(1024, None, false).unwrap();
+    assert_eq!((long.whole().start_page % 512, long.whole().pages), (0, 1024));
+    // Behind the end and before the data there is nothing.
+    for near_page in [0, 1, pool.layout().page_count, u64::MAX] {
+        let found = pool.reserve_some(1, Some(near_page), false).unwrap();
+        assert!(found.whole().start_page >= pool.layout().data_start_page);
+    }
+    assert!(matches!(pool.reserve_some(0, None, false), Err(PoolError::Parameter { .. })));
+    let largest = pool.info().unwrap().largest_free_pages;
+    let rest = pool.reserve_some(u64::MAX, None, false).unwrap();
+    assert!(rest.whole().pages + 1024 > largest, "{:?} of {largest}", rest.whole());
+}
+
+/// Random changes of files, with and without power cuts between them: packed, and so durable in any order.
+fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recording {
+    let options = OpenOptions { mutant, boot: Some(1), ..alone() };
+    let fresh = Arc::new(CrashMedia::new(512 << 10, domain).unwrap());
+    drop(Pool::create_on(fresh.clone(), &small(), &alone()).unwrap());
+    let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
+    let mut rng = Rng::new(seed);
+    let pool = Pool::open_on(media.clone(), &options).unwrap();
+    let mut next_stamp = 1 << 32;
+    for _ in 0..60 {
+        let files = files(&pool);
+        let some =
+            (!files.is_empty()).then(|| files[rng.below(files.len() as u64) as usize].clone());
+        next_stamp += 1;
+        match (rng.below(10), some) {
+            (0..=3, _) if files.len() < 6 => {
+                let stamp = if rng.chance(0.2) { 0 } else { next_stamp };
+                let made = create(&pool, 1 + rng.below(12), stamp);
+                assert!(made.is_ok() || matches!(made, Err(PoolError::Full { .. })), "{made:?}");
+                if let Ok(made) = made
+                    && stamp != 0
+                    && rng.chance(0.5)
+                {
+                    // Stored to after it has a name, and perhaps never made durable.
+                    let last = Run { start_page: made.runs[0].end_page() - 1, pages: 1 };
+                    pool.store(last.bytes().offset_bytes, &filled(stamp, 1)).unwrap();
+                }
+            }
+            (4, Some(file)) => remove(&pool, file.number).unwrap(),
+            (5, Some(file)) if !file.runs.is_empty() => {
+                let pages = rng.below(file.runs[0].pages);
+                let runs = [Run { pages, ..file.runs[0] }];
+                set_runs(&pool, file.number, &runs[..usize::from(pages > 0)]).unwrap();
+            }
+            (6, _) => pool.sync().unwrap(),
+            (7, _) => pool.checkpoint().unwrap(),
+            (8, _) => drop(pool.zero_free_pages(20).unwrap()),
+            (9, _) => {
+                // Taken, written to, and given up.
+                if let Ok(reservation) = pool.reserve_some(8, None, rng.chance(0.5)) {
+                    let whole = reservation.whole();
+                    pool.store(whole.bytes().offset_bytes, &filled(next_stamp, whole.pages))
+                        .unwrap();
+                }
+            }
+            _ => {}
+        }
+    }
+    let recording = media.recording();
+    drop(pool);
+    recording
+}
+
+/// No file shows bytes of another one; whoever takes zeros gets zeros.
+fn check(state: &CrashState<'_>, mutant: Option<Mutant>) -> Verdict {
+    let media = Arc::new(state.media()?);
+    // The machine was started anew.
+    let options = OpenOptions { mutant, boot: Some(2), ..alone() };
+    let pool = Pool::open_on(media, &options)?;
+    let mut owners: BTreeMap<u64, u64> = BTreeMap::new();
+    for file in files(&pool) {
+        for run in &file.runs {
+            if let Some(word) =
+                words(&pool, *run).into_iter().find(|word| *word != 0 && *word != file.seed)
+            {
+                return Err(format!("inode {} ({:x}) has {word:x}", file.number, file.seed).into());
+            }
+            for page in run.start_page..run.end_page() {
+                if let Some(other) = owners.insert(page, file.number) {
+                    return Err(format!("page {page} is {}'s and {other}'s", file.number).into());
+                }
+            }
+        }
+    }
+    let mut held = Vec::new();
+    while let Ok(reservation) = pool.reserve_some(32, None, true) {
+        if !is_zero(&pool, reservation.whole()) {
+            return Err(format!("{:?} is to be zero", reservation.whole()).into());
+        }
+        held.push(reservation);
+    }
+    Ok(None)
+}
+
+fn explored(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Result<u64, String> {
+    let recording = record(seed, domain, mutant);
+    let plan = Plan { depth: 0, budget: 600, seed };
+    match explore(&recording, plan, |state| check(state, mutant)) {
+        Ok(explored) => Ok(explored.states()),
+        Err(failure) => Err(failure.to_string()),
+    }
+}
+
+#[test]
+fn no_crash_shows_bytes_of_another_file() {
+    let first = seed(21);
+    for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
+        let mut states = 0;
+        for seed in first..first + steps(8) as u64 {
+            match explored(seed, domain, None) {
+                Ok(more) => states += more,
+                Err(failure) => panic!("seed {seed}: {failure}"),
+            }
+        }
+        println!("{states} crash states on {domain}");
+    }
+}
+
+#[test]
+fn deliberate_mistakes_show_bytes_of_another_file() {
+    let mut missed = Vec::new();
+    for mutant in [Mutant::EarlyReuse, Mutant::CommitBeforeData, Mutant::FreshUnsaid] {
+        let domain = PersistenceDomain::PageCache;
+        let caught = (0..20).find_map(|seed| explored(seed, domain, Some(mutant)).err());
+        match caught {
+            Some(reason) => println!("{mutant:?}: {}", reason.lines().next().unwrap_or("")),
+            None => missed.push(mutant),
+        }
+    }
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}

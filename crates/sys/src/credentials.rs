@@ -1,0 +1,26 @@
+//! Who this process acts as.
+
+/// A user and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+/// Whose files those are that this process makes.
+pub fn effective() -> Credentials {
+    // SAFETY: these calls take nothing and cannot fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    Credentials { uid, gid }
+}
+
+/// Permissions that files made by this process do not get. It is asked for without changing it, which other threads would notice;
+/// where that cannot be, it is 0o022.
+pub fn umask() -> u32 {
+    const USUAL: u32 = 0o022;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(USUAL)
+}
