@@ -63,7 +63,7 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     pub fn put(&mut self, inode: &FileInode) -> Result<()> {
-        let bytes = inode.encode().map_err(|error| FsError::Damaged {
+        let bytes = inode.encode_unsealed().map_err(|error| FsError::Damaged {
             structure: format!("inode {}", inode.number),
             reason: error.to_string(),
         })?;

@@ -30,7 +30,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::bitmap;
 use crate::core::{Core, Locked};
 use crate::error::Result;
-use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
+use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
 use crate::format::slot::{is_free_slot, named_runs};
 use crate::freed;
@@ -255,7 +255,7 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     let mut runs = Vec::new();
     for slot in 0..core.segment.slots() {
         let bytes = load_slot(&core.segment, slot);
-        note_slot(&core.segment, slot, &bytes);
+        note_slot(&core.segment, slot);
         if slot != HEAD_SLOT {
             named_runs(&bytes, &mut runs);
             runs.drain(..).for_each(mark);
@@ -321,12 +321,12 @@ fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
-/// Notes whether there is something in a slot.
-pub(crate) fn note_slot(segment: &Segment, number: u64, bytes: &SlotBytes) {
+/// Notes whether there is something in a slot of the image.
+pub(crate) fn note_slot(segment: &Segment, number: u64) {
     let word = &segment.occupied_slots()[(number / 64) as usize];
     let bit = 1 << (number % 64);
     let bits = word.load(Relaxed);
-    let is_free = is_free_slot(bytes);
+    let is_free = is_free_slot(segment.slot(number)[0].load(Relaxed).to_ne_bytes());
     word.store(if is_free { bits & !bit } else { bits | bit }, Relaxed);
     let hint = &segment.control().free_slot_hint;
     if is_free && number < hint.load(Relaxed) {

@@ -14,12 +14,14 @@ use aquifer_sys::patience::Waited;
 use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
 use crate::format::file::{FileKind, FileState, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::format::run::Run;
-use crate::format::slot::Slot;
+use crate::format::slot::{Slot, from_media, to_media};
+use crate::format::slot_change::SlotChange;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
 use crate::point;
@@ -39,22 +41,68 @@ fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     }
 }
 
-/// Writes a slot of the image, and notes that its page differs from the media's.
-pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
-    for (index, (word, source)) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)).enumerate()
-    {
-        if index == SLOT_BYTES / 16 {
-            point::pass("apply-half");
-        }
+/// Loads a slot into the image as it is on media.
+pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
+    from_media(bytes);
+    for (word, source) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)) {
         word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
     }
-    let page = slot / SLOTS_PER_PAGE;
-    set_bit(segment.dirty_image_pages(), page);
+}
+
+/// Makes a change of a slot in the image, and notes that its page differs from the media's.
+fn store_change(segment: &Segment, change: &SlotChange<'_>) {
+    let slot = segment.slot(change.slot);
+    if change.words.is_whole {
+        // What is not set.
+        for (index, word) in slot.iter().enumerate() {
+            if change.words.set & 1 << index == 0 {
+                word.store(0, Relaxed);
+            }
+        }
+        set_bit(segment.logged_slots(), change.slot);
+    }
+    point::pass("apply-half");
+    for (index, value) in change.set() {
+        slot[index].store(u64::from_ne_bytes(value), Relaxed);
+    }
+    set_bit(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
+}
+
+/// A page of the image as it is on media.
+pub(crate) fn page_for_media(segment: &Segment, page: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PAGE_BYTES as usize);
+    for slot in page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE {
+        bytes.extend_from_slice(&load_slot(segment, slot));
+    }
+    bytes
+}
+
+/// Seals the slots of pages that go to media. Not under the metadata mutex: that would be computing for many.
+pub(crate) fn seal_page(page: &mut [u8]) {
+    for slot in page.as_chunks_mut::<SLOT_BYTES>().0 {
+        to_media(slot);
+    }
+}
+
+/// Takes note that the tail will be here, as soon as this page is on media: the next change of each of its slots is whole.
+pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
+    const _: () = assert!(64 % SLOTS_PER_PAGE == 0);
+    let first = page * SLOTS_PER_PAGE;
+    let bits = ((1 << SLOTS_PER_PAGE) - 1) << (first % 64);
+    segment.logged_slots()[(first / 64) as usize].fetch_and(!bits, Relaxed);
+}
+
+/// Whether a change of a slot can be a patch.
+pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
+    segment.logged_slots()[(slot / 64) as usize].load(Relaxed) & 1 << (slot % 64) != 0
 }
 
 /// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
 pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
-    words[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
+    let (word, bit) = (&words[(bit / 64) as usize], 1 << (bit % 64));
+    if word.load(Relaxed) & bit == 0 {
+        word.fetch_or(bit, Relaxed);
+    }
 }
 
 /// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes
@@ -66,38 +114,37 @@ pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
 /// repairs after a death in between still knows of them.
 pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
-    apply_slots(locked, record.slots(), record.header.end_lsn());
+    let (core, end_lsn) = (locked.core(), record.header.end_lsn());
+    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
+    // from the others would be a part of it.
+    if core.control().image_version.load(Relaxed).is_multiple_of(2) {
+        freed::note_change(locked, freed::Change::of(core, record.slots()), end_lsn);
+    }
+    apply_noted(locked, record.slots(), end_lsn);
 }
 
-/// [`apply`] of a record that ends at `end_lsn` and has these slots.
-pub(crate) fn apply_slots<'a>(
+/// [`apply`] of a record that ends at `end_lsn` and makes these changes, of which it is noted what they free.
+pub(crate) fn apply_noted<'a>(
     locked: &Locked<'_>,
-    slots: impl Iterator<Item = (u64, &'a SlotBytes)> + Clone,
+    changes: impl Iterator<Item = SlotChange<'a>>,
     end_lsn: u64,
 ) {
     let core = locked.core();
     let (control, segment) = (core.control(), &core.segment);
-    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
-    // from the others would be a part of it.
-    if control.image_version.load(Relaxed).is_multiple_of(2) {
-        freed::note_change(locked, slots.clone(), end_lsn);
-    }
     point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;
     control.image_version.store(version, Relaxed);
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
     point::pass("apply-odd");
-    for (slot, after) in slots {
-        if slot == HEAD_SLOT && raises_fresh(&load_slot(segment, HEAD_SLOT), after) {
+    for change in changes.filter(|change| change.slot < segment.slots()) {
+        if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
             // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
             // `use_fresh_pages`.
             control.fresh_lsn.store(end_lsn, Release);
         }
-        if slot < segment.slots() {
-            store_slot(segment, slot, after);
-            alloc::note_slot(segment, slot, after);
-        }
+        store_change(segment, &change);
+        alloc::note_slot(segment, change.slot);
     }
     point::pass("apply-stored");
     // Before the version: who sees the change also sees how far the log must be durable for it to last.
@@ -109,10 +156,13 @@ pub(crate) fn apply_slots<'a>(
     control.image_version.store(version + 1, Release);
 }
 
-/// Whether pages are fresh by one head that are not by the next.
-fn raises_fresh(before: &SlotBytes, after: &SlotBytes) -> bool {
+/// Whether pages are fresh by the head that are not after a change of it.
+fn raises_fresh(segment: &Segment, change: &SlotChange<'_>) -> bool {
     let fresh_from_page = |bytes| PoolHead::decode(bytes).map(|head| head.fresh_from_page).ok();
-    fresh_from_page(before) < fresh_from_page(after)
+    let before = load_slot(segment, HEAD_SLOT);
+    let mut after = before;
+    change.apply(&mut after);
+    fresh_from_page(&before) < fresh_from_page(&after)
 }
 
 /// The metadata as of one moment.
@@ -145,11 +195,13 @@ impl View<'_> {
     }
 
     fn copy(&self, slot: u64, into: &mut SlotBytes) {
-        let is_this = |(number, _): &(u64, &SlotBytes)| *number == slot;
-        match self.changing.and_then(|record| record.slots().filter(is_this).last()) {
-            _ if slot >= self.slots() => *into = [0; SLOT_BYTES],
-            Some((_, after)) => *into = *after,
-            None => load_slot_into(self.segment, slot, into),
+        if slot >= self.slots() {
+            return into.fill(0);
+        }
+        load_slot_into(self.segment, slot, into);
+        if let Some(record) = self.changing {
+            // Some of them may be made already, which does no harm.
+            record.slots().filter(|c| c.slot == slot).for_each(|change| change.apply(into));
         }
     }
 
@@ -299,7 +351,7 @@ impl Core {
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
         if !self.is_writable {
             for number in flaws.iter().flat_map(Flaw::inodes) {
-                store_slot(&self.segment, number, &[0; SLOT_BYTES]);
+                self.segment.slot(number).iter().for_each(|word| word.store(0, Relaxed));
             }
         }
         let by_inode =

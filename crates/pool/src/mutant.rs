@@ -32,6 +32,8 @@ pub enum Mutant {
     CountExposed,
     /// Pages are written to that the head still calls fresh, as far as it is durable.
     FreshUnsaid,
+    /// A checkpoint does not make the next change of a slot a whole one.
+    PatchFirst,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

@@ -28,7 +28,7 @@ use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
-use crate::image::{self, load_slot, store_slot};
+use crate::image;
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
@@ -418,12 +418,11 @@ fn load_image(core: &Core) -> Result<()> {
         if page.iter().all(|&byte| byte == 0) {
             continue; // The segment is fresh: zero already.
         }
-        for (index, slot) in page.chunks_exact(SLOT_BYTES).enumerate() {
-            let number = page_index * SLOTS_PER_PAGE + index as u64;
-            store_slot(&core.segment, number, slot);
+        let slots = page.as_chunks_mut::<SLOT_BYTES>().0;
+        for (number, slot) in (page_index * SLOTS_PER_PAGE..).zip(slots) {
+            image::load_from_media(&core.segment, number, slot);
         }
     }
-    core.segment.dirty_image_pages().iter().for_each(|word| word.store(0, Relaxed));
     Ok(())
 }
 
@@ -546,10 +545,9 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
         if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
             continue;
         }
-        let slots = SLOTS_PER_PAGE;
-        let bytes: Vec<u8> = (page * slots..(page + 1) * slots)
-            .flat_map(|slot| load_slot(&core.segment, slot))
-            .collect();
+        let mut bytes = image::page_for_media(&core.segment, page);
+        image::seal_page(&mut bytes);
+        image::begin_log_of(&core.segment, page);
         let offset_bytes = core.layout.metadata().offset_bytes + page * PAGE_BYTES;
         core.media.write_at(offset_bytes, &bytes)?;
         ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });

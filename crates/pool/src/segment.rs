@@ -3,8 +3,9 @@
 //! ```text
 //!  ┌─────────┬──────────────────────────────┬───────────────────────┬───────────────────────┐
 //!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages, used      │
-//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros:│
-//!  │         │ runs, slots of the processes │                       │ one bit for each      │
+//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros,│
+//!  │         │ runs, slots of the processes │                       │ logged slots: a bit   │
+//!  │         │                              │                       │ for each              │
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
@@ -35,6 +36,7 @@ use crate::error::{PoolError, Result};
 use crate::format::checksum;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
+use crate::format::slot_change::SLOT_WORDS;
 
 /// Appends that can be in flight.
 pub(crate) const PENDING: usize = 512;
@@ -56,7 +58,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM02");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM03");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -189,7 +191,6 @@ pub(crate) struct Control {
 }
 
 const CONTROL_BYTES: usize = size_of::<Control>().next_multiple_of(4096);
-const SLOT_WORDS: usize = SLOT_BYTES / 8;
 
 /// The segment, mapped into this process.
 pub(crate) struct Segment {
@@ -206,7 +207,7 @@ fn len_bytes(layout: &Layout) -> usize {
     let words = layout.slots() as usize * SLOT_WORDS
         + image_dirty_words(layout)
         + 2 * (layout.page_count as usize).div_ceil(64)
-        + (layout.slots() as usize).div_ceil(64);
+        + 2 * (layout.slots() as usize).div_ceil(64);
     CONTROL_BYTES + words * 8
 }
 
@@ -388,6 +389,14 @@ impl Segment {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
         let first = self.slots * SLOT_WORDS + dirty + 2 * self.pages.div_ceil(64);
         self.words(first, self.slots.div_ceil(64))
+    }
+
+    /// One bit for each slot: the log has a whole change of it behind the place where the next checkpoint's tail will be.
+    pub fn logged_slots(&self) -> &[AtomicU64] {
+        let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
+        let slots = self.slots.div_ceil(64);
+        let first = self.slots * SLOT_WORDS + dirty + 2 * self.pages.div_ceil(64) + slots;
+        self.words(first, slots)
     }
 
     /// How many slots there are.

@@ -14,6 +14,7 @@ use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, Sl
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::format::run_list::LIST_RUNS;
 use crate::format::slot::Slot;
+use crate::format::slot_change::SlotWords;
 use crate::freed;
 use crate::image::{self, load_slot};
 use crate::log::FailureKind;
@@ -162,7 +163,7 @@ struct Prepared {
     builder: RecordBuilder,
     bytes: Vec<u8>,
     body_checksum: u64,
-    slots: Vec<(u64, SlotBytes)>,
+    freeing: freed::Change,
 }
 
 /// When a transaction is durable.
@@ -196,7 +197,6 @@ impl Core {
             }
             debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
-        let mut slots = transaction.changed.clone();
         let mut builder = match durability {
             Durability::Now => RecordBuilder::new(),
             Durability::Later => RecordBuilder::packed(),
@@ -208,17 +208,27 @@ impl Core {
             fresh_from_page: head.fresh_from_page.max(transaction.used_to_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
+        let mut slots: Vec<(u64, SlotWords, &SlotBytes)> = Vec::new();
+        let mut change = |slot: u64, after| {
+            // The first change behind the tail is a whole one.
+            let words = match image::is_logged(&self.segment, slot) {
+                true => SlotWords::patch(&load_slot(&self.segment, slot), after),
+                false => SlotWords::whole(after),
+            };
+            builder.slot(slot, words);
+            slots.push((slot, words, after));
+        };
+        transaction.changed.iter().for_each(|(slot, after)| change(*slot, after));
         // Below the last used slot none is as if it had never been used.
-        for number in head.used_slots..raised.used_slots {
-            if !slots.iter().any(|(changed, _)| *changed == number) {
-                let free = Inode::free(number, 0).encode().map_err(|e| refused(number, e))?;
-                slots.push((number, free));
-            }
-        }
+        let skipped: Vec<(u64, SlotBytes)> = (head.used_slots..raised.used_slots)
+            .filter(|slot| !transaction.changed.iter().any(|(changed, _)| changed == slot))
+            .map(|slot| Ok((slot, Inode::free(slot, 0).encode().map_err(|e| refused(slot, e))?)))
+            .collect::<Result<_>>()?;
+        skipped.iter().for_each(|(slot, after)| change(*slot, after));
+        let raised_bytes = raised.encode();
         if raised != head {
-            slots.push((HEAD_SLOT, raised.encode()));
+            change(HEAD_SLOT, &raised_bytes);
         }
-        slots.iter().for_each(|(slot, _)| builder.slot(*slot));
         let reserved = reservations.iter().flat_map(|reserved| reserved.runs());
         match durability {
             Durability::Now => reserved.for_each(|run| builder.new_run(run.bytes())),
@@ -228,10 +238,15 @@ impl Core {
             transaction.exposed.iter().for_each(|range| builder.exposed(*range));
         }
         let mut bytes = vec![0; builder.len_bytes() as usize];
-        let images = builder.small_part(&mut bytes).chunks_exact_mut(SLOT_BYTES);
-        slots.iter().zip(images).for_each(|((_, slot), image)| image.copy_from_slice(slot));
+        let mut rest = builder.small_part(&mut bytes);
+        for (_, words, after) in slots {
+            let (part, behind) = rest.split_at_mut(words.len_bytes() as usize);
+            words.copy_from(after, part);
+            rest = behind;
+        }
         let body_checksum = builder.finish_body(&mut bytes);
-        Ok(Prepared { builder, bytes, body_checksum, slots })
+        let freeing = freed::Change::of(self, builder.slots(&bytes));
+        Ok(Prepared { builder, bytes, body_checksum, freeing })
     }
 
     /// Refuses what recovery would refuse.
@@ -274,10 +289,10 @@ impl Core {
     fn has_room_for_freed(
         &self,
         transaction: &Transaction<'_>,
+        freeing: &freed::Change,
         has_made_room: bool,
     ) -> Result<bool> {
-        let changed = transaction.changed.iter().map(|(number, bytes)| (*number, bytes));
-        let has_room = freed::has_room(&transaction.locked, changed, most_freed(transaction))?;
+        let has_room = freed::has_room(&transaction.locked, freeing, most_freed(transaction))?;
         if !has_room && has_made_room {
             freed::check_not_pinned(&transaction.locked)?;
         }
@@ -331,9 +346,9 @@ impl Core {
                 continue;
             }
             let prepared = self.prepare(&transaction, &reservations, Durability::Now)?;
-            let Prepared { builder, mut bytes, body_checksum, .. } = prepared;
+            let Prepared { builder, mut bytes, body_checksum, freeing } = prepared;
             self.check_size(builder.len_bytes())?;
-            let space = match self.has_room_for_freed(&transaction, has_made_room)? {
+            let space = match self.has_room_for_freed(&transaction, &freeing, has_made_room)? {
                 true => self.reserve(&transaction.locked, builder.len_bytes(), true)?,
                 false => None,
             };
@@ -384,9 +399,9 @@ impl Core {
                 return Ok(value);
             }
             let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
-            let Prepared { builder, mut bytes, body_checksum, slots } = prepared;
+            let Prepared { builder, mut bytes, body_checksum, freeing } = prepared;
             self.check_size(builder.len_bytes())?;
-            let place = match self.has_room_for_freed(&transaction, has_made_room)? {
+            let place = match self.has_room_for_freed(&transaction, &freeing, has_made_room)? {
                 true => self.place_packed(&transaction.locked, builder.len_bytes())?,
                 false => None,
             };
@@ -406,8 +421,8 @@ impl Core {
             let exposes = !reservations.is_empty() || !transaction.exposed.is_empty();
             self.publish_packed(&place, &bytes, exposes)?;
             let end_lsn = place.lsn + bytes.len() as u64;
-            let after = slots.iter().map(|(number, bytes)| (*number, bytes));
-            image::apply_slots(&transaction.locked, after, end_lsn);
+            freed::note_change(&transaction.locked, freeing, end_lsn);
+            image::apply_noted(&transaction.locked, builder.slots(&bytes), end_lsn);
             transaction.note_taken();
             for reserved in reservations {
                 reserved.keep(&transaction.locked);

@@ -172,7 +172,7 @@ pub fn entry_head(
     Ok(zerocopy::transmute!(raw))
 }
 
-/// A leaf of `count` entries, whose bytes are those of `parts`, one behind the other.
+/// A leaf of `count` entries, whose bytes are those of `parts`, one behind the other; without the checksum.
 ///
 /// # Errors
 /// [`FormatError::Field`] if they do not fit.
@@ -207,9 +207,7 @@ fn compose(
         raw.entries.get_mut(end..end + part.len()).ok_or(wrong)?.copy_from_slice(part);
         end += part.len();
     }
-    let mut bytes = zerocopy::transmute!(raw);
-    seal(&mut bytes);
-    Ok(bytes)
+    Ok(zerocopy::transmute!(raw))
 }
 
 impl Node {
@@ -239,7 +237,9 @@ impl Node {
                 (*level, children.len())
             }
         };
-        compose(self.number, self.owner, level, count, &[&entries])
+        let mut bytes = compose(self.number, self.owner, level, count, &[&entries])?;
+        seal(&mut bytes);
+        Ok(bytes)
     }
 
     /// Reads the node in slot `number`.

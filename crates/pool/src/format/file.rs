@@ -151,9 +151,11 @@ pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
     start..start + FILE_RUNS * 8
 };
 
-/// Whether such a slot has a target where others have runs.
+/// Whether a slot has a target where others have runs.
 pub(super) fn is_link(bytes: &SlotBytes) -> bool {
-    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
+    let is_link =
+        |raw: &RawFile| raw.magic == MAGIC && raw.kind.get() == FileKind::Link.code().into();
+    RawFile::ref_from_bytes(bytes).is_ok_and(is_link)
 }
 
 /// What a reader of an open file asks each time.
@@ -266,6 +268,17 @@ impl FileInode {
     /// # Errors
     /// [`FormatError::Field`] if there are too many runs, or the target is too long.
     pub fn encode(&self) -> Result<SlotBytes, FormatError> {
+        self.encode_unsealed().map(|mut bytes| {
+            seal(&mut bytes);
+            bytes
+        })
+    }
+
+    /// [`FileInode::encode`] for memory, without the checksum.
+    ///
+    /// # Errors
+    /// As for [`FileInode::encode`].
+    pub fn encode_unsealed(&self) -> Result<SlotBytes, FormatError> {
         let mut raw = RawFile {
             magic: MAGIC,
             kind: U16::new(self.kind.code().into()),
@@ -304,10 +317,7 @@ impl FileInode {
                 .ok_or(FormatError::Field { field: "target", value: len })?
                 .copy_from_slice(&self.target);
         }
-        let mut bytes = [0; SLOT_BYTES];
-        bytes.copy_from_slice(raw.as_bytes());
-        seal(&mut bytes);
-        Ok(bytes)
+        Ok(zerocopy::transmute!(raw))
     }
 
     /// Reads the inode in slot `number`.

@@ -7,9 +7,10 @@
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::FormatError;
 use super::layout::Layout;
 use super::run::{RawRun, Run};
-use super::{FormatError, checksum};
+use super::slot::{check_sum, checksum_of};
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 512;
@@ -124,10 +125,6 @@ const KIND_OBJECT: u16 = 1;
 /// Bytes of one slot.
 pub type SlotBytes = [u8; SLOT_BYTES];
 
-fn sealed_checksum(bytes: &[u8]) -> u64 {
-    checksum(&[&bytes[..SLOT_BYTES - 8]])
-}
-
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
 }
@@ -207,7 +204,7 @@ impl Inode {
         raw.name_len = u8::try_from(name_len)
             .map_err(|_| FormatError::Field { field: "name length", value: name_len as u64 })?;
         raw.name[..name_len].copy_from_slice(&self.name);
-        raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
+        raw.checksum = U64::new(checksum_of(raw.as_bytes()));
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(raw.as_bytes());
         Ok(bytes)
@@ -225,10 +222,7 @@ impl Inode {
         if raw.magic != INODE_MAGIC {
             return Err(FormatError::Magic);
         }
-        let computed = sealed_checksum(raw.as_bytes());
-        if raw.checksum.get() != computed {
-            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
-        }
+        check_sum(raw.as_bytes(), raw.checksum.get())?;
         if raw.number.get() != number {
             return Err(FormatError::Identity { found: raw.number.get(), expected: number });
         }
@@ -320,7 +314,7 @@ impl PoolHead {
             reserved: [0; 480],
             checksum: U64::ZERO,
         };
-        raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
+        raw.checksum = U64::new(checksum_of(raw.as_bytes()));
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(raw.as_bytes());
         bytes
@@ -335,10 +329,7 @@ impl PoolHead {
         if raw.magic != HEAD_MAGIC {
             return Err(FormatError::Magic);
         }
-        let computed = sealed_checksum(raw.as_bytes());
-        if raw.checksum.get() != computed {
-            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
-        }
+        check_sum(raw.as_bytes(), raw.checksum.get())?;
         Ok(PoolHead {
             fresh_from_page: raw.fresh_from_page.get(),
             used_slots: raw.used_slots.get(),
