@@ -119,8 +119,9 @@ impl Change {
             }
         };
         for change in changes.filter(|change| change.slot < core.segment.slots()) {
-            let first_word = core.segment.slot(change.slot)[0].load(Relaxed).to_ne_bytes();
-            if change.slot != HEAD_SLOT && !changes_runs(first_word, &change) {
+            let before = core.segment.slot(change.slot);
+            let before = |index: usize| before[index].load(Relaxed).to_ne_bytes();
+            if change.slot != HEAD_SLOT && !changes_runs(before, &change) {
                 continue;
             }
             let before = load_slot(&core.segment, change.slot);

@@ -20,7 +20,7 @@ use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, Sl
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::format::run::Run;
-use crate::format::slot::{Slot, from_media, to_media};
+use crate::format::slot::{Slot, from_media, to_media, word};
 use crate::format::slot_change::SlotChange;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
@@ -35,7 +35,13 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
     bytes
 }
 
-fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
+/// A word of a slot.
+#[inline]
+pub(crate) fn load_word(segment: &Segment, slot: u64, index: usize) -> [u8; 8] {
+    segment.slot(slot)[index].load(Relaxed).to_ne_bytes()
+}
+
+pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
@@ -180,6 +186,14 @@ impl ReadSlots for View<'_> {
     fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
         self.copy(number, into);
         Ok(())
+    }
+
+    #[inline]
+    fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
+        match self.changing {
+            None if number < self.slots() => Ok(load_word(self.segment, number, index)),
+            _ => Ok(word(&self.bytes(number), index)),
+        }
     }
 }
 

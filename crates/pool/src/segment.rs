@@ -138,6 +138,8 @@ pub(crate) struct Control {
     pub failure_kind: AtomicU64,
     /// Odd while the image is being changed.
     pub image_version: AtomicU64,
+    /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
+    pub claimed_inode: AtomicU64,
     pub generation: AtomicU64,
     /// Sequence number of the superblocks on media.
     pub sequence: AtomicU64,
@@ -360,9 +362,10 @@ impl Segment {
     }
 
     /// The image of one slot.
-    pub fn slot(&self, slot: u64) -> &[AtomicU64] {
+    pub fn slot(&self, slot: u64) -> &[AtomicU64; SLOT_WORDS] {
         assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
-        self.words(slot as usize * SLOT_WORDS, SLOT_WORDS)
+        let words = self.words(slot as usize * SLOT_WORDS, SLOT_WORDS);
+        words.try_into().expect("as many as a slot has")
     }
 
     /// One bit for each page of the image: changed since the last checkpoint.

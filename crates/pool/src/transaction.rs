@@ -4,7 +4,8 @@
 //! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
 //! a process that dies anywhere leaves at most one record to apply.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc;
 use crate::core::{Core, Locked};
@@ -13,10 +14,10 @@ use crate::format::FormatError;
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::format::run_list::LIST_RUNS;
-use crate::format::slot::Slot;
+use crate::format::slot::{self, Slot};
 use crate::format::slot_change::SlotWords;
 use crate::freed;
-use crate::image::{self, load_slot};
+use crate::image;
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
@@ -24,57 +25,112 @@ use crate::point;
 use crate::reservation::Reservation;
 use crate::slots::{ChangeSlots, ReadSlots};
 
-/// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
-pub struct Transaction<'a> {
-    locked: Locked<'a>,
+/// What a transaction collects. Its memory is used again by the next one of the thread.
+#[derive(Default)]
+struct Work {
     /// In no order; few.
     changed: Vec<(u64, SlotBytes)>,
     /// Slots that were found free, ascending but for one step back to the first.
     taken: Vec<u64>,
+    exposed: Vec<ByteRange>,
+    builder: RecordBuilder,
+    record: Vec<u8>,
+}
+
+/// Changed slots, and bytes of a record, for which memory is kept.
+const KEPT_SLOTS: usize = 64;
+const KEPT_BYTES: usize = 64 << 10;
+
+thread_local! {
+    static SPARE: Cell<Option<Box<Work>>> = const { Cell::new(None) };
+}
+
+/// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
+pub struct Transaction<'a> {
+    locked: Locked<'a>,
+    work: Box<Work>,
     /// What could not be encoded.
     refused: Option<(u64, FormatError)>,
-    exposed: Vec<ByteRange>,
     /// Pages before this one are not fresh from now on; 0 if that stays as it is.
     used_to_page: u64,
 }
 
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        let control = self.locked.control();
+        if control.claimed_inode.load(Relaxed) != 0 {
+            // Release: who finds nothing claimed finds what has become of the inode. Pairs with `wait_while_claimed`.
+            control.claimed_inode.store(0, Release);
+        }
+        let mut work = std::mem::take(&mut self.work);
+        if work.changed.capacity() <= KEPT_SLOTS && work.record.capacity() <= KEPT_BYTES {
+            work.changed.clear();
+            work.taken.clear();
+            work.exposed.clear();
+            // Not in a thread that ends.
+            let _ = SPARE.try_with(|spare| spare.set(Some(work)));
+        }
+    }
+}
+
 impl ReadSlots for Transaction<'_> {
     fn slot(&self, number: u64) -> Result<SlotBytes> {
-        let is_this = |(changed, _): &&(u64, SlotBytes)| *changed == number;
-        if let Some((_, bytes)) = self.changed.iter().find(is_this) {
-            return Ok(*bytes);
+        let mut bytes = [0; SLOT_BYTES];
+        self.load(number, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
+        match self.changed(number) {
+            Some(bytes) => *into = *bytes,
+            None if number < self.core().segment.slots() => {
+                image::load_slot_into(&self.core().segment, number, into);
+            }
+            None => *into = [0; SLOT_BYTES],
         }
-        match number < self.core().segment.slots() {
-            true => Ok(load_slot(&self.core().segment, number)),
-            false => Ok([0; SLOT_BYTES]),
-        }
+        Ok(())
+    }
+
+    fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
+        Ok(match self.changed(number) {
+            Some(bytes) => slot::word(bytes, index),
+            None if number < self.core().segment.slots() => {
+                image::load_word(&self.core().segment, number, index)
+            }
+            None => [0; 8],
+        })
     }
 }
 
 impl ChangeSlots for Transaction<'_> {
     fn put(&mut self, number: u64, bytes: SlotBytes) {
-        match self.changed.iter_mut().find(|(changed, _)| *changed == number) {
-            Some((_, before)) => *before = bytes,
-            None => self.changed.push((number, bytes)),
-        }
+        *self.place_of(number) = bytes;
+    }
+
+    #[inline]
+    fn put_with<E>(
+        &mut self,
+        number: u64,
+        make: impl FnOnce(&mut SlotBytes) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        make(self.place_of(number))
     }
 
     fn take_slot(&mut self) -> Result<u64> {
         let slots = self.core().segment.slots();
         let hint = self.core().control().free_slot_hint.load(Relaxed);
-        let mut from = self.taken.last().map_or(hint, |last| last + 1).max(HEAD_SLOT + 1);
+        let mut from = self.work.taken.last().map_or(hint, |last| last + 1).max(HEAD_SLOT + 1);
         let mut has_begun_anew = false;
         loop {
             match alloc::free_slot(&self.locked, from.min(slots)) {
                 // What this transaction has put or taken before is not free any more.
                 Some(number)
-                    if self.taken.contains(&number)
-                        || self.changed.iter().any(|(changed, _)| *changed == number) =>
+                    if self.work.taken.contains(&number) || self.changed(number).is_some() =>
                 {
                     from = number + 1;
                 }
                 Some(number) => {
-                    self.taken.push(number);
+                    self.work.taken.push(number);
                     return Ok(number);
                 }
                 None if !has_begun_anew => (from, has_begun_anew) = (HEAD_SLOT + 1, true),
@@ -84,19 +140,46 @@ impl ChangeSlots for Transaction<'_> {
     }
 
     fn give_back(&mut self, number: u64) -> Result<()> {
-        let incarnation = match Slot::decode(&self.slot(number)?, number) {
-            Ok(Slot::Free(inode) | Slot::Object(inode)) => inode.incarnation,
-            Ok(Slot::File(inode)) => inode.incarnation,
-            _ => 0,
-        };
-        Transaction::put(self, Inode::free(number, incarnation));
+        let incarnation = self.incarnation(number)?;
+        Inode::make_free(self.place_of(number), number, incarnation);
         Ok(())
+    }
+
+    fn claim_unused(&mut self, number: u64) -> bool {
+        let claimed_inode = &self.locked.control().claimed_inode;
+        if claimed_inode.load(Relaxed) != 0 {
+            return false;
+        }
+        // Relaxed: before the fence in the look at the pins. See the table in `pins`.
+        claimed_inode.store(number, Relaxed);
+        let is_unused = !self.is_open(number);
+        if !is_unused {
+            claimed_inode.store(0, Relaxed);
+        }
+        is_unused
     }
 }
 
 impl Transaction<'_> {
     fn core(&self) -> &Core {
         self.locked.core()
+    }
+
+    /// Where the bytes go of a slot that is being put.
+    fn place_of(&mut self, number: u64) -> &mut SlotBytes {
+        let changed = &mut self.work.changed;
+        let index = changed.iter().position(|(changed, _)| *changed == number);
+        let index = index.unwrap_or_else(|| {
+            changed.push((number, [0; SLOT_BYTES]));
+            changed.len() - 1
+        });
+        &mut changed[index].1
+    }
+
+    /// The bytes of a slot that this transaction has put.
+    fn changed(&self, number: u64) -> Option<&SlotBytes> {
+        let is_this = |(changed, _): &&(u64, SlotBytes)| *changed == number;
+        self.work.changed.iter().find(is_this).map(|(_, bytes)| bytes)
     }
 
     /// The inode in a slot, as this transaction sees it; a free one for what is not an object.
@@ -141,7 +224,7 @@ impl Transaction<'_> {
     }
 
     /// Whether any process has an open pin of an inode: [`Pool::pin_open`](crate::Pool::pin_open). One that had no link before this transaction
-    /// began, and is not open, can be given back.
+    /// began, and is not open, can be given back. For one that had, see [`ChangeSlots::claim_unused`].
     pub fn is_open(&self, inode: u64) -> bool {
         self.core().is_open(&self.locked, inode)
     }
@@ -154,16 +237,8 @@ impl Transaction<'_> {
     /// Says that a name leads to these bytes of the data from now on, which did not before: they are durable before this change
     /// is. They were written before the change began.
     pub fn expose(&mut self, range: ByteRange) {
-        self.exposed.push(range);
+        self.work.exposed.push(range);
     }
-}
-
-/// What a transaction writes.
-struct Prepared {
-    builder: RecordBuilder,
-    bytes: Vec<u8>,
-    body_checksum: u64,
-    freeing: freed::Change,
 }
 
 /// When a transaction is durable.
@@ -176,18 +251,21 @@ enum Durability {
 }
 
 impl Core {
+    /// Makes the record of a transaction, but for its header. Returns the checksum of all behind that, and what the change frees.
     fn prepare(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &mut Transaction<'_>,
         reservations: &[Reservation<'_>],
         durability: Durability,
-    ) -> Result<Prepared> {
+    ) -> Result<(u64, freed::Change)> {
         let refused = |number, error| self.damaged(format!("new inode {number}"), error);
         if let Some((number, error)) = &transaction.refused {
             return Err(refused(*number, error.clone()));
         }
-        self.check_exposed(&transaction.exposed)?;
-        for (number, bytes) in &transaction.changed {
+        let used_to_page = transaction.used_to_page;
+        let Work { changed, exposed, builder, record, .. } = &mut *transaction.work;
+        self.check_exposed(exposed)?;
+        for (number, bytes) in changed.iter() {
             if *number == HEAD_SLOT || *number >= self.segment.slots() {
                 return Err(PoolError::Parameter {
                     what: "the number of an inode",
@@ -197,37 +275,33 @@ impl Core {
             }
             debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
-        let mut builder = match durability {
-            Durability::Now => RecordBuilder::new(),
-            Durability::Later => RecordBuilder::packed(),
-        };
-        let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
-            .map_err(|error| self.damaged("the pool's head", error))?;
-        let last_slot = transaction.changed.iter().map(|(slot, _)| *slot).max();
+        let head = self.segment.slot(HEAD_SLOT);
+        let head = PoolHead::read(|index| u64::from_le(head[index].load(Relaxed)));
+        let last_slot = changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
-            fresh_from_page: head.fresh_from_page.max(transaction.used_to_page),
+            fresh_from_page: head.fresh_from_page.max(used_to_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
-        let mut slots: Vec<(u64, SlotWords, &SlotBytes)> = Vec::new();
-        let mut change = |slot: u64, after| {
+        // Below the last used slot none is as if it had never been used.
+        for number in head.used_slots..raised.used_slots {
+            if !changed.iter().any(|(changed, _)| *changed == number) {
+                let mut bytes = [0; SLOT_BYTES];
+                Inode::make_free(&mut bytes, number, 0);
+                changed.push((number, bytes));
+            }
+        }
+        if raised != head {
+            changed.push((HEAD_SLOT, raised.encode()));
+        }
+        builder.clear(durability == Durability::Later);
+        for (slot, after) in changed.iter() {
+            let before = self.segment.slot(*slot);
             // The first change behind the tail is a whole one.
-            let words = match image::is_logged(&self.segment, slot) {
-                true => SlotWords::patch(&load_slot(&self.segment, slot), after),
+            let words = match image::is_logged(&self.segment, *slot) {
+                true => SlotWords::patch(|at| before[at].load(Relaxed).to_ne_bytes(), after),
                 false => SlotWords::whole(after),
             };
-            builder.slot(slot, words);
-            slots.push((slot, words, after));
-        };
-        transaction.changed.iter().for_each(|(slot, after)| change(*slot, after));
-        // Below the last used slot none is as if it had never been used.
-        let skipped: Vec<(u64, SlotBytes)> = (head.used_slots..raised.used_slots)
-            .filter(|slot| !transaction.changed.iter().any(|(changed, _)| changed == slot))
-            .map(|slot| Ok((slot, Inode::free(slot, 0).encode().map_err(|e| refused(slot, e))?)))
-            .collect::<Result<_>>()?;
-        skipped.iter().for_each(|(slot, after)| change(*slot, after));
-        let raised_bytes = raised.encode();
-        if raised != head {
-            change(HEAD_SLOT, &raised_bytes);
+            builder.slot(*slot, words);
         }
         let reserved = reservations.iter().flat_map(|reserved| reserved.runs());
         match durability {
@@ -235,18 +309,14 @@ impl Core {
             Durability::Later => reserved.for_each(|run| builder.exposed(run.bytes())),
         }
         if durability == Durability::Later {
-            transaction.exposed.iter().for_each(|range| builder.exposed(*range));
+            exposed.iter().for_each(|range| builder.exposed(*range));
         }
-        let mut bytes = vec![0; builder.len_bytes() as usize];
-        let mut rest = builder.small_part(&mut bytes);
-        for (_, words, after) in slots {
-            let (part, behind) = rest.split_at_mut(words.len_bytes() as usize);
-            words.copy_from(after, part);
-            rest = behind;
-        }
-        let body_checksum = builder.finish_body(&mut bytes);
-        let freeing = freed::Change::of(self, builder.slots(&bytes));
-        Ok(Prepared { builder, bytes, body_checksum, freeing })
+        record.clear();
+        record.resize(builder.len_bytes() as usize, 0);
+        builder.copy_slots(changed.iter().map(|(_, after)| after), record);
+        let body_checksum = builder.finish_body(record);
+        let freeing = freed::Change::of(self, builder.slots(record));
+        Ok((body_checksum, freeing))
     }
 
     /// Refuses what recovery would refuse.
@@ -290,9 +360,10 @@ impl Core {
         &self,
         transaction: &Transaction<'_>,
         freeing: &freed::Change,
+        most_freed: usize,
         has_made_room: bool,
     ) -> Result<bool> {
-        let has_room = freed::has_room(&transaction.locked, freeing, most_freed(transaction))?;
+        let has_room = freed::has_room(&transaction.locked, freeing, most_freed)?;
         if !has_room && has_made_room {
             freed::check_not_pinned(&transaction.locked)?;
         }
@@ -300,14 +371,9 @@ impl Core {
     }
 
     fn begin(&self) -> Result<Transaction<'_>> {
-        let transaction = Transaction {
-            locked: self.lock()?,
-            changed: Vec::new(),
-            taken: Vec::new(),
-            refused: None,
-            exposed: Vec::new(),
-            used_to_page: 0,
-        };
+        let locked = self.lock()?;
+        let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
+        let transaction = Transaction { locked, work, refused: None, used_to_page: 0 };
         // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
         // is appended that could contradict it.
         self.check_not_failed()?;
@@ -334,7 +400,7 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
-            let exposed: Vec<ByteRange> = (transaction.exposed.iter().copied())
+            let exposed: Vec<ByteRange> = (transaction.work.exposed.iter().copied())
                 .filter(|range| !flushed.contains(range))
                 .collect();
             if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
@@ -345,22 +411,27 @@ impl Core {
                 flushed.extend(exposed);
                 continue;
             }
-            let prepared = self.prepare(&transaction, &reservations, Durability::Now)?;
-            let Prepared { builder, mut bytes, body_checksum, freeing } = prepared;
-            self.check_size(builder.len_bytes())?;
-            let space = match self.has_room_for_freed(&transaction, &freeing, has_made_room)? {
-                true => self.reserve(&transaction.locked, builder.len_bytes(), true)?,
-                false => None,
-            };
+            let most_freed = most_freed(&transaction);
+            let (body_checksum, freeing) =
+                self.prepare(&mut transaction, &reservations, Durability::Now)?;
+            let len_bytes = transaction.work.record.len() as u64;
+            self.check_size(len_bytes)?;
+            let space =
+                match self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                    true => self.reserve(&transaction.locked, len_bytes, true)?,
+                    false => None,
+                };
             let Some((mut append, filler)) = space else {
                 drop(transaction);
-                self.make_room(builder.len_bytes())?;
+                self.make_room(len_bytes)?;
                 has_made_room = true;
                 continue;
             };
             point::pass("transact-reserved");
             let identity = self.identity();
             let (lsn, end_lsn) = (append.lsn, append.end_lsn);
+            let mut bytes = std::mem::take(&mut transaction.work.record);
+            let builder = &transaction.work.builder;
             builder.seal(&mut bytes, body_checksum, lsn, append.acknowledged_lsn, identity);
             let record = Header::decode(&bytes, lsn, self.layout.log().len_bytes, identity)
                 .and_then(|header| Record::decode(header, bytes))
@@ -398,31 +469,30 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
-            let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
-            let Prepared { builder, mut bytes, body_checksum, freeing } = prepared;
-            self.check_size(builder.len_bytes())?;
-            let place = match self.has_room_for_freed(&transaction, &freeing, has_made_room)? {
-                true => self.place_packed(&transaction.locked, builder.len_bytes())?,
-                false => None,
-            };
+            let most_freed = most_freed(&transaction);
+            let (body_checksum, freeing) =
+                self.prepare(&mut transaction, &reservations, Durability::Later)?;
+            let len_bytes = transaction.work.record.len() as u64;
+            self.check_size(len_bytes)?;
+            let place =
+                match self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                    true => self.place_packed(&transaction.locked, len_bytes)?,
+                    false => None,
+                };
             let Some(place) = place else {
                 drop(transaction);
-                self.make_room(builder.len_bytes())?;
+                self.make_room(len_bytes)?;
                 has_made_room = true;
                 continue;
             };
-            builder.seal(
-                &mut bytes,
-                body_checksum,
-                place.lsn,
-                place.acknowledged_lsn,
-                self.identity(),
-            );
-            let exposes = !reservations.is_empty() || !transaction.exposed.is_empty();
-            self.publish_packed(&place, &bytes, exposes)?;
-            let end_lsn = place.lsn + bytes.len() as u64;
+            let Work { builder, record, exposed, .. } = &mut *transaction.work;
+            let (lsn, acknowledged_lsn) = (place.lsn, place.acknowledged_lsn);
+            builder.seal(record, body_checksum, lsn, acknowledged_lsn, self.identity());
+            let exposes = !reservations.is_empty() || !exposed.is_empty();
+            self.publish_packed(&place, record, exposes)?;
+            let end_lsn = lsn + len_bytes;
             freed::note_change(&transaction.locked, freeing, end_lsn);
-            image::apply_noted(&transaction.locked, builder.slots(&bytes), end_lsn);
+            image::apply_noted(&transaction.locked, builder.slots(record), end_lsn);
             transaction.note_taken();
             for reserved in reservations {
                 reserved.keep(&transaction.locked);
@@ -435,20 +505,20 @@ impl Core {
 impl Transaction<'_> {
     /// The next one looks for a slot behind the last that was taken.
     fn note_taken(&self) {
-        if let Some(last) = self.taken.last() {
+        if let Some(last) = self.work.taken.last() {
             self.core().control().free_slot_hint.store(last + 1, Relaxed);
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.changed.is_empty()
+        self.work.changed.is_empty()
             && self.refused.is_none()
-            && self.exposed.is_empty()
+            && self.work.exposed.is_empty()
             && self.used_to_page == 0
     }
 }
 
 /// How many runs a transaction frees at most: between all that a slot names there may be a gap.
 fn most_freed(transaction: &Transaction<'_>) -> usize {
-    2 * transaction.changed.len() * LIST_RUNS
+    2 * transaction.work.changed.len() * LIST_RUNS
 }

@@ -104,7 +104,7 @@ impl File {
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
-        let (own_table, other_table) = (own.table(), others.table());
+        let (own_table, other_table) = (shared.table(own)?.1, shared.table(others)?.1);
         let tables = shared.pool.try_change(Vec::new(), |slots| {
             let mut names = Names { slots, now_ns };
             let mut own_table = FileTable::clone(&own_table);

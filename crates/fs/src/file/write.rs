@@ -337,7 +337,7 @@ impl Write<'_> {
 impl Shared {
     /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
     fn overwrite(&self, open: &OpenInode, bytes: &[u8], range: FileBytes) -> Result<bool> {
-        let table = open.table();
+        let Some(table) = open.table() else { return Ok(false) };
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
             || range.end_bytes() > state.size_bytes

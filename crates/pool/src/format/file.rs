@@ -15,7 +15,7 @@ use super::FormatError;
 use super::inode::{SLOT_BYTES, SlotBytes};
 use super::run::{RawRun, Run};
 use super::run_list::{pack, unpack};
-use super::slot::{check, seal};
+use super::slot::{UNSEALED, check, seal};
 
 /// How such a slot begins.
 pub const MAGIC: [u8; 4] = *b"AQFI";
@@ -218,17 +218,25 @@ pub struct DirectoryFields {
 }
 
 impl DirectoryFields {
-    /// Of bytes that are known to be right; `None` if that is no directory.
+    /// From the words of a slot, given by their index; `None` if that is no directory.
+    ///
+    /// # Errors
+    /// Those of `word`.
     #[inline]
-    pub fn read(bytes: &SlotBytes) -> Option<DirectoryFields> {
-        let raw = RawFile::ref_from_bytes(bytes).ok()?;
-        let is_directory =
-            raw.magic == MAGIC && raw.kind.get() == FileKind::Directory.code().into();
-        is_directory.then(|| DirectoryFields {
-            parent: raw.parent.get(),
-            part: raw.part.get(),
-            seed: raw.seed.get(),
-        })
+    pub fn read<E>(
+        word: impl Fn(usize) -> Result<[u8; 8], E>,
+    ) -> Result<Option<DirectoryFields>, E> {
+        let first = word(0)?;
+        if first[..4] != MAGIC || first[4..6] != u16::from(FileKind::Directory.code()).to_le_bytes()
+        {
+            return Ok(None);
+        }
+        let number = |offset: usize| word(offset / 8).map(u64::from_le_bytes);
+        Ok(Some(DirectoryFields {
+            parent: number(std::mem::offset_of!(RawFile, parent))?,
+            part: number(std::mem::offset_of!(RawFile, part))?,
+            seed: number(std::mem::offset_of!(RawFile, seed))?,
+        }))
     }
 }
 
@@ -268,44 +276,43 @@ impl FileInode {
     /// # Errors
     /// [`FormatError::Field`] if there are too many runs, or the target is too long.
     pub fn encode(&self) -> Result<SlotBytes, FormatError> {
-        self.encode_unsealed().map(|mut bytes| {
-            seal(&mut bytes);
-            bytes
-        })
+        let mut bytes = [0; SLOT_BYTES];
+        self.encode_unsealed(&mut bytes)?;
+        seal(&mut bytes);
+        Ok(bytes)
     }
 
-    /// [`FileInode::encode`] for memory, without the checksum.
+    /// [`FileInode::encode`] for memory, without the checksum, over any bytes.
     ///
     /// # Errors
     /// As for [`FileInode::encode`].
-    pub fn encode_unsealed(&self) -> Result<SlotBytes, FormatError> {
-        let mut raw = RawFile {
-            magic: MAGIC,
-            kind: U16::new(self.kind.code().into()),
-            flags: U16::new(if self.is_immutable { IMMUTABLE } else { 0 }),
-            number: U64::new(self.number),
-            incarnation: U64::new(self.incarnation),
-            layout_version: U64::new(self.layout_version),
-            size_bytes: U64::new(self.size_bytes),
-            pages: U64::new(self.pages),
-            created_ns: U64::new(self.created_ns as u64),
-            changed_ns: U64::new(self.changed_ns as u64),
-            modified_ns: U64::new(self.modified_ns as u64),
-            accessed_ns: U64::new(self.accessed_ns as u64),
-            mode: U32::new(self.mode),
-            uid: U32::new(self.uid),
-            gid: U32::new(self.gid),
-            links: U32::new(self.links),
-            parent: U64::new(self.parent),
-            part: U64::new(self.part),
-            attributes: U64::new(self.attributes),
-            seed: U64::new(self.seed),
-            entries: U64::new(self.entries),
-            run_count: U16::new(self.runs.len() as u16),
-            reserved: [0; 46],
-            runs: [RawRun::EMPTY; FILE_RUNS],
-            checksum: U64::ZERO,
-        };
+    pub fn encode_unsealed(&self, bytes: &mut SlotBytes) -> Result<(), FormatError> {
+        let raw = RawFile::mut_from_bytes(bytes).map_err(|_| FormatError::Short)?;
+        raw.magic = MAGIC;
+        raw.kind = U16::new(self.kind.code().into());
+        raw.flags = U16::new(if self.is_immutable { IMMUTABLE } else { 0 });
+        raw.number = U64::new(self.number);
+        raw.incarnation = U64::new(self.incarnation);
+        raw.layout_version = U64::new(self.layout_version);
+        raw.size_bytes = U64::new(self.size_bytes);
+        raw.pages = U64::new(self.pages);
+        raw.created_ns = U64::new(self.created_ns as u64);
+        raw.changed_ns = U64::new(self.changed_ns as u64);
+        raw.modified_ns = U64::new(self.modified_ns as u64);
+        raw.accessed_ns = U64::new(self.accessed_ns as u64);
+        raw.mode = U32::new(self.mode);
+        raw.uid = U32::new(self.uid);
+        raw.gid = U32::new(self.gid);
+        raw.links = U32::new(self.links);
+        raw.parent = U64::new(self.parent);
+        raw.part = U64::new(self.part);
+        raw.attributes = U64::new(self.attributes);
+        raw.seed = U64::new(self.seed);
+        raw.entries = U64::new(self.entries);
+        raw.run_count = U16::new(self.runs.len() as u16);
+        raw.reserved = [0; 46];
+        raw.runs = [RawRun::EMPTY; FILE_RUNS];
+        raw.checksum = U64::new(UNSEALED);
         pack(&self.runs, &mut raw.runs)?;
         if self.kind == FileKind::Link {
             if !self.runs.is_empty() {
@@ -317,7 +324,7 @@ impl FileInode {
                 .ok_or(FormatError::Field { field: "target", value: len })?
                 .copy_from_slice(&self.target);
         }
-        Ok(zerocopy::transmute!(raw))
+        Ok(())
     }
 
     /// Reads the inode in slot `number`.

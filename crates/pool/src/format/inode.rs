@@ -104,6 +104,7 @@ struct RawInode {
 
 const _: () = {
     assert!(size_of::<RawInode>() == SLOT_BYTES);
+    assert!(std::mem::offset_of!(RawInode, incarnation) == 16);
     assert!(std::mem::offset_of!(RawInode, runs) == 64);
     assert!(std::mem::offset_of!(RawInode, shadow) == 128);
     assert!(std::mem::offset_of!(RawInode, name_len) == 248);
@@ -148,6 +149,14 @@ impl Inode {
             keys: KeyHashes::default(),
             name: Vec::new(),
         }
+    }
+
+    /// Makes these bytes those of [`Inode::free`], unsealed.
+    pub(crate) fn make_free(bytes: &mut SlotBytes, number: u64, incarnation: u64) {
+        bytes.fill(0);
+        bytes[..4].copy_from_slice(&INODE_MAGIC);
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
+        bytes[16..24].copy_from_slice(&incarnation.to_le_bytes());
     }
 
     /// All pages it names.
@@ -301,7 +310,11 @@ struct RawHead {
     checksum: U64,
 }
 
-const _: () = assert!(size_of::<RawHead>() == SLOT_BYTES);
+const _: () = {
+    assert!(size_of::<RawHead>() == SLOT_BYTES);
+    assert!(std::mem::offset_of!(RawHead, fresh_from_page) == 8);
+    assert!(std::mem::offset_of!(RawHead, used_slots) == 16);
+};
 
 impl PoolHead {
     /// As bytes.
@@ -318,6 +331,11 @@ impl PoolHead {
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(raw.as_bytes());
         bytes
+    }
+
+    /// Of words of a slot that are known to be right.
+    pub(crate) fn read(word: impl Fn(usize) -> u64) -> PoolHead {
+        PoolHead { fresh_from_page: word(1), used_slots: word(2) }
     }
 
     /// Reads the head.
@@ -376,6 +394,11 @@ mod tests {
         let inode = object();
         assert_eq!(Inode::decode(&inode.encode().unwrap(), 7), Ok(inode));
         assert_eq!(Inode::decode(&[0; SLOT_BYTES], 9), Ok(Inode::free(9, 0)));
+        let free = Inode::free(9, 4);
+        let mut bytes = [7; SLOT_BYTES];
+        Inode::make_free(&mut bytes, 9, 4);
+        super::super::slot::seal(&mut bytes);
+        assert_eq!(Ok(bytes), free.encode());
     }
 
     #[test]

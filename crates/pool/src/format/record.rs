@@ -24,6 +24,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::inode::SlotBytes;
 use super::slot_change::{SETTABLE_WORDS, SlotChange, SlotWords};
 use super::{FormatError, PAGE_BYTES, checksum, patch};
 use crate::media::ByteRange;
@@ -448,9 +449,11 @@ impl RecordBuilder {
         RecordBuilder::default()
     }
 
-    /// An empty record that will follow another one closely; it has no pages.
-    pub fn packed() -> RecordBuilder {
-        RecordBuilder { is_packed: true, ..RecordBuilder::default() }
+    /// Forgets everything, and keeps its memory for another record: one that will follow another one closely and has no pages, if
+    /// it is packed.
+    pub fn clear(&mut self, is_packed: bool) {
+        self.entries.clear();
+        (self.small_bytes, self.page_bytes, self.is_packed) = (0, 0, is_packed);
     }
 
     fn push(&mut self, kind: u32, inode: u64, target: ByteRange, source: u64, detail: u64) {
@@ -511,6 +514,17 @@ impl RecordBuilder {
     /// Where in `record` slots and patches lie.
     pub fn small_part<'a>(&self, record: &'a mut [u8]) -> &'a mut [u8] {
         &mut record[self.places().0..][..self.small_bytes as usize]
+    }
+
+    /// Copies the words of slots to `record`, as they were announced; `after` has all slots in this order.
+    pub fn copy_slots<'a>(&self, after: impl Iterator<Item = &'a SlotBytes>, record: &mut [u8]) {
+        let mut rest = self.small_part(record);
+        for (entry, after) in self.entries.iter().zip(after) {
+            let words = SlotWords { is_whole: false, set: entry.detail.get() };
+            let (part, behind) = rest.split_at_mut(words.len_bytes() as usize);
+            words.copy_from(after, part);
+            rest = behind;
+        }
     }
 
     /// The changes of slots, from `record`, in which the words of all that were announced are.

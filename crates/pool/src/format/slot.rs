@@ -40,6 +40,19 @@ use super::{FormatError, checksum};
 pub const CHECKSUM_OFFSET: usize = SLOT_BYTES - 8;
 const NUMBER_OFFSET: usize = 8;
 
+/// Where a slot that has one has its incarnation.
+pub(crate) const INCARNATION_WORD: usize = 2;
+
+/// A word of a slot.
+pub(crate) fn word(bytes: &SlotBytes, index: usize) -> [u8; 8] {
+    bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes")
+}
+
+/// Whether a slot that begins with this word has an incarnation.
+pub(crate) fn has_incarnation(first_word: [u8; 8]) -> bool {
+    matches!(first_word[..4].try_into(), Ok(super::inode::INODE_MAGIC | super::file::MAGIC))
+}
+
 /// In place of the checksum of a slot that was changed in memory.
 pub const UNSEALED: u64 = 0;
 
@@ -207,17 +220,28 @@ pub(crate) fn named_runs(bytes: &SlotBytes, runs: &mut Vec<Run>) {
     runs.extend(used.filter(|run| !run.is_empty() && !run.is_hole()));
 }
 
-/// Whether a change of a slot that begins with this word can make it name other pages.
-pub(crate) fn changes_runs(first_word: [u8; 8], change: &SlotChange<'_>) -> bool {
-    let after = change.first_word(first_word);
-    match (place_of_runs(&first_word), place_of_runs(&after)) {
-        (None, None) => false,
-        (Some(part), Some(_)) if first_word == after && !change.words.is_whole => {
-            let words = (1u64 << part.end.div_ceil(8)) - (1 << (part.start / 8));
-            change.words.set & words != 0
-        }
-        _ => true,
+/// The words that have the runs of a slot that begins with this one.
+fn words_of_runs(first_word: [u8; 8]) -> std::ops::Range<usize> {
+    place_of_runs(&first_word).map_or(0..0, |part| part.start / 8..part.end.div_ceil(8))
+}
+
+/// Whether a change of a slot, which has these words before, can make it name other pages.
+pub(crate) fn changes_runs(before: impl Fn(usize) -> [u8; 8], change: &SlotChange<'_>) -> bool {
+    let (first, after) = (before(0), change.first_word(before(0)));
+    let (had, has) = (words_of_runs(first), words_of_runs(after));
+    let bits = |words: &std::ops::Range<usize>| (1u64 << words.end) - (1 << words.start);
+    if first == after && !change.words.is_whole {
+        return change.words.set & bits(&had) != 0;
     }
+    // Without stopping at the first: nearly always there is none.
+    let any = |words: std::ops::Range<usize>, of: u64| {
+        let of =
+            |index| if of & (1u64 << index) != 0 { u64::from_ne_bytes(before(index)) } else { 0 };
+        words.fold(0, |any, index| any | of(index)) != 0
+    };
+    let sets_any = || change.set().any(|(index, value)| has.contains(&index) && value != [0; 8]);
+    let left = if change.words.is_whole { 0 } else { !change.words.set };
+    any(had, u64::MAX) || any(has.clone(), left) || sets_any()
 }
 
 /// The inode whose pages slot `number` names, of bytes that are known to be right.
