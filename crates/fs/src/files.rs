@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{MetadataView, OpenOptions, Pool, Transaction};
+use aquifer_pool::{InodeUse, MetadataView, OpenOptions, Pool, Transaction};
 use aquifer_sys::credentials::Credentials;
 
 use crate::error::{FsError, Result};
@@ -797,7 +797,7 @@ impl Files {
             let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
             let mut inode = walk::referred(names.slots, found)?;
             if inode.is_immutable != is_immutable {
-                if names.slots.is_open(found.inode) {
+                if names.slots.is_used(found.inode, InodeUse::Open) {
                     return Err(FsError::InUse { path: owned(path) });
                 }
                 inode.is_immutable = is_immutable;
@@ -1019,7 +1019,7 @@ impl Shared {
 
     /// An inode that was just looked up, open; `None` if it was removed since.
     fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
-        let open = self.opened.open(inode, || self.pool.pin_open(inode.number))?;
+        let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
         // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
         let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
         // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
@@ -1039,7 +1039,7 @@ impl Shared {
 
     /// Frees an inode without links if no process has it open, in as many transactions as it takes.
     pub fn reap(&self, number: u64) -> Result<()> {
-        let reap = |names: &mut Names<'_, Transaction<'_>>| match names.slots.is_open(number) {
+        let reap = |names: &mut Names<'_, Transaction<'_>>| match names.slots.is_used(number, InodeUse::Open) {
             true => Ok(true),
             false => names.reap(number),
         };
