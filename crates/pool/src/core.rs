@@ -140,7 +140,8 @@ impl Core {
     #[cold]
     pub fn unreadable(&self, range: ByteRange) -> PoolError {
         let page = |at: u64| self.media.read_at(at, &mut [0]).err();
-        let found = (range.offset_bytes..range.end_bytes()).step_by(PAGE_BYTES as usize).find_map(page);
+        let found =
+            (range.offset_bytes..range.end_bytes()).step_by(PAGE_BYTES as usize).find_map(page);
         found.map_or_else(
             || {
                 // It is there again, and what was looked at before is not to be believed.

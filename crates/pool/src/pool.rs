@@ -585,11 +585,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Media`]; [`PoolError::Forked`].
-    pub fn look_at<T>(
-        &self,
-        range: ByteRange,
-        look: impl FnOnce(Bytes<'_>) -> T,
-    ) -> Result<T> {
+    pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.core().look_at(range, look)
     }
 

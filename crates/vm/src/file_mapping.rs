@@ -254,7 +254,8 @@ impl FileMapping {
         let bytes = self.bytes(offset_bytes, len_bytes)?;
         let unit_bytes = self.options.unit_bytes;
         let start = bytes.as_ptr().addr();
-        let units = start / unit_bytes * unit_bytes..(start + len_bytes).next_multiple_of(unit_bytes);
+        let units =
+            start / unit_bytes * unit_bytes..(start + len_bytes).next_multiple_of(unit_bytes);
         let map_again = |replaced: Range<usize>| {
             // Offsets count from the reservation that `bytes` lie in, which may not be the last one.
             let to_offset = |address: usize| offset_bytes + address as u64 - start as u64;

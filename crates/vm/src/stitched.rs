@@ -250,6 +250,22 @@ impl Stitched {
         self.mapping.len_bytes
     }
 
+    /// Where in the file the bytes of a range lie, which are no zeros, piece by piece: offset and length.
+    pub fn file_offsets(&self, range: Range<usize>) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut at = 0;
+        self.mapping.pieces.iter().filter_map(move |piece| {
+            let (start, end) = (at.max(range.start), (at + piece.len_bytes()).min(range.end));
+            let skipped_bytes = start.saturating_sub(at) as u64;
+            at += piece.len_bytes();
+            match *piece {
+                StitchPiece::File { offset_bytes, .. } if start < end => {
+                    Some((offset_bytes + skipped_bytes, (end - start) as u64))
+                }
+                _ => None,
+            }
+        })
+    }
+
     /// The bytes of a range: for who does not mind a signal where they are not there any more.
     pub fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> Result<Bytes<'_>, Inaccessible> {
         let start = self.mapping.place(offset_bytes, len_bytes)?;

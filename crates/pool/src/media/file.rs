@@ -27,11 +27,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use aquifer_vm::file_mapping::{FileMapping, MappingOptions};
 use aquifer_sys::file_system::{self, commits_whole_inodes};
 use aquifer_sys::io as file_io;
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::range_sync::{self, RangeSync, sync_range};
+use aquifer_vm::file_mapping::{FileMapping, MappingOptions};
 
 use super::descriptors::{Descriptor, Descriptors};
 use super::mapped::{alignment_bytes, in_memory};

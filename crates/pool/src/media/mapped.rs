@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::copy::{self, FlushForm};
-use aquifer_vm::file_mapping::{FileMapping, Inaccessible, MappingOptions};
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::{devdax, file_system, io as file_io, residency};
+use aquifer_vm::file_mapping::{FileMapping, Inaccessible, MappingOptions};
 
 use super::{
     ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,

@@ -40,8 +40,8 @@ use uuid::Uuid;
 
 use self::memory::PinMemory;
 pub(crate) use self::memory::{BLOCK_PINS, BLOCKS};
-use self::word::PinWord;
 pub use self::word::InodeUse;
+use self::word::PinWord;
 pub(crate) use self::word::{PinSet, PinValue};
 use crate::core::Core;
 use crate::create::new_uuid;
@@ -350,12 +350,7 @@ impl Core {
     }
 
     /// Whether anybody has a pin of this kind of an inode. With the metadata mutex.
-    pub fn is_used(
-        &self,
-        _locked: &crate::core::Locked<'_>,
-        inode: u64,
-        usage: InodeUse,
-    ) -> bool {
+    pub fn is_used(&self, _locked: &crate::core::Locked<'_>, inode: u64, usage: InodeUse) -> bool {
         let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
         self.pins.look_for(&self.membership, |value| value == wanted).is_used(inode, usage)
     }
