@@ -35,6 +35,7 @@ use aquifer_pool::format::file::{FileInode, FileKind};
 pub use options::FileOptions;
 pub use runs::{Defragmented, FileRun};
 pub use space::Allocate;
+pub(crate) use write::Write;
 
 use crate::error::{FsError, Result};
 use crate::file_table::FileTable;

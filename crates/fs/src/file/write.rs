@@ -133,7 +133,7 @@ impl File {
 const COPIED_BYTES: u64 = 1 << 20;
 
 /// A file that is being written, locked.
-pub(super) struct Write<'a> {
+pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
     pub open: &'a OpenInode,
     pub inode: FileInode,
@@ -142,7 +142,7 @@ pub(super) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(super) struct Edit {
+pub(crate) struct Edit {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
     pub size_bytes: Option<u64>,
@@ -288,6 +288,40 @@ impl Write<'_> {
     fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
+    }
+
+    /// Makes the file longer by zeros that have pages, behind those that it has if there is room.
+    pub fn append_zeros(&self, len_bytes: u64) -> Result<()> {
+        self.check()?;
+        let size_bytes = self.inode.size_bytes;
+        let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
+        let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
+        let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
+        self.zero_behind_end(end_bytes, &mut edit)?;
+        let mut reservations = Vec::new();
+        let added = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let mut near_page = self.end_page();
+        for extent in self.table.extents(added.pages()).filter(|extent| extent.run.is_hole()) {
+            let (mut first, end) = (extent.first, extent.pages().end());
+            while first < end {
+                let wanted = end.0 - first.0;
+                let reservation = self.shared.pool.reserve_some(wanted, near_page, true)?;
+                let run = reservation.whole();
+                near_page = Some(run.end_page());
+                let taken = FilePages { first, pages: run.pages };
+                first = taken.end();
+                edit.splices.push((taken, reservation.runs().to_vec()));
+                reservations.push(reservation);
+            }
+        }
+        self.commit(edit, reservations)
+    }
+
+    /// The page of the pool behind the last page of the file.
+    fn end_page(&self) -> Option<u64> {
+        let last = FilePage(self.table.pages().checked_sub(1)?);
+        let extent = self.table.find(last)?;
+        (!extent.run.is_hole()).then(|| extent.run.end_page())
     }
 
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {

@@ -97,7 +97,7 @@ impl KnownPaths {
             entry.words.each_ref().map(|word| word.load(Relaxed));
         // Acquire: the loads above come before the one below. Pairs with the fence in `learn`.
         fence(Acquire);
-        let is_whole = version % 2 == 0 && entry.version.load(Relaxed) == version;
+        let is_whole = version.is_multiple_of(2) && entry.version.load(Relaxed) == version;
         let is_it = first == path.0 && second == path.1 && names == names_version && inode != 0;
         let run = Run { start_page: run >> PAGES_BITS, pages: run & ((1 << PAGES_BITS) - 1) };
         (is_whole && is_it).then_some(Known { inode, incarnation, layout_version, run })
@@ -107,7 +107,7 @@ impl KnownPaths {
     pub fn learn(&self, path: PathHash, names_version: u64, known: Known) {
         let entry = self.entry(path);
         let version = entry.version.load(Relaxed);
-        let is_taken = version % 2 == 1
+        let is_taken = !version.is_multiple_of(2)
             || entry.version.compare_exchange(version, version + 1, Relaxed, Relaxed).is_err();
         if is_taken {
             return;

@@ -9,13 +9,14 @@
 
 use std::ops::{Deref, Range, RangeBounds};
 
+use aquifer_pool::format::file::FileInode;
 use aquifer_pool::media::ByteRange;
 use aquifer_pool::{InodeUse, OwnedPin};
 
 use super::{Layout, Place, View, resolve, within};
 use crate::error::{FsError, Result};
-use crate::file::{Allocate, File};
-use crate::file_table::FileBytes;
+use crate::file::{Allocate, File, Write};
+use crate::file_table::{FileBytes, FileTable};
 
 /// Bytes of a file that can be stored to. A [`View`] as well.
 ///
@@ -61,20 +62,69 @@ impl File {
                 self.allocate(Allocate::Extend, offset_bytes, len_bytes)?;
                 continue;
             }
-            // With the lock nobody puts anything in the place of the pages: who does it later sees the pin.
             let _writing = files.shared.pool.lock_file(open.number)?;
-            let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
-            let of = Layout::of(&inode);
-            let Some(view) = files.view_of(of, &table, range, true)? else { continue };
-            if files.shared.load_inode(open)?.is_immutable {
-                return Err(FsError::Immutable { path: self.as_path() });
+            if let Some(view) = self.view_of_locked(&inode, &table, range)? {
+                return Ok(view);
             }
-            return Ok(ViewMut {
-                file: self.clone(),
-                view: view.into_owned(),
-                _writable: writable,
-            });
         }
+    }
+
+    /// Makes the file longer by so many zeros, and returns them as a view that can be stored to: what is written to it needs no other copy.
+    /// Zeros are written only where there is no space left that is known to be zero.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FileOptions;
+    ///
+    /// let file = files.open_with("/f", &FileOptions::new().read(true).write(true).create(true))?;
+    /// file.append_view(10)?.write(0, b"some text\n")?;
+    /// file.append_view(10)?.write(0, b"some more\n")?;
+    /// assert_eq!(files.view("/f", ..)?.read(|bytes| bytes.to_vec())?, b"some text\nsome more\n");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::view_mut`].
+    pub fn append_view(&self, len_bytes: u64) -> Result<ViewMut> {
+        self.check_reads()?;
+        self.check_writes()?;
+        let (shared, open) = (&self.files().shared, self.inode());
+        let _writing = shared.pool.lock_file(open.number)?;
+        let (inode, table) = shared.table(open)?;
+        let range = FileBytes { offset_bytes: inode.size_bytes, len_bytes };
+        if len_bytes > 0 {
+            Write { shared, open, inode, table }.append_zeros(len_bytes)?;
+        }
+        let (inode, table) = shared.table(open)?;
+        // With the lock nobody else changes the layout.
+        self.view_of_locked(&inode, &table, range)?.ok_or(FsError::LayoutChanged)
+    }
+
+    /// A view of this layout of the file, if it still has it. With the file's lock: who puts something in the place of the pages later
+    /// sees the pin.
+    fn view_of_locked(
+        &self,
+        inode: &FileInode,
+        table: &FileTable,
+        range: FileBytes,
+    ) -> Result<Option<ViewMut>> {
+        let (files, open) = (self.files(), self.inode());
+        let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
+        let Some(view) = files.view_of(Layout::of(inode), table, range, true)? else {
+            return Ok(None);
+        };
+        let state = files.shared.pool.file_state(open.number);
+        let is_immutable = match state {
+            Some(state) => state.is_immutable,
+            None => files.shared.load_inode(open)?.is_immutable,
+        };
+        if is_immutable {
+            return Err(FsError::Immutable { path: self.as_path() });
+        }
+        Ok(Some(ViewMut { file: self.clone(), view: view.into_owned(), _writable: writable }))
     }
 }
 
