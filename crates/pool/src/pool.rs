@@ -589,6 +589,14 @@ impl Pool {
         self.core().look_at(range, look)
     }
 
+    /// Has the CPU fetch the beginning of a range of the data, which will be looked at soon.
+    #[inline]
+    pub fn prefetch(&self, range: ByteRange) {
+        if let Some(mapping) = self.core().media.mapping() {
+            mapping.prefetch(range.offset_bytes, range.len_bytes as usize);
+        }
+    }
+
     /// Why bytes could not be looked at in another way than [`Pool::look_at`].
     pub fn unreadable(&self, range: ByteRange) -> PoolError {
         self.core().unreadable(range)

@@ -36,6 +36,9 @@ use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
 use crate::bytes::Bytes;
 use crate::guard::Replaceable;
 
+/// What is fetched ahead of the first look: after that the CPU sees the stream by itself.
+const PREFETCHED_BYTES: usize = 1024;
+
 /// How a file is mapped.
 #[derive(Debug, Clone, Copy)]
 pub struct MappingOptions {
@@ -240,6 +243,14 @@ impl FileMapping {
         let start = self.place(offset_bytes, len_bytes)?;
         // SAFETY: `place` checked the range, and what is mapped stays mapped.
         Ok(unsafe { Bytes::new(start, len_bytes) })
+    }
+
+    /// Has the CPU fetch the beginning of a range, which will be looked at soon. It may be any.
+    #[inline]
+    pub fn prefetch(&self, offset_bytes: u64, len_bytes: usize) {
+        if let Ok(start) = self.place(offset_bytes, len_bytes) {
+            memory::prefetch(start, len_bytes.min(PREFETCHED_BYTES));
+        }
     }
 
     /// Shows a range to a closure. If a byte that it looks at is not there, the outcome is an error, and that of the closure is dropped.

@@ -164,6 +164,8 @@ impl Files {
     ) -> Result<Option<View<'_>>> {
         let pool = &self.shared.pool;
         let Known { inode, incarnation, layout_version, run } = known;
+        // While the CPU waits for the inode and the pin. Usually a view begins where the file does.
+        pool.prefetch(run.bytes());
         let Some(state) = pool.file_state(inode) else { return Ok(None) };
         if run.is_empty()
             || (state.incarnation, state.layout_version) != (incarnation, layout_version)
