@@ -12,17 +12,18 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
-use aquifer_vm::ProcessMark;
+use aquifer_vm::{Bytes, ProcessMark};
 use uuid::Uuid;
 
 use crate::background::Bell;
 use crate::commit::CommitBuffer;
 use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
 use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
-use crate::media::{Media, PersistenceDomain};
+use crate::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
@@ -116,6 +117,57 @@ impl Core {
         }
         // Behind what is mapped; or it says what is wrong.
         Ok(self.media.read_at(offset_bytes, bytes)?)
+    }
+
+    /// Shows bytes of the media to a closure.
+    pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        let len = usize::try_from(range.len_bytes).unwrap_or(usize::MAX);
+        if self.bytes(range).is_some()
+            && let Some(mapping) = self.media.mapping()
+        {
+            let looked = mapping.guarded(self.media.file(), range.offset_bytes, len, look);
+            return looked.map_err(|_| self.unreadable(range));
+        }
+        let mut bytes = vec![0; len];
+        self.media.read_at(range.offset_bytes, &mut bytes)?;
+        Ok(look(Bytes::from(&bytes[..])))
+    }
+
+    /// Why bytes of the media could not be looked at.
+    #[cold]
+    pub fn unreadable(&self, range: ByteRange) -> PoolError {
+        let page = |at: u64| self.media.read_at(at, &mut [0]).err();
+        let found =
+            (range.offset_bytes..range.end_bytes()).step_by(PAGE_BYTES as usize).find_map(page);
+        found.map_or_else(
+            || {
+                // It is there again, and what was looked at before is not to be believed.
+                MediaError {
+                    operation: MediaOperation::Read,
+                    path: self.media.path().to_path_buf(),
+                    offset_bytes: range.offset_bytes,
+                    len_bytes: range.len_bytes,
+                    source: std::io::Error::from_raw_os_error(libc::EIO),
+                }
+                .into()
+            },
+            PoolError::from,
+        )
+    }
+
+    /// Bytes of the media in place; `None` if they are not mapped.
+    #[inline]
+    pub fn bytes(&self, range: ByteRange) -> Option<Bytes<'_>> {
+        let len = usize::try_from(range.len_bytes).ok()?;
+        let mapping = self.media.mapping()?;
+        mapping.bytes(range.offset_bytes, len).ok().or_else(|| {
+            // The media may have grown.
+            self.media.extend_mapping();
+            mapping.bytes(range.offset_bytes, len).ok()
+        })
     }
 
     /// Copies bytes to the media, visible to all at once, without a system call where they are memory.

@@ -89,7 +89,7 @@ pub use error::{PoolError, Result};
 pub use format::patch::Patches;
 pub use image::View as MetadataView;
 pub use mutant::Mutant;
-pub use pins::{OwnedPin, Pin};
+pub use pins::{InodeUse, OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;

@@ -56,7 +56,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM02");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM03");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -136,6 +136,8 @@ pub(crate) struct Control {
     pub failure_kind: AtomicU64,
     /// Odd while the image is being changed.
     pub image_version: AtomicU64,
+    /// Raised, while the image version is odd, by each change of what a path leads to.
+    pub names_version: AtomicU64,
     pub generation: AtomicU64,
     /// Sequence number of the superblocks on media.
     pub sequence: AtomicU64,

@@ -34,7 +34,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::write_at`]; then nothing has happened.
+    /// As for [`File::write_at`], and [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of the file; then nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -73,7 +73,8 @@ impl File {
     ///
     /// # Errors
     /// [`FsError::NotPages`] if these are not whole pages of both, or parts of one file that overlap;
-    /// [`FsError::OtherPool`]; others as for [`File::write_at`]. Then nothing has happened.
+    /// [`FsError::OtherPool`]; [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of one of the files; others as for
+    /// [`File::write_at`]. Then nothing has happened.
     pub fn pswap(
         &self,
         offset_bytes: u64,
@@ -101,6 +102,7 @@ impl File {
             let (inode, table) = shared.table(open)?;
             let write = Write { shared, open, inode, table };
             write.check()?;
+            write.check_not_viewed()?;
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
@@ -177,6 +179,7 @@ impl Write<'_> {
     /// Puts new pages with `bytes` in the place of those of `range`.
     fn replace(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         self.check()?;
+        self.check_not_viewed()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;

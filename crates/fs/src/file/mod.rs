@@ -18,6 +18,7 @@
 mod atomic;
 mod options;
 mod read;
+mod runs;
 mod space;
 mod std_io;
 mod write;
@@ -32,7 +33,9 @@ use arc_swap::Guard;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
 pub use options::FileOptions;
+pub use runs::{Defragmented, FileRun};
 pub use space::Allocate;
+pub(crate) use write::Write;
 
 use crate::error::{FsError, Result};
 use crate::file_table::FileTable;
@@ -98,15 +101,15 @@ impl File {
         File { opened: Arc::new(Opened { files, inode, options, position }) }
     }
 
-    fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &Files {
         &self.opened.files
     }
 
-    fn inode(&self) -> &OpenInode {
+    pub(crate) fn inode(&self) -> &OpenInode {
         self.opened.inode.as_ref().expect("there until it is dropped")
     }
 
-    fn check_reads(&self) -> Result<()> {
+    pub(crate) fn check_reads(&self) -> Result<()> {
         match (self.opened.options.reads(), self.inode().kind) {
             (true, FileKind::File) => Ok(()),
             (true, _) => Err(FsError::IsADirectory { path: self.as_path() }),
@@ -114,14 +117,14 @@ impl File {
         }
     }
 
-    fn check_writes(&self) -> Result<()> {
+    pub(crate) fn check_writes(&self) -> Result<()> {
         match self.opened.options.writes() {
             true => Ok(()),
             false => Err(FsError::NotOpenFor { what: "writing" }),
         }
     }
 
-    fn as_path(&self) -> std::path::PathBuf {
+    pub(crate) fn as_path(&self) -> std::path::PathBuf {
         format!("(inode {})", self.inode().number).into()
     }
 
