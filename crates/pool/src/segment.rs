@@ -56,7 +56,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM02");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM03");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -77,6 +77,8 @@ pub(crate) struct Pending {
     pub close_lsn: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
+    /// Raised by who makes it durable, with each part that is: it may be gigabytes, and others wait for it.
+    pub progress: AtomicU64,
 }
 
 /// States of a pending append.
