@@ -26,6 +26,7 @@ mod metadata;
 mod names;
 mod open_inodes;
 mod read_dir;
+mod unnamed;
 mod walk;
 
 pub use aquifer_pool::format::file::FileKind;

@@ -16,6 +16,7 @@
 //! keeps the size keeps these bytes.
 
 mod atomic;
+mod attributes;
 mod options;
 mod read;
 mod space;
@@ -98,11 +99,11 @@ impl File {
         File { opened: Arc::new(Opened { files, inode, options, position }) }
     }
 
-    fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &Files {
         &self.opened.files
     }
 
-    fn inode(&self) -> &OpenInode {
+    pub(crate) fn inode(&self) -> &OpenInode {
         self.opened.inode.as_ref().expect("there until it is dropped")
     }
 
@@ -253,7 +254,7 @@ impl File {
 
 impl OpenInode {
     /// An error if the number is another file's by now: it cannot be, as long as this one is open.
-    fn check(&self, inode: &FileInode) -> Result<()> {
+    pub fn check(&self, inode: &FileInode) -> Result<()> {
         match inode.incarnation == self.incarnation {
             true => Ok(()),
             false => Err(FsError::Damaged {
