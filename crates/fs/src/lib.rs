@@ -29,10 +29,11 @@ mod read_dir;
 mod unnamed;
 mod walk;
 
+pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
 pub use error::{FsError, Result};
-pub use file::{Allocate, File, FileOptions};
+pub use file::{Allocate, File, FileOptions, HeldRange};
 pub use files::{Files, RenameMode, Space};
 pub use metadata::Metadata;
 pub use read_dir::{DirEntry, ReadDir};
