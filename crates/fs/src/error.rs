@@ -136,6 +136,20 @@ pub enum FsError {
         /// For what.
         what: &'static str,
     },
+    /// Somebody else has a lock that stands against the one that was asked for.
+    #[error(
+        "somebody else has the file locked, or a part of the range; wait for it, or try again later"
+    )]
+    Locked,
+    /// Waiting for a lock was ended by a signal.
+    #[error("a signal came while the lock was waited for; ask for it again")]
+    Interrupted,
+    /// The range to be locked is too far behind the start of the file.
+    #[error("only the first {limit_bytes} bytes of a file of this pool can be locked by ranges")]
+    LockTooFar {
+        /// How many bytes can be locked.
+        limit_bytes: u64,
+    },
     /// The length of a file that was opened for reading cannot be changed.
     #[error("the file was not opened for writing, and its length cannot be changed so")]
     NotResizable,
@@ -333,6 +347,9 @@ impl FsError {
             FsError::OtherPool => libc::EXDEV,
             FsError::NotOpenFor { .. } => libc::EBADF,
             FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,
+            FsError::Locked => libc::EWOULDBLOCK,
+            FsError::Interrupted => libc::EINTR,
+            FsError::LockTooFar { .. } => libc::EOVERFLOW,
             FsError::FileTooLarge => libc::EFBIG,
             FsError::NoAttribute { .. } => libc::ENODATA,
             FsError::AttributeName { .. } => libc::ERANGE,
@@ -356,6 +373,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::Locked { .. }
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::Stalled { .. } => libc::ETIMEDOUT,
+        PoolError::CannotLock { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         PoolError::Parameter { .. } => libc::EINVAL,
         PoolError::Damaged { .. } => libc::EUCLEAN,
         _ => libc::EIO,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{InodeUse, MetadataView, OpenOptions, Pool, Transaction};
+use aquifer_pool::{InodeUse, MetadataView, OpenOptions, Pool, PoolError, Transaction};
 use aquifer_sys::credentials::Credentials;
 use aquifer_vm::stitched::Stitcher;
 
@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     /// For views of fragmented files.
     pub stitcher: Stitcher,
     /// Bits that new files do not get.
-    umask: u32,
+    pub umask: u32,
     /// Whose new files are.
     owner: Credentials,
 }
@@ -329,7 +329,7 @@ impl Files {
         })
     }
 
-    fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
+    pub(crate) fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
         let owner = self.shared.owner;
         // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
         let seed = match kind {
@@ -1092,8 +1092,27 @@ impl Shared {
         &self,
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
     ) -> Result<T> {
+        self.with_room(|| self.change_once(&mut change))
+    }
+
+    fn change_once<T>(
+        &self,
+        mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
+    ) -> Result<T> {
         let now_ns = now_ns();
         self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
+    }
+
+    /// Tries something that takes room; once more if there is too little, and processes that died had some.
+    pub fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        match attempt() {
+            Err(FsError::Pool(PoolError::Full { .. } | PoolError::NoFreeInode { .. }))
+                if self.reap_orphans() =>
+            {
+                attempt()
+            }
+            outcome => outcome,
+        }
     }
 
     /// An inode that was just looked up, open; `None` if it was removed since.
@@ -1109,32 +1128,31 @@ impl Shared {
     }
 
     /// What is left to do after a name is gone.
-    fn after(&self, gone: Gone) -> Result<()> {
+    pub fn after(&self, gone: Gone) -> Result<()> {
         match gone {
-            Gone::Orphan(number) => self.reap(number),
+            Gone::Orphan(number) => self.reap(number).map(drop),
             Gone::Linked => Ok(()),
         }
     }
 
-    /// Frees an inode without links if no process has it open, in as many transactions as it takes.
-    pub fn reap(&self, number: u64) -> Result<()> {
-        let reap = |names: &mut Names<'_, Transaction<'_>>| match names
-            .slots
-            .is_used(number, InodeUse::Open)
-        {
-            true => Ok(true),
-            false => names.reap(number),
-        };
-        while !self.change(reap)? {}
-        Ok(())
+    /// Frees an inode without links if no process has it open, in as many transactions as it takes. Whether nobody had.
+    pub fn reap(&self, number: u64) -> Result<bool> {
+        loop {
+            let is_done = self.change_once(|names| match names.slots.is_used(number, InodeUse::Open) {
+                true => Ok(None),
+                false => names.reap(number).map(Some),
+            })?;
+            if is_done != Some(false) {
+                return Ok(is_done.is_some());
+            }
+        }
     }
 
-    /// Frees what processes that died had open when its last name was removed.
-    fn reap_orphans(&self) {
-        for number in self.pool.orphans().unwrap_or_default() {
-            // What fails now is tried again when the pool is opened the next time.
-            let _ = self.reap(number);
-        }
+    /// Frees what processes that died had open when its last name was removed, or before it had one; whether there was anything.
+    fn reap_orphans(&self) -> bool {
+        let orphans = self.pool.orphans().unwrap_or_default();
+        // What fails now is tried again when the pool is opened the next time.
+        orphans.into_iter().filter(|number| self.reap(*number).unwrap_or(false)).count() > 0
     }
 
     pub fn sync_all(&self) -> Result<()> {

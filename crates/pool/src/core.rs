@@ -83,7 +83,14 @@ impl Locked<'_> {
 
 /// The maintenance mutex, held: applying records, checkpoints, superblocks.
 pub(crate) struct Maintaining<'a> {
-    _guard: RobustGuard<'a>,
+    guard: RobustGuard<'a>,
+}
+
+impl Maintaining<'_> {
+    /// Says to those who wait for the mutex that its holder goes on.
+    pub fn note_progress(&self) {
+        self.guard.note_progress();
+    }
 }
 
 /// The number of the mutex of a file.
@@ -260,28 +267,30 @@ impl Core {
         Ok(locked)
     }
 
-    /// Whether the log was durable up to there already, and something is behind it.
-    fn waits_since(&self, durable_lsn: u64) -> bool {
-        let control = self.control();
-        control.durable_lsn.load(Relaxed) == durable_lsn
-            && control.pending_first.load(Relaxed) != control.pending_next.load(Relaxed)
-    }
-
     /// Takes the maintenance mutex. What it protects is idempotent: after a dead holder it is done again.
     pub fn maintain(&self) -> Result<Maintaining<'_>> {
-        let durable_lsn = self.control().durable_lsn.load(Relaxed);
-        let taken = self.take(&self.control().maintenance_mutex, "the maintenance lock");
-        let mut guard = taken.map_err(|error| match error {
-            // The holder may wait itself, for a commit that somebody does not finish: who that is can do something.
-            PoolError::Stalled { .. } if self.waits_since(durable_lsn) => self.stalled_append(),
-            error => error,
-        })?;
+        let mutex = &self.control().maintenance_mutex;
+        // The holder may wait itself, for commits up to here: for one that is being written, with patience, or for one that somebody
+        // does not finish, and who that is can do something.
+        let head_lsn = self.head_lsn();
+        let mut guard = loop {
+            let progress = self.log_progress();
+            let (durable_lsn, _) = progress;
+            match self.take(mutex, "the maintenance lock") {
+                Err(PoolError::Stalled { .. }) if durable_lsn < head_lsn => {
+                    if self.log_progress() == progress {
+                        return Err(self.stalled_append());
+                    }
+                }
+                taken => break taken?,
+            }
+        };
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
             image::mark_changed(self, 0..self.layout.metadata_pages);
             guard.repaired();
         }
-        Ok(Maintaining { _guard: guard })
+        Ok(Maintaining { guard })
     }
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:

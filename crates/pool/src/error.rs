@@ -195,6 +195,15 @@ pub enum PoolError {
         /// The inode.
         number: u64,
     },
+    /// The system did not lock a file, or not let it be asked about.
+    #[error("inode {inode} cannot be locked: {source}")]
+    CannotLock {
+        /// The number of its inode.
+        inode: u64,
+        /// The system's error: `EINTR` if waiting for the lock was ended by a signal.
+        #[source]
+        source: io::Error,
+    },
     /// Too many processes have the pool open.
     #[error("{limit} processes have the pool open, which is the limit")]
     TooManyProcesses {

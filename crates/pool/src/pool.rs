@@ -833,10 +833,17 @@ impl Pool {
 }
 
 impl LockMode {
-    fn kind(self) -> LockKind {
+    pub(crate) fn kind(self) -> LockKind {
         match self {
             LockMode::Shared => LockKind::Shared,
             LockMode::Exclusive => LockKind::Exclusive,
+        }
+    }
+
+    pub(crate) fn of(kind: LockKind) -> LockMode {
+        match kind {
+            LockKind::Shared => LockMode::Shared,
+            LockKind::Exclusive => LockMode::Exclusive,
         }
     }
 }

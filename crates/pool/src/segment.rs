@@ -77,6 +77,8 @@ pub(crate) struct Pending {
     pub close_lsn: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
+    /// Raised by who makes it durable, with each part that is: it may be gigabytes, and others wait for it.
+    pub progress: AtomicU64,
 }
 
 /// States of a pending append.

@@ -46,7 +46,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.replace(bytes, range)
+        let write = Write { shared, open: self.inode(), inode, table };
+        shared.with_room(|| write.replace(bytes, range))
     }
 
     /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from `offset_bytes` on with as many of

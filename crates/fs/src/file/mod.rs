@@ -16,6 +16,8 @@
 //! keeps the size keeps these bytes.
 
 mod atomic;
+mod attributes;
+mod lock;
 mod options;
 mod read;
 mod runs;
@@ -24,14 +26,16 @@ mod std_io;
 mod write;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arc_swap::Guard;
 
+use aquifer_pool::AdvisoryLocks;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
+pub use lock::HeldRange;
 pub use options::FileOptions;
 pub use runs::{Defragmented, FileRun};
 pub use space::Allocate;
@@ -79,6 +83,8 @@ struct Opened {
     options: FileOptions,
     /// For those calls that go on where the last one ended.
     position: AtomicU64,
+    /// Made when something is locked or asked about.
+    locks: OnceLock<AdvisoryLocks>,
 }
 
 impl fmt::Debug for File {
@@ -89,6 +95,8 @@ impl fmt::Debug for File {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        // While the number is still the file's.
+        drop(self.locks.take());
         let Some(inode) = self.inode.take() else { return };
         self.files.shared.close(inode, self.options.writes());
     }
@@ -98,7 +106,8 @@ impl File {
     pub(crate) fn new(files: Files, inode: Arc<OpenInode>, options: &FileOptions) -> File {
         let (options, position) = (options.clone(), AtomicU64::new(0));
         let inode = Some(inode);
-        File { opened: Arc::new(Opened { files, inode, options, position }) }
+        let locks = OnceLock::new();
+        File { opened: Arc::new(Opened { files, inode, options, position, locks }) }
     }
 
     pub(crate) fn files(&self) -> &Files {
@@ -256,7 +265,7 @@ impl File {
 
 impl OpenInode {
     /// An error if the number is another file's by now: it cannot be, as long as this one is open.
-    fn check(&self, inode: &FileInode) -> Result<()> {
+    pub fn check(&self, inode: &FileInode) -> Result<()> {
         match inode.incarnation == self.incarnation {
             true => Ok(()),
             false => Err(FsError::Damaged {

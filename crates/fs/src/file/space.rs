@@ -71,16 +71,17 @@ impl File {
         let (inode, table) = shared.table(self.inode())?;
         let write = Write { shared, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
+        let allocate = |size_bytes| shared.with_room(|| write.allocate(range, size_bytes));
         match mode {
             Allocate::PunchHole => write.punch(range),
-            Allocate::Extend => write.allocate(range, Some(end_bytes)),
+            Allocate::Extend => allocate(Some(end_bytes)),
             Allocate::KeepSize => {
                 self.inode().note_asked_for();
-                write.allocate(range, None)
+                allocate(None)
             }
             Allocate::ZeroRange => {
                 write.zero(range)?;
-                write.allocate(range, Some(end_bytes))
+                allocate(Some(end_bytes))
             }
         }
     }

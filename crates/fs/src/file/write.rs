@@ -64,7 +64,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.write(bytes, range)?;
+        let mut write = Write { shared, open: self.inode(), inode, table };
+        shared.with_room(|| write.write(bytes, range))?;
         Ok(range.end_bytes())
     }
 
