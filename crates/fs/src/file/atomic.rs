@@ -96,19 +96,22 @@ impl File {
             return Err(FsError::NotPages { reason: "the two parts of the file overlap" });
         }
         let _writing = shared.pool.lock_two_files(own.number, others.number)?;
-        let mut exposed = Vec::new();
-        for (open, range) in [(own, own_range), (others, other_range)] {
+        // Not `OpenInode::table` later: a reader may show an older one there at any time.
+        let of = |open| {
             let (inode, table) = shared.table(open)?;
-            let write = Write { shared, open, inode, table };
+            Ok::<_, FsError>(Write { shared, open, inode, table })
+        };
+        let (own_write, other_write) = (of(own)?, of(others)?);
+        let mut exposed = Vec::new();
+        for (write, range) in [(&own_write, own_range), (&other_write, other_range)] {
             write.check()?;
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
-        let (own_table, other_table) = (own.table(), others.table());
         let tables = shared.pool.try_change(Vec::new(), |slots| {
             let mut names = Names { slots, now_ns };
-            let mut own_table = FileTable::clone(&own_table);
-            let mut other_table = FileTable::clone(&other_table);
+            let mut own_table = FileTable::clone(&own_write.table);
+            let mut other_table = FileTable::clone(&other_write.table);
             let runs = |table: &FileTable, range: FilePages| -> Vec<Run> {
                 table.extents(range).map(|extent| extent.run).flat_map(cut).collect()
             };
