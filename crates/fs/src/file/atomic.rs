@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
 
 use super::File;
-use super::write::{Edit, Write};
+use super::write::{Edit, Write, one_more};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use crate::files::now_ns;
@@ -34,7 +35,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::write_at`]; then nothing has happened.
+    /// As for [`File::write_at`]; the pool also counts as full if it has room in very small pieces only. Then nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -189,7 +190,14 @@ impl Write<'_> {
         let mut first = pages.first.0;
         while first < pages.end().0 {
             let left = pages.end().0 - first;
-            let reservation = self.reserve(left, left)?;
+            let Some(reservation) = one_more(&reservations, || self.reserve(left, left))? else {
+                // It cannot be done in pieces.
+                let longest = reservations.iter().map(|reserved| reserved.whole().pages).max();
+                let largest_free_pages = longest.unwrap_or(0);
+                return Err(
+                    PoolError::Full { wanted_pages: pages.pages, largest_free_pages }.into()
+                );
+            };
             let run = reservation.whole();
             let taken = FilePages { first: FilePage(first), pages: run.pages };
             self.fill_replacing(run, taken, bytes, range)?;
