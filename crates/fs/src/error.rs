@@ -8,7 +8,7 @@ use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_vm::stitched::StitchError;
 
-use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES};
+use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace};
 
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, FsError>;
@@ -353,6 +353,7 @@ impl FsError {
             FsError::FileTooLarge => libc::EFBIG,
             FsError::NoAttribute { .. } => libc::ENODATA,
             FsError::AttributeName { .. } => libc::ERANGE,
+            FsError::AttributeNamespace { name } if is_namespace(name) => libc::EINVAL,
             FsError::AttributeNamespace { .. } => libc::EOPNOTSUPP,
             FsError::AttributeTooLarge { .. } => libc::E2BIG,
             // As file systems of Linux say when their metadata is damaged.
@@ -372,6 +373,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::BusyElsewhere { .. }
         | PoolError::Locked { .. }
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
+        PoolError::TooManyReservations { .. } => libc::EAGAIN,
         PoolError::Stalled { .. } => libc::ETIMEDOUT,
         PoolError::CannotLock { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         PoolError::Parameter { .. } => libc::EINVAL,

@@ -1,6 +1,8 @@
 //! The files of a pool, by path.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -278,12 +280,15 @@ impl Files {
         let path = bytes_of(path.as_ref());
         options.check(path)?;
         loop {
-            let inode = match options.makes() {
-                false => self.shared.look_up(path, options.last())?,
+            let (inode, is_new) = match options.makes() {
+                false => (self.shared.look_up(path, options.last())?, false),
                 true => self.open_or_make(path, options)?,
             };
             // If it is removed in this moment, the path leads to something else, or to nothing.
             if let Some(file) = self.open_found(path, &inode, options)? {
+                if options.truncates() && !is_new && inode.kind == FileKind::File {
+                    file.set_len(0)?;
+                }
                 return Ok(file);
             }
         }
@@ -295,8 +300,7 @@ impl Files {
         inode: &FileInode,
         options: &FileOptions,
     ) -> Result<Option<File>> {
-        let is_directory = inode.kind == FileKind::Directory;
-        if is_directory && options.writes() {
+        if inode.kind == FileKind::Directory && options.writes() {
             return Err(FsError::IsADirectory { path: owned(path) });
         }
         if inode.kind == FileKind::Link {
@@ -305,26 +309,27 @@ impl Files {
         if inode.is_immutable && options.writes() {
             return Err(FsError::Immutable { path: owned(path) });
         }
-        let Some(opened) = self.shared.open_inode(inode)? else { return Ok(None) };
-        let file = File::new(self.clone(), opened, options);
-        let is_empty = inode.size_bytes == 0 && inode.pages == 0;
-        if options.truncates() && !is_directory && !is_empty {
-            file.set_len(0)?;
-        }
-        Ok(Some(file))
+        let opened = self.shared.open_inode(inode)?;
+        Ok(opened.map(|opened| File::new(self.clone(), opened, options)))
     }
 
-    fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<FileInode> {
+    /// What a path leads to, and whether it was made.
+    fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<(FileInode, bool)> {
         let mode = options.mode() & !self.shared.umask;
         self.shared.change(|names| {
-            let place = walk(names.slots, path, options.last())?;
+            // A slash at the end asks for a directory, wherever a symbolic link in front of it may lead.
+            let last = if path.ends_with(b"/") { Last::Name } else { options.last() };
+            let place = walk(names.slots, path, last)?;
             if place.wants_directory && !place.name.is_empty() {
                 return Err(FsError::IsADirectory { path: owned(path) });
             }
             match place.found {
                 Some(_) if options.makes_new() => Err(FsError::Exists { path: owned(path) }),
-                Some(_) => walk::referred(names.slots, place.referent(path)?),
-                None => names.make(&place, path, self.new_of(FileKind::File, mode, &[])),
+                Some(_) => Ok((walk::referred(names.slots, place.referent(path)?)?, false)),
+                None => {
+                    let new = self.new_of(FileKind::File, mode, &[]);
+                    Ok((names.make(&place, path, new)?, true))
+                }
             }
         })
     }
@@ -438,17 +443,22 @@ impl Files {
         let path = path.as_ref();
         match self.create_dir(path) {
             Err(FsError::NotFound { .. }) => {}
-            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => return Ok(()),
-            outcome => return outcome,
+            outcome => return self.or_is_directory(path, outcome),
         }
         match path.parent() {
             Some(parent) => self.create_dir_all(parent)?,
             None => return Err(FsError::NotFound { path: path.to_owned() }),
         }
-        match self.create_dir(path) {
-            // Somebody else was faster.
-            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => Ok(()),
-            outcome => outcome,
+        // Somebody else may have been faster.
+        self.or_is_directory(path, self.create_dir(path))
+    }
+
+    fn or_is_directory(&self, path: &Path, made: Result<()>) -> Result<()> {
+        match made {
+            Err(FsError::Exists { .. }) if self.metadata(path).is_ok_and(|it| it.is_dir()) => {
+                Ok(())
+            }
+            made => made,
         }
     }
 
@@ -579,8 +589,8 @@ impl Files {
         self.shared.change(|names| names.remove_directory(path))
     }
 
-    /// Removes a directory and all that is in it; symbolic links are not followed. What others make there meanwhile
-    /// may be left, and is an error then.
+    /// Removes a directory and all that is in it, however deep that is; symbolic links are removed and not followed. What others make
+    /// there meanwhile may be left, and is an error then.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -597,32 +607,74 @@ impl Files {
     /// As for [`Files::remove_dir`] and [`Files::remove_file`].
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut path = path.as_ref().to_owned();
-        if !self.symlink_metadata(&path)?.is_dir() {
-            return Err(FsError::NotADirectory { path });
+        let top = self.shared.look_up(bytes_of(&path), Last::Keep)?;
+        match top.kind {
+            FileKind::Directory => {}
+            FileKind::Link => return self.remove_file(path),
+            _ => return Err(FsError::NotADirectory { path }),
         }
-        // Without recursion: a tree can be deeper than a stack.
-        let mut above = vec![self.read_dir(&path)?];
+        // Without recursion: a tree can be deeper than a stack. And from directory to directory, not by paths: these can be too long,
+        // and lead to something else by now.
+        let mut above = vec![ReadDir::new(self.clone(), PathBuf::new(), &top)];
         while let Some(entries) = above.last_mut() {
+            let directory = entries.directory();
             match entries.next() {
                 Some(entry) => {
                     let entry = entry?;
-                    path.push(entry.file_name());
+                    let name = entry.file_name();
+                    path.push(name);
                     match entry.kind() {
-                        FileKind::Directory => {
-                            above.push(self.read_dir(&path)?);
-                            continue;
-                        }
-                        _ => missing_is_fine(self.remove_file(&path))?,
+                        FileKind::Directory => match self.enter(directory, name, &path) {
+                            Ok(below) => {
+                                above.push(below);
+                                continue;
+                            }
+                            Err(FsError::NotFound { .. }) => {}
+                            Err(error) => return Err(error),
+                        },
+                        _ => missing_is_fine(self.remove_entry(directory, name, false, &path))?,
                     }
                 }
                 None => {
-                    missing_is_fine(self.remove_dir(&path))?;
                     above.pop();
+                    let removed = match (above.last(), path.file_name()) {
+                        (Some(parent), Some(name)) => {
+                            self.remove_entry(parent.directory(), name, true, &path)
+                        }
+                        _ => self.remove_dir(&path),
+                    };
+                    missing_is_fine(removed)?;
                 }
             }
             path.pop();
         }
         Ok(())
+    }
+
+    /// What is in a directory that is in this very one. `path` is for messages.
+    fn enter(&self, directory: (u64, u64), name: &OsStr, path: &Path) -> Result<ReadDir> {
+        let shown = bytes_of(path);
+        let inode = self.shared.look(|slots| {
+            let place = walk::entry(slots, directory, name.as_bytes(), shown)?;
+            walk::referred(slots, place.named(shown)?)
+        })?;
+        match inode.kind {
+            FileKind::Directory => Ok(ReadDir::new(self.clone(), PathBuf::new(), &inode)),
+            _ => Err(FsError::NotADirectory { path: path.to_owned() }),
+        }
+    }
+
+    fn remove_entry(
+        &self,
+        directory: (u64, u64),
+        name: &OsStr,
+        is_directory: bool,
+        path: &Path,
+    ) -> Result<()> {
+        let (name, path) = (name.as_bytes(), bytes_of(path));
+        let gone =
+            self.shared.change(|names| names.remove_entry(directory, name, is_directory, path))?;
+        self.shared.after(gone)
     }
 
     /// Moves a name. What has the new one is replaced, all at once: at any moment, also after a crash, the new name
@@ -914,6 +966,7 @@ impl Files {
     ) -> Result<()> {
         let (name, value) = (name.as_ref(), value.as_ref());
         attributes::check_length(name)?;
+        attributes::check_value(value)?;
         self.change_attributes(path.as_ref(), |inode, slots| {
             attributes::set(inode, slots, name, value, mode)
         })
@@ -1092,7 +1145,12 @@ impl Shared {
         &self,
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
     ) -> Result<T> {
-        self.with_room(|| self.change_once(&mut change))
+        match self.change_once(&mut change) {
+            Err(FsError::Pool(PoolError::NoFreeInode { .. })) if self.reap_orphans() => {
+                self.change_once(change)
+            }
+            changed => changed,
+        }
     }
 
     fn change_once<T>(
@@ -1101,18 +1159,6 @@ impl Shared {
     ) -> Result<T> {
         let now_ns = now_ns();
         self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
-    }
-
-    /// Tries something that takes room; once more if there is too little, and processes that died had some.
-    pub fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        match attempt() {
-            Err(FsError::Pool(PoolError::Full { .. } | PoolError::NoFreeInode { .. }))
-                if self.reap_orphans() =>
-            {
-                attempt()
-            }
-            outcome => outcome,
-        }
     }
 
     /// An inode that was just looked up, open; `None` if it was removed since.
@@ -1135,24 +1181,40 @@ impl Shared {
         }
     }
 
-    /// Frees an inode without links if no process has it open, in as many transactions as it takes. Whether nobody had.
+    /// Frees an inode without links if no process has it open, in as many transactions as it takes; whether it did.
     pub fn reap(&self, number: u64) -> Result<bool> {
         loop {
-            let is_done = self.change_once(|names| match names.slots.is_used(number, InodeUse::Open) {
-                true => Ok(None),
-                false => names.reap(number).map(Some),
-            })?;
-            if is_done != Some(false) {
-                return Ok(is_done.is_some());
+            let is_reaped =
+                self.change_once(|names| match names.slots.is_used(number, InodeUse::Open) {
+                    true => Ok(None),
+                    false => names.reap(number).map(Some),
+                })?;
+            match is_reaped {
+                None => return Ok(false),
+                Some(true) => return Ok(true),
+                Some(false) => {}
             }
         }
     }
 
-    /// Frees what processes that died had open when its last name was removed, or before it had one; whether there was anything.
-    fn reap_orphans(&self) -> bool {
+    /// Frees what nobody has open any more of the files whose last name was removed while somebody had: one that has died since, or could
+    /// not free it because it only reads. Whether there was any.
+    pub fn reap_orphans(&self) -> bool {
         let orphans = self.pool.orphans().unwrap_or_default();
-        // What fails now is tried again when the pool is opened the next time.
-        orphans.into_iter().filter(|number| self.reap(*number).unwrap_or(false)).count() > 0
+        // What fails now is tried again when room is wanted the next time.
+        let reaped = orphans.into_iter().filter(|&number| self.reap(number).unwrap_or(false));
+        reaped.count() > 0
+    }
+
+    /// Reserves pages; if there are none, of the room that this makes.
+    pub fn with_room<T>(
+        &self,
+        reserve: impl Fn() -> std::result::Result<T, PoolError>,
+    ) -> std::result::Result<T, PoolError> {
+        match reserve() {
+            Err(PoolError::Full { .. }) if self.reap_orphans() => reserve(),
+            reserved => reserved,
+        }
     }
 
     pub fn sync_all(&self) -> Result<()> {

@@ -18,6 +18,8 @@ use crate::{attributes, byte_chain, file_table};
 
 /// More names than that cannot lead to one inode.
 pub(crate) const MAX_LINKS: u32 = 1 << 30;
+/// `S_ISGID`.
+const SET_GROUP: u32 = 0o2000;
 /// A file with no more runs than this is removed in the transaction that removes its name.
 const REAPED_AT_ONCE_RUNS: usize = 512;
 
@@ -134,9 +136,17 @@ impl<S: ChangeSlots> Names<'_, S> {
             return Err(FsError::NotFound { path: owned(path) });
         }
         let mut directory = self.directory_of(place, path)?;
-        let links = if new.kind == FileKind::Directory { 2 } else { 1 };
+        let is_directory = new.kind == FileKind::Directory;
+        // As Linux has it: what is made in a directory with this bit is of its group, and directories pass it on.
+        let (gid, inherited) = match directory.mode & SET_GROUP {
+            0 => (new.gid, 0),
+            _ if is_directory => (directory.gid, SET_GROUP),
+            _ => (directory.gid, 0),
+        };
+        let new = New { gid, mode: new.mode | inherited, ..new };
+        let links = if is_directory { 2 } else { 1 };
         let inode = self.make_inode(new, directory.number, links)?;
-        let referent = Referent { inode: inode.number, kind: new.kind };
+        let referent = Referent { inode: inode.number, kind: inode.kind };
         self.add_name(&mut directory, &place.name, referent, path)?;
         self.put(&directory)?;
         Ok(inode)
@@ -267,10 +277,14 @@ impl<S: ChangeSlots> Names<'_, S> {
     pub fn unlink(&mut self, path: &[u8]) -> Result<Gone> {
         let place = walk(self.slots, path, Last::Name)?;
         let found = place.referent(path)?;
+        self.unlink_at(&place, found, path)
+    }
+
+    fn unlink_at(&mut self, place: &Place<'_>, found: Referent, path: &[u8]) -> Result<Gone> {
         if found.kind == FileKind::Directory {
             return Err(FsError::IsADirectory { path: owned(path) });
         }
-        let mut directory = self.directory_of(&place, path)?;
+        let mut directory = self.directory_of(place, path)?;
         self.take_name(&mut directory, &place.name, path)?;
         self.put(&directory)?;
         self.drop_link(found.inode, path)
@@ -283,14 +297,40 @@ impl<S: ChangeSlots> Names<'_, S> {
             return Err(not_removable(path));
         }
         let found = place.named(path)?;
+        self.remove_directory_at(&place, found, path)
+    }
+
+    fn remove_directory_at(
+        &mut self,
+        place: &Place<'_>,
+        found: Referent,
+        path: &[u8],
+    ) -> Result<()> {
         if found.kind != FileKind::Directory {
             return Err(FsError::NotADirectory { path: owned(path) });
         }
         self.check_removable(found.inode, path)?;
-        let mut directory = self.directory_of(&place, path)?;
+        let mut directory = self.directory_of(place, path)?;
         self.take_name(&mut directory, &place.name, path)?;
         self.put(&directory)?;
         self.free_directory(found.inode)
+    }
+
+    /// Removes a name of this very directory, wherever that is by now: of an empty directory if `is_directory`, else of anything else.
+    /// `path` is for messages.
+    pub fn remove_entry(
+        &mut self,
+        directory: (u64, u64),
+        name: &[u8],
+        is_directory: bool,
+        path: &[u8],
+    ) -> Result<Gone> {
+        let place = walk::entry(self.slots, directory, name, path)?;
+        let found = place.named(path)?;
+        match is_directory {
+            true => self.remove_directory_at(&place, found, path).map(|()| Gone::Linked),
+            false => self.unlink_at(&place, found, path),
+        }
     }
 
     fn check_removable(&self, number: u64, path: &[u8]) -> Result<()> {

@@ -9,6 +9,7 @@
 
 use std::path::Path;
 
+use aquifer_pool::InodeUse;
 use aquifer_pool::format::file::FileKind;
 
 use crate::error::{FsError, Result};
@@ -74,7 +75,7 @@ impl Files {
         let new = self.new_of(kind, mode, target);
         let (inode, pin) = self.shared.change(|names| {
             let inode = names.make_unnamed(new)?;
-            let pin = self.shared.pool.pin_open(inode.number)?;
+            let pin = self.shared.pool.pin_inode(inode.number, InodeUse::Open)?;
             Ok((inode, pin))
         })?;
         let opened = self.shared.opened.open(&inode, || Ok(pin))?;
@@ -131,8 +132,7 @@ impl File {
         }
         let shared = &self.files().shared;
         let gone = shared.change(|names| {
-            let inode = names.inode(own.number)?;
-            own.check(&inode)?;
+            let inode = own.read(names.slots)?;
             names.link_open(inode, to, may_replace)
         })?;
         shared.after(gone)

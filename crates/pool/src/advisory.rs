@@ -66,7 +66,7 @@ pub struct AdvisoryLocks {
 
 impl Pool {
     /// A holder of locks of a file, which has none yet. While it lives, the caller keeps the number of the inode from being
-    /// another file's ([`Pool::pin_open`]).
+    /// another file's ([`Pool::pin_inode`]).
     ///
     /// # Errors
     /// [`PoolError::CannotLock`] if the pool file cannot be opened once more; [`PoolError::Forked`].

@@ -126,6 +126,14 @@ pub enum PoolError {
         /// Pages of the longest free range.
         largest_free_pages: u64,
     },
+    /// This process has as many ranges of pages reserved as it can have at a time.
+    #[error(
+        "{limit} ranges of pages are reserved in this process, as many as can be; use some before others are reserved"
+    )]
+    TooManyReservations {
+        /// How many.
+        limit: usize,
+    },
     /// All slots are in use.
     #[error(
         "all {slots} inodes of the pool are in use; destroy some, or make a pool with more (`--inodes`)"

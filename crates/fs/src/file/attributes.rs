@@ -126,8 +126,7 @@ impl File {
     ) -> Result<T> {
         let own = self.inode();
         self.files().shared.look(|slots| {
-            let inode = crate::walk::inode(slots, own.number)?;
-            own.check(&inode)?;
+            let inode = own.read(slots)?;
             look(&inode, slots)
         })
     }
@@ -138,8 +137,7 @@ impl File {
     ) -> Result<()> {
         let own = self.inode();
         self.files().shared.change(|names| {
-            let mut inode = names.inode(own.number)?;
-            own.check(&inode)?;
+            let mut inode = own.read(names.slots)?;
             if inode.is_immutable {
                 return Err(FsError::Immutable { path: self.as_path() });
             }
