@@ -19,6 +19,7 @@ pub mod file_name;
 pub mod file_system;
 pub mod futex;
 pub mod io;
+pub mod local_socket;
 pub mod lock;
 pub mod memory;
 pub mod pagemap;
