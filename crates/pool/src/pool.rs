@@ -23,7 +23,7 @@ use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
 use crate::image::View as MetadataView;
-use crate::media::{self, ByteRange, Media, PersistenceDomain};
+use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::Mutant;
 use crate::point;
@@ -42,6 +42,8 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Takes the media for this domain, whatever it is: for tests.
     pub domain: Option<PersistenceDomain>,
+    /// What guards the media against stray stores of this process, if it opens them for writing.
+    pub write_windows: WriteWindows,
     /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
     /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
@@ -73,6 +75,7 @@ impl Default for OpenOptions {
             read_only: false,
             exclusive: false,
             domain: None,
+            write_windows: WriteWindows::None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
             zero_bytes_per_second: 256 << 20,
@@ -86,6 +89,14 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
+    /// The same for the media.
+    pub(crate) fn media(&self) -> media::OpenOptions {
+        let options = media::OpenOptions::new()
+            .writable(!self.read_only)
+            .write_windows(self.write_windows);
+        self.domain.into_iter().fold(options, media::OpenOptions::domain)
+    }
+
     pub(crate) fn boot(&self) -> u64 {
         self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
@@ -228,10 +239,8 @@ impl Pool {
         options: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Pool> {
-        let file = open
-            .domain
-            .into_iter()
-            .fold(media::CreateOptions::new(), |file, domain| file.domain(domain));
+        let file = media::CreateOptions::new().write_windows(open.write_windows);
+        let file = open.domain.into_iter().fold(file, media::CreateOptions::domain);
         Self::create_with(path, len_bytes, options, &file, open, &mut |_, _| {})
     }
 
@@ -294,11 +303,11 @@ impl Pool {
     /// Anything that is wrong with it: [`PoolError::NotAPool`], [`PoolError::Damaged`], [`PoolError::Truncated`],
     /// [`PoolError::FutureVersion`], [`PoolError::ReadOnly`], [`PoolError::Busy`], [`PoolError::BusyElsewhere`].
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Pool> {
-        let media = media::open(path.as_ref(), !options.read_only, options.domain)?;
-        Self::open_on(media, options)
+        Self::open_on(options.media().open(path.as_ref())?, options)
     }
 
-    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file.
+    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file. Domain and write
+    /// windows are those of the media.
     ///
     /// # Errors
     /// As for [`Pool::open`].

@@ -24,6 +24,7 @@ pub mod lock;
 pub mod memory;
 pub mod pagemap;
 pub mod patience;
+pub mod pkey;
 pub mod random;
 pub mod range_sync;
 pub mod residency;

@@ -12,6 +12,7 @@
 //! * [`mapper`]: ordinary files mapped well.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * [`mapper`]: ordinary files mapped well.
+//! * [`window`]: the moments in which a thread can store to guarded memory.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -25,6 +26,7 @@ pub mod mapper;
 pub mod router;
 mod stack;
 mod sync;
+pub mod window;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};
@@ -33,6 +35,7 @@ pub use fixed::FixedRange;
 pub use fork::{NotInherited, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
+pub use window::{WindowKey, WriteWindow};
 
 use std::io;
 
