@@ -9,7 +9,7 @@
 //!              │
 //!      log ── replay ── checkpoint ── recovery        the one redo log
 //!              │
-//!   core ── segment ── membership         what the processes of a pool share at run time
+//!   core ── segment ── membership ── broker        what the processes of a pool share at run time
 //!              │
 //!   format    media                       bytes on media; how they become durable
 //! ```
@@ -54,6 +54,7 @@
 mod alloc;
 mod background;
 mod bitmap;
+pub mod broker;
 pub mod check;
 mod checkpoint;
 mod commit;
@@ -83,6 +84,7 @@ mod slots;
 mod transaction;
 mod zero;
 
+pub use broker::{AccessError, AccessKey, Broker};
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};

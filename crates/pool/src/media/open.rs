@@ -134,6 +134,13 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// What it means that the system does not tell about a path.
+    pub(crate) fn of(path: &Path, source: io::Error) -> OpenError {
+        refused(path, false, "inspect", source)
+    }
+}
+
 /// What lies at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
