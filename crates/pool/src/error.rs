@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::broker::AccessError;
 use crate::format::FormatError;
 use crate::media::{MediaError, OpenError, PersistenceDomain};
 
@@ -16,6 +17,9 @@ pub enum PoolError {
     /// What lies at the path cannot be the media of a pool, or could not be made.
     #[error(transparent)]
     NotOpened(#[from] OpenError),
+    /// Access to the pool could not be had from its broker, or be given by one.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The pool could not be opened.
     #[error("cannot open {}: {reason}", path.display())]
     Open {
@@ -126,6 +130,14 @@ pub enum PoolError {
         /// Pages of the longest free range.
         largest_free_pages: u64,
     },
+    /// This process has as many ranges of pages reserved as it can have at a time.
+    #[error(
+        "{limit} ranges of pages are reserved in this process, as many as can be; use some before others are reserved"
+    )]
+    TooManyReservations {
+        /// How many.
+        limit: usize,
+    },
     /// All slots are in use.
     #[error(
         "all {slots} inodes of the pool are in use; destroy some, or make a pool with more (`--inodes`)"
@@ -194,6 +206,15 @@ pub enum PoolError {
     AlreadyLocked {
         /// The inode.
         number: u64,
+    },
+    /// The system did not lock a file, or not let it be asked about.
+    #[error("inode {inode} cannot be locked: {source}")]
+    CannotLock {
+        /// The number of its inode.
+        inode: u64,
+        /// The system's error: `EINTR` if waiting for the lock was ended by a signal.
+        #[source]
+        source: io::Error,
     },
     /// Too many processes have the pool open.
     #[error("{limit} processes have the pool open, which is the limit")]

@@ -15,7 +15,8 @@ use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
-use crate::format::file::{FileKind, FileState, is_unlinked};
+use crate::format::directory;
+use crate::format::file::{FileKind, FileState, is_directory, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
@@ -143,6 +144,7 @@ pub(crate) fn apply_noted<'a>(
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
     point::pass("apply-odd");
+    let mut changes_names = false;
     for change in changes.filter(|change| change.slot < segment.slots()) {
         if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
             // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
@@ -151,6 +153,11 @@ pub(crate) fn apply_noted<'a>(
         }
         store_change(segment, &change);
         alloc::note_slot(segment, change.slot);
+        changes_names |= is_of_names(load_word(segment, change.slot, 0));
+    }
+    if changes_names {
+        // Release: who sees the new version does not take the image for unchanged.
+        control.names_version.fetch_add(1, Release);
     }
     point::pass("apply-stored");
     // Before the version: who sees the change also sees how far the log must be durable for it to last.
@@ -160,6 +167,11 @@ pub(crate) fn apply_noted<'a>(
     point::pass("apply-counted");
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
+}
+
+/// Whether paths may lead elsewhere when a slot that begins like this is changed: every change of names changes a directory.
+fn is_of_names(first_word: [u8; 8]) -> bool {
+    first_word[..4] == directory::MAGIC || is_directory(first_word)
 }
 
 /// Whether pages are fresh by the head that are not after a change of it.
@@ -315,6 +327,13 @@ impl Core {
             FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
+    }
+
+    /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
+    #[inline]
+    pub fn names_version(&self) -> u64 {
+        // Acquire: the metadata that is looked at afterwards is at least as new. Pairs with the Release in `apply`.
+        self.control().names_version.load(Acquire)
     }
 
     /// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.

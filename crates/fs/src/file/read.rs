@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// Size, layout version, and the table of that version.
-    fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
+    pub(crate) fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
         loop {
             if let Some(table) = open.table()
                 && let Some(state) = self.pool.file_state(open.number)
@@ -100,10 +100,10 @@ impl Shared {
                 return Ok((state.size_bytes, state.layout_version, table));
             }
             let (inode, _) = self.table(open)?;
-            // Or another thread has a newer one already.
             if let Some(table) = open.table().filter(|table| table.is_current(&inode)) {
                 return Ok((inode.size_bytes, inode.layout_version, table));
             }
+            // Another thread has shown another one meanwhile.
         }
     }
 

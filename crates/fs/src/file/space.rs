@@ -7,7 +7,7 @@ use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::{PoolError, Reservation};
 
 use super::File;
-use super::write::{Edit, Write};
+use super::write::{Edit, REMOVED_AT_ONCE_RUNS, Write};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
@@ -56,20 +56,20 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`] if the pool is full, and then nothing has happened; [`FsError::NotOpenFor`],
+    /// [`FsError::Pool`] if the pool is full, and then a part of it may have been done; [`FsError::NotOpenFor`],
     /// [`FsError::FileTooLarge`], [`FsError::Immutable`].
     pub fn allocate(&self, mode: Allocate, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        if len_bytes == 0 {
+            return Err(FsError::EmptyRange);
+        }
         self.check_writes()?;
         let end_bytes = offset_bytes.checked_add(len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        if len_bytes == 0 {
-            return Err(FsError::EmptyRange);
-        }
         let shared = &self.files().shared;
         let _writing = shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
         match mode {
             Allocate::PunchHole => write.punch(range),
@@ -126,38 +126,35 @@ impl File {
 }
 
 impl Write<'_> {
-    /// Gives pages to all of a range.
-    fn allocate(&self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
+    /// Gives pages to all of a range, in as many transactions as it has to be.
+    fn allocate(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
         self.check()?;
-        let mut edit = Edit::default();
-        let mut reservations: Vec<Reservation<'_>> = Vec::new();
-        for extent in self.table.extents(range.pages()).filter(|extent| extent.run.is_hole()) {
-            let mut first = extent.first.0;
-            let end = first + extent.run.pages;
-            while first < end {
-                let reservation = self.reserve_zeroed(end - first)?;
-                let pages = reservation.whole().pages;
-                let taken = FilePages { first: FilePage(first), pages };
-                edit.splices.push((taken, reservation.runs().to_vec()));
-                reservations.push(reservation);
-                first += pages;
+        loop {
+            let mut edit = Edit::default();
+            let pages = range.pages();
+            let (reservations, end) =
+                self.take_pages(pages, &mut edit, |hole| self.reserve_zeroed(hole.pages))?;
+            let is_last = end == pages.end();
+            let size_bytes = size_bytes.filter(|size| is_last && *size > self.inode.size_bytes);
+            if let Some(size_bytes) = size_bytes {
+                edit.size_bytes = Some(size_bytes);
+                self.zero_behind_end(size_bytes, &mut edit)?;
             }
+            self.commit(edit, reservations)?;
+            if is_last {
+                return Ok(());
+            }
+            (self.inode, self.table) = self.shared.table(self.open)?;
         }
-        if let Some(size_bytes) = size_bytes.filter(|size| *size > self.inode.size_bytes) {
-            edit.size_bytes = Some(size_bytes);
-            self.zero_behind_end(size_bytes, &mut edit)?;
-        }
-        self.commit(edit, reservations)
     }
 
     /// Zero pages in one run, as many as there are of `pages`.
     fn reserve_zeroed(&self, pages: u64) -> Result<Reservation<'_>> {
         let pool = &self.shared.pool;
+        let reserve = |pages| self.shared.with_room(|| pool.reserve_zeroed(pages, 1));
         match pool.reserve_zeroed(pages, 1) {
-            Err(PoolError::Full { largest_free_pages, .. })
-                if (1..pages).contains(&largest_free_pages) =>
-            {
-                Ok(pool.reserve_zeroed(largest_free_pages, 1)?)
+            Err(PoolError::Full { largest_free_pages, .. }) => {
+                Ok(reserve(largest_free_pages.clamp(1, pages))?)
             }
             reserved => Ok(reserved?),
         }
@@ -175,7 +172,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    fn punch(&self, range: FileBytes) -> Result<()> {
+    fn punch(&mut self, range: FileBytes) -> Result<()> {
         self.check()?;
         let first = range.offset_bytes.div_ceil(PAGE_BYTES);
         let end = range.end_bytes() / PAGE_BYTES;
@@ -188,8 +185,22 @@ impl Write<'_> {
         self.zero(FileBytes { len_bytes: before, ..range })?;
         let behind = range.end_bytes() - end * PAGE_BYTES;
         self.zero(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes: behind })?;
-        let hole = FilePages::between(FilePage(first), FilePage(end));
-        let edit = Edit { splices: vec![(hole, Vec::new())], ..Edit::default() };
-        self.commit(edit, Vec::new())
+        self.remove(FilePages::between(FilePage(first), FilePage(end)))
+    }
+
+    /// Makes a hole, in as many transactions as it has to be.
+    fn remove(&mut self, mut pages: FilePages) -> Result<()> {
+        loop {
+            let mut extents = self.table.extents(pages);
+            let next = extents.nth(REMOVED_AT_ONCE_RUNS).map_or(pages.end(), |left| left.first);
+            let hole = FilePages::between(pages.first, next);
+            let edit = Edit { splices: vec![(hole, Vec::new())], ..Edit::default() };
+            self.commit(edit, Vec::new())?;
+            pages = FilePages::between(next, pages.end());
+            if pages.pages == 0 {
+                return Ok(());
+            }
+            (self.inode, self.table) = self.shared.table(self.open)?;
+        }
     }
 }

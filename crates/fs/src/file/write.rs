@@ -1,12 +1,13 @@
 //! Writing an open file.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{PoolError, Reservation};
+use aquifer_pool::{InodeUse, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -19,8 +20,10 @@ use crate::open_inodes::OpenInode;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
+/// How long a thread waits until others have used the pages that they have reserved.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Runs that one transaction takes away from a file at most.
-const REMOVED_AT_ONCE_RUNS: usize = 512;
+pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
 
 impl File {
     /// Writes all of `bytes` from `offset_bytes` on, or at the end of a file that is open for appending. Where that is behind the end
@@ -43,7 +46,7 @@ impl File {
     ///
     /// # Errors
     /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; [`FsError::Pool`] if the pool is full, and then
-    /// what lies inside of the file may have been written.
+    /// a part of it may have been written.
     pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.write_somewhere(bytes, offset_bytes).map(drop)
     }
@@ -64,7 +67,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.write(bytes, range)?;
+        let mut write = Write { shared, open: self.inode(), inode, table };
+        write.write(bytes, range)?;
         Ok(range.end_bytes())
     }
 
@@ -129,8 +133,11 @@ impl File {
     }
 }
 
+/// Copied at a time when pages are moved.
+const COPIED_BYTES: u64 = 1 << 20;
+
 /// A file that is being written, locked.
-pub(super) struct Write<'a> {
+pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
     pub open: &'a OpenInode,
     pub inode: FileInode,
@@ -139,7 +146,7 @@ pub(super) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(super) struct Edit {
+pub(crate) struct Edit {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
     pub size_bytes: Option<u64>,
@@ -157,21 +164,46 @@ impl Write<'_> {
         }
     }
 
-    pub fn write(&mut self, bytes: &[u8], range: FileBytes) -> Result<()> {
+    /// An error if somebody has a view of the file that can be stored to: its pages stay where they are. With the file's lock.
+    pub fn check_not_viewed(&self) -> Result<()> {
+        match self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
+            true => Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes, in as many transactions as it has to be: each leaves a longer beginning of `bytes` there.
+    pub fn write(&mut self, mut bytes: &[u8], mut range: FileBytes) -> Result<()> {
         self.check()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
-        let end_bytes =
-            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        loop {
+            let done_bytes = self.write_some(bytes, range)?;
+            if done_bytes == range.len_bytes {
+                return Ok(());
+            }
+            bytes = &bytes[done_bytes as usize..];
+            range.offset_bytes += done_bytes;
+            range.len_bytes -= done_bytes;
+            (self.inode, self.table) = self.shared.table(self.open)?;
+        }
+    }
+
+    /// Writes as much of `bytes`, which belongs at `range`, as pages can be reserved for at a time; how much.
+    fn write_some(&self, bytes: &[u8], range: FileBytes) -> Result<u64> {
         let mut edit = Edit::default();
-        let reservations = self.fill_holes(bytes, range, &mut edit)?;
+        let (reservations, filled_to) = self.fill_holes(bytes, range, &mut edit)?;
+        let end_bytes = range.end_bytes().min(filled_to.0 * PAGE_BYTES);
+        let done = FileBytes { len_bytes: end_bytes - range.offset_bytes, ..range };
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
             self.expose(self.inode.size_bytes, end_bytes, &mut edit);
         }
         // Where there were pages before, which may be inside of the file or behind its end.
-        self.copy_in(bytes, range)?;
-        self.commit(edit, reservations)
+        self.copy_in(&bytes[..done.len_bytes as usize], done)?;
+        self.commit(edit, reservations)?;
+        Ok(done.len_bytes)
     }
 
     /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
@@ -185,38 +217,52 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them.
+    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. As [`Write::take_pages`].
     fn fill_holes(
         &self,
         bytes: &[u8],
         range: FileBytes,
         edit: &mut Edit,
-    ) -> Result<Vec<Reservation<'_>>> {
-        let mut reservations = Vec::new();
+    ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
-        for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
-            let mut first = extent.first.0;
-            let end = first + extent.run.pages;
+        self.take_pages(pages, edit, |hole| {
             // At the end of the table, more than is needed, so that the next write finds room there.
-            let is_at_end = end >= self.table.pages()
-                && end == pages.end().0
-                && end * PAGE_BYTES >= self.inode.size_bytes;
+            let end = hole.end();
+            let is_at_end = end.0 >= self.table.pages()
+                && end == pages.end()
+                && end.0 * PAGE_BYTES >= self.inode.size_bytes;
             let ahead_pages = if is_at_end { self.ahead_pages() } else { 0 };
             if ahead_pages > 0 {
                 self.open.note_ahead();
             }
-            let wanted_to = end + ahead_pages;
-            while first < end {
-                let reservation = self.reserve(wanted_to - first, end - first)?;
-                let run = reservation.whole();
-                let taken = FilePages { first: FilePage(first), pages: run.pages };
-                self.fill(run, taken, bytes, range)?;
+            let reservation = self.reserve(hole.pages + ahead_pages, hole.pages)?;
+            self.fill(reservation.whole(), hole.first, bytes, range)?;
+            Ok(reservation)
+        })
+    }
+
+    /// Takes new pages where `pages` has none, from the front on: `reserve` is told a hole, and returns pages for its beginning. Ends
+    /// where no more can be reserved at a time: returns what was reserved, and the page up to which there is no hole any more.
+    pub fn take_pages<'r>(
+        &self,
+        pages: FilePages,
+        edit: &mut Edit,
+        reserve: impl Fn(FilePages) -> Result<Reservation<'r>>,
+    ) -> Result<(Vec<Reservation<'r>>, FilePage)> {
+        let mut reservations = Vec::new();
+        for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
+            let mut hole = extent.pages();
+            while hole.pages > 0 {
+                let Some(reservation) = one_more(&reservations, || reserve(hole))? else {
+                    return Ok((reservations, hole.first));
+                };
+                let taken = FilePages { pages: reservation.whole().pages, ..hole };
                 edit.splices.push((taken, reservation.runs().to_vec()));
                 reservations.push(reservation);
-                first += run.pages;
+                hole = FilePages::between(taken.end(), hole.end());
             }
         }
-        Ok(reservations)
+        Ok((reservations, pages.end()))
     }
 
     /// How many pages a file that grows is given more than it needs.
@@ -227,13 +273,14 @@ impl Write<'_> {
     /// Pages in one run: as many as wanted, or as many as there are, or as are needed.
     pub fn reserve(&self, wanted_pages: u64, needed_pages: u64) -> Result<Reservation<'_>> {
         let pool = &self.shared.pool;
+        let reserve = |pages| self.shared.with_room(|| pool.reserve(pages, 1));
         let mut largest_pages = match pool.reserve(wanted_pages, 1) {
             Err(PoolError::Full { largest_free_pages, .. }) => largest_free_pages,
             reserved => return Ok(reserved?),
         };
         loop {
             let pages = largest_pages.min(needed_pages).max(1);
-            match pool.reserve(pages, 1) {
+            match reserve(pages) {
                 // Somebody else was faster.
                 Err(PoolError::Full { largest_free_pages, .. })
                     if largest_free_pages > 0 && largest_free_pages < largest_pages =>
@@ -245,13 +292,11 @@ impl Write<'_> {
         }
     }
 
-    /// Fills new pages with what belongs there: up to the end of the last page that `range` touches.
-    fn fill(&self, run: Run, pages: FilePages, bytes: &[u8], range: FileBytes) -> Result<()> {
-        let at = |file_offset: u64| {
-            run.bytes().offset_bytes + (file_offset - pages.first.0 * PAGE_BYTES)
-        };
-        let start = pages.first.0 * PAGE_BYTES;
-        let end = pages.end().0.min(range.pages().end().0) * PAGE_BYTES;
+    /// Fills new pages, of the file from `first` on, with what belongs there: up to the end of the last page that `range` touches.
+    fn fill(&self, run: Run, first: FilePage, bytes: &[u8], range: FileBytes) -> Result<()> {
+        let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - first.0 * PAGE_BYTES);
+        let start = first.0 * PAGE_BYTES;
+        let end = (first.0 + run.pages).min(range.pages().end().0) * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
         self.shared.store_zeros(at(start), from - start)?;
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
@@ -277,6 +322,42 @@ impl Write<'_> {
     fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
+    }
+
+    /// Makes the file longer by zeros that have pages, behind those that it has if there is room.
+    pub fn append_zeros(&self, len_bytes: u64) -> Result<()> {
+        self.check()?;
+        let size_bytes = self.inode.size_bytes;
+        let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
+        let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
+        let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
+        self.zero_behind_end(end_bytes, &mut edit)?;
+        let mut reservations = Vec::new();
+        let added = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let mut near_page = self.end_page();
+        for extent in self.table.extents(added.pages()).filter(|extent| extent.run.is_hole()) {
+            let (mut first, end) = (extent.first, extent.pages().end());
+            while first < end {
+                let wanted = end.0 - first.0;
+                let pool = &self.shared.pool;
+                let reservation =
+                    self.shared.with_room(|| pool.reserve_some(wanted, near_page, true))?;
+                let run = reservation.whole();
+                near_page = Some(run.end_page());
+                let taken = FilePages { first, pages: run.pages };
+                first = taken.end();
+                edit.splices.push((taken, reservation.runs().to_vec()));
+                reservations.push(reservation);
+            }
+        }
+        self.commit(edit, reservations)
+    }
+
+    /// The page of the pool behind the last page of the file.
+    fn end_page(&self) -> Option<u64> {
+        let last = FilePage(self.table.pages().checked_sub(1)?);
+        let extent = self.table.find(last)?;
+        (!extent.run.is_hole()).then(|| extent.run.end_page())
     }
 
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {
@@ -315,8 +396,7 @@ impl Write<'_> {
         let now_ns = now_ns();
         let table = pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns };
-            let mut inode = names.inode(self.open.number)?;
-            self.open.check(&inode)?;
+            let mut inode = self.open.read(names.slots)?;
             let mut table = FileTable::clone(&self.table);
             for (pages, runs) in &edit.splices {
                 table.splice(*pages, runs)?;
@@ -334,6 +414,28 @@ impl Write<'_> {
     }
 }
 
+/// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for
+/// the other threads, which use what they have and wait for nobody.
+pub(super) fn one_more<'r>(
+    reserved: &[Reservation<'r>],
+    reserve: impl Fn() -> Result<Reservation<'r>>,
+) -> Result<Option<Reservation<'r>>> {
+    let began = Instant::now();
+    loop {
+        match reserve() {
+            Err(FsError::Pool(PoolError::TooManyReservations { .. })) if !reserved.is_empty() => {
+                return Ok(None);
+            }
+            Err(FsError::Pool(PoolError::TooManyReservations { .. }))
+                if began.elapsed() < PATIENCE =>
+            {
+                std::thread::yield_now();
+            }
+            outcome => return outcome.map(Some),
+        }
+    }
+}
+
 impl Shared {
     /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
     fn overwrite(&self, open: &OpenInode, bytes: &[u8], range: FileBytes) -> Result<bool> {
@@ -347,16 +449,21 @@ impl Shared {
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
         self.pool.store(place.offset_bytes, bytes)?;
-        // As precise as file systems of Linux are: a tick of the clock.
-        let now_ns = now_ns();
-        if now_ns != state.modified_ns {
-            self.change(|names| {
-                let mut inode = names.inode(open.number)?;
-                (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
-                names.put(&inode)
-            })?;
-        }
+        self.note_modified(open, state.modified_ns)?;
         Ok(true)
+    }
+
+    /// Notes when content was changed, as precise as file systems of Linux are: a tick of the clock.
+    pub(crate) fn note_modified(&self, open: &OpenInode, before_ns: i64) -> Result<()> {
+        let now_ns = now_ns();
+        if now_ns == before_ns {
+            return Ok(());
+        }
+        self.change(|names| {
+            let mut inode = names.inode(open.number)?;
+            (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
+            names.put(&inode)
+        })
     }
 
     /// Writes zeros over bytes of the pool.
@@ -384,14 +491,30 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, open, inode, table }.trim(Edit { splices, ..Edit::default() })
+        Write { shared: self, open, inode, table }
+            .relocate(Edit { splices, ..Edit::default() }, Vec::new())
     }
 }
 
 impl Write<'_> {
+    /// Copies pages from an offset of the pool to a run.
+    pub fn copy_pages(&self, from_bytes: u64, to: Run) -> Result<()> {
+        let pool = &self.shared.pool;
+        let (to, mut done) = (to.bytes(), 0);
+        let mut bytes = vec![0; COPIED_BYTES.min(to.len_bytes) as usize];
+        while done < to.len_bytes {
+            let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
+            pool.load(from_bytes + done, part)?;
+            pool.store(to.offset_bytes + done, part)?;
+            done += part.len() as u64;
+        }
+        Ok(())
+    }
+
     /// An edit that changes nothing that anybody reads: not even times.
-    fn trim(&self, edit: Edit) -> Result<()> {
-        let table = self.shared.change(|names| {
+    pub fn relocate(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+        let table = self.shared.pool.try_change(reservations, |slots| {
+            let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;
             let mut table = FileTable::clone(&self.table);
             for (pages, runs) in &edit.splices {
@@ -399,7 +522,7 @@ impl Write<'_> {
             }
             table.store(&mut inode, names.slots)?;
             names.put(&inode)?;
-            Ok(table)
+            Ok::<_, FsError>(table)
         })?;
         self.open.set_table(Arc::new(table));
         Ok(())

@@ -66,6 +66,8 @@ pub struct FileInode {
     pub kind: FileKind,
     /// Whether content and attributes are not to be changed.
     pub is_immutable: bool,
+    /// Whether that is about to end: it still holds, and nobody new may rely on it.
+    pub is_thawing: bool,
     /// How often the slot has been used.
     pub incarnation: u64,
     /// Raised whenever its runs change.
@@ -173,6 +175,8 @@ pub struct FileState {
     pub links: u32,
     /// Whether it is not to be changed.
     pub is_immutable: bool,
+    /// Whether that may be relied on from now on.
+    pub is_leasable: bool,
 }
 
 impl FileState {
@@ -188,6 +192,7 @@ impl FileState {
             modified_ns: word(Self::MODIFIED_OFFSET) as i64,
             links: (word(Self::LINKS_OFFSET - 4) >> 32) as u32,
             is_immutable: flags & IMMUTABLE != 0,
+            is_leasable: flags == IMMUTABLE,
         })
     }
 
@@ -204,6 +209,12 @@ const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
 /// Whether that is an inode of a file without links, of bytes that are known to be right.
 pub(crate) fn is_unlinked(bytes: &SlotBytes) -> bool {
     RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.magic == MAGIC && raw.links.get() == 0)
+}
+
+/// Whether a slot that begins with this word is the inode of a directory.
+#[inline]
+pub(crate) fn is_directory(first_word: [u8; 8]) -> bool {
+    first_word[..4] == MAGIC && first_word[4..6] == [FileKind::Directory.code(), 0]
 }
 
 /// What a walk along a path asks of a directory, read where it lies.
@@ -227,8 +238,7 @@ impl DirectoryFields {
         word: impl Fn(usize) -> Result<[u8; 8], E>,
     ) -> Result<Option<DirectoryFields>, E> {
         let first = word(0)?;
-        if first[..4] != MAGIC || first[4..6] != u16::from(FileKind::Directory.code()).to_le_bytes()
-        {
+        if !is_directory(first) {
             return Ok(None);
         }
         let number = |offset: usize| word(offset / 8).map(u64::from_le_bytes);
@@ -241,6 +251,8 @@ impl DirectoryFields {
 }
 
 const IMMUTABLE: u16 = 1;
+const THAWING: u16 = 2;
+const IMMUTABLE_THAWING: u16 = IMMUTABLE | THAWING;
 
 impl FileInode {
     /// An inode of this kind, empty, without a name.
@@ -249,6 +261,7 @@ impl FileInode {
             number,
             kind,
             is_immutable: false,
+            is_thawing: false,
             incarnation,
             layout_version: 0,
             size_bytes: 0,
@@ -290,7 +303,10 @@ impl FileInode {
         let raw = RawFile::mut_from_bytes(bytes).map_err(|_| FormatError::Short)?;
         raw.magic = MAGIC;
         raw.kind = U16::new(self.kind.code().into());
-        raw.flags = U16::new(if self.is_immutable { IMMUTABLE } else { 0 });
+        raw.flags = U16::new(
+            if self.is_immutable { IMMUTABLE } else { 0 }
+                | if self.is_thawing { THAWING } else { 0 },
+        );
         raw.number = U64::new(self.number);
         raw.incarnation = U64::new(self.incarnation);
         raw.layout_version = U64::new(self.layout_version);
@@ -350,7 +366,7 @@ impl FileInode {
         let kind = u8::try_from(code).ok().and_then(FileKind::from_code);
         let kind = kind.ok_or(field("kind", code.into()))?;
         let flags = raw.flags.get();
-        if flags & !IMMUTABLE != 0 {
+        if !matches!(flags, 0 | IMMUTABLE | IMMUTABLE_THAWING) {
             return Err(field("flags", flags.into()));
         }
         let size_bytes = raw.size_bytes.get();
@@ -378,6 +394,7 @@ impl FileInode {
             number,
             kind,
             is_immutable: flags & IMMUTABLE != 0,
+            is_thawing: flags & THAWING != 0,
             incarnation: raw.incarnation.get(),
             layout_version: raw.layout_version.get(),
             size_bytes,
