@@ -209,8 +209,9 @@ impl Core {
 
     /// Which part of the log is in use, in percent.
     pub fn log_use_percent(&self) -> u64 {
-        let used = self.control().durable_lsn.load(Relaxed)
-            - self.control().tail_lsn.load(Relaxed).min(self.control().durable_lsn.load(Relaxed));
+        // The tail first: it is before the durable position, and both may move on meanwhile.
+        let tail_lsn = self.control().tail_lsn.load(Acquire);
+        let used = self.control().durable_lsn.load(Relaxed).saturating_sub(tail_lsn);
         used * 100 / self.layout.log().len_bytes
     }
 
