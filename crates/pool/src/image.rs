@@ -263,6 +263,15 @@ impl Core {
         state.flatten()
     }
 
+    /// Raised by each change of the metadata, and odd during it.
+    #[inline]
+    pub fn metadata_version(&self) -> u64 {
+        // Acquire: what was loaded before stays before, and what is looked at afterwards is at least as new. Pairs with the Release at the end
+        // of `apply`.
+        fence(Acquire);
+        self.control().image_version.load(Acquire)
+    }
+
     /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
     #[inline]
     pub fn names_version(&self) -> u64 {

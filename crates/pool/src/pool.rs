@@ -729,6 +729,13 @@ impl Pool {
         self.core().layout_version(number)
     }
 
+    /// Raised by each change of the metadata, by any process, and odd during it. If it is even and the same before and after, nothing was
+    /// changed in between.
+    #[inline]
+    pub fn metadata_version(&self) -> u64 {
+        self.core().metadata_version()
+    }
+
     /// Raised by each change of names, by any process. Where a path led when this was the same, it leads now, and what is looked at
     /// after it was asked is at least as new.
     #[inline]

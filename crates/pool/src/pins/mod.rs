@@ -401,6 +401,24 @@ impl Pool {
         Ok(is_current.then_some(pin))
     }
 
+    /// As [`Pool::pin_current`], if nothing at all was changed in the pool since its metadata had this version
+    /// ([`Pool::metadata_version`]), when the inode had this layout version.
+    ///
+    /// # Errors
+    /// As for [`Pool::pin`].
+    #[inline]
+    pub fn pin_unchanged(
+        &self,
+        inode: u64,
+        layout_version: u64,
+        metadata_version: u64,
+    ) -> Result<Option<Pin<'_>>> {
+        let pin = self.pin(inode, layout_version)?;
+        // After the pin, as in `pin_current`: a change of the layout is one of the metadata.
+        let is_unchanged = self.core().metadata_version() == metadata_version;
+        Ok(is_unchanged.then_some(pin))
+    }
+
     /// As [`Pool::pin`], for something that keeps the pool open by itself.
     ///
     /// # Errors
