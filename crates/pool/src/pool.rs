@@ -25,7 +25,7 @@ use crate::freed;
 use crate::image::View as MetadataView;
 use crate::media::{self, ByteRange, Media, PersistenceDomain};
 use crate::membership::Byte;
-use crate::mutant::Mutant;
+use crate::mutant::{self, Mutant};
 use crate::point;
 use crate::recovery;
 use crate::replay::Committed;
@@ -163,9 +163,64 @@ pub struct PoolInfo {
 }
 
 /// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
+///
+/// # Pages that change hands
+/// What is stored to a page may reach the media before the record that gave the page to its file. That is no harm where a new page is
+/// lost with the record. But a page that was *exchanged* is another file's again, or another part's of the same one, when a
+/// power cut takes the record. So whoever exchanges pages says so ([`FileLock::exchange`]), and nobody stores to pages that a file
+/// has before the last exchange is durable ([`FileLock::settle`]): of any number of exchanges only the last one before a store waits.
 pub struct FileLock<'a> {
+    core: &'a Core,
+    mutexes: [usize; 2],
     _first: RobustGuard<'a>,
     _second: Option<RobustGuard<'a>>,
+}
+
+impl FileLock<'_> {
+    /// Makes a change that gives pages of these files to each other, or puts them elsewhere in the same one.
+    pub fn exchange<T>(&self, change: impl FnOnce() -> T) -> T {
+        // Who comes after a death in between does not know whether it was made.
+        self.note_exchanged(u64::MAX);
+        let changed = change();
+        self.note_exchanged(self.core.control().metadata_lsn.load(Relaxed));
+        changed
+    }
+
+    fn note_exchanged(&self, lsn: u64) {
+        // Relaxed: the mutexes order it.
+        for mutex in self.mutexes {
+            self.core.control().exchanged_lsn[mutex].store(lsn, Relaxed);
+        }
+    }
+
+    /// Makes sure that pages which these files have stay theirs: to be called before bytes are stored to them. Costs nothing unless pages
+    /// were exchanged and nothing was synced since.
+    ///
+    /// # Errors
+    /// [`PoolError::Failed`], [`PoolError::Media`], [`PoolError::Stalled`].
+    #[inline]
+    pub fn settle(&self) -> Result<()> {
+        let control = self.core.control();
+        let durable_lsn = control.durable_lsn.load(Relaxed);
+        let exchanged = self.mutexes.map(|mutex| control.exchanged_lsn[mutex].load(Relaxed));
+        match exchanged[0].max(exchanged[1]) <= durable_lsn {
+            true => Ok(()),
+            false => self.make_exchange_durable(exchanged[0].max(exchanged[1])),
+        }
+    }
+
+    #[cold]
+    fn make_exchange_durable(&self, exchanged_lsn: u64) -> Result<()> {
+        let core = self.core;
+        if core.media.domain() != PersistenceDomain::Volatile
+            && !mutant::is(core.mutant, Mutant::StoreUnsettled)
+        {
+            let lsn = exchanged_lsn.min(core.close_log()?);
+            core.wait_durable(lsn)?;
+            self.note_exchanged(lsn);
+        }
+        Ok(())
+    }
 }
 
 /// Whether a lock lets others in.
@@ -605,7 +660,9 @@ impl Pool {
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
-        Ok(FileLock { _first: self.core().lock_file(inode)?, _second: None })
+        let core = self.core();
+        let mutexes = [file_mutex(inode); 2];
+        Ok(FileLock { core, mutexes, _first: core.lock_file(inode)?, _second: None })
     }
 
     /// [`Pool::lock_file`] of two files.
@@ -622,7 +679,7 @@ impl Pool {
         let is_same = file_mutex(one) == file_mutex(other);
         let _first = self.core().lock_file(first)?;
         let _second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
-        Ok(FileLock { _first, _second })
+        Ok(FileLock { core: self.core(), mutexes: [one, other].map(file_mutex), _first, _second })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process

@@ -130,6 +130,8 @@ pub(crate) struct Control {
     pub metadata_mutex: RobustMutex,
     pub maintenance_mutex: RobustMutex,
     pub file_mutexes: [RobustMutex; FILE_MUTEXES],
+    /// Up to where the log must be durable before bytes are stored to pages of files with this mutex, which guards it: `FileLock`.
+    pub exchanged_lsn: [AtomicU64; FILE_MUTEXES],
     /// 0, or 1 + the error that made the pool read-only for everybody.
     pub failure: AtomicU64,
     /// What failed: see `log::FAILURES`.

@@ -272,6 +272,43 @@ fn a_pin_keeps_pages_that_another_file_frees() {
     assert_eq!(free_pages(&pool), free);
 }
 
+#[test]
+fn what_was_exchanged_is_durable_before_it_is_stored_to() {
+    let media = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let [one, other] = [7, 8].map(|stamp| create(&pool, 10, stamp).unwrap().number);
+    let settle = |number| pool.lock_file(number).unwrap().settle().unwrap();
+    let before = pool.durable_lsn();
+    settle(one);
+    assert_eq!(pool.durable_lsn(), before, "nothing was exchanged");
+    let exchange_them = || {
+        let lock = pool.lock_two_files(one, other).unwrap();
+        lock.exchange(|| exchange(&pool, one, other)).unwrap();
+    };
+    exchange_them();
+    exchange_them();
+    assert_eq!(pool.durable_lsn(), before, "it is not stored to");
+    settle(3);
+    assert_eq!(pool.durable_lsn(), before, "another file has nothing to do with it");
+    settle(other);
+    let durable = pool.durable_lsn();
+    assert!(durable > before);
+    create(&pool, 1, 9).unwrap();
+    [one, other].into_iter().for_each(settle);
+    assert_eq!(pool.durable_lsn(), durable, "what came later is nobody's business");
+    // Who died in the middle may have made it or not.
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let lock = pool.lock_two_files(one, other).unwrap();
+        lock.exchange(|| {
+            exchange(&pool, one, other).unwrap();
+            std::panic::resume_unwind(Box::new(()));
+        })
+    }));
+    assert!(died.is_err());
+    settle(one);
+    assert!(pool.durable_lsn() > durable);
+}
+
 /// Neither many frees under a pin nor many exchanges make the pool hang.
 #[test]
 fn pins_that_keep_too_much_are_an_error() {

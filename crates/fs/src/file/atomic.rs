@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
@@ -41,18 +42,21 @@ impl File {
             return Ok(());
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.replace(bytes, range)
+        Write { shared, lock, open: self.inode(), inode, table }.replace(bytes, range)
     }
 
     /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from `offset_bytes` on with as many of
     /// `other` from `other_offset_bytes` on. Nothing is copied, however many they are, and everybody always sees both files
     /// before or both after it, also after a crash. So a large part of a file is replaced at once: it is written to a file without
     /// readers, and exchanged.
+    ///
+    /// Until it is durable, a power cut can undo it. So whoever writes next over bytes that one of the two files has waits
+    /// for that, once, or the other one would get them back with these bytes in them.
     ///
     /// All three numbers are multiples of 4,096, and both ranges end at the last page of their file at the latest.
     ///
@@ -95,17 +99,17 @@ impl File {
         if is_one_file && overlap {
             return Err(FsError::NotPages { reason: "the two parts of the file overlap" });
         }
-        let _writing = shared.pool.lock_two_files(own.number, others.number)?;
+        let lock = &shared.pool.lock_two_files(own.number, others.number)?;
         let mut exposed = Vec::new();
         for (open, range) in [(own, own_range), (others, other_range)] {
             let (inode, table) = shared.table(open)?;
-            let write = Write { shared, open, inode, table };
+            let write = Write { shared, lock, open, inode, table };
             write.check()?;
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
         let (own_table, other_table) = (own.table(), others.table());
-        let tables = shared.pool.try_change(Vec::new(), |slots| {
+        let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
             let mut own_table = FileTable::clone(&own_table);
             let mut other_table = FileTable::clone(&other_table);
@@ -126,7 +130,8 @@ impl File {
             }
             exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>((own_table, other_table))
-        })?;
+        };
+        let tables = lock.exchange(|| shared.pool.try_change(Vec::new(), change))?;
         own.set_table(Arc::new(tables.0));
         if !is_one_file {
             others.set_table(Arc::new(tables.1));
@@ -239,7 +244,7 @@ impl Write<'_> {
             len_bytes: end_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place)?;
         }
         let whole = FileBytes {
             offset_bytes: pages.first.0 * PAGE_BYTES,

@@ -67,9 +67,9 @@ impl File {
             return Err(FsError::EmptyRange);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let write = Write { shared, open: self.inode(), inode, table };
+        let write = Write { shared, lock, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
         match mode {
             Allocate::PunchHole => write.punch(range),
@@ -170,7 +170,7 @@ impl Write<'_> {
             range.end_bytes().min(self.inode.size_bytes).saturating_sub(range.offset_bytes);
         let inside = FileBytes { len_bytes, ..range };
         for place in self.table.pieces(inside).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{PoolError, Reservation};
+use aquifer_pool::{FileLock, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -55,16 +55,16 @@ impl File {
             return Ok(offset_bytes);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        if !self.opened.options.appends() && shared.overwrite(self.inode(), bytes, range)? {
+        if !self.opened.options.appends() && shared.overwrite(lock, self.inode(), bytes, range)? {
             return Ok(range.end_bytes());
         }
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.write(bytes, range)?;
+        Write { shared, lock, open: self.inode(), inode, table }.write(bytes, range)?;
         Ok(range.end_bytes())
     }
 
@@ -119,9 +119,9 @@ impl File {
             return Err(FsError::FileTooLarge);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         match size_bytes <= write.inode.size_bytes {
             true => write.shrink(size_bytes),
             false => write.extend(size_bytes),
@@ -132,6 +132,7 @@ impl File {
 /// A file that is being written, locked.
 pub(super) struct Write<'a> {
     pub shared: &'a Shared,
+    pub lock: &'a FileLock<'a>,
     pub open: &'a OpenInode,
     pub inode: FileInode,
     pub table: Arc<FileTable>,
@@ -180,9 +181,21 @@ impl Write<'_> {
             let Some(place) = piece.pool else { continue };
             let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
             let part = &bytes[start..start + piece.file.len_bytes as usize];
-            self.shared.pool.store(place.offset_bytes, part)?;
+            self.store(place, part)?;
         }
         Ok(())
+    }
+
+    /// Writes over bytes of a page that the file has.
+    fn store(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
+        self.lock.settle()?;
+        Ok(self.shared.pool.store(place.offset_bytes, bytes)?)
+    }
+
+    /// Writes zeros over bytes of pages that the file has.
+    pub fn store_zeros(&self, place: ByteRange) -> Result<()> {
+        self.lock.settle()?;
+        self.shared.store_zeros(place.offset_bytes, place.len_bytes)
     }
 
     /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them.
@@ -267,7 +280,7 @@ impl Write<'_> {
             len_bytes: offset_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(gap).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place)?;
             edit.exposed.push(place);
         }
         Ok(())
@@ -336,7 +349,13 @@ impl Write<'_> {
 
 impl Shared {
     /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
-    fn overwrite(&self, open: &OpenInode, bytes: &[u8], range: FileBytes) -> Result<bool> {
+    fn overwrite(
+        &self,
+        lock: &FileLock<'_>,
+        open: &OpenInode,
+        bytes: &[u8],
+        range: FileBytes,
+    ) -> Result<bool> {
         let table = open.table();
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
@@ -346,6 +365,7 @@ impl Shared {
             return Ok(false);
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
+        lock.settle()?;
         self.pool.store(place.offset_bytes, bytes)?;
         // As precise as file systems of Linux are: a tick of the clock.
         let now_ns = now_ns();
@@ -360,7 +380,7 @@ impl Shared {
     }
 
     /// Writes zeros over bytes of the pool.
-    pub(super) fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+    fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         let mut done = 0;
         while done < len_bytes {
             let part = (len_bytes - done).min(ZEROS.len() as u64);
@@ -375,7 +395,7 @@ impl Shared {
         if !open.was_given_ahead() {
             return Ok(());
         }
-        let _writing = self.pool.lock_file(open.number)?;
+        let lock = &self.pool.lock_file(open.number)?;
         let (inode, table) = self.table(open)?;
         if inode.is_immutable
             || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES)
@@ -384,7 +404,7 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, open, inode, table }.trim(Edit { splices, ..Edit::default() })
+        Write { shared: self, lock, open, inode, table }.trim(Edit { splices, ..Edit::default() })
     }
 }
 
