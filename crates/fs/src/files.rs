@@ -960,13 +960,13 @@ impl Files {
     /// [`FsError::Pool`].
     pub fn space(&self) -> Result<Space> {
         const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
-        let info = self.shared.pool.info()?;
+        let (layout, room) = (self.shared.pool.layout(), self.shared.pool.room()?);
         Ok(Space {
-            total_bytes: info.layout.data().len_bytes,
-            free_bytes: info.free_pages * PAGE_BYTES,
-            largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
-            total_slots: info.layout.slots(),
-            free_slots: info.free_slots,
+            total_bytes: layout.data().len_bytes,
+            free_bytes: room.free_pages * PAGE_BYTES,
+            largest_free_bytes: room.largest_free_pages * PAGE_BYTES,
+            total_slots: layout.slots(),
+            free_slots: room.free_slots,
         })
     }
 

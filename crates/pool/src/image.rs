@@ -23,7 +23,7 @@ use crate::format::slot::Slot;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
 use crate::point;
-use crate::segment::{PENDING, Segment};
+use crate::segment::{PENDING, Segment, SlotSet};
 use crate::slots::ReadSlots;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -155,8 +155,14 @@ impl View<'_> {
 
     /// Inodes of files that have no links.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
-        (HEAD_SLOT + 1..self.slots())
-            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.bytes(slot)))
+        self.slots_in(SlotSet::Orphans).filter(|&slot| is_unlinked(&self.bytes(slot)))
+    }
+
+    /// The slots of a set, and while something is being changed perhaps others.
+    fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
+        let known = self.changing.is_none().then(|| self.segment.slots_in(set));
+        let all = self.changing.is_some().then(|| HEAD_SLOT + 1..self.slots());
+        known.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
     /// Whether there is anything in a slot.
@@ -376,8 +382,10 @@ impl Core {
 
     /// All objects, as of one moment. Damaged ones are left out.
     pub fn inodes(&self) -> Result<Vec<Inode>> {
-        let (used, _) = self.used_slots()?;
-        let inodes = used.into_iter().filter_map(|(slot, bytes)| {
+        let objects: Vec<(u64, SlotBytes)> = self.consistent(|image| {
+            image.slots_in(SlotSet::Objects).map(|slot| (slot, image.bytes(slot))).collect()
+        })?;
+        let inodes = objects.into_iter().filter_map(|(slot, bytes)| {
             let inode = self.decode_inode(&bytes, slot).ok();
             inode.filter(|inode| inode.kind != InodeKind::Free)
         });

@@ -93,7 +93,7 @@ pub use pins::{OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;
-pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo, Room};
 pub use reservation::Reservation;
 pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;

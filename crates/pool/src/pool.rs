@@ -10,7 +10,7 @@ use aquifer_sys::lock::LockKind;
 use aquifer_sys::robust::RobustGuard;
 use uuid::Uuid;
 
-use crate::alloc::{Space, Wanted};
+use crate::alloc::{self, Space, Wanted};
 use crate::background::Worker;
 use crate::commit::{Commit, CommitContent};
 use crate::core::{Core, file_mutex};
@@ -30,7 +30,7 @@ use crate::point;
 use crate::recovery;
 use crate::replay::Committed;
 use crate::reservation::Reservation;
-use crate::segment::Segment;
+use crate::segment::{Segment, SlotSet};
 use crate::transaction::Transaction;
 
 /// How to open a pool.
@@ -160,6 +160,17 @@ pub struct PoolInfo {
     pub recovered_records: u64,
     /// Processes that have it open for writing.
     pub processes: Vec<u32>,
+}
+
+/// How much is free in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Pages that are free, those among them that are being zeroed.
+    pub free_pages: u64,
+    /// Pages of the longest free range.
+    pub largest_free_pages: u64,
+    /// Slots with nothing in them.
+    pub free_slots: u64,
 }
 
 /// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
@@ -407,7 +418,7 @@ impl Pool {
         let core = self.core();
         let control = core.control();
         let census = core.census()?;
-        let (free_pages, largest_free_pages) = core.free_pages();
+        let Room { free_pages, largest_free_pages, .. } = self.room()?;
         let zeroed = Space::of(core);
         let (freed, held) = freed::waiting(control);
         let count = |runs: &mut dyn Iterator<Item = Run>| runs.map(|run| run.pages).sum::<u64>();
@@ -447,6 +458,26 @@ impl Pool {
                 .filter(|&index| core.membership.is_alive(index))
                 .map(|index| core.membership.pid_of(control, index))
                 .collect(),
+        })
+    }
+
+    /// How much is free, now: [`Pool::info`] knows more, and looks at all of the metadata.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn room(&self) -> Result<Room> {
+        let core = self.core();
+        let free_pages = match core.is_writable {
+            // As of one moment: what is being zeroed is taken and given back.
+            true => alloc::free_count(core.lock()?.control()),
+            false => alloc::free_count(core.control()),
+        };
+        let occupied = core.segment.slot_set(SlotSet::Occupied).iter();
+        let occupied: u32 = occupied.map(|word| word.load(Relaxed).count_ones()).sum();
+        Ok(Room {
+            free_pages,
+            largest_free_pages: core.largest_free_pages(),
+            free_slots: core.segment.slots() - u64::from(occupied),
         })
     }
 
@@ -508,7 +539,7 @@ impl Pool {
 
     /// Takes contiguous pages, at most `pages` of them and at least one: from `near_page` on if that is free, so that a file grows
     /// in place; else as many as there are in one piece, from a multiple of 2 MiB on if these are as much. They are zero if they
-    /// must be; otherwise they hold whatever they held. They can be written to before anything names them.
+    /// must be, and then those are taken first that are so already; otherwise they hold whatever they held. They can be written to before anything names them.
     ///
     /// # Errors
     /// As for [`Pool::reserve_zeroed`]; [`PoolError::Full`] says that not one page is free.
@@ -524,6 +555,22 @@ impl Pool {
             self.zero_rest(&reservation)?;
         }
         Ok(reservation)
+    }
+
+    /// Takes pages that are zero already, in one run and at most `pages` of them; `None` if there is no run that is long enough
+    /// for so many. Nothing is written.
+    ///
+    /// # Errors
+    /// Those of [`Pool::transact`].
+    pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
+        let core = self.core();
+        core.check_writable()?;
+        let Some(reservation) = core.reserve_ready(pages)? else {
+            core.zero_soon();
+            return Ok(None);
+        };
+        core.use_fresh_pages(reservation.whole().end_page())?;
+        Ok(Some(reservation))
     }
 
     fn take_pages<'a>(

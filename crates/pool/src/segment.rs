@@ -30,6 +30,7 @@ use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
+use crate::bitmap;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::checksum;
@@ -56,7 +57,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM02");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM03");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -119,6 +120,8 @@ pub(crate) struct ProcessSlot {
     /// Inodes it has locked, for messages: see `InodeLock`.
     pub locked: [AtomicU64; NOTED_LOCKS],
     pub reservations: [AtomicU64; RESERVATIONS],
+    /// Pages of these that are free but for being zeroed.
+    pub zeroing_pages: AtomicU64,
 }
 
 #[repr(C)]
@@ -177,6 +180,8 @@ pub(crate) struct Control {
     pub next_page_to_zero: AtomicU64,
     /// The head's, as of the last change.
     pub fresh_from_page: AtomicU64,
+    /// Pages whose bit in `used_pages` is not set.
+    pub free_count: AtomicU64,
     /// Pages whose bit in `zeroed_pages` is set.
     pub zeroed_count: AtomicU64,
     /// Pages before this one are not fresh, and will not be after a power cut.
@@ -208,9 +213,22 @@ fn len_bytes(layout: &Layout) -> usize {
     let words = layout.slots() as usize * SLOT_WORDS
         + image_dirty_words(layout)
         + 2 * (layout.page_count as usize).div_ceil(64)
-        + (layout.slots() as usize).div_ceil(64);
+        + SLOT_SETS * (layout.slots() as usize).div_ceil(64);
     CONTROL_BYTES + words * 8
 }
+
+/// Of which slots there is a set: one bit for each slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotSet {
+    /// There is something in it.
+    Occupied,
+    /// There is an object in it.
+    Objects,
+    /// There is an inode of a file without links in it.
+    Orphans,
+}
+
+const SLOT_SETS: usize = 3;
 
 const NAME_START: &str = "aquifer-";
 const PINS_END: &str = "-pins";
@@ -385,11 +403,20 @@ impl Segment {
         self.words(self.slots * SLOT_WORDS + dirty + pages, pages)
     }
 
-    /// One bit for each slot: there is something in it.
-    pub fn occupied_slots(&self) -> &[AtomicU64] {
+    /// One bit for each slot: whether it is in the set.
+    pub fn slot_set(&self, set: SlotSet) -> &[AtomicU64] {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
         let first = self.slots * SLOT_WORDS + dirty + 2 * self.pages.div_ceil(64);
-        self.words(first, self.slots.div_ceil(64))
+        let words = self.slots.div_ceil(64);
+        self.words(first + set as usize * words, words)
+    }
+
+    /// The slots of a set, ascending.
+    pub fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
+        use std::sync::atomic::Ordering::Relaxed;
+        let words = self.slot_set(set);
+        let runs = bitmap::runs(|index| words[index].load(Relaxed), 0, self.slots());
+        runs.flat_map(|run| run.start_page..run.end_page())
     }
 
     /// How many slots there are.

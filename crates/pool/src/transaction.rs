@@ -4,6 +4,7 @@
 //! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
 //! a process that dies anywhere leaves at most one record to apply.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::alloc;
@@ -20,7 +21,8 @@ use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::reservation::Reservation;
+use crate::reservation::{self, Reservation};
+use crate::segment::SlotSet;
 use crate::slots::{ChangeSlots, ReadSlots};
 
 /// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
@@ -111,7 +113,10 @@ impl Transaction<'_> {
 
     /// All objects, as this transaction sees them. Damaged ones are left out.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
-        (HEAD_SLOT + 1..self.core().segment.slots())
+        let changed = self.changed.iter().map(|(slot, _)| *slot);
+        let slots: BTreeSet<u64> =
+            self.core().segment.slots_in(SlotSet::Objects).chain(changed).collect();
+        (slots.into_iter())
             .filter_map(|slot| self.inode(slot).ok())
             .filter(|inode| inode.kind != InodeKind::Free)
     }
@@ -355,9 +360,7 @@ impl Core {
             image::apply(&transaction.locked, &record);
             point::pass("transact-applied");
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            reservation::end(&transaction.locked, reservations, record.slots());
             drop(transaction);
             point::pass("transact-unlocked");
             if let Some(mut filler) = filler {
@@ -407,11 +410,9 @@ impl Core {
             self.publish_packed(&place, &bytes, exposes)?;
             let end_lsn = place.lsn + bytes.len() as u64;
             let after = slots.iter().map(|(number, bytes)| (*number, bytes));
-            image::apply_slots(&transaction.locked, after, end_lsn);
+            image::apply_slots(&transaction.locked, after.clone(), end_lsn);
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            reservation::end(&transaction.locked, reservations, after);
             return Ok(value);
         }
     }
