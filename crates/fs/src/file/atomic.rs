@@ -186,25 +186,21 @@ impl Write<'_> {
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let mut edit = Edit::default();
-        let mut reservations = Vec::new();
         let pages = range.pages();
         let mut first = pages.first.0;
         while first < pages.end().0 {
-            let left = pages.end().0 - first;
-            let reservation = self.reserve(left, left)?;
+            let reservation = self.reserve(first, pages.end().0 - first, &edit, false)?;
             let run = reservation.whole();
-            let taken = FilePages { first: FilePage(first), pages: run.pages };
+            let taken = edit.take(first, reservation);
             self.fill_replacing(run, taken, bytes, range)?;
-            edit.splices.push((taken, reservation.runs().to_vec()));
-            reservations.push(reservation);
-            first += run.pages;
+            first = taken.end().0;
         }
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             // In pages before the new ones.
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
         }
-        self.commit(edit, reservations)
+        self.commit(edit)
     }
 
     /// Fills new pages with what the file has there, and `bytes` over it.

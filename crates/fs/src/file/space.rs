@@ -4,10 +4,9 @@ use std::ops::Range;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
-use aquifer_pool::{PoolError, Reservation};
 
 use super::File;
-use super::write::{Edit, Write};
+use super::write::{Edit, MOST_PIECES, Write};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
@@ -69,7 +68,7 @@ impl File {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let write = Write { shared, lock, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
         match mode {
             Allocate::PunchHole => write.punch(range),
@@ -79,7 +78,7 @@ impl File {
                 write.allocate(range, None)
             }
             Allocate::ZeroRange => {
-                write.zero(range)?;
+                write.clear(range)?;
                 write.allocate(range, Some(end_bytes))
             }
         }
@@ -126,51 +125,66 @@ impl File {
 }
 
 impl Write<'_> {
-    /// Gives pages to all of a range.
-    fn allocate(&self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
+    /// Gives pages to all of a range, zero where there were none.
+    fn allocate(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
+        self.check()?;
+        let mut taken = Vec::new();
+        let outcome = self.allocate_all(range, size_bytes, &mut taken);
+        if outcome.is_err() {
+            // As it was before.
+            for some in taken.chunks(MOST_PIECES) {
+                (self.inode, self.table) = self.shared.table(self.open)?;
+                let splices = some.iter().map(|pages| (*pages, Vec::new())).collect();
+                self.commit(Edit { splices, ..Edit::default() })?;
+            }
+        }
+        outcome
+    }
+
+    /// [`Write::allocate`], in as many transactions as it has to be: each but the last one adds to `taken` what it has given.
+    fn allocate_all(
+        &mut self,
+        range: FileBytes,
+        size_bytes: Option<u64>,
+        taken: &mut Vec<FilePages>,
+    ) -> Result<()> {
+        loop {
+            let mut edit = Edit::default();
+            for extent in self.table.extents(range.pages()).filter(|extent| extent.run.is_hole()) {
+                let mut first = extent.first.0;
+                let end = first + extent.run.pages;
+                while first < end && !edit.is_full() {
+                    let reservation = self.reserve(first, end - first, &edit, true)?;
+                    first = edit.take(first, reservation).end().0;
+                }
+            }
+            if !edit.is_full() {
+                if let Some(size_bytes) = size_bytes.filter(|size| *size > self.inode.size_bytes) {
+                    edit.size_bytes = Some(size_bytes);
+                    self.zero_behind_end(size_bytes, &mut edit)?;
+                }
+                return self.commit(edit);
+            }
+            taken.extend(edit.splices.iter().map(|(pages, _)| *pages));
+            self.commit(edit)?;
+            (self.inode, self.table) = self.shared.table(self.open)?;
+        }
+    }
+
+    /// What of a range lies inside of the file.
+    fn inside(&self, range: FileBytes) -> FileBytes {
+        let end_bytes = range.end_bytes().min(self.inode.size_bytes);
+        FileBytes { len_bytes: end_bytes.saturating_sub(range.offset_bytes), ..range }
+    }
+
+    /// Has a range read as zeros, as far as the file has it.
+    fn clear(&mut self, range: FileBytes) -> Result<()> {
         self.check()?;
         let mut edit = Edit::default();
-        let mut reservations: Vec<Reservation<'_>> = Vec::new();
-        for extent in self.table.extents(range.pages()).filter(|extent| extent.run.is_hole()) {
-            let mut first = extent.first.0;
-            let end = first + extent.run.pages;
-            while first < end {
-                let reservation = self.reserve_zeroed(end - first)?;
-                let pages = reservation.whole().pages;
-                let taken = FilePages { first: FilePage(first), pages };
-                edit.splices.push((taken, reservation.runs().to_vec()));
-                reservations.push(reservation);
-                first += pages;
-            }
-        }
-        if let Some(size_bytes) = size_bytes.filter(|size| *size > self.inode.size_bytes) {
-            edit.size_bytes = Some(size_bytes);
-            self.zero_behind_end(size_bytes, &mut edit)?;
-        }
-        self.commit(edit, reservations)
-    }
-
-    /// Zero pages in one run, as many as there are of `pages`.
-    fn reserve_zeroed(&self, pages: u64) -> Result<Reservation<'_>> {
-        let pool = &self.shared.pool;
-        match pool.reserve_zeroed(pages, 1) {
-            Err(PoolError::Full { largest_free_pages, .. })
-                if (1..pages).contains(&largest_free_pages) =>
-            {
-                Ok(pool.reserve_zeroed(largest_free_pages, 1)?)
-            }
-            reserved => Ok(reserved?),
-        }
-    }
-
-    /// Writes zeros over what the file has in a range, up to its end.
-    fn zero(&self, range: FileBytes) -> Result<()> {
-        self.check()?;
-        let len_bytes =
-            range.end_bytes().min(self.inode.size_bytes).saturating_sub(range.offset_bytes);
-        let inside = FileBytes { len_bytes, ..range };
-        for place in self.table.pieces(inside).filter_map(|piece| piece.pool) {
-            self.store_zeros(place)?;
+        self.zero(self.inside(range), &mut edit)?;
+        if !edit.splices.is_empty() {
+            self.commit(edit)?;
+            (self.inode, self.table) = self.shared.table(self.open)?;
         }
         Ok(())
     }
@@ -179,17 +193,20 @@ impl Write<'_> {
         self.check()?;
         let first = range.offset_bytes.div_ceil(PAGE_BYTES);
         let end = range.end_bytes() / PAGE_BYTES;
+        let mut edit = Edit::default();
         // What shares a page with other bytes is zeroed.
         if first >= end {
-            self.zero(range)?;
-            return self.commit(Edit::default(), Vec::new());
+            self.zero(self.inside(range), &mut edit)?;
+            return self.commit(edit);
         }
-        let before = first * PAGE_BYTES - range.offset_bytes;
-        self.zero(FileBytes { len_bytes: before, ..range })?;
-        let behind = range.end_bytes() - end * PAGE_BYTES;
-        self.zero(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes: behind })?;
+        let before = FileBytes { len_bytes: first * PAGE_BYTES - range.offset_bytes, ..range };
+        let len_bytes = range.end_bytes() - end * PAGE_BYTES;
+        let behind = FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes };
+        for edge in [before, behind] {
+            self.zero(self.inside(edge), &mut edit)?;
+        }
         let hole = FilePages::between(FilePage(first), FilePage(end));
-        let edit = Edit { splices: vec![(hole, Vec::new())], ..Edit::default() };
-        self.commit(edit, Vec::new())
+        edit.splices.push((hole, Vec::new()));
+        self.commit(edit)
     }
 }

@@ -6,11 +6,11 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{FileLock, PoolError, Reservation};
+use aquifer_pool::{FileLock, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
+use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use crate::files::{Shared, now_ns};
 use crate::names::Names;
 use crate::open_inodes::OpenInode;
@@ -19,6 +19,10 @@ use crate::open_inodes::OpenInode;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
+/// Runs that one transaction gives to a file at most: as many reservations.
+pub(super) const MOST_PIECES: usize = 32;
+/// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
+const LEAST_REPLACED_PAGES: u64 = 512;
 /// Runs that one transaction takes away from a file at most.
 const REMOVED_AT_ONCE_RUNS: usize = 512;
 
@@ -140,15 +144,32 @@ pub(super) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(super) struct Edit {
+pub(super) struct Edit<'a> {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
+    /// Where these runs come from, if they are new.
+    pub reservations: Vec<Reservation<'a>>,
     pub size_bytes: Option<u64>,
     /// Bytes of the pool that come to be inside of the file, besides those of reservations.
     pub exposed: Vec<ByteRange>,
 }
 
-impl Write<'_> {
+impl<'a> Edit<'a> {
+    /// Gives new pages to the file, from this page of it on, and returns which they are.
+    pub fn take(&mut self, first: u64, reservation: Reservation<'a>) -> FilePages {
+        let pages = FilePages { first: FilePage(first), pages: reservation.whole().pages };
+        self.splices.push((pages, reservation.runs().to_vec()));
+        self.reservations.push(reservation);
+        pages
+    }
+
+    /// Whether it has as many pieces as one transaction should name.
+    pub fn is_full(&self) -> bool {
+        self.reservations.len() >= MOST_PIECES
+    }
+}
+
+impl<'a> Write<'a> {
     pub fn check(&self) -> Result<()> {
         match self.inode.is_immutable {
             true => {
@@ -161,18 +182,34 @@ impl Write<'_> {
     pub fn write(&mut self, bytes: &[u8], range: FileBytes) -> Result<()> {
         self.check()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
-        let end_bytes =
-            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let mut done_bytes = 0;
+        loop {
+            let offset_bytes = range.offset_bytes + done_bytes;
+            let left = FileBytes { offset_bytes, len_bytes: range.len_bytes - done_bytes };
+            done_bytes += self.write_some(&bytes[done_bytes as usize..], left)?;
+            if done_bytes == range.len_bytes {
+                return Ok(());
+            }
+            (self.inode, self.table) = self.shared.table(self.open)?;
+        }
+    }
+
+    /// Writes as much as one transaction can name, which nearly always is all, and says how much that was.
+    fn write_some(&self, bytes: &[u8], range: FileBytes) -> Result<u64> {
         let mut edit = Edit::default();
-        let reservations = self.fill_holes(bytes, range, &mut edit)?;
+        let filled_to = self.fill_holes(bytes, range, &mut edit)?;
+        let end_bytes = filled_to.min(range.end_bytes());
+        let range = FileBytes { len_bytes: end_bytes - range.offset_bytes, ..range };
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
-            self.expose(self.inode.size_bytes, end_bytes, &mut edit);
+            self.expose(self.inode.size_bytes.max(range.offset_bytes), end_bytes, &mut edit);
         }
         // Where there were pages before, which may be inside of the file or behind its end.
-        self.copy_in(bytes, range)?;
-        self.commit(edit, reservations)
+        self.copy_in(&bytes[..range.len_bytes as usize], range)?;
+        self.commit(edit)?;
+        Ok(range.len_bytes)
     }
 
     /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
@@ -198,14 +235,9 @@ impl Write<'_> {
         self.shared.store_zeros(place.offset_bytes, place.len_bytes)
     }
 
-    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them.
-    fn fill_holes(
-        &self,
-        bytes: &[u8],
-        range: FileBytes,
-        edit: &mut Edit,
-    ) -> Result<Vec<Reservation<'_>>> {
-        let mut reservations = Vec::new();
+    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. Returns up to which byte there
+    /// are pages now: if one transaction cannot name all, before the end of the range.
+    fn fill_holes(&self, bytes: &[u8], range: FileBytes, edit: &mut Edit<'a>) -> Result<u64> {
         let pages = range.pages();
         for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
             let mut first = extent.first.0;
@@ -220,16 +252,17 @@ impl Write<'_> {
             }
             let wanted_to = end + ahead_pages;
             while first < end {
-                let reservation = self.reserve(wanted_to - first, end - first)?;
+                if edit.is_full() {
+                    return Ok(first * PAGE_BYTES);
+                }
+                let reservation = self.reserve(first, wanted_to - first, edit, false)?;
                 let run = reservation.whole();
-                let taken = FilePages { first: FilePage(first), pages: run.pages };
+                let taken = edit.take(first, reservation);
                 self.fill(run, taken, bytes, range)?;
-                edit.splices.push((taken, reservation.runs().to_vec()));
-                reservations.push(reservation);
-                first += run.pages;
+                first = taken.end().0;
             }
         }
-        Ok(reservations)
+        Ok(u64::MAX)
     }
 
     /// How many pages a file that grows is given more than it needs.
@@ -237,25 +270,24 @@ impl Write<'_> {
         (self.inode.size_bytes / 4).min(MOST_AHEAD_BYTES) / PAGE_BYTES
     }
 
-    /// Pages in one run: as many as wanted, or as many as there are, or as are needed.
-    pub fn reserve(&self, wanted_pages: u64, needed_pages: u64) -> Result<Reservation<'_>> {
-        let pool = &self.shared.pool;
-        let mut largest_pages = match pool.reserve(wanted_pages, 1) {
-            Err(PoolError::Full { largest_free_pages, .. }) => largest_free_pages,
-            reserved => return Ok(reserved?),
-        };
-        loop {
-            let pages = largest_pages.min(needed_pages).max(1);
-            match pool.reserve(pages, 1) {
-                // Somebody else was faster.
-                Err(PoolError::Full { largest_free_pages, .. })
-                    if largest_free_pages > 0 && largest_free_pages < largest_pages =>
-                {
-                    largest_pages = largest_free_pages;
-                }
-                reserved => return Ok(reserved?),
+    /// Pages for the file from page `first` of it on, in one run, as many as there are of `pages`: where the file goes on if possible.
+    pub fn reserve(
+        &self,
+        first: u64,
+        pages: u64,
+        edit: &Edit<'a>,
+        must_be_zero: bool,
+    ) -> Result<Reservation<'a>> {
+        let near_page = match edit.splices.last() {
+            Some((before, runs)) if before.end().0 == first => {
+                runs.last().map(|run| run.end_page())
             }
-        }
+            _ => (first.checked_sub(1))
+                .and_then(|before| self.table.find(FilePage(before)))
+                .filter(|extent| !extent.run.is_hole())
+                .map(|extent| extent.run.start_page + 1),
+        };
+        Ok(self.shared.pool.reserve_some(pages, near_page, must_be_zero)?)
     }
 
     /// Fills new pages with what belongs there: up to the end of the last page that `range` touches.
@@ -273,21 +305,48 @@ impl Write<'_> {
     }
 
     /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
-    pub fn zero_behind_end(&self, offset_bytes: u64, edit: &mut Edit) -> Result<()> {
+    pub fn zero_behind_end(&self, offset_bytes: u64, edit: &mut Edit<'a>) -> Result<()> {
         let size_bytes = self.inode.size_bytes;
-        let gap = FileBytes {
-            offset_bytes: size_bytes,
-            len_bytes: offset_bytes.saturating_sub(size_bytes),
-        };
-        for place in self.table.pieces(gap).filter_map(|piece| piece.pool) {
-            self.store_zeros(place)?;
-            edit.exposed.push(place);
-        }
+        let len_bytes = offset_bytes.saturating_sub(size_bytes);
+        let gap = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let zeroed = self.zero(gap, edit)?;
+        edit.exposed.extend(zeroed);
         Ok(())
     }
 
+    /// Has pages of the file in a range read as zeros, and returns what it wrote zeros over. Where there are many, they are replaced by
+    /// pages that are zero already, as long as there are any.
+    pub fn zero(&self, range: FileBytes, edit: &mut Edit<'a>) -> Result<Vec<ByteRange>> {
+        let mut zeroed = Vec::new();
+        for Piece { file, pool } in self.table.pieces(range) {
+            let Some(place) = pool else { continue };
+            let mut zero_in_place = |from_bytes: u64, to_bytes: u64| {
+                let offset_bytes = place.offset_bytes + (from_bytes - file.offset_bytes);
+                let part = ByteRange { offset_bytes, len_bytes: to_bytes - from_bytes };
+                zeroed.push(part);
+                self.store_zeros(part)
+            };
+            let (first, end) =
+                (file.offset_bytes.div_ceil(PAGE_BYTES), file.end_bytes() / PAGE_BYTES);
+            let mut replaced = FilePages::between(FilePage(first), FilePage(first));
+            while replaced.end().0 + LEAST_REPLACED_PAGES <= end && !edit.is_full() {
+                let next = replaced.end().0;
+                let Some(ready) = self.shared.pool.reserve_ready(end - next)? else { break };
+                replaced.pages += edit.take(next, ready).pages;
+            }
+            match replaced.pages {
+                0 => zero_in_place(file.offset_bytes, file.end_bytes())?,
+                _ => {
+                    zero_in_place(file.offset_bytes, first * PAGE_BYTES)?;
+                    zero_in_place(replaced.end().0 * PAGE_BYTES, file.end_bytes())?;
+                }
+            }
+        }
+        Ok(zeroed)
+    }
+
     /// Notes that these bytes of pages that the file has come to be inside of it.
-    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit) {
+    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit<'a>) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
     }
@@ -296,7 +355,7 @@ impl Write<'_> {
         self.check()?;
         let mut edit = Edit { size_bytes: Some(size_bytes), ..Edit::default() };
         self.zero_behind_end(size_bytes, &mut edit)?;
-        self.commit(edit, Vec::new())
+        self.commit(edit)
     }
 
     /// Makes the file shorter, in as many transactions as it has to be: each leaves a shorter file.
@@ -314,7 +373,7 @@ impl Write<'_> {
                 }),
                 ..Edit::default()
             };
-            self.commit(edit, Vec::new())?;
+            self.commit(edit)?;
             if is_last {
                 return Ok(());
             }
@@ -323,10 +382,10 @@ impl Write<'_> {
     }
 
     /// Makes an edit, and shows the new table to the readers in this process.
-    pub fn commit(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+    pub fn commit(&self, edit: Edit<'a>) -> Result<()> {
         let pool = &self.shared.pool;
         let now_ns = now_ns();
-        let table = pool.try_change(reservations, |slots| {
+        let table = pool.try_change(edit.reservations, |slots| {
             let mut names = Names { slots, now_ns };
             let mut inode = names.inode(self.open.number)?;
             self.open.check(&inode)?;
@@ -410,7 +469,7 @@ impl Shared {
 
 impl Write<'_> {
     /// An edit that changes nothing that anybody reads: not even times.
-    fn trim(&self, edit: Edit) -> Result<()> {
+    fn trim(&self, edit: Edit<'_>) -> Result<()> {
         let table = self.shared.change(|names| {
             let mut inode = names.inode(self.open.number)?;
             let mut table = FileTable::clone(&self.table);
