@@ -68,6 +68,19 @@ pub(crate) fn check_length(name: &[u8]) -> Result<()> {
     }
 }
 
+/// The same of a value.
+pub(crate) fn check_value(value: &[u8]) -> Result<()> {
+    match value.len() <= MAX_VALUE_BYTES {
+        true => Ok(()),
+        false => Err(FsError::AttributeTooLarge { len_bytes: value.len() }),
+    }
+}
+
+/// Whether this is nothing but a namespace.
+pub(crate) fn is_namespace(name: &[u8]) -> bool {
+    NAMESPACES.contains(&name)
+}
+
 fn check_name(name: &[u8]) -> Result<()> {
     check_length(name)?;
     let goes_on = |space: &&[u8]| name.len() > space.len() && name.starts_with(space);
@@ -160,9 +173,7 @@ pub fn set(
     mode: SetMode,
 ) -> Result<()> {
     check_name(name)?;
-    if value.len() > MAX_VALUE_BYTES {
-        return Err(FsError::AttributeTooLarge { len_bytes: value.len() });
-    }
+    check_value(value)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
     let mut attributes = parse(inode.number, &bytes)?;
     let found = attributes.iter_mut().find(|attribute| attribute.name == name);

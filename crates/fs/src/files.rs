@@ -1,13 +1,16 @@
 //! The files of a pool, by path.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{MetadataView, OpenOptions, Pool, Transaction};
+use aquifer_pool::{InodeUse, MetadataView, OpenOptions, Pool, PoolError, Transaction};
 use aquifer_sys::credentials::Credentials;
+use aquifer_vm::stitched::Stitcher;
 
 use crate::error::{FsError, Result};
 use crate::file::{File, FileOptions};
@@ -15,6 +18,7 @@ use crate::metadata::Metadata;
 use crate::names::{Gone, Names, New};
 use crate::open_inodes::{OpenInode, OpenInodes};
 use crate::read_dir::ReadDir;
+use crate::view::known_paths::KnownPaths;
 use crate::walk::{self, Last, bytes_of, owned, walk};
 use crate::{attributes, walk as paths};
 
@@ -54,8 +58,11 @@ pub struct Files {
 pub(crate) struct Shared {
     pub pool: Pool,
     pub opened: OpenInodes,
+    pub known_paths: KnownPaths,
+    /// For views of fragmented files.
+    pub stitcher: Stitcher,
     /// Bits that new files do not get.
-    umask: u32,
+    pub umask: u32,
     /// Whose new files are.
     owner: Credentials,
 }
@@ -158,8 +165,15 @@ impl Files {
     pub fn new(pool: Pool) -> Files {
         let umask = aquifer_sys::credentials::umask();
         let owner = aquifer_sys::credentials::effective();
-        let opened = OpenInodes::default();
-        let files = Files { shared: Arc::new(Shared { pool, opened, umask, owner }) };
+        let shared = Shared {
+            pool,
+            opened: OpenInodes::default(),
+            known_paths: KnownPaths::new(),
+            stitcher: Stitcher::new(),
+            umask,
+            owner,
+        };
+        let files = Files { shared: Arc::new(shared) };
         if files.shared.pool.is_writable() {
             files.shared.reap_orphans();
         }
@@ -268,12 +282,15 @@ impl Files {
         let path = bytes_of(path.as_ref());
         options.check(path)?;
         loop {
-            let inode = match options.makes() {
-                false => self.shared.look_up(path, options.last())?,
+            let (inode, is_new) = match options.makes() {
+                false => (self.shared.look_up(path, options.last())?, false),
                 true => self.open_or_make(path, options)?,
             };
             // If it is removed in this moment, the path leads to something else, or to nothing.
             if let Some(file) = self.open_found(path, &inode, options)? {
+                if options.truncates() && !is_new && inode.kind == FileKind::File {
+                    file.set_len(0)?;
+                }
                 return Ok(file);
             }
         }
@@ -285,8 +302,7 @@ impl Files {
         inode: &FileInode,
         options: &FileOptions,
     ) -> Result<Option<File>> {
-        let is_directory = inode.kind == FileKind::Directory;
-        if is_directory && options.writes() {
+        if inode.kind == FileKind::Directory && options.writes() {
             return Err(FsError::IsADirectory { path: owned(path) });
         }
         if inode.kind == FileKind::Link {
@@ -295,31 +311,32 @@ impl Files {
         if inode.is_immutable && options.writes() {
             return Err(FsError::Immutable { path: owned(path) });
         }
-        let Some(opened) = self.shared.open_inode(inode)? else { return Ok(None) };
-        let file = File::new(self.clone(), opened, options);
-        let is_empty = inode.size_bytes == 0 && inode.pages == 0;
-        if options.truncates() && !is_directory && !is_empty {
-            file.set_len(0)?;
-        }
-        Ok(Some(file))
+        let opened = self.shared.open_inode(inode)?;
+        Ok(opened.map(|opened| File::new(self.clone(), opened, options)))
     }
 
-    fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<FileInode> {
+    /// What a path leads to, and whether it was made.
+    fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<(FileInode, bool)> {
         let mode = options.mode() & !self.shared.umask;
         self.shared.change(|names| {
-            let place = walk(names.slots, path, options.last())?;
+            // A slash at the end asks for a directory, wherever a symbolic link in front of it may lead.
+            let last = if path.ends_with(b"/") { Last::Name } else { options.last() };
+            let place = walk(names.slots, path, last)?;
             if place.wants_directory && !place.name.is_empty() {
                 return Err(FsError::IsADirectory { path: owned(path) });
             }
             match place.found {
                 Some(_) if options.makes_new() => Err(FsError::Exists { path: owned(path) }),
-                Some(_) => walk::referred(names.slots, place.referent(path)?),
-                None => names.make(&place, path, self.new_of(FileKind::File, mode, &[])),
+                Some(_) => Ok((walk::referred(names.slots, place.referent(path)?)?, false)),
+                None => {
+                    let new = self.new_of(FileKind::File, mode, &[]);
+                    Ok((names.make(&place, path, new)?, true))
+                }
             }
         })
     }
 
-    fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
+    pub(crate) fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
         let owner = self.shared.owner;
         // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
         let seed = match kind {
@@ -428,17 +445,22 @@ impl Files {
         let path = path.as_ref();
         match self.create_dir(path) {
             Err(FsError::NotFound { .. }) => {}
-            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => return Ok(()),
-            outcome => return outcome,
+            outcome => return self.or_is_directory(path, outcome),
         }
         match path.parent() {
             Some(parent) => self.create_dir_all(parent)?,
             None => return Err(FsError::NotFound { path: path.to_owned() }),
         }
-        match self.create_dir(path) {
-            // Somebody else was faster.
-            Err(FsError::Exists { .. }) if self.metadata(path)?.is_dir() => Ok(()),
-            outcome => outcome,
+        // Somebody else may have been faster.
+        self.or_is_directory(path, self.create_dir(path))
+    }
+
+    fn or_is_directory(&self, path: &Path, made: Result<()>) -> Result<()> {
+        match made {
+            Err(FsError::Exists { .. }) if self.metadata(path).is_ok_and(|it| it.is_dir()) => {
+                Ok(())
+            }
+            made => made,
         }
     }
 
@@ -569,8 +591,8 @@ impl Files {
         self.shared.change(|names| names.remove_directory(path))
     }
 
-    /// Removes a directory and all that is in it; symbolic links are not followed. What others make there meanwhile
-    /// may be left, and is an error then.
+    /// Removes a directory and all that is in it, however deep that is; symbolic links are removed and not followed. What others make
+    /// there meanwhile may be left, and is an error then.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -587,32 +609,74 @@ impl Files {
     /// As for [`Files::remove_dir`] and [`Files::remove_file`].
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut path = path.as_ref().to_owned();
-        if !self.symlink_metadata(&path)?.is_dir() {
-            return Err(FsError::NotADirectory { path });
+        let top = self.shared.look_up(bytes_of(&path), Last::Keep)?;
+        match top.kind {
+            FileKind::Directory => {}
+            FileKind::Link => return self.remove_file(path),
+            _ => return Err(FsError::NotADirectory { path }),
         }
-        // Without recursion: a tree can be deeper than a stack.
-        let mut above = vec![self.read_dir(&path)?];
+        // Without recursion: a tree can be deeper than a stack. And from directory to directory, not by paths: these can be too long,
+        // and lead to something else by now.
+        let mut above = vec![ReadDir::new(self.clone(), PathBuf::new(), &top)];
         while let Some(entries) = above.last_mut() {
+            let directory = entries.directory();
             match entries.next() {
                 Some(entry) => {
                     let entry = entry?;
-                    path.push(entry.file_name());
+                    let name = entry.file_name();
+                    path.push(name);
                     match entry.kind() {
-                        FileKind::Directory => {
-                            above.push(self.read_dir(&path)?);
-                            continue;
-                        }
-                        _ => missing_is_fine(self.remove_file(&path))?,
+                        FileKind::Directory => match self.enter(directory, name, &path) {
+                            Ok(below) => {
+                                above.push(below);
+                                continue;
+                            }
+                            Err(FsError::NotFound { .. }) => {}
+                            Err(error) => return Err(error),
+                        },
+                        _ => missing_is_fine(self.remove_entry(directory, name, false, &path))?,
                     }
                 }
                 None => {
-                    missing_is_fine(self.remove_dir(&path))?;
                     above.pop();
+                    let removed = match (above.last(), path.file_name()) {
+                        (Some(parent), Some(name)) => {
+                            self.remove_entry(parent.directory(), name, true, &path)
+                        }
+                        _ => self.remove_dir(&path),
+                    };
+                    missing_is_fine(removed)?;
                 }
             }
             path.pop();
         }
         Ok(())
+    }
+
+    /// What is in a directory that is in this very one. `path` is for messages.
+    fn enter(&self, directory: (u64, u64), name: &OsStr, path: &Path) -> Result<ReadDir> {
+        let shown = bytes_of(path);
+        let inode = self.shared.look(|slots| {
+            let place = walk::entry(slots, directory, name.as_bytes(), shown)?;
+            walk::referred(slots, place.named(shown)?)
+        })?;
+        match inode.kind {
+            FileKind::Directory => Ok(ReadDir::new(self.clone(), PathBuf::new(), &inode)),
+            _ => Err(FsError::NotADirectory { path: path.to_owned() }),
+        }
+    }
+
+    fn remove_entry(
+        &self,
+        directory: (u64, u64),
+        name: &OsStr,
+        is_directory: bool,
+        path: &Path,
+    ) -> Result<()> {
+        let (name, path) = (name.as_bytes(), bytes_of(path));
+        let gone =
+            self.shared.change(|names| names.remove_entry(directory, name, is_directory, path))?;
+        self.shared.after(gone)
     }
 
     /// Moves a name. What has the new one is replaced, all at once: at any moment, also after a crash, the new name
@@ -792,22 +856,27 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::InUse`] if somebody has a view of it, or has it open for writing, [`FsError::Pool`].
+    /// [`FsError::NotFound`], [`FsError::Pool`]. [`FsError::InUse`] if somebody has a [`ViewMut`](crate::ViewMut) of it and it is to be
+    /// immutable, or a [`Lease`](crate::Lease) and it is to be so no more.
     pub fn set_immutable(&self, path: impl AsRef<Path>, is_immutable: bool) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        self.shared.change(|names| {
-            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
-            let mut inode = walk::referred(names.slots, found)?;
-            if inode.is_immutable != is_immutable {
-                if names.slots.is_open(found.inode) {
-                    return Err(FsError::InUse { path: owned(path) });
-                }
-                inode.is_immutable = is_immutable;
-                inode.changed_ns = names.now_ns;
-                names.put(&inode)?;
+        loop {
+            let number = self.shared.look_up(path, Last::Follow)?.number;
+            // Who is writing has looked whether it may.
+            let _writing = self.shared.pool.lock_file(number)?;
+            let outcome = match is_immutable {
+                true => self.shared.freeze(path, number)?,
+                // First nobody new relies on it; then nobody does.
+                false => match self.shared.begin_to_thaw(path, number)? {
+                    Found::Elsewhere => Found::Elsewhere,
+                    Found::There => self.shared.thaw(path, number)?,
+                },
+            };
+            match outcome {
+                Found::There => return Ok(()),
+                Found::Elsewhere => {}
             }
-            Ok(())
-        })
+        }
     }
 
     fn set(&self, path: &Path, last: Last, set: impl Fn(&mut FileInode)) -> Result<()> {
@@ -899,6 +968,7 @@ impl Files {
     ) -> Result<()> {
         let (name, value) = (name.as_ref(), value.as_ref());
         attributes::check_length(name)?;
+        attributes::check_value(value)?;
         self.change_attributes(path.as_ref(), |inode, slots| {
             attributes::set(inode, slots, name, value, mode)
         })
@@ -996,7 +1066,69 @@ fn missing_is_fine(outcome: Result<()>) -> Result<()> {
     }
 }
 
+/// Whether a path still led to an inode.
+enum Found {
+    There,
+    Elsewhere,
+}
+
 impl Shared {
+    /// Makes a file immutable. With its lock.
+    fn freeze(&self, path: &[u8], number: u64) -> Result<Found> {
+        self.change_found(path, number, |names, inode| {
+            if !inode.is_immutable && names.slots.is_used(number, InodeUse::Writable) {
+                return Err(FsError::InUse { path: owned(path) });
+            }
+            (inode.is_immutable, inode.is_thawing) = (true, false);
+            Ok(())
+        })
+    }
+
+    /// Says that a file is not to be relied on to stay immutable.
+    fn begin_to_thaw(&self, path: &[u8], number: u64) -> Result<Found> {
+        self.change_found(path, number, |_, inode| {
+            inode.is_thawing = inode.is_immutable;
+            Ok(())
+        })
+    }
+
+    /// Makes a file changeable, or immutable as before if somebody relies on it.
+    fn thaw(&self, path: &[u8], number: u64) -> Result<Found> {
+        let mut is_leased = false;
+        let found = self.change_found(path, number, |names, inode| {
+            is_leased = names.slots.is_used(number, InodeUse::Leased);
+            (inode.is_immutable, inode.is_thawing) = (is_leased, false);
+            Ok(())
+        })?;
+        match is_leased {
+            true => Err(FsError::InUse { path: owned(path) }),
+            false => Ok(found),
+        }
+    }
+
+    /// Changes the inode of this number, if the path leads to it.
+    fn change_found(
+        &self,
+        path: &[u8],
+        number: u64,
+        mut change: impl FnMut(&mut Names<'_, Transaction<'_>>, &mut FileInode) -> Result<()>,
+    ) -> Result<Found> {
+        self.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            if found.inode != number {
+                return Ok(Found::Elsewhere);
+            }
+            let before = walk::referred(names.slots, found)?;
+            let mut inode = before.clone();
+            change(names, &mut inode)?;
+            if inode != before {
+                inode.changed_ns = names.now_ns;
+                names.put(&inode)?;
+            }
+            Ok(Found::There)
+        })
+    }
+
     /// Looks at the metadata as of one moment.
     pub fn look<T>(&self, mut look: impl FnMut(&MetadataView<'_>) -> Result<T>) -> Result<T> {
         self.pool.look(|slots| look(slots))?
@@ -1015,13 +1147,25 @@ impl Shared {
         &self,
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
     ) -> Result<T> {
+        match self.change_once(&mut change) {
+            Err(FsError::Pool(PoolError::NoFreeInode { .. })) if self.reap_orphans() => {
+                self.change_once(change)
+            }
+            changed => changed,
+        }
+    }
+
+    fn change_once<T>(
+        &self,
+        mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
+    ) -> Result<T> {
         let now_ns = now_ns();
         self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
     }
 
     /// An inode that was just looked up, open; `None` if it was removed since.
     fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
-        let open = self.opened.open(inode, || self.pool.pin_open(inode.number))?;
+        let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
         // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
         let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
         // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
@@ -1032,28 +1176,46 @@ impl Shared {
     }
 
     /// What is left to do after a name is gone.
-    fn after(&self, gone: Gone) -> Result<()> {
+    pub fn after(&self, gone: Gone) -> Result<()> {
         match gone {
-            Gone::Orphan(number) => self.reap(number),
+            Gone::Orphan(number) => self.reap(number).map(drop),
             Gone::Linked => Ok(()),
         }
     }
 
-    /// Frees an inode without links if no process has it open, in as many transactions as it takes.
-    pub fn reap(&self, number: u64) -> Result<()> {
-        let reap = |names: &mut Names<'_, Transaction<'_>>| match names.slots.is_open(number) {
-            true => Ok(true),
-            false => names.reap(number),
-        };
-        while !self.change(reap)? {}
-        Ok(())
+    /// Frees an inode without links if no process has it open, in as many transactions as it takes; whether it did.
+    pub fn reap(&self, number: u64) -> Result<bool> {
+        loop {
+            let is_reaped =
+                self.change_once(|names| match names.slots.is_used(number, InodeUse::Open) {
+                    true => Ok(None),
+                    false => names.reap(number).map(Some),
+                })?;
+            match is_reaped {
+                None => return Ok(false),
+                Some(true) => return Ok(true),
+                Some(false) => {}
+            }
+        }
     }
 
-    /// Frees what processes that died had open when its last name was removed.
-    fn reap_orphans(&self) {
-        for number in self.pool.orphans().unwrap_or_default() {
-            // What fails now is tried again when the pool is opened the next time.
-            let _ = self.reap(number);
+    /// Frees what nobody has open any more of the files whose last name was removed while somebody had: one that has died since, or could
+    /// not free it because it only reads. Whether there was any.
+    pub fn reap_orphans(&self) -> bool {
+        let orphans = self.pool.orphans().unwrap_or_default();
+        // What fails now is tried again when room is wanted the next time.
+        let reaped = orphans.into_iter().filter(|&number| self.reap(number).unwrap_or(false));
+        reaped.count() > 0
+    }
+
+    /// Reserves pages; if there are none, of the room that this makes.
+    pub fn with_room<T>(
+        &self,
+        reserve: impl Fn() -> std::result::Result<T, PoolError>,
+    ) -> std::result::Result<T, PoolError> {
+        match reserve() {
+            Err(PoolError::Full { .. }) if self.reap_orphans() => reserve(),
+            reserved => reserved,
         }
     }
 

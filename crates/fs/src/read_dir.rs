@@ -69,6 +69,11 @@ impl ReadDir {
         ReadDir { files, path, number, incarnation, entries: VecDeque::new(), next_hash: Some(0) }
     }
 
+    /// Which directory is read: its number and incarnation.
+    pub(crate) fn directory(&self) -> (u64, u64) {
+        (self.number, self.incarnation)
+    }
+
     fn read_on(&mut self) -> Result<()> {
         let Some(from_hash) = self.next_hash else { return Ok(()) };
         let batch = self.files.shared.look(|slots| {

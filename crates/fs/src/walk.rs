@@ -124,6 +124,24 @@ pub(crate) fn target(slots: &impl ReadSlots, link: &FileInode) -> Result<Vec<u8>
     }
 }
 
+/// A name in the directory of this number and incarnation, wherever that is by now. `path` is for messages.
+pub(crate) fn entry<'n>(
+    slots: &impl ReadSlots,
+    (directory, incarnation): (u64, u64),
+    name: &'n [u8],
+    path: &[u8],
+) -> Result<Place<'n>> {
+    let found = match inode(slots, directory) {
+        Ok(inode) if inode.incarnation == incarnation && inode.kind == FileKind::Directory => {
+            let tree = Tree { owner: directory, seed: inode.seed, root: inode.part };
+            tree.lookup(slots, name)?
+        }
+        // It was removed, and what it had in it before.
+        _ => return Err(FsError::NotFound { path: owned(path) }),
+    };
+    Ok(Place { directory, name: Cow::Borrowed(name), found, wants_directory: false })
+}
+
 /// How far one look along a path has led.
 enum Step<'p> {
     Done(Place<'p>),
@@ -225,9 +243,6 @@ fn step<'p>(
                 let mut on = target(slots, &referred(slots, found)?)?;
                 if !behind.is_empty() {
                     on.extend_from_slice(behind);
-                }
-                if on.len() > MAX_PATH_BYTES {
-                    return Err(FsError::NameTooLong { path: owned(path) });
                 }
                 return Ok(Step::Link(here, on));
             }

@@ -177,11 +177,19 @@ fn names_are_as_linux_has_them() {
     for name in [b"".as_slice(), &long, b"user.a\0b"] {
         assert_eq!(errno(attributes::get(&inode, &slots, name)), libc::ERANGE);
     }
-    for name in [b"user".as_slice(), b"user.", b"system.", b"users.x", b"os2.x", b".x", b"x"] {
-        assert_eq!(errno(attributes::get(&inode, &slots, name)), libc::EOPNOTSUPP);
+    for (name, number) in [
+        (b"user".as_slice(), libc::EOPNOTSUPP),
+        (b"users.x", libc::EOPNOTSUPP),
+        (b"os2.x", libc::EOPNOTSUPP),
+        (b".x", libc::EOPNOTSUPP),
+        (b"x", libc::EOPNOTSUPP),
+        (b"user.", libc::EINVAL),
+        (b"system.", libc::EINVAL),
+    ] {
+        assert_eq!(errno(attributes::get(&inode, &slots, name)), number);
         let set = attributes::set(&mut inode, &mut slots, name, b"", SetMode::Any);
-        assert_eq!(errno(set), libc::EOPNOTSUPP);
-        assert_eq!(errno(attributes::remove(&mut inode, &mut slots, name)), libc::EOPNOTSUPP);
+        assert_eq!(errno(set), number);
+        assert_eq!(errno(attributes::remove(&mut inode, &mut slots, name)), number);
     }
     for name in [b"user.x".as_slice(), b"trusted.x", b"security.x", b"system.x", &long[..255]] {
         attributes::set(&mut inode, &mut slots, name, b"", SetMode::Any).unwrap();

@@ -185,3 +185,82 @@ fn pages_are_replaced_and_exchanged() {
         assert!(matches!(refused, Err(FsError::NotPages { .. })), "{own} {others} {len}");
     }
 }
+
+#[test]
+fn a_directory_with_the_group_bit_gives_its_group_on() {
+    let (_scratch, files) = scratch();
+    files.create_dir("d").unwrap();
+    files.set_owner("d", None, Some(4711)).unwrap();
+    files.set_permissions("d", 0o2755).unwrap();
+    files.create_dir("d/e").unwrap();
+    files.create_file("d/e/f").unwrap();
+    files.symlink("f", "d/e/link").unwrap();
+    let of = |path| files.symlink_metadata(path).map(|it| (it.gid(), it.mode() & 0o2000)).unwrap();
+    assert_eq!(of("d/e"), (4711, 0o2000));
+    assert_eq!((of("d/e/f"), of("d/e/link")), ((4711, 0), (4711, 0)));
+}
+
+#[test]
+fn emptying_what_is_empty_is_a_change() {
+    let (_scratch, files) = scratch();
+    files.create_file("f").unwrap();
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    files.set_times("f", None, Some(long_ago)).unwrap();
+    files.create_file("f").unwrap();
+    assert_ne!(files.metadata("f").unwrap().modified(), long_ago);
+}
+
+#[test]
+fn symbolic_links_at_the_end_are_as_on_linux() {
+    let (_scratch, files) = scratch();
+    files.symlink("nothing", "link").unwrap();
+    let create = FileOptions::new().write(true).create(true);
+    let errno = |path: &str| files.open_with(path, &create).map(drop).map_err(|it| it.errno());
+    // Whatever it leads to: only a directory would do, and that cannot be written to.
+    assert_eq!(errno("link/"), Err(libc::EISDIR));
+    assert_eq!(errno("link"), Ok(()));
+    assert!(files.metadata("nothing").unwrap().is_file());
+    files.symlink("nowhere", "other").unwrap();
+    assert_eq!(files.create_dir_all("other").unwrap_err().errno(), libc::EEXIST);
+    // Targets and what is behind them may be longer together than a path can be.
+    files.create_dir("d").unwrap();
+    files.create_file("d/f").unwrap();
+    files.symlink("./".repeat(2000) + "d", "long").unwrap();
+    assert!(files.metadata("long/".to_owned() + &"./".repeat(2000) + "f").unwrap().is_file());
+}
+
+#[test]
+fn removing_a_tree_removes_a_symbolic_link_and_not_what_it_leads_to() {
+    let (_scratch, files) = scratch();
+    files.create_dir_all("d/e").unwrap();
+    files.create_file("kept").unwrap();
+    files.symlink("/", "d/e/up").unwrap();
+    files.symlink("d", "link").unwrap();
+    files.remove_dir_all("link").unwrap();
+    assert_eq!(names(&files, "/"), ["d", "kept"]);
+    files.remove_dir_all("d").unwrap();
+    assert_eq!(names(&files, "/"), ["kept"]);
+    assert_eq!(files.remove_dir_all("kept").unwrap_err().errno(), libc::ENOTDIR);
+}
+
+#[test]
+fn a_removed_directory_that_is_open_is_no_damage_and_keeps_nothing() {
+    let (_scratch, files) = scratch();
+    files.create_dir("d").unwrap();
+    let directory = files.open_file("d").unwrap();
+    let number = directory.metadata().unwrap().number();
+    files.remove_dir("d").unwrap();
+    assert_eq!(directory.metadata().unwrap_err().errno(), libc::ENOENT);
+    // Something else has the number, and is removed while the handle is open.
+    let free_slots = files.space().unwrap().free_slots;
+    let file = (0..).find(|index| {
+        let file = files.create_file(format!("{index}")).unwrap();
+        file.metadata().unwrap().number() == number
+    });
+    for index in 0..=file.unwrap() {
+        files.remove_file(format!("{index}")).unwrap();
+    }
+    assert_eq!(directory.metadata().unwrap_err().errno(), libc::ENOENT);
+    drop(directory);
+    assert_eq!(files.space().unwrap().free_slots, free_slots);
+}

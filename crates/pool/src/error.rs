@@ -126,6 +126,14 @@ pub enum PoolError {
         /// Pages of the longest free range.
         largest_free_pages: u64,
     },
+    /// This process has as many ranges of pages reserved as it can have at a time.
+    #[error(
+        "{limit} ranges of pages are reserved in this process, as many as can be; use some before others are reserved"
+    )]
+    TooManyReservations {
+        /// How many.
+        limit: usize,
+    },
     /// All slots are in use.
     #[error(
         "all {slots} inodes of the pool are in use; destroy some, or make a pool with more (`--inodes`)"
@@ -194,6 +202,15 @@ pub enum PoolError {
     AlreadyLocked {
         /// The inode.
         number: u64,
+    },
+    /// The system did not lock a file, or not let it be asked about.
+    #[error("inode {inode} cannot be locked: {source}")]
+    CannotLock {
+        /// The number of its inode.
+        inode: u64,
+        /// The system's error: `EINTR` if waiting for the lock was ended by a signal.
+        #[source]
+        source: io::Error,
     },
     /// Too many processes have the pool open.
     #[error("{limit} processes have the pool open, which is the limit")]

@@ -9,6 +9,7 @@
 //! | pins *i* | by who owns block *i* of the pins, readers too | by nobody: asking for it tells whether the owner lives |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
+//! | whole file *n*, bytes of files | as their users like | as their users like ([`advisory`](crate::advisory)) |
 //! | all there are | | by who makes media of what was there |
 //!
 //! Such locks belong to an open file, vanish when its last descriptor is closed, also by SIGKILL, are seen
@@ -35,6 +36,10 @@ const ZEROER: u64 = BASE + 3;
 const PROCESS: u64 = BASE + (1 << 12);
 const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
+/// Advisory locks of whole files: as many bytes as there can be inodes, from here on.
+pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
+/// Advisory locks of bytes of files: as many bytes as this number says, from it on.
+pub(crate) const FILE_BYTES: u64 = 1 << 62;
 const NO_SLOT: usize = usize::MAX;
 
 /// A byte to lock.

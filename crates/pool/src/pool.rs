@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
 use aquifer_sys::robust::RobustGuard;
+use aquifer_vm::Bytes;
 use uuid::Uuid;
 
 use crate::alloc::{self, Space, Wanted};
@@ -681,6 +682,35 @@ impl Pool {
         self.core().store(offset_bytes, bytes)
     }
 
+    /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy. Others may change them meanwhile. If a
+    /// byte cannot be had that it looks at, its result is dropped.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; [`PoolError::Forked`].
+    pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
+        self.core().look_at(range, look)
+    }
+
+    /// Has the CPU fetch the beginning of a range of the data, which will be looked at soon.
+    #[inline]
+    pub fn prefetch(&self, range: ByteRange) {
+        if let Some(mapping) = self.core().media.mapping() {
+            mapping.prefetch(range.offset_bytes, range.len_bytes as usize);
+        }
+    }
+
+    /// Why bytes could not be looked at in another way than [`Pool::look_at`].
+    pub fn unreadable(&self, range: ByteRange) -> PoolError {
+        self.core().unreadable(range)
+    }
+
+    /// Bytes of the data in place, for who has them pinned; `None` where the media are not mapped. Where a byte cannot be had any
+    /// more, looking at it raises `SIGBUS`, as with mmap.
+    #[inline]
+    pub fn bytes(&self, range: ByteRange) -> Option<Bytes<'_>> {
+        self.core().bytes(range)
+    }
+
     /// Makes everything durable that was changed before, by any process.
     ///
     /// # Errors
@@ -741,6 +771,13 @@ impl Pool {
     #[inline]
     pub fn layout_version(&self, number: u64) -> u64 {
         self.core().layout_version(number)
+    }
+
+    /// Raised by each change of names, by any process. Where a path led when this was the same, it leads now, and what is looked at
+    /// after it was asked is at least as new.
+    #[inline]
+    pub fn names_version(&self) -> u64 {
+        self.core().names_version()
     }
 
     /// Inodes of files that have no name: somebody has them open, or had them when it died.
@@ -900,10 +937,17 @@ impl Pool {
 }
 
 impl LockMode {
-    fn kind(self) -> LockKind {
+    pub(crate) fn kind(self) -> LockKind {
         match self {
             LockMode::Shared => LockKind::Shared,
             LockMode::Exclusive => LockKind::Exclusive,
+        }
+    }
+
+    pub(crate) fn of(kind: LockKind) -> LockMode {
+        match kind {
+            LockKind::Shared => LockMode::Shared,
+            LockKind::Exclusive => LockMode::Exclusive,
         }
     }
 }

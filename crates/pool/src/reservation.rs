@@ -233,11 +233,7 @@ impl Core {
         let words = &process.reservations;
         let index = (0..words.len().saturating_sub(runs.len() - 1))
             .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
-            .ok_or(PoolError::Parameter {
-                what: "the number of pages",
-                value: pages.to_string(),
-                reason: "too many allocations are under way in this process, or it is too large",
-            })?;
+            .ok_or(PoolError::TooManyReservations { limit: words.len() })?;
         let unzeroed = Space::of(self).unzeroed(whole);
         // The words first: who repairs after a death here rebuilds the map from them.
         for (word, run) in words[index..].iter().zip(&runs) {

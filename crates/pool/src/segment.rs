@@ -78,6 +78,8 @@ pub(crate) struct Pending {
     pub close_lsn: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
+    /// Raised by who makes it durable, with each part that is: it may be gigabytes, and others wait for it.
+    pub progress: AtomicU64,
 }
 
 /// States of a pending append.
@@ -141,6 +143,8 @@ pub(crate) struct Control {
     pub failure_kind: AtomicU64,
     /// Odd while the image is being changed.
     pub image_version: AtomicU64,
+    /// Raised, while the image version is odd, by each change of what a path leads to.
+    pub names_version: AtomicU64,
     pub generation: AtomicU64,
     /// Sequence number of the superblocks on media.
     pub sequence: AtomicU64,

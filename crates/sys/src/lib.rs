@@ -14,7 +14,6 @@ pub mod credentials;
 pub mod devdax;
 pub mod fallible;
 pub mod features;
-pub mod file_mapping;
 pub mod file_name;
 pub mod file_system;
 pub mod futex;

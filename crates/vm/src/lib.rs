@@ -8,8 +8,9 @@
 //! * [`fixed`]: mappings at addresses that are part of what they hold.
 //! * [`bytes`]: looking at memory that others may change.
 //! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
+//! * [`file_mapping`]: a file mapped whole, which grows.
+//! * [`stitched`]: pieces of a file as contiguous memory.
 //! * [`drop_behind`]: a bound for what mapped files have in memory.
-//! * [`mapper`]: ordinary files mapped well.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * [`mapper`]: ordinary files mapped well.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
@@ -18,12 +19,14 @@ pub mod arena;
 pub mod bytes;
 pub mod dirty;
 pub mod drop_behind;
+pub mod file_mapping;
 pub mod fixed;
 pub mod fork;
 pub mod guard;
 pub mod mapper;
 pub mod router;
 mod stack;
+pub mod stitched;
 mod sync;
 
 pub use arena::{Arena, Reservation};

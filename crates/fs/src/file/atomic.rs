@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
+use aquifer_pool::{PoolError, Transaction};
 
 use super::File;
-use super::write::{Edit, Write};
+use super::write::{Edit, Write, one_more};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use crate::files::now_ns;
@@ -35,7 +35,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::write_at`]; then nothing has happened.
+    /// As for [`File::write_at`], and [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of the file; the pool also counts as full
+    /// if it has room in very small pieces only. Then nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -47,7 +48,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, lock, open: self.inode(), inode, table }.replace(bytes, range)
+        let write = Write { shared, lock, open: self.inode(), inode, table };
+        write.replace(bytes, range)
     }
 
     /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from `offset_bytes` on with as many of
@@ -77,7 +79,8 @@ impl File {
     ///
     /// # Errors
     /// [`FsError::NotPages`] if these are not whole pages of both, or parts of one file that overlap;
-    /// [`FsError::OtherPool`]; others as for [`File::write_at`]. Then nothing has happened.
+    /// [`FsError::OtherPool`]; [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of one of the files; others as for
+    /// [`File::write_at`]. Then nothing has happened.
     pub fn pswap(
         &self,
         offset_bytes: u64,
@@ -100,19 +103,23 @@ impl File {
             return Err(FsError::NotPages { reason: "the two parts of the file overlap" });
         }
         let lock = &shared.pool.lock_two_files(own.number, others.number)?;
-        let mut exposed = Vec::new();
-        for (open, range) in [(own, own_range), (others, other_range)] {
+        // Not `OpenInode::table` later: a reader may show an older one there at any time.
+        let of = |open| {
             let (inode, table) = shared.table(open)?;
-            let write = Write { shared, lock, open, inode, table };
+            Ok::<_, FsError>(Write { shared, lock, open, inode, table })
+        };
+        let (own_write, other_write) = (of(own)?, of(others)?);
+        let mut exposed = Vec::new();
+        for (write, range) in [(&own_write, own_range), (&other_write, other_range)] {
             write.check()?;
+            write.check_not_viewed()?;
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
-        let (own_table, other_table) = (own.table(), others.table());
         let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
-            let mut own_table = FileTable::clone(&own_table);
-            let mut other_table = FileTable::clone(&other_table);
+            let mut own_table = FileTable::clone(&own_write.table);
+            let mut other_table = FileTable::clone(&other_write.table);
             let runs = |table: &FileTable, range: FilePages| -> Vec<Run> {
                 table.extents(range).map(|extent| extent.run).flat_map(cut).collect()
             };
@@ -182,25 +189,37 @@ impl Write<'_> {
     /// Puts new pages with `bytes` in the place of those of `range`.
     fn replace(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         self.check()?;
+        self.check_not_viewed()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let mut edit = Edit::default();
+        let mut reservations = Vec::new();
         let pages = range.pages();
         let mut first = pages.first.0;
         while first < pages.end().0 {
-            let reservation = self.reserve(first, pages.end().0 - first, &edit, false)?;
+            let left = FilePages::between(FilePage(first), pages.end());
+            let Some(reservation) = one_more(&reservations, || self.reserve(left, false))? else {
+                // It cannot be done in pieces.
+                let longest = reservations.iter().map(|reserved| reserved.whole().pages).max();
+                let largest_free_pages = longest.unwrap_or(0);
+                return Err(
+                    PoolError::Full { wanted_pages: pages.pages, largest_free_pages }.into()
+                );
+            };
             let run = reservation.whole();
-            let taken = edit.take(first, reservation);
+            let taken = FilePages { first: FilePage(first), pages: run.pages };
             self.fill_replacing(run, taken, bytes, range)?;
-            first = taken.end().0;
+            edit.splices.push((taken, reservation.runs().to_vec()));
+            reservations.push(reservation);
+            first += run.pages;
         }
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             // In pages before the new ones.
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
         }
-        self.commit(edit)
+        self.commit(edit, reservations)
     }
 
     /// Fills new pages with what the file has there, and `bytes` over it.

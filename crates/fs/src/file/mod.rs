@@ -8,7 +8,8 @@
 //! # Writing
 //! One writer at a time has a file ([`Pool::lock_file`](aquifer_pool::Pool::lock_file)), across all processes. What is inside the file's pages and its size is copied in place.
 //! Everything else is made of new pages: they are reserved, filled, and named in one transaction with the new size, so
-//! that others see all of it or nothing, and a process that dies in between leaves nothing.
+//! that others see all of it or nothing, and a process that dies in between leaves nothing. Where that takes more pieces of the pool
+//! than can be reserved at a time, it is done from the front on, in several transactions.
 //!
 //! # What lies behind the end
 //! Bytes of a file's pages behind its size are undefined: they may be what an earlier owner left. So whoever raises the size first
@@ -16,23 +17,30 @@
 //! keeps the size keeps these bytes.
 
 mod atomic;
+mod attributes;
+mod lock;
 mod options;
 mod read;
+mod runs;
 mod space;
 mod std_io;
 mod write;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arc_swap::Guard;
 
 use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::{AdvisoryLocks, ReadSlots};
 
+pub use lock::HeldRange;
 pub use options::FileOptions;
+pub use runs::{Defragmented, FileRun};
 pub use space::Allocate;
+pub(crate) use write::Write;
 
 use crate::error::{FsError, Result};
 use crate::file_table::FileTable;
@@ -76,6 +84,8 @@ struct Opened {
     options: FileOptions,
     /// For those calls that go on where the last one ended.
     position: AtomicU64,
+    /// Made when something is locked or asked about.
+    locks: OnceLock<AdvisoryLocks>,
 }
 
 impl fmt::Debug for File {
@@ -86,6 +96,8 @@ impl fmt::Debug for File {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        // While the number is still the file's.
+        drop(self.locks.take());
         let Some(inode) = self.inode.take() else { return };
         self.files.shared.close(inode, self.options.writes());
     }
@@ -95,18 +107,19 @@ impl File {
     pub(crate) fn new(files: Files, inode: Arc<OpenInode>, options: &FileOptions) -> File {
         let (options, position) = (options.clone(), AtomicU64::new(0));
         let inode = Some(inode);
-        File { opened: Arc::new(Opened { files, inode, options, position }) }
+        let locks = OnceLock::new();
+        File { opened: Arc::new(Opened { files, inode, options, position, locks }) }
     }
 
-    fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &Files {
         &self.opened.files
     }
 
-    fn inode(&self) -> &OpenInode {
+    pub(crate) fn inode(&self) -> &OpenInode {
         self.opened.inode.as_ref().expect("there until it is dropped")
     }
 
-    fn check_reads(&self) -> Result<()> {
+    pub(crate) fn check_reads(&self) -> Result<()> {
         match (self.opened.options.reads(), self.inode().kind) {
             (true, FileKind::File) => Ok(()),
             (true, _) => Err(FsError::IsADirectory { path: self.as_path() }),
@@ -114,14 +127,14 @@ impl File {
         }
     }
 
-    fn check_writes(&self) -> Result<()> {
+    pub(crate) fn check_writes(&self) -> Result<()> {
         match self.opened.options.writes() {
             true => Ok(()),
             false => Err(FsError::NotOpenFor { what: "writing" }),
         }
     }
 
-    fn as_path(&self) -> std::path::PathBuf {
+    pub(crate) fn as_path(&self) -> std::path::PathBuf {
         format!("(inode {})", self.inode().number).into()
     }
 
@@ -194,8 +207,7 @@ impl File {
     fn set(&self, set: impl Fn(&mut FileInode)) -> Result<()> {
         let own = self.inode();
         self.files().shared.change(|names| {
-            let mut inode = names.inode(own.number)?;
-            own.check(&inode)?;
+            let mut inode = own.read(names.slots)?;
             if inode.is_immutable {
                 return Err(FsError::Immutable { path: self.as_path() });
             }
@@ -252,14 +264,19 @@ impl File {
 }
 
 impl OpenInode {
-    /// An error if the number is another file's by now: it cannot be, as long as this one is open.
-    fn check(&self, inode: &FileInode) -> Result<()> {
-        match inode.incarnation == self.incarnation {
-            true => Ok(()),
-            false => Err(FsError::Damaged {
+    /// The inode as it is now. A file is there as long as it is open. A directory is not: when it is removed there is nothing left to
+    /// read in it.
+    pub fn read(&self, slots: &impl ReadSlots) -> Result<FileInode> {
+        match walk::inode(slots, self.number) {
+            Ok(inode) if inode.incarnation == self.incarnation => Ok(inode),
+            _ if self.kind == FileKind::Directory => {
+                Err(FsError::NotFound { path: format!("(inode {})", self.number).into() })
+            }
+            Ok(_) => Err(FsError::Damaged {
                 structure: format!("inode {}", self.number),
                 reason: "it was removed while it was open".to_owned(),
             }),
+            Err(error) => Err(error),
         }
     }
 }
@@ -270,16 +287,16 @@ impl crate::files::Shared {
         if !self.pool.is_writable() {
             return;
         }
-        let (number, incarnation) = (open.number, open.incarnation);
+        let number = open.number;
         if was_written && open.kind == FileKind::File {
             let _ = self.close_written(&open);
         }
         if !self.opened.close(open) {
             return;
         }
-        // While it is being changed, nobody knows; then it is looked at once more, with care.
-        let may_be_orphan = (self.pool.file_state(number))
-            .is_none_or(|state| state.incarnation == incarnation && state.links == 0);
+        // While it is being changed, nobody knows; then it is looked at once more, with care. If it was a directory, something else may
+        // have its number by now, and was not freed because of this handle.
+        let may_be_orphan = self.pool.file_state(number).is_none_or(|state| state.links == 0);
         if may_be_orphan {
             let _ = self.reap(number);
         }
@@ -287,23 +304,20 @@ impl crate::files::Shared {
 
     /// The inode of an open file, as it is now.
     pub fn load_inode(&self, open: &OpenInode) -> Result<FileInode> {
-        let inode = self.look(|slots| walk::inode(slots, open.number))?;
-        open.check(&inode)?;
-        Ok(inode)
+        self.look(|slots| open.read(slots))
     }
 
     /// The inode and the table of an open file, as of one moment.
     pub fn table(&self, open: &OpenInode) -> Result<(FileInode, Arc<FileTable>)> {
         let known = open.table();
         let (inode, table) = self.look(|slots| {
-            let inode = walk::inode(slots, open.number)?;
+            let inode = open.read(slots)?;
             let table = match known.is_current(&inode) {
                 true => None,
                 false => Some(FileTable::load(&inode, slots)?),
             };
             Ok((inode, table))
         })?;
-        open.check(&inode)?;
         let Some(table) = table else { return Ok((inode, Guard::into_inner(known))) };
         let table = Arc::new(table);
         open.set_table(table.clone());

@@ -91,19 +91,20 @@ impl Shared {
     }
 
     /// Size, layout version, and the table of that version.
-    fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
-        let table = open.table();
-        if let Some(state) = self.pool.file_state(open.number)
-            && table.is_of(open.number, state.incarnation, state.layout_version)
-        {
-            return Ok((state.size_bytes, state.layout_version, table));
-        }
-        let (inode, _) = self.table(open)?;
-        let table = open.table();
-        match table.is_current(&inode) {
-            true => Ok((inode.size_bytes, inode.layout_version, table)),
-            // Another thread has a newer one already.
-            false => self.state(open),
+    pub(crate) fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
+        loop {
+            let table = open.table();
+            if let Some(state) = self.pool.file_state(open.number)
+                && table.is_of(open.number, state.incarnation, state.layout_version)
+            {
+                return Ok((state.size_bytes, state.layout_version, table));
+            }
+            let (inode, _) = self.table(open)?;
+            let table = open.table();
+            if table.is_current(&inode) {
+                return Ok((inode.size_bytes, inode.layout_version, table));
+            }
+            // Another thread has shown another one meanwhile.
         }
     }
 

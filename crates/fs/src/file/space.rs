@@ -6,7 +6,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 
 use super::File;
-use super::write::{Edit, MOST_PIECES, Write};
+use super::write::{Edit, REMOVED_AT_ONCE_RUNS, Write};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
@@ -55,16 +55,16 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`] if the pool is full, and then nothing has happened; [`FsError::NotOpenFor`],
+    /// [`FsError::Pool`] if the pool is full, and then a part of it may have been done; [`FsError::NotOpenFor`],
     /// [`FsError::FileTooLarge`], [`FsError::Immutable`].
     pub fn allocate(&self, mode: Allocate, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        if len_bytes == 0 {
+            return Err(FsError::EmptyRange);
+        }
         self.check_writes()?;
         let end_bytes = offset_bytes.checked_add(len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        if len_bytes == 0 {
-            return Err(FsError::EmptyRange);
-        }
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
@@ -125,48 +125,24 @@ impl File {
 }
 
 impl Write<'_> {
-    /// Gives pages to all of a range, zero where there were none.
+    /// Gives pages to all of a range, in as many transactions as it has to be.
     fn allocate(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
         self.check()?;
-        let mut taken = Vec::new();
-        let outcome = self.allocate_all(range, size_bytes, &mut taken);
-        if outcome.is_err() {
-            // As it was before.
-            for some in taken.chunks(MOST_PIECES) {
-                (self.inode, self.table) = self.shared.table(self.open)?;
-                let splices = some.iter().map(|pages| (*pages, Vec::new())).collect();
-                self.commit(Edit { splices, ..Edit::default() })?;
-            }
-        }
-        outcome
-    }
-
-    /// [`Write::allocate`], in as many transactions as it has to be: each but the last one adds to `taken` what it has given.
-    fn allocate_all(
-        &mut self,
-        range: FileBytes,
-        size_bytes: Option<u64>,
-        taken: &mut Vec<FilePages>,
-    ) -> Result<()> {
         loop {
             let mut edit = Edit::default();
-            for extent in self.table.extents(range.pages()).filter(|extent| extent.run.is_hole()) {
-                let mut first = extent.first.0;
-                let end = first + extent.run.pages;
-                while first < end && !edit.is_full() {
-                    let reservation = self.reserve(first, end - first, &edit, true)?;
-                    first = edit.take(first, reservation).end().0;
-                }
+            let pages = range.pages();
+            let (reservations, end) =
+                self.take_pages(pages, &mut edit, |hole| self.reserve(hole, true))?;
+            let is_last = end == pages.end();
+            let size_bytes = size_bytes.filter(|size| is_last && *size > self.inode.size_bytes);
+            if let Some(size_bytes) = size_bytes {
+                edit.size_bytes = Some(size_bytes);
+                self.zero_behind_end(size_bytes, &mut edit)?;
             }
-            if !edit.is_full() {
-                if let Some(size_bytes) = size_bytes.filter(|size| *size > self.inode.size_bytes) {
-                    edit.size_bytes = Some(size_bytes);
-                    self.zero_behind_end(size_bytes, &mut edit)?;
-                }
-                return self.commit(edit);
+            self.commit(edit, reservations)?;
+            if is_last {
+                return Ok(());
             }
-            taken.extend(edit.splices.iter().map(|(pages, _)| *pages));
-            self.commit(edit)?;
             (self.inode, self.table) = self.shared.table(self.open)?;
         }
     }
@@ -177,36 +153,46 @@ impl Write<'_> {
         FileBytes { len_bytes: end_bytes.saturating_sub(range.offset_bytes), ..range }
     }
 
-    /// Has a range read as zeros, as far as the file has it.
+    /// Has what the file has in a range read as zeros.
     fn clear(&mut self, range: FileBytes) -> Result<()> {
         self.check()?;
         let mut edit = Edit::default();
         self.zero(self.inside(range), &mut edit)?;
         if !edit.splices.is_empty() {
-            self.commit(edit)?;
+            self.commit(edit, Vec::new())?;
             (self.inode, self.table) = self.shared.table(self.open)?;
         }
         Ok(())
     }
 
-    fn punch(&self, range: FileBytes) -> Result<()> {
+    fn punch(&mut self, range: FileBytes) -> Result<()> {
         self.check()?;
         let first = range.offset_bytes.div_ceil(PAGE_BYTES);
         let end = range.end_bytes() / PAGE_BYTES;
-        let mut edit = Edit::default();
         // What shares a page with other bytes is zeroed.
         if first >= end {
-            self.zero(self.inside(range), &mut edit)?;
-            return self.commit(edit);
+            self.clear(range)?;
+            return self.commit(Edit::default(), Vec::new());
         }
-        let before = FileBytes { len_bytes: first * PAGE_BYTES - range.offset_bytes, ..range };
+        self.clear(FileBytes { len_bytes: first * PAGE_BYTES - range.offset_bytes, ..range })?;
         let len_bytes = range.end_bytes() - end * PAGE_BYTES;
-        let behind = FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes };
-        for edge in [before, behind] {
-            self.zero(self.inside(edge), &mut edit)?;
+        self.clear(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes })?;
+        self.remove(FilePages::between(FilePage(first), FilePage(end)))
+    }
+
+    /// Makes a hole, in as many transactions as it has to be.
+    fn remove(&mut self, mut pages: FilePages) -> Result<()> {
+        loop {
+            let mut extents = self.table.extents(pages);
+            let next = extents.nth(REMOVED_AT_ONCE_RUNS).map_or(pages.end(), |left| left.first);
+            let hole = FilePages::between(pages.first, next);
+            let edit = Edit { splices: vec![(hole, Vec::new())], ..Edit::default() };
+            self.commit(edit, Vec::new())?;
+            pages = FilePages::between(next, pages.end());
+            if pages.pages == 0 {
+                return Ok(());
+            }
+            (self.inode, self.table) = self.shared.table(self.open)?;
         }
-        let hole = FilePages::between(FilePage(first), FilePage(end));
-        edit.splices.push((hole, Vec::new()));
-        self.commit(edit)
     }
 }

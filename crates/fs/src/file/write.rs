@@ -1,12 +1,13 @@
 //! Writing an open file.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{FileLock, Reservation};
+use aquifer_pool::{FileLock, InodeUse, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -19,12 +20,14 @@ use crate::open_inodes::OpenInode;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
-/// Runs that one transaction gives to a file at most: as many reservations.
-pub(super) const MOST_PIECES: usize = 32;
+/// How long a thread waits until others have used the pages that they have reserved.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
 const LEAST_REPLACED_PAGES: u64 = 512;
+/// So many times in one transaction at most.
+const MOST_REPLACED: usize = 16;
 /// Runs that one transaction takes away from a file at most.
-const REMOVED_AT_ONCE_RUNS: usize = 512;
+pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
 
 impl File {
     /// Writes all of `bytes` from `offset_bytes` on, or at the end of a file that is open for appending. Where that is behind the end
@@ -47,7 +50,7 @@ impl File {
     ///
     /// # Errors
     /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; [`FsError::Pool`] if the pool is full, and then
-    /// what lies inside of the file may have been written.
+    /// a part of it may have been written.
     pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.write_somewhere(bytes, offset_bytes).map(drop)
     }
@@ -68,7 +71,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, lock, open: self.inode(), inode, table }.write(bytes, range)?;
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
+        write.write(bytes, range)?;
         Ok(range.end_bytes())
     }
 
@@ -133,8 +137,11 @@ impl File {
     }
 }
 
+/// Copied at a time when pages are moved.
+const COPIED_BYTES: u64 = 1 << 20;
+
 /// A file that is being written, locked.
-pub(super) struct Write<'a> {
+pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
     pub lock: &'a FileLock<'a>,
     pub open: &'a OpenInode,
@@ -144,32 +151,17 @@ pub(super) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(super) struct Edit<'a> {
+pub(crate) struct Edit<'a> {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
-    /// Where these runs come from, if they are new.
-    pub reservations: Vec<Reservation<'a>>,
+    /// Of these runs, such as were taken because they are zero.
+    pub zeros: Vec<Reservation<'a>>,
     pub size_bytes: Option<u64>,
     /// Bytes of the pool that come to be inside of the file, besides those of reservations.
     pub exposed: Vec<ByteRange>,
 }
 
-impl<'a> Edit<'a> {
-    /// Gives new pages to the file, from this page of it on, and returns which they are.
-    pub fn take(&mut self, first: u64, reservation: Reservation<'a>) -> FilePages {
-        let pages = FilePages { first: FilePage(first), pages: reservation.whole().pages };
-        self.splices.push((pages, reservation.runs().to_vec()));
-        self.reservations.push(reservation);
-        pages
-    }
-
-    /// Whether it has as many pieces as one transaction should name.
-    pub fn is_full(&self) -> bool {
-        self.reservations.len() >= MOST_PIECES
-    }
-}
-
-impl<'a> Write<'a> {
+impl Write<'_> {
     pub fn check(&self) -> Result<()> {
         match self.inode.is_immutable {
             true => {
@@ -179,37 +171,46 @@ impl<'a> Write<'a> {
         }
     }
 
-    pub fn write(&mut self, bytes: &[u8], range: FileBytes) -> Result<()> {
+    /// An error if somebody has a view of the file that can be stored to: its pages stay where they are. With the file's lock.
+    pub fn check_not_viewed(&self) -> Result<()> {
+        match self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
+            true => Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes, in as many transactions as it has to be: each leaves a longer beginning of `bytes` there.
+    pub fn write(&mut self, mut bytes: &[u8], mut range: FileBytes) -> Result<()> {
         self.check()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
         end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        let mut done_bytes = 0;
         loop {
-            let offset_bytes = range.offset_bytes + done_bytes;
-            let left = FileBytes { offset_bytes, len_bytes: range.len_bytes - done_bytes };
-            done_bytes += self.write_some(&bytes[done_bytes as usize..], left)?;
+            let done_bytes = self.write_some(bytes, range)?;
             if done_bytes == range.len_bytes {
                 return Ok(());
             }
+            bytes = &bytes[done_bytes as usize..];
+            range.offset_bytes += done_bytes;
+            range.len_bytes -= done_bytes;
             (self.inode, self.table) = self.shared.table(self.open)?;
         }
     }
 
-    /// Writes as much as one transaction can name, which nearly always is all, and says how much that was.
+    /// Writes as much of `bytes`, which belongs at `range`, as pages can be reserved for at a time; how much.
     fn write_some(&self, bytes: &[u8], range: FileBytes) -> Result<u64> {
         let mut edit = Edit::default();
-        let filled_to = self.fill_holes(bytes, range, &mut edit)?;
-        let end_bytes = filled_to.min(range.end_bytes());
-        let range = FileBytes { len_bytes: end_bytes - range.offset_bytes, ..range };
+        let (reservations, filled_to) = self.fill_holes(bytes, range, &mut edit)?;
+        let end_bytes = range.end_bytes().min(filled_to.0 * PAGE_BYTES);
+        let done = FileBytes { len_bytes: end_bytes - range.offset_bytes, ..range };
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
             self.expose(self.inode.size_bytes.max(range.offset_bytes), end_bytes, &mut edit);
         }
         // Where there were pages before, which may be inside of the file or behind its end.
-        self.copy_in(&bytes[..range.len_bytes as usize], range)?;
-        self.commit(edit)?;
-        Ok(range.len_bytes)
+        self.copy_in(&bytes[..done.len_bytes as usize], done)?;
+        self.commit(edit, reservations)?;
+        Ok(done.len_bytes)
     }
 
     /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
@@ -235,34 +236,53 @@ impl<'a> Write<'a> {
         self.shared.store_zeros(place.offset_bytes, place.len_bytes)
     }
 
-    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. Returns up to which byte there
-    /// are pages now: if one transaction cannot name all, before the end of the range.
-    fn fill_holes(&self, bytes: &[u8], range: FileBytes, edit: &mut Edit<'a>) -> Result<u64> {
+    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. As [`Write::take_pages`].
+    fn fill_holes(
+        &self,
+        bytes: &[u8],
+        range: FileBytes,
+        edit: &mut Edit<'_>,
+    ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
-        for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
-            let mut first = extent.first.0;
-            let end = first + extent.run.pages;
+        self.take_pages(pages, edit, |hole| {
             // At the end of the table, more than is needed, so that the next write finds room there.
-            let is_at_end = end >= self.table.pages()
-                && end == pages.end().0
-                && end * PAGE_BYTES >= self.inode.size_bytes;
+            let end = hole.end();
+            let is_at_end = end.0 >= self.table.pages()
+                && end == pages.end()
+                && end.0 * PAGE_BYTES >= self.inode.size_bytes;
             let ahead_pages = if is_at_end { self.ahead_pages() } else { 0 };
             if ahead_pages > 0 {
                 self.open.note_ahead();
             }
-            let wanted_to = end + ahead_pages;
-            while first < end {
-                if edit.is_full() {
-                    return Ok(first * PAGE_BYTES);
-                }
-                let reservation = self.reserve(first, wanted_to - first, edit, false)?;
-                let run = reservation.whole();
-                let taken = edit.take(first, reservation);
-                self.fill(run, taken, bytes, range)?;
-                first = taken.end().0;
+            let wanted = FilePages { pages: hole.pages + ahead_pages, ..hole };
+            let reservation = self.reserve(wanted, false)?;
+            self.fill(reservation.whole(), hole.first, bytes, range)?;
+            Ok(reservation)
+        })
+    }
+
+    /// Takes new pages where `pages` has none, from the front on: `reserve` is told a hole, and returns pages for its beginning. Ends
+    /// where no more can be reserved at a time: returns what was reserved, and the page up to which there is no hole any more.
+    pub fn take_pages<'r>(
+        &self,
+        pages: FilePages,
+        edit: &mut Edit<'_>,
+        reserve: impl Fn(FilePages) -> Result<Reservation<'r>>,
+    ) -> Result<(Vec<Reservation<'r>>, FilePage)> {
+        let mut reservations = Vec::new();
+        for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
+            let mut hole = extent.pages();
+            while hole.pages > 0 {
+                let Some(reservation) = one_more(&reservations, || reserve(hole))? else {
+                    return Ok((reservations, hole.first));
+                };
+                let taken = FilePages { pages: reservation.whole().pages, ..hole };
+                edit.splices.push((taken, reservation.runs().to_vec()));
+                reservations.push(reservation);
+                hole = FilePages::between(taken.end(), hole.end());
             }
         }
-        Ok(u64::MAX)
+        Ok((reservations, pages.end()))
     }
 
     /// How many pages a file that grows is given more than it needs.
@@ -270,33 +290,21 @@ impl<'a> Write<'a> {
         (self.inode.size_bytes / 4).min(MOST_AHEAD_BYTES) / PAGE_BYTES
     }
 
-    /// Pages for the file from page `first` of it on, in one run, as many as there are of `pages`: where the file goes on if possible.
-    pub fn reserve(
-        &self,
-        first: u64,
-        pages: u64,
-        edit: &Edit<'a>,
-        must_be_zero: bool,
-    ) -> Result<Reservation<'a>> {
-        let near_page = match edit.splices.last() {
-            Some((before, runs)) if before.end().0 == first => {
-                runs.last().map(|run| run.end_page())
-            }
-            _ => (first.checked_sub(1))
-                .and_then(|before| self.table.find(FilePage(before)))
-                .filter(|extent| !extent.run.is_hole())
-                .map(|extent| extent.run.start_page + 1),
-        };
-        Ok(self.shared.pool.reserve_some(pages, near_page, must_be_zero)?)
+    /// Pages for the beginning of a hole, in one run, as many as there are: behind those before the hole if these are free.
+    pub fn reserve(&self, hole: FilePages, must_be_zero: bool) -> Result<Reservation<'_>> {
+        let pool = &self.shared.pool;
+        let near_page = (hole.first.0.checked_sub(1))
+            .and_then(|before| self.table.find(FilePage(before)))
+            .filter(|extent| !extent.run.is_hole())
+            .map(|extent| extent.run.start_page + 1);
+        Ok(self.shared.with_room(|| pool.reserve_some(hole.pages, near_page, must_be_zero))?)
     }
 
-    /// Fills new pages with what belongs there: up to the end of the last page that `range` touches.
-    fn fill(&self, run: Run, pages: FilePages, bytes: &[u8], range: FileBytes) -> Result<()> {
-        let at = |file_offset: u64| {
-            run.bytes().offset_bytes + (file_offset - pages.first.0 * PAGE_BYTES)
-        };
-        let start = pages.first.0 * PAGE_BYTES;
-        let end = pages.end().0.min(range.pages().end().0) * PAGE_BYTES;
+    /// Fills new pages, of the file from `first` on, with what belongs there: up to the end of the last page that `range` touches.
+    fn fill(&self, run: Run, first: FilePage, bytes: &[u8], range: FileBytes) -> Result<()> {
+        let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - first.0 * PAGE_BYTES);
+        let start = first.0 * PAGE_BYTES;
+        let end = (first.0 + run.pages).min(range.pages().end().0) * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
         self.shared.store_zeros(at(start), from - start)?;
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
@@ -305,7 +313,7 @@ impl<'a> Write<'a> {
     }
 
     /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
-    pub fn zero_behind_end(&self, offset_bytes: u64, edit: &mut Edit<'a>) -> Result<()> {
+    pub fn zero_behind_end<'r>(&'r self, offset_bytes: u64, edit: &mut Edit<'r>) -> Result<()> {
         let size_bytes = self.inode.size_bytes;
         let len_bytes = offset_bytes.saturating_sub(size_bytes);
         let gap = FileBytes { offset_bytes: size_bytes, len_bytes };
@@ -314,9 +322,9 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// Has pages of the file in a range read as zeros, and returns what it wrote zeros over. Where there are many, they are replaced by
-    /// pages that are zero already, as long as there are any.
-    pub fn zero(&self, range: FileBytes, edit: &mut Edit<'a>) -> Result<Vec<ByteRange>> {
+    /// Has what the file has in a range read as zeros, and returns what it wrote zeros over. Where there are many pages, they are replaced
+    /// by such as are zero already, as long as there are any.
+    pub fn zero<'r>(&'r self, range: FileBytes, edit: &mut Edit<'r>) -> Result<Vec<ByteRange>> {
         let mut zeroed = Vec::new();
         for Piece { file, pool } in self.table.pieces(range) {
             let Some(place) = pool else { continue };
@@ -326,36 +334,84 @@ impl<'a> Write<'a> {
                 zeroed.push(part);
                 self.store_zeros(part)
             };
-            let (first, end) =
-                (file.offset_bytes.div_ceil(PAGE_BYTES), file.end_bytes() / PAGE_BYTES);
-            let mut replaced = FilePages::between(FilePage(first), FilePage(first));
-            while replaced.end().0 + LEAST_REPLACED_PAGES <= end && !edit.is_full() {
-                let next = replaced.end().0;
-                let Some(ready) = self.shared.pool.reserve_ready(end - next)? else { break };
-                replaced.pages += edit.take(next, ready).pages;
-            }
-            match replaced.pages {
-                0 => zero_in_place(file.offset_bytes, file.end_bytes())?,
-                _ => {
-                    zero_in_place(file.offset_bytes, first * PAGE_BYTES)?;
-                    zero_in_place(replaced.end().0 * PAGE_BYTES, file.end_bytes())?;
-                }
+            let first = FilePage(file.offset_bytes.div_ceil(PAGE_BYTES));
+            let end = FilePage(file.end_bytes() / PAGE_BYTES);
+            let replaced_to = match FilePages::between(first, end).pages < LEAST_REPLACED_PAGES {
+                true => first,
+                false => self.replace_by_zeros(FilePages::between(first, end), edit)?,
+            };
+            if replaced_to == first {
+                zero_in_place(file.offset_bytes, file.end_bytes())?;
+            } else {
+                zero_in_place(file.offset_bytes, first.0 * PAGE_BYTES)?;
+                zero_in_place(replaced_to.0 * PAGE_BYTES, file.end_bytes())?;
             }
         }
         Ok(zeroed)
     }
 
+    /// Puts zero pages in the place of others, from the front on and as long as there are such, and returns up to where.
+    fn replace_by_zeros<'r>(&'r self, pages: FilePages, edit: &mut Edit<'r>) -> Result<FilePage> {
+        let mut left = pages;
+        // Who stores to a view of these pages stores to the file.
+        let is_viewed = self.shared.pool.is_used(self.open.number, InodeUse::Writable)?;
+        while !is_viewed && left.pages >= LEAST_REPLACED_PAGES && edit.zeros.len() < MOST_REPLACED {
+            let Some(ready) = self.shared.pool.reserve_ready(left.pages)? else { break };
+            let taken = FilePages { pages: ready.whole().pages, ..left };
+            edit.splices.push((taken, ready.runs().to_vec()));
+            edit.zeros.push(ready);
+            left = FilePages::between(taken.end(), pages.end());
+        }
+        Ok(left.first)
+    }
+
     /// Notes that these bytes of pages that the file has come to be inside of it.
-    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit<'a>) {
+    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit<'_>) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
+    }
+
+    /// Makes the file longer by zeros that have pages, behind those that it has if there is room.
+    pub fn append_zeros(&self, len_bytes: u64) -> Result<()> {
+        self.check()?;
+        let size_bytes = self.inode.size_bytes;
+        let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
+        let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
+        let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
+        self.zero_behind_end(end_bytes, &mut edit)?;
+        let mut reservations = Vec::new();
+        let added = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let mut near_page = self.end_page();
+        for extent in self.table.extents(added.pages()).filter(|extent| extent.run.is_hole()) {
+            let (mut first, end) = (extent.first, extent.pages().end());
+            while first < end {
+                let wanted = end.0 - first.0;
+                let pool = &self.shared.pool;
+                let reservation =
+                    self.shared.with_room(|| pool.reserve_some(wanted, near_page, true))?;
+                let run = reservation.whole();
+                near_page = Some(run.end_page());
+                let taken = FilePages { first, pages: run.pages };
+                first = taken.end();
+                edit.splices.push((taken, reservation.runs().to_vec()));
+                reservations.push(reservation);
+            }
+        }
+        self.commit(edit, reservations)
+    }
+
+    /// The page of the pool behind the last page of the file.
+    fn end_page(&self) -> Option<u64> {
+        let last = FilePage(self.table.pages().checked_sub(1)?);
+        let extent = self.table.find(last)?;
+        (!extent.run.is_hole()).then(|| extent.run.end_page())
     }
 
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {
         self.check()?;
         let mut edit = Edit { size_bytes: Some(size_bytes), ..Edit::default() };
         self.zero_behind_end(size_bytes, &mut edit)?;
-        self.commit(edit)
+        self.commit(edit, Vec::new())
     }
 
     /// Makes the file shorter, in as many transactions as it has to be: each leaves a shorter file.
@@ -373,7 +429,7 @@ impl<'a> Write<'a> {
                 }),
                 ..Edit::default()
             };
-            self.commit(edit)?;
+            self.commit(edit, Vec::new())?;
             if is_last {
                 return Ok(());
             }
@@ -382,13 +438,17 @@ impl<'a> Write<'a> {
     }
 
     /// Makes an edit, and shows the new table to the readers in this process.
-    pub fn commit(&self, edit: Edit<'a>) -> Result<()> {
+    pub fn commit<'r>(
+        &'r self,
+        edit: Edit<'r>,
+        mut reservations: Vec<Reservation<'r>>,
+    ) -> Result<()> {
         let pool = &self.shared.pool;
+        reservations.extend(edit.zeros);
         let now_ns = now_ns();
-        let table = pool.try_change(edit.reservations, |slots| {
+        let table = pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns };
-            let mut inode = names.inode(self.open.number)?;
-            self.open.check(&inode)?;
+            let mut inode = self.open.read(names.slots)?;
             let mut table = FileTable::clone(&self.table);
             for (pages, runs) in &edit.splices {
                 table.splice(*pages, runs)?;
@@ -403,6 +463,28 @@ impl<'a> Write<'a> {
         })?;
         self.open.set_table(Arc::new(table));
         Ok(())
+    }
+}
+
+/// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for
+/// the other threads, which use what they have and wait for nobody.
+pub(super) fn one_more<'r>(
+    reserved: &[Reservation<'r>],
+    reserve: impl Fn() -> Result<Reservation<'r>>,
+) -> Result<Option<Reservation<'r>>> {
+    let began = Instant::now();
+    loop {
+        match reserve() {
+            Err(FsError::Pool(PoolError::TooManyReservations { .. })) if !reserved.is_empty() => {
+                return Ok(None);
+            }
+            Err(FsError::Pool(PoolError::TooManyReservations { .. }))
+                if began.elapsed() < PATIENCE =>
+            {
+                std::thread::yield_now();
+            }
+            outcome => return outcome.map(Some),
+        }
     }
 }
 
@@ -426,16 +508,21 @@ impl Shared {
         let Some(place) = table.contiguous(range) else { return Ok(false) };
         lock.settle()?;
         self.pool.store(place.offset_bytes, bytes)?;
-        // As precise as file systems of Linux are: a tick of the clock.
-        let now_ns = now_ns();
-        if now_ns != state.modified_ns {
-            self.change(|names| {
-                let mut inode = names.inode(open.number)?;
-                (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
-                names.put(&inode)
-            })?;
-        }
+        self.note_modified(open, state.modified_ns)?;
         Ok(true)
+    }
+
+    /// Notes when content was changed, as precise as file systems of Linux are: a tick of the clock.
+    pub(crate) fn note_modified(&self, open: &OpenInode, before_ns: i64) -> Result<()> {
+        let now_ns = now_ns();
+        if now_ns == before_ns {
+            return Ok(());
+        }
+        self.change(|names| {
+            let mut inode = names.inode(open.number)?;
+            (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
+            names.put(&inode)
+        })
     }
 
     /// Writes zeros over bytes of the pool.
@@ -463,14 +550,30 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, lock, open, inode, table }.trim(Edit { splices, ..Edit::default() })
+        Write { shared: self, lock, open, inode, table }
+            .relocate(Edit { splices, ..Edit::default() }, Vec::new())
     }
 }
 
 impl Write<'_> {
+    /// Copies pages from an offset of the pool to a run.
+    pub fn copy_pages(&self, from_bytes: u64, to: Run) -> Result<()> {
+        let pool = &self.shared.pool;
+        let (to, mut done) = (to.bytes(), 0);
+        let mut bytes = vec![0; COPIED_BYTES.min(to.len_bytes) as usize];
+        while done < to.len_bytes {
+            let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
+            pool.load(from_bytes + done, part)?;
+            pool.store(to.offset_bytes + done, part)?;
+            done += part.len() as u64;
+        }
+        Ok(())
+    }
+
     /// An edit that changes nothing that anybody reads: not even times.
-    fn trim(&self, edit: Edit<'_>) -> Result<()> {
-        let table = self.shared.change(|names| {
+    pub fn relocate(&self, edit: Edit<'_>, reservations: Vec<Reservation<'_>>) -> Result<()> {
+        let table = self.shared.pool.try_change(reservations, |slots| {
+            let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;
             let mut table = FileTable::clone(&self.table);
             for (pages, runs) in &edit.splices {
@@ -478,7 +581,7 @@ impl Write<'_> {
             }
             table.store(&mut inode, names.slots)?;
             names.put(&inode)?;
-            Ok(table)
+            Ok::<_, FsError>(table)
         })?;
         self.open.set_table(Arc::new(table));
         Ok(())

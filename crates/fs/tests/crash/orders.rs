@@ -42,6 +42,15 @@ const CHANGES: &[Operation] = &[
             |scene, _| scene.one.pswap(4 * PAGE, &scene.other, PAGE, PAGE),
         ],
     ),
+    ("append a view", &[|scene, _| scene.one.append_view(5000).map(drop)]),
+    (
+        "fill a hole and defragment",
+        &[
+            |scene, _| scene.one.allocate(Allocate::PunchHole, PAGE, PAGE),
+            |scene, byte| scene.one.write_at(&[byte; 5], PAGE + 10),
+            |scene, _| scene.one.defragment().map(drop),
+        ],
+    ),
     ("append", &[|scene, byte| scene.one.write_at(&[byte; 5000], 10_000)]),
     ("cut", &[|scene, _| scene.one.set_len(100)]),
     ("cut and extend", &[|scene, _| scene.one.set_len(100), |scene, _| scene.one.set_len(12_000)]),
@@ -77,6 +86,7 @@ const STORES: &[Operation] = &[
         "write the other's first page",
         &[|scene, byte| scene.other.write_at(&[byte; PAGE as usize], 0)],
     ),
+    ("store to a view", &[|scene, byte| scene.one.view_mut(100..PAGE)?.write(0, &[byte; 3000])]),
     ("write across pages", &[|scene, byte| scene.one.write_at(&[byte; 2 * PAGE as usize], 2000)]),
     ("zeros in the other", &[|scene, _| scene.other.allocate(Allocate::ZeroRange, 10, 5000)]),
     ("punch edges", &[|scene, _| scene.one.allocate(Allocate::PunchHole, 10, 3000)]),

@@ -75,7 +75,7 @@ impl Program {
 
     /// One random operation, which writes this byte if it writes; in words, with what it has made durable.
     fn operate(&mut self, byte: u8) -> (String, Result<Option<Durable>, FsError>) {
-        let what = self.rng.below(112);
+        let what = self.rng.below(120);
         let (path, other) = (self.path(), self.path());
         let (offset, len) = self.range();
         let bytes = vec![byte; len as usize];
@@ -186,6 +186,32 @@ impl Program {
                 let text = format!("immutable {path}: {is_immutable}");
                 (text, files.set_immutable(&path, is_immutable))
             }
+            112..118 => match self.file() {
+                Ok(file) => {
+                    let text = format!("view of {}", describe(&file));
+                    let size = file.metadata().unwrap().len();
+                    let (from, to) = (offset.min(size), (offset + len).min(size));
+                    // In one page, where nothing is stitched: such stores are not recorded.
+                    let to = to.min(from.next_multiple_of(4096));
+                    let stored = (file.view_mut(from..to))
+                        .and_then(|view| view.write(0, &bytes[..(to - from) as usize]));
+                    (text, stored)
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
+            118..120 => match self.file() {
+                Ok(file) => {
+                    let text = format!("append a view of {len} to {}", describe(&file));
+                    (text, file.append_view(len).map(drop))
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
+            110..112 => match self.file() {
+                Ok(file) => {
+                    (format!("defragment {}", describe(&file)), file.defragment().map(drop))
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
             109..110 => match self.file() {
                 Ok(file) => {
                     let free = files.space().unwrap().free_bytes;

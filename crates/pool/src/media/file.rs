@@ -27,11 +27,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use aquifer_sys::file_mapping::{FileMapping, MappingOptions};
 use aquifer_sys::file_system::{self, commits_whole_inodes};
 use aquifer_sys::io as file_io;
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::range_sync::{self, RangeSync, sync_range};
+use aquifer_vm::file_mapping::{FileMapping, MappingOptions};
 
 use super::descriptors::{Descriptor, Descriptors};
 use super::mapped::{alignment_bytes, in_memory};
@@ -389,6 +389,17 @@ impl Media for FileMedia {
         };
         let mapping = self.mapping.get_or_init(map).as_ref()?;
         Some(mapping)
+    }
+
+    fn extend_mapping(&self) {
+        let Some(mapping) = self.mapping() else { return };
+        // Who finds it too short sees that.
+        let len_bytes = self.present_len_bytes().and_then(in_memory);
+        let _ = len_bytes.and_then(|len_bytes| mapping.extend(self.file.as_fd(), len_bytes));
+    }
+
+    fn maps_small_pages(&self) -> bool {
+        true
     }
 
     fn maps_privately(&self) -> bool {

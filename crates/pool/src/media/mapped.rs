@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::copy::{self, FlushForm};
-use aquifer_sys::file_mapping::{FileMapping, Inaccessible, MappingOptions};
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::{devdax, file_system, io as file_io, residency};
+use aquifer_vm::file_mapping::{FileMapping, Inaccessible, MappingOptions};
 
 use super::{
     ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,
@@ -358,6 +358,16 @@ impl Media for MappedMedia {
 
     fn mapping(&self) -> Option<&FileMapping> {
         Some(&self.mapping)
+    }
+
+    fn extend_mapping(&self) {
+        // Who finds it too short sees that.
+        let len_bytes = self.present_len_bytes().and_then(in_memory);
+        let _ = len_bytes.and_then(|len_bytes| self.mapping.extend(self.file.as_fd(), len_bytes));
+    }
+
+    fn maps_small_pages(&self) -> bool {
+        self.maps_privately
     }
 
     fn maps_privately(&self) -> bool {

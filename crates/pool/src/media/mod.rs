@@ -58,7 +58,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use aquifer_sys::file_mapping::FileMapping;
+use aquifer_vm::file_mapping::FileMapping;
 
 /// What makes bytes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -269,6 +269,14 @@ pub trait Media: Send + Sync + 'static {
     /// What is stored through it is visible as by [`Media::write_at`], and is handed over by [`Media::write_back`].
     fn mapping(&self) -> Option<&FileMapping> {
         None
+    }
+
+    /// Makes [`Media::mapping`] as long as the media are, if it can.
+    fn extend_mapping(&self) {}
+
+    /// Whether parts of [`Media::file`] can be mapped by pages of 4,096 bytes. Not so on hugetlbfs and on device DAX.
+    fn maps_small_pages(&self) -> bool {
+        false
     }
 
     /// Whether `mmap(MAP_PRIVATE)` of [`Media::file`] copies single small pages. Not so on hugetlbfs (2 MiB

@@ -1,0 +1,170 @@
+//! Room for files: in pieces, in holes, given up by those who are gone.
+
+mod scratch;
+
+use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
+use scratch::soundness::assert_sound;
+use scratch::{Scratch, read_all};
+
+const PAGE: usize = 4096;
+/// More than a process can reserve at a time.
+const PIECES: usize = 150;
+
+fn options() -> FileOptions {
+    FileOptions::new().read(true).write(true).create(true)
+}
+
+fn create(inodes: u64, log_bytes: u64) -> CreateOptions {
+    CreateOptions { inodes: Some(inodes), log_bytes: Some(log_bytes), ..CreateOptions::default() }
+}
+
+/// A pool whose free pages are [`PIECES`] pieces of one page each.
+fn in_pieces() -> (Scratch, Files) {
+    let scratch = Scratch::with_pool(4 << 20, &create(2047, 64 << 10));
+    let files = scratch.open();
+    let mut made = 0;
+    while let Ok(()) =
+        files.create_file(format!("{made}")).and_then(|file| file.write_at(&[1; PAGE], 0))
+    {
+        made += 1;
+    }
+    files.remove_file(format!("{made}")).unwrap();
+    assert!(made > 2 * PIECES);
+    for index in 0..PIECES {
+        files.remove_file(format!("{}", 2 * index)).unwrap();
+    }
+    files.pool().checkpoint().unwrap();
+    let space = files.space().unwrap();
+    assert_eq!((space.free_bytes, space.largest_free_bytes), ((PIECES * PAGE) as u64, PAGE as u64));
+    (scratch, files)
+}
+
+/// Bytes of which no two pages are alike.
+fn pattern(pages: usize) -> Vec<u8> {
+    (0..pages * PAGE / 8).flat_map(|word| (word as u64).to_le_bytes()).collect()
+}
+
+#[test]
+fn a_file_takes_all_pieces_that_are_free() {
+    let (scratch, files) = in_pieces();
+    let file = files.open_with("big", &options()).unwrap();
+    file.write_at(&pattern(PIECES), 0).unwrap();
+    assert!(read_all(&files, "big").unwrap() == pattern(PIECES));
+    let full = file.write_at(&[1], (PIECES * PAGE) as u64).unwrap_err();
+    assert_eq!(full.errno(), libc::ENOSPC);
+    file.set_len(0).unwrap();
+    file.allocate(Allocate::Extend, 0, (PIECES * PAGE) as u64).unwrap();
+    assert!(read_all(&files, "big").unwrap() == vec![0; PIECES * PAGE]);
+    assert_sound(files.pool());
+    drop((file, files));
+    scratch.assert_clean();
+}
+
+#[test]
+fn what_is_replaced_at_once_must_be_reserved_at_once() {
+    let (_scratch, files) = in_pieces();
+    let file = files.open_with("big", &options()).unwrap();
+    file.write_at(&[7; PAGE], 0).unwrap();
+    let refused = file.write_atomic(&pattern(PIECES - 1), 0).unwrap_err();
+    assert_eq!(refused.errno(), libc::ENOSPC, "{refused}");
+    assert!(read_all(&files, "big").unwrap() == [7; PAGE]);
+    file.write_atomic(&pattern(60), 0).unwrap();
+    assert!(read_all(&files, "big").unwrap() == pattern(60));
+    assert_sound(files.pool());
+}
+
+#[test]
+fn any_number_of_holes_is_filled_and_made() {
+    // A log in which one transaction cannot have all of them.
+    let scratch = Scratch::with_pool(32 << 20, &create(4095, 64 << 10));
+    let files = scratch.open();
+    let pages = 5000;
+    let file = files.open_with("f", &options()).unwrap();
+    file.write_at(&pattern(pages), 0).unwrap();
+    for page in (0..pages as u64).step_by(2) {
+        file.allocate(Allocate::PunchHole, page * PAGE as u64, PAGE as u64).unwrap();
+    }
+    let half = file.metadata().unwrap();
+    assert_eq!(half.allocated_bytes(), (pages / 2 * PAGE) as u64);
+    file.allocate(Allocate::PunchHole, 0, (pages * PAGE) as u64).unwrap();
+    let none = file.metadata().unwrap();
+    assert_eq!((none.allocated_bytes(), none.len()), (0, half.len()));
+    for page in (0..300).step_by(2) {
+        file.write_at(&[1; 10], page * PAGE as u64).unwrap();
+    }
+    file.write_at(&pattern(300), 0).unwrap();
+    let mut found = vec![0; 300 * PAGE];
+    file.read_at(&mut found, 0).unwrap();
+    assert!(found == pattern(300));
+    assert_sound(files.pool());
+    drop((file, files));
+    scratch.assert_clean();
+}
+
+#[test]
+fn who_has_no_page_reserved_waits_for_the_others() {
+    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let files = scratch.open();
+    let file = files.open_with("f", &options()).unwrap();
+    let mut reserved = Vec::new();
+    let refused = loop {
+        match files.pool().reserve(1, 1) {
+            Ok(pages) => reserved.push(pages),
+            Err(error) => break error,
+        }
+    };
+    let all = reserved.len();
+    assert!(matches!(refused, PoolError::TooManyReservations { limit } if limit == all));
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| file.write_at(&[1; PAGE], 0));
+        (0..1000).for_each(|_| std::thread::yield_now());
+        reserved.pop();
+        writer.join().unwrap().unwrap();
+    });
+}
+
+/// Opens and removes a file of most of the pool, and returns it, open for reading in a handle that cannot free it.
+fn removed_while_read(scratch: &Scratch, files: &Files) -> (File, u64) {
+    let len = files.space().unwrap().free_bytes / 4 * 3;
+    files.create_file("f").unwrap().write_at(&vec![1; len as usize], 0).unwrap();
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let reader = Files::open(&scratch.path, &read_only).unwrap();
+    let read = reader.open_file("f").unwrap();
+    files.remove_file("f").unwrap();
+    assert_eq!(read.read_at(&mut [0; 10], len - 10).unwrap(), 10);
+    (read, len)
+}
+
+#[test]
+fn what_a_reader_had_open_is_free_when_pages_are_wanted() {
+    let scratch = Scratch::with_pool(4 << 20, &create(127, 64 << 10));
+    let files = scratch.open();
+    let (read, len) = removed_while_read(&scratch, &files);
+    let file = files.open_with("g", &options()).unwrap();
+    let bytes = vec![2; len as usize];
+    assert_eq!(file.write_at(&bytes, 0).unwrap_err().errno(), libc::ENOSPC, "it is still read");
+    assert_eq!(read.read_at(&mut [0; 10], len - 10).unwrap(), 10);
+    drop(read);
+    file.write_at(&bytes, 0).unwrap();
+    assert!(read_all(&files, "g").unwrap() == bytes);
+    assert_sound(files.pool());
+}
+
+#[test]
+fn what_a_reader_had_open_is_free_when_inodes_are_wanted() {
+    let scratch = Scratch::with_pool(4 << 20, &create(127, 64 << 10));
+    let files = scratch.open();
+    let (read, _) = removed_while_read(&scratch, &files);
+    let mut made = 0;
+    let full = loop {
+        match files.create_file(format!("{made}")) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, FsError::Pool(PoolError::NoFreeInode { .. })), "{full}");
+    drop(read);
+    files.create_file("one more").unwrap();
+    assert_sound(files.pool());
+}
