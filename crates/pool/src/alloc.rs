@@ -278,7 +278,7 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     };
     mark(Run { start_page: 0, pages: core.layout.data_start_page });
     let mut runs = Vec::new();
-    for slot in 0..core.segment.slots() {
+    for slot in 0..core.segment.allocated_slots() {
         let bytes = load_slot(&core.segment, slot);
         note_slot(&core.segment, slot, &bytes);
         if slot != HEAD_SLOT {

@@ -35,15 +35,16 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
 }
 
 fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
+    let Some(words) = segment.slot(slot) else { return bytes.fill(0) };
+    for (word, target) in words.iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
 }
 
-/// Writes a slot of the image, and notes that its page differs from the media's.
+/// Writes a slot of the image, which has memory, and notes that its page differs from the media's.
 pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
-    for (index, (word, source)) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)).enumerate()
-    {
+    let words = segment.slot(slot).expect("it was allocated");
+    for (index, (word, source)) in words.iter().zip(bytes.chunks_exact(8)).enumerate() {
         if index == SLOT_BYTES / 16 {
             point::pass("apply-half");
         }
@@ -97,7 +98,7 @@ pub(crate) fn apply_slots<'a>(
             // `use_fresh_pages`.
             control.fresh_lsn.store(end_lsn, Release);
         }
-        if slot < segment.slots() {
+        if slot < segment.allocated_slots() {
             store_slot(segment, slot, after);
             alloc::note_slot(segment, slot, after);
         }
@@ -179,7 +180,8 @@ impl View<'_> {
 
     /// Whether there is anything in a slot.
     fn is_used(&self, slot: u64) -> bool {
-        self.changing.is_some() || self.segment.slot(slot)[0].load(Relaxed) != 0
+        self.changing.is_some()
+            || self.segment.slot(slot).is_some_and(|words| words[0].load(Relaxed) != 0)
     }
 }
 
@@ -263,7 +265,7 @@ impl Core {
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
         let state = self.consistent_once(None, |view| {
-            let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
+            let slot = view.segment.slot(number)?;
             FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
@@ -281,7 +283,9 @@ impl Core {
     pub fn layout_version(&self, number: u64) -> u64 {
         // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
         fence(Acquire);
-        u64::from_le(self.segment.slot(number)[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        self.segment.slot(number).map_or(0, |words| {
+            u64::from_le(words[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        })
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
@@ -323,7 +327,8 @@ impl Core {
     /// along whichever way, finds nothing there.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
         if !self.is_writable {
-            for number in flaws.iter().flat_map(Flaw::inodes) {
+            let numbers = flaws.iter().flat_map(Flaw::inodes);
+            for number in numbers.filter(|number| self.segment.slot(*number).is_some()) {
                 store_slot(&self.segment, number, &[0; SLOT_BYTES]);
             }
         }

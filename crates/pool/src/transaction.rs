@@ -325,6 +325,11 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
+            if let Some(slot) = transaction.without_memory() {
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
             let exposed: Vec<ByteRange> = (transaction.exposed.iter().copied())
                 .filter(|range| !flushed.contains(range))
                 .collect();
@@ -387,6 +392,12 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
+            if let Some(slot) = transaction.without_memory() {
+                // Not with the lock.
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
             let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
             let Prepared { builder, mut bytes, body_checksum, slots } = prepared;
             self.check_size(builder.len_bytes())?;
@@ -425,6 +436,13 @@ impl Transaction<'_> {
         if let Some(last) = self.taken.last() {
             self.core().control().free_slot_hint.store(last + 1, Relaxed);
         }
+    }
+
+    /// The last slot of those that it changes, if the image has no memory for it yet.
+    fn without_memory(&self) -> Option<u64> {
+        let segment = &self.core().segment;
+        let last = self.changed.iter().map(|(slot, _)| *slot).max()?;
+        (segment.allocated_slots()..segment.slots()).contains(&last).then_some(last)
     }
 
     fn is_empty(&self) -> bool {
