@@ -145,7 +145,7 @@ pub use aquifer_object::{
     self as object, Access, AttachOptions, AttachedHeap, Attachment, CreateObject, Keys,
     ObjectError, ObjectInfo, ObjectName, ObjectState, Objects, PendingPsync, Resized,
 };
-pub use aquifer_pool::media::PersistenceDomain;
+pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
 pub use aquifer_vm::mapper::{self, FileAccess, FileView, MapError, Mapper, MapperBuilder};
 pub use aquifer_vm::prepare_thread;

@@ -23,7 +23,7 @@ use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
-use crate::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
+use crate::media::{ByteRange, Media, MediaError, MediaOperation};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
@@ -182,13 +182,7 @@ impl Core {
     /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
     /// folio has all of that written back.
     pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        if self.media.domain() != PersistenceDomain::PageCache
-            && let Some(mapping) = self.media.mapping()
-            && mapping.write(offset_bytes, bytes).is_ok()
-        {
-            return Ok(());
-        }
-        Ok(self.media.write_at(offset_bytes, bytes)?)
+        Ok(self.media.store_at(offset_bytes, bytes)?)
     }
 
     /// What records of this pool carry now.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::broker::AccessError;
 use crate::format::FormatError;
 use crate::media::{MediaError, OpenError, PersistenceDomain};
 
@@ -16,6 +17,9 @@ pub enum PoolError {
     /// What lies at the path cannot be the media of a pool, or could not be made.
     #[error(transparent)]
     NotOpened(#[from] OpenError),
+    /// Access to the pool could not be had from its broker, or be given by one.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The pool could not be opened.
     #[error("cannot open {}: {reason}", path.display())]
     Open {

@@ -9,8 +9,8 @@
 //!              │
 //!      log ── replay ── checkpoint ── recovery        the one redo log
 //!              │
-//!   core ── segment ── membership         what the processes of a pool share at run time
-//!                         advisory        locks of files, for their users
+//!   core ── segment ── membership ── broker        what the processes of a pool share at run time
+//!                         advisory               locks of files, for their users
 //!              │
 //!   format    media                       bytes on media; how they become durable
 //! ```
@@ -56,6 +56,7 @@ mod advisory;
 mod alloc;
 mod background;
 mod bitmap;
+pub mod broker;
 pub mod check;
 mod checkpoint;
 mod commit;
@@ -86,6 +87,7 @@ mod transaction;
 mod zero;
 
 pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
+pub use broker::{AccessError, AccessKey, Broker};
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};

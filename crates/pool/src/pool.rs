@@ -1,6 +1,7 @@
 //! A pool, opened.
 
-use std::path::Path;
+use std::fs::{File, Metadata};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,6 +14,7 @@ use uuid::Uuid;
 
 use crate::alloc::{self, Space, Wanted};
 use crate::background::Worker;
+use crate::broker::{self, AccessKey, Granted};
 use crate::commit::{Commit, CommitContent};
 use crate::core::{Core, file_mutex};
 use crate::create::{CreateOptions, lock_to_format};
@@ -24,11 +26,11 @@ use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
 use crate::image::View as MetadataView;
-use crate::media::{self, ByteRange, Media, PersistenceDomain};
+use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::recovery;
+use crate::recovery::{self, Opened};
 use crate::replay::Committed;
 use crate::reservation::Reservation;
 use crate::segment::{Segment, SlotSet};
@@ -43,6 +45,11 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Takes the media for this domain, whatever it is: for tests.
     pub domain: Option<PersistenceDomain>,
+    /// What guards the media against stray stores of this process, if it opens them for writing.
+    pub write_windows: WriteWindows,
+    /// Where the pool's [broker](crate::broker) is asked for access; beside the pool if it is not said. See
+    /// [`Pool::open_granted`].
+    pub broker_socket: Option<PathBuf>,
     /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
     /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
@@ -74,6 +81,8 @@ impl Default for OpenOptions {
             read_only: false,
             exclusive: false,
             domain: None,
+            write_windows: WriteWindows::None,
+            broker_socket: None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
             zero_bytes_per_second: 256 << 20,
@@ -87,6 +96,13 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
+    /// The same for the media.
+    pub(crate) fn media(&self) -> media::OpenOptions {
+        let options =
+            media::OpenOptions::new().writable(!self.read_only).write_windows(self.write_windows);
+        self.domain.into_iter().fold(options, media::OpenOptions::domain)
+    }
+
     pub(crate) fn boot(&self) -> u64 {
         self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
@@ -114,7 +130,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub struct PoolInfo {
     /// The file.
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
     /// Names the pool.
     pub uuid: Uuid,
     /// When it was made, in nanoseconds since 1970.
@@ -295,10 +311,8 @@ impl Pool {
         options: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Pool> {
-        let file = open
-            .domain
-            .into_iter()
-            .fold(media::CreateOptions::new(), |file, domain| file.domain(domain));
+        let file = media::CreateOptions::new().write_windows(open.write_windows);
+        let file = open.domain.into_iter().fold(file, media::CreateOptions::domain);
         Self::create_with(path, len_bytes, options, &file, open, &mut |_, _| {})
     }
 
@@ -361,16 +375,62 @@ impl Pool {
     /// Anything that is wrong with it: [`PoolError::NotAPool`], [`PoolError::Damaged`], [`PoolError::Truncated`],
     /// [`PoolError::FutureVersion`], [`PoolError::ReadOnly`], [`PoolError::Busy`], [`PoolError::BusyElsewhere`].
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Pool> {
-        let media = media::open(path.as_ref(), !options.read_only, options.domain)?;
-        Self::open_on(media, options)
+        Self::open_on(options.media().open(path.as_ref())?, options)
     }
 
-    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file.
+    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file. Domain and write
+    /// windows are those of the media.
     ///
     /// # Errors
     /// As for [`Pool::open`].
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
-        let opened = recovery::open(media, options)?;
+        Self::start(recovery::open(media, options, None)?, options)
+    }
+
+    /// Opens a pool for writing that this process may not open so by itself: its broker hands out what is needed to who has the
+    /// key. Closing it is as for any other; the broker may be gone by then.
+    ///
+    /// The broker must belong to the pool's owner, or to root: nobody else is told the key.
+    ///
+    /// # Errors
+    /// [`PoolError::Access`]; those of [`Pool::open`].
+    pub fn open_granted(
+        path: impl AsRef<Path>,
+        key: &AccessKey,
+        options: &OpenOptions,
+    ) -> Result<Pool> {
+        let metadata = std::fs::metadata(path.as_ref());
+        let metadata = metadata.map_err(|source| media::OpenError::of(path.as_ref(), source))?;
+        Self::ask_for_access(path.as_ref(), &metadata, None, key, options)
+    }
+
+    /// The same pool once more, for writing: for a process that has opened it for reading, and may open it no other way. This handle
+    /// goes on reading.
+    ///
+    /// # Errors
+    /// As for [`Pool::open_granted`].
+    pub fn grant_access(&self, key: &AccessKey, options: &OpenOptions) -> Result<Pool> {
+        let media = self.media();
+        let metadata = (media.file().try_clone_to_owned().map(File::from))
+            .and_then(|file| file.metadata())
+            .map_err(|source| media::OpenError::of(media.path(), source))?;
+        Self::ask_for_access(media.path(), &metadata, Some(self.uuid()), key, options)
+    }
+
+    fn ask_for_access(
+        path: &Path,
+        metadata: &Metadata,
+        uuid: Option<Uuid>,
+        key: &AccessKey,
+        options: &OpenOptions,
+    ) -> Result<Pool> {
+        let options = OpenOptions { read_only: false, exclusive: false, ..options.clone() };
+        let Granted { file, shared } = broker::ask(path, metadata, uuid, key, &options)?;
+        let media = options.media().open_file(file.into(), path)?;
+        Self::start(recovery::open(media, &options, Some(shared))?, &options)
+    }
+
+    fn start(opened: Opened, options: &OpenOptions) -> Result<Pool> {
         let has_workers = opened.core.is_writable && options.background;
         let checkpointer = has_workers.then(|| Worker::checkpointer(&opened.core)).flatten();
         let zeroer = (has_workers && options.zero_bytes_per_second > 0)

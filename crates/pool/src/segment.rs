@@ -331,9 +331,18 @@ impl Segment {
         layout: &Layout,
         writable: bool,
     ) -> std::result::Result<Segment, String> {
-        use std::sync::atomic::Ordering::Relaxed;
         let memory =
             SharedMemory::open(&Self::name(id), writable).map_err(|error| error.to_string())?;
+        Self::adopt(memory, pool, layout)
+    }
+
+    /// As [`Segment::open`], of memory that is there already.
+    pub fn adopt(
+        memory: SharedMemory,
+        pool: Uuid,
+        layout: &Layout,
+    ) -> std::result::Result<Segment, String> {
+        use std::sync::atomic::Ordering::Relaxed;
         if memory.len_bytes() < len_bytes(layout) {
             return Err("it is too small for this pool".to_owned());
         }
@@ -350,6 +359,11 @@ impl Segment {
             return Err("its locks are those of another C library".to_owned());
         }
         Ok(segment)
+    }
+
+    /// The descriptor.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.memory.file()
     }
 
     /// What the system calls the pins beside it.

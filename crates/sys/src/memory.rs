@@ -25,7 +25,7 @@ pub enum Protection {
 }
 
 impl Protection {
-    fn bits(self) -> i32 {
+    pub(crate) fn bits(self) -> i32 {
         match self {
             Protection::None => libc::PROT_NONE,
             Protection::Read => libc::PROT_READ,

@@ -32,6 +32,7 @@ use std::sync::{Mutex, PoisonError};
 use aquifer_sys::copy::FlushForm;
 use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::pkey::Key;
 
 use crate::bytes::Bytes;
 use crate::guard::Replaceable;
@@ -51,6 +52,8 @@ pub struct MappingOptions {
     pub unit_bytes: usize,
     /// What the first byte is aligned to, at least the unit. A power of two.
     pub alignment_bytes: usize,
+    /// What a thread needs rights to for any access; without, everybody may.
+    pub key: Option<Key>,
 }
 
 /// A part of the mapping could not be accessed: it lies behind the mapped part, or what is behind the mapping
@@ -191,8 +194,9 @@ impl FileMapping {
         offset_bytes: u64,
         len_bytes: usize,
     ) -> io::Result<()> {
-        let protection =
-            if self.options.writable { Protection::ReadWrite } else { Protection::Read };
+        let wanted = if self.options.writable { Protection::ReadWrite } else { Protection::Read };
+        // Nobody may store before there is the key.
+        let protection = if self.options.key.is_some() { Protection::Read } else { wanted };
         if self.options.synchronous {
             // SAFETY: inside the reservation, where nothing is mapped yet, or this, or zeros in its place.
             unsafe {
@@ -207,6 +211,10 @@ impl FileMapping {
         } else {
             // SAFETY: as above.
             unsafe { memory::map_file_at(address, len_bytes, protection, file, offset_bytes) }?;
+        }
+        if let Some(key) = self.options.key {
+            // SAFETY: mapped just now, and nobody knows it.
+            unsafe { key.protect(address, len_bytes, wanted) }?;
         }
         for advice in [Advice::DontFork, Advice::DontDump] {
             // Advice is a courtesy; some drivers' mappings refuse it.
@@ -330,6 +338,7 @@ mod tests {
         synchronous: false,
         unit_bytes: SMALL_PAGE_BYTES,
         alignment_bytes: 2 << 20,
+        key: None,
     };
 
     fn file_of(len_bytes: u64) -> File {

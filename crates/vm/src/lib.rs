@@ -13,6 +13,7 @@
 //! * [`drop_behind`]: a bound for what mapped files have in memory.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * [`mapper`]: ordinary files mapped well.
+//! * [`window`]: the moments in which a thread can store to guarded memory.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -28,6 +29,7 @@ pub mod router;
 mod stack;
 pub mod stitched;
 mod sync;
+pub mod window;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};
@@ -36,6 +38,7 @@ pub use fixed::FixedRange;
 pub use fork::{NotInherited, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
+pub use window::{WindowKey, WriteWindow};
 
 use std::io;
 

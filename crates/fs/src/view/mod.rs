@@ -25,7 +25,7 @@ use std::path::Path;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::media::ByteRange;
+use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
 use aquifer_vm::stitched::{StitchPiece, Stitched};
 use aquifer_vm::{Bytes, Pod};
@@ -290,6 +290,8 @@ impl Shared {
         if limit == 1 {
             return Err(too_fragmented(pieces.len()));
         }
+        // A mapping of its own has no key.
+        let is_writable = is_writable && media.write_windows() == WriteWindows::None;
         let stitched = self.stitcher.stitch(media.file(), pieces, is_writable)?;
         Ok(Place::Stitched {
             stitched,

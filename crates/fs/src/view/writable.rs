@@ -10,7 +10,7 @@
 use std::ops::{Deref, Range, RangeBounds};
 
 use aquifer_pool::format::file::FileInode;
-use aquifer_pool::media::ByteRange;
+use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
 use super::{Layout, Place, View, resolve, within};
@@ -153,16 +153,31 @@ impl ViewMut {
                 Ok(self.view.pool().store(within(*all, &range).offset_bytes, bytes)?)
             }
             Place::Stitched { stitched, skipped_bytes, .. } => {
-                let written = stitched.write(skipped_bytes + offset_bytes as usize, bytes);
-                written.map_err(|_| self.view.unreadable())
+                let start = skipped_bytes + offset_bytes as usize;
+                let mut rest = bytes;
+                for (offset_bytes, len_bytes) in stitched.file_offsets(start..start + bytes.len()) {
+                    let (part, behind) = rest.split_at(len_bytes as usize);
+                    self.view.pool().store(offset_bytes, part)?;
+                    rest = behind;
+                }
+                Ok(())
             }
         }
     }
 
-    /// The first byte, to be stored to; `None` where the media of the pool are not mapped. Stores behind the end of the view
-    /// may go to anybody's bytes.
+    /// The first byte, to be stored to. Stores behind the end of the view may go to anybody's bytes.
+    ///
+    /// `None` where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
+    /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
+    /// lies in several pieces. With protection keys, stores are made while a [`window`](aquifer_pool::media::Media::write_window) is open.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        self.view.bytes().map(|bytes| bytes.as_ptr().cast_mut())
+        let can_store = match (self.view.pool().media().write_windows(), &self.view.place) {
+            (WriteWindows::None, _) => true,
+            (WriteWindows::Keys, place) => !matches!(place, Place::Stitched { .. }),
+            _ => false,
+        };
+        let bytes = self.view.bytes().filter(|_| can_store)?;
+        Some(bytes.as_ptr().cast_mut())
     }
 
     /// Makes a range durable, counted from the first byte of the view, and what it takes to find it again: the size of the file, and its

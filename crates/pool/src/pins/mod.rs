@@ -32,6 +32,7 @@ mod memory;
 mod word;
 
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -50,6 +51,7 @@ use crate::membership::{Byte, Membership};
 use crate::pool::Pool;
 
 use aquifer_sys::lock::LockKind;
+use aquifer_sys::shared_memory::SharedMemory;
 
 /// How many words are looked at for a free one before another block is claimed.
 const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
@@ -106,6 +108,16 @@ impl Pins {
     /// Opens those that another process made.
     pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
         Pins::new(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+    }
+
+    /// Those in memory that is there already.
+    pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<Pins, String> {
+        Pins::new(PinMemory::adopt(memory, pool)?).map_err(|error| error.to_string())
+    }
+
+    /// The descriptor of their memory, where others share it.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file()
     }
 
     /// Pins that nobody else sees.
