@@ -19,7 +19,7 @@ use crate::background::Bell;
 use crate::commit::CommitBuffer;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
-use crate::format::layout::Layout;
+use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
@@ -281,7 +281,7 @@ impl Core {
         };
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
-            image::mark_changed(self, 0..self.layout.metadata_pages);
+            image::mark_changed(self, 0..self.segment.allocated_slots() / SLOTS_PER_PAGE);
             guard.repaired();
         }
         Ok(Maintaining { guard })

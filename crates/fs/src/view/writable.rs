@@ -11,7 +11,7 @@ use std::ops::{Deref, Range, RangeBounds};
 
 use aquifer_pool::format::file::FileInode;
 use aquifer_pool::media::{ByteRange, WriteWindows};
-use aquifer_pool::{InodeUse, OwnedPin};
+use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
 use super::{Layout, Place, View, resolve, within};
 use crate::error::{FsError, Result};
@@ -62,8 +62,8 @@ impl File {
                 self.allocate(Allocate::Extend, offset_bytes, len_bytes)?;
                 continue;
             }
-            let _writing = files.shared.pool.lock_file(open.number)?;
-            if let Some(view) = self.view_of_locked(&inode, &table, range)? {
+            let lock = files.shared.pool.lock_file(open.number)?;
+            if let Some(view) = self.view_of_locked(&lock, &inode, &table, range)? {
                 return Ok(view);
             }
         }
@@ -92,25 +92,28 @@ impl File {
         self.check_reads()?;
         self.check_writes()?;
         let (shared, open) = (&self.files().shared, self.inode());
-        let _writing = shared.pool.lock_file(open.number)?;
+        let lock = &shared.pool.lock_file(open.number)?;
         let (inode, table) = shared.table(open)?;
         let range = FileBytes { offset_bytes: inode.size_bytes, len_bytes };
         if len_bytes > 0 {
-            Write { shared, open, inode, table }.append_zeros(len_bytes)?;
+            Write { shared, lock, open, inode, table }.append_zeros(len_bytes)?;
         }
         let (inode, table) = shared.table(open)?;
         // With the lock nobody else changes the layout.
-        self.view_of_locked(&inode, &table, range)?.ok_or(FsError::LayoutChanged)
+        self.view_of_locked(lock, &inode, &table, range)?.ok_or(FsError::LayoutChanged)
     }
 
     /// A view of this layout of the file, if it still has it. With the file's lock: who puts something in the place of the pages later
     /// sees the pin.
     fn view_of_locked(
         &self,
+        lock: &FileLock<'_>,
         inode: &FileInode,
         table: &FileTable,
         range: FileBytes,
     ) -> Result<Option<ViewMut>> {
+        // Nobody exchanges pages as long as there is the view.
+        lock.settle()?;
         let (files, open) = (self.files(), self.inode());
         let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
         let Some(view) = files.view_of(Layout::of(inode), table, range, true)? else {

@@ -349,10 +349,7 @@ impl Core {
     /// What a file's inode has for incarnation and layout version; `None` if it is none.
     #[inline]
     pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
-        if inode >= self.segment.slots() {
-            return None;
-        }
-        let words = self.segment.slot(inode);
+        let words = self.segment.slot(inode)?;
         // Acquire: before whatever the caller does next. A pin that was set before is seen by whoever frees pages by a change that
         // these do not show: pairs with the fence in `Pins::look`.
         let load = |index: usize| words[index].load(Acquire).to_ne_bytes();
