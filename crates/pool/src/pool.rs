@@ -181,8 +181,16 @@ pub struct PoolInfo {
 
 /// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
 pub struct FileLock<'a> {
-    _first: RobustGuard<'a>,
-    _second: Option<RobustGuard<'a>>,
+    first: RobustGuard<'a>,
+    second: Option<RobustGuard<'a>>,
+}
+
+impl FileLock<'_> {
+    /// Says to those who wait that its holder goes on with something long: their [`OpenOptions::stall_timeout`] counts from here.
+    pub fn note_progress(&self) {
+        self.first.note_progress();
+        self.second.iter().for_each(RobustGuard::note_progress);
+    }
 }
 
 /// Whether a lock lets others in.
@@ -691,11 +699,11 @@ impl Pool {
     /// Locks a file for writing, against all other writers; waits.
     ///
     /// # Errors
-    /// [`PoolError::Stalled`] if somebody has it for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::Stalled`] if somebody has it and does nothing for longer than [`OpenOptions::stall_timeout`];
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
-        Ok(FileLock { _first: self.core().lock_file(inode)?, _second: None })
+        Ok(FileLock { first: self.core().lock_file(inode)?, second: None })
     }
 
     /// [`Pool::lock_file`] of two files.
@@ -710,9 +718,9 @@ impl Pool {
             false => (other, one),
         };
         let is_same = file_mutex(one) == file_mutex(other);
-        let _first = self.core().lock_file(first)?;
-        let _second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
-        Ok(FileLock { _first, _second })
+        let first = self.core().lock_file(first)?;
+        let second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
+        Ok(FileLock { first, second })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process

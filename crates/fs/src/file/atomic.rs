@@ -43,12 +43,12 @@ impl File {
             return Ok(());
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        let write = Write { shared, open: self.inode(), inode, table };
+        let write = Write { shared, lock, open: self.inode(), inode, table };
         write.replace(bytes, range)
     }
 
@@ -99,11 +99,11 @@ impl File {
         if is_one_file && overlap {
             return Err(FsError::NotPages { reason: "the two parts of the file overlap" });
         }
-        let _writing = shared.pool.lock_two_files(own.number, others.number)?;
+        let lock = &shared.pool.lock_two_files(own.number, others.number)?;
         // Not `OpenInode::table` later: a reader may show an older one there at any time.
         let of = |open| {
             let (inode, table) = shared.table(open)?;
-            Ok::<_, FsError>(Write { shared, open, inode, table })
+            Ok::<_, FsError>(Write { shared, lock, open, inode, table })
         };
         let (own_write, other_write) = (of(own)?, of(others)?);
         let mut exposed = Vec::new();
@@ -229,16 +229,15 @@ impl Write<'_> {
         let start = pages.first.0 * PAGE_BYTES;
         let end = pages.end().0 * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        let pool = &self.shared.pool;
         let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - start);
         // Less than a page before and behind.
         for (edge_from, edge_to) in [(start, from), (to, end)] {
             let mut edge = vec![0; (edge_to - edge_from) as usize];
             self.shared.read_at(self.open, &mut edge, edge_from)?;
-            pool.store(at(edge_from), &edge)?;
+            self.store(at(edge_from), &edge)?;
         }
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        Ok(pool.store(at(from), &bytes[part])?)
+        self.store(at(from), &bytes[part])
     }
 
     /// Makes sure that pages hold nothing but the file's bytes, and returns where they lie. They end with the file's last page at the
@@ -255,7 +254,7 @@ impl Write<'_> {
             len_bytes: end_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place.offset_bytes, place.len_bytes)?;
         }
         let whole = FileBytes {
             offset_bytes: pages.first.0 * PAGE_BYTES,

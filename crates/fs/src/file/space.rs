@@ -67,9 +67,9 @@ impl File {
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
         match mode {
             Allocate::PunchHole => write.punch(range),
@@ -167,7 +167,7 @@ impl Write<'_> {
             range.end_bytes().min(self.inode.size_bytes).saturating_sub(range.offset_bytes);
         let inside = FileBytes { len_bytes, ..range };
         for place in self.table.pieces(inside).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place.offset_bytes, place.len_bytes)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{InodeUse, PoolError, Reservation};
+use aquifer_pool::{FileLock, InodeUse, Pool, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -20,6 +20,8 @@ use crate::open_inodes::OpenInode;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
+/// How much is copied between two signs to other writers of the file that it goes on.
+const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
 /// How long a thread waits until others have used the pages that they have reserved.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Runs that one transaction takes away from a file at most.
@@ -58,16 +60,16 @@ impl File {
             return Ok(offset_bytes);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        if !self.opened.options.appends() && shared.overwrite(self.inode(), bytes, range)? {
+        if !self.opened.options.appends() && shared.overwrite(lock, self.inode(), bytes, range)? {
             return Ok(range.end_bytes());
         }
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         write.write(bytes, range)?;
         Ok(range.end_bytes())
     }
@@ -123,9 +125,9 @@ impl File {
             return Err(FsError::FileTooLarge);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         match size_bytes <= write.inode.size_bytes {
             true => write.shrink(size_bytes),
             false => write.extend(size_bytes),
@@ -139,6 +141,7 @@ const COPIED_BYTES: u64 = 1 << 20;
 /// A file that is being written, locked.
 pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
+    pub lock: &'a FileLock<'a>,
     pub open: &'a OpenInode,
     pub inode: FileInode,
     pub table: Arc<FileTable>,
@@ -206,13 +209,30 @@ impl Write<'_> {
         Ok(done.len_bytes)
     }
 
+    /// Copies bytes to the pool.
+    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        store(&self.shared.pool, self.lock, offset_bytes, bytes)
+    }
+
+    /// Writes zeros over bytes of the pool.
+    pub fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len_bytes {
+            let part = (len_bytes - done).min(ZEROS.len() as u64);
+            self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
+            self.lock.note_progress();
+            done += part;
+        }
+        Ok(())
+    }
+
     /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
     fn copy_in(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         for piece in self.table.pieces(range) {
             let Some(place) = piece.pool else { continue };
             let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
             let part = &bytes[start..start + piece.file.len_bytes as usize];
-            self.shared.pool.store(place.offset_bytes, part)?;
+            self.store(place.offset_bytes, part)?;
         }
         Ok(())
     }
@@ -298,10 +318,10 @@ impl Write<'_> {
         let start = first.0 * PAGE_BYTES;
         let end = (first.0 + run.pages).min(range.pages().end().0) * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        self.shared.store_zeros(at(start), from - start)?;
+        self.store_zeros(at(start), from - start)?;
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        self.shared.pool.store(at(from), &bytes[part])?;
-        self.shared.store_zeros(at(to), end - to)
+        self.store(at(from), &bytes[part])?;
+        self.store_zeros(at(to), end - to)
     }
 
     /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
@@ -312,7 +332,7 @@ impl Write<'_> {
             len_bytes: offset_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(gap).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place.offset_bytes, place.len_bytes)?;
             edit.exposed.push(place);
         }
         Ok(())
@@ -414,6 +434,15 @@ impl Write<'_> {
     }
 }
 
+/// Copies bytes to the pool, which belong to a file that is locked.
+fn store(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
+        pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)?;
+        lock.note_progress();
+    }
+    Ok(())
+}
+
 /// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for
 /// the other threads, which use what they have and wait for nobody.
 pub(super) fn one_more<'r>(
@@ -438,7 +467,13 @@ pub(super) fn one_more<'r>(
 
 impl Shared {
     /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
-    fn overwrite(&self, open: &OpenInode, bytes: &[u8], range: FileBytes) -> Result<bool> {
+    fn overwrite(
+        &self,
+        lock: &FileLock<'_>,
+        open: &OpenInode,
+        bytes: &[u8],
+        range: FileBytes,
+    ) -> Result<bool> {
         let table = open.table();
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
@@ -448,7 +483,7 @@ impl Shared {
             return Ok(false);
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
-        self.pool.store(place.offset_bytes, bytes)?;
+        store(&self.pool, lock, place.offset_bytes, bytes)?;
         self.note_modified(open, state.modified_ns)?;
         Ok(true)
     }
@@ -466,23 +501,12 @@ impl Shared {
         })
     }
 
-    /// Writes zeros over bytes of the pool.
-    pub(super) fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
-        let mut done = 0;
-        while done < len_bytes {
-            let part = (len_bytes - done).min(ZEROS.len() as u64);
-            self.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
-            done += part;
-        }
-        Ok(())
-    }
-
     /// Gives back what a file was given to grow into, and the file if it has no name any more.
     pub(super) fn close_written(&self, open: &OpenInode) -> Result<()> {
         if !open.was_given_ahead() {
             return Ok(());
         }
-        let _writing = self.pool.lock_file(open.number)?;
+        let lock = &self.pool.lock_file(open.number)?;
         let (inode, table) = self.table(open)?;
         if inode.is_immutable
             || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES)
@@ -491,7 +515,7 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, open, inode, table }
+        Write { shared: self, lock, open, inode, table }
             .relocate(Edit { splices, ..Edit::default() }, Vec::new())
     }
 }
@@ -499,13 +523,12 @@ impl Shared {
 impl Write<'_> {
     /// Copies pages from an offset of the pool to a run.
     pub fn copy_pages(&self, from_bytes: u64, to: Run) -> Result<()> {
-        let pool = &self.shared.pool;
         let (to, mut done) = (to.bytes(), 0);
         let mut bytes = vec![0; COPIED_BYTES.min(to.len_bytes) as usize];
         while done < to.len_bytes {
             let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
-            pool.load(from_bytes + done, part)?;
-            pool.store(to.offset_bytes + done, part)?;
+            self.shared.pool.load(from_bytes + done, part)?;
+            self.store(to.offset_bytes + done, part)?;
             done += part.len() as u64;
         }
         Ok(())

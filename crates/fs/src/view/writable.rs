@@ -92,11 +92,11 @@ impl File {
         self.check_reads()?;
         self.check_writes()?;
         let (shared, open) = (&self.files().shared, self.inode());
-        let _writing = shared.pool.lock_file(open.number)?;
+        let lock = &shared.pool.lock_file(open.number)?;
         let (inode, table) = shared.table(open)?;
         let range = FileBytes { offset_bytes: inode.size_bytes, len_bytes };
         if len_bytes > 0 {
-            Write { shared, open, inode, table }.append_zeros(len_bytes)?;
+            Write { shared, lock, open, inode, table }.append_zeros(len_bytes)?;
         }
         let (inode, table) = shared.table(open)?;
         // With the lock nobody else changes the layout.
