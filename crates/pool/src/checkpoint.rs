@@ -208,8 +208,9 @@ impl Core {
 
     /// Which part of the log is in use, in percent.
     pub fn log_use_percent(&self) -> u64 {
-        let used = self.control().durable_lsn.load(Relaxed)
-            - self.control().tail_lsn.load(Relaxed).min(self.control().durable_lsn.load(Relaxed));
+        let durable_lsn = self.control().durable_lsn.load(Relaxed);
+        // Others move both meanwhile: the tail may be beyond what was durable.
+        let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
         used * 100 / self.layout.log().len_bytes
     }
 

@@ -200,8 +200,16 @@ pub struct Room {
 pub struct FileLock<'a> {
     core: &'a Core,
     mutexes: [usize; 2],
-    _first: RobustGuard<'a>,
-    _second: Option<RobustGuard<'a>>,
+    first: RobustGuard<'a>,
+    second: Option<RobustGuard<'a>>,
+}
+
+impl FileLock<'_> {
+    /// Says to those who wait that its holder goes on with something long: their [`OpenOptions::stall_timeout`] counts from here.
+    pub fn note_progress(&self) {
+        self.first.note_progress();
+        self.second.iter().for_each(RobustGuard::note_progress);
+    }
 }
 
 impl FileLock<'_> {
@@ -793,13 +801,13 @@ impl Pool {
     /// Locks a file for writing, against all other writers; waits.
     ///
     /// # Errors
-    /// [`PoolError::Stalled`] if somebody has it for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::Stalled`] if somebody has it and does nothing for longer than [`OpenOptions::stall_timeout`];
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
         let core = self.core();
         let mutexes = [file_mutex(inode); 2];
-        Ok(FileLock { core, mutexes, _first: core.lock_file(inode)?, _second: None })
+        Ok(FileLock { core, mutexes, first: core.lock_file(inode)?, second: None })
     }
 
     /// [`Pool::lock_file`] of two files.
@@ -814,9 +822,9 @@ impl Pool {
             false => (other, one),
         };
         let is_same = file_mutex(one) == file_mutex(other);
-        let _first = self.core().lock_file(first)?;
-        let _second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
-        Ok(FileLock { core: self.core(), mutexes: [one, other].map(file_mutex), _first, _second })
+        let first = self.core().lock_file(first)?;
+        let second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
+        Ok(FileLock { core: self.core(), mutexes: [one, other].map(file_mutex), first, second })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process

@@ -233,16 +233,15 @@ impl Write<'_> {
         let start = pages.first.0 * PAGE_BYTES;
         let end = pages.end().0 * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        let pool = &self.shared.pool;
         let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - start);
         // Less than a page before and behind.
         for (edge_from, edge_to) in [(start, from), (to, end)] {
             let mut edge = vec![0; (edge_to - edge_from) as usize];
             self.shared.read_at(self.open, &mut edge, edge_from)?;
-            pool.store(at(edge_from), &edge)?;
+            self.put(at(edge_from), &edge)?;
         }
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        Ok(pool.store(at(from), &bytes[part])?)
+        self.put(at(from), &bytes[part])
     }
 
     /// Makes sure that pages hold nothing but the file's bytes, and returns where they lie. They end with the file's last page at the

@@ -7,7 +7,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{FileLock, InodeUse, PoolError, Reservation};
+use aquifer_pool::{FileLock, InodeUse, Pool, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -20,6 +20,8 @@ use crate::open_inodes::OpenInode;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
+/// How much is copied between two signs to other writers of the file that it goes on.
+const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
 /// How long a thread waits until others have used the pages that they have reserved.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
@@ -213,6 +215,23 @@ impl Write<'_> {
         Ok(done.len_bytes)
     }
 
+    /// Copies bytes to pages that are no file's yet.
+    pub fn put(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        put(&self.shared.pool, self.lock, offset_bytes, bytes)
+    }
+
+    /// Writes zeros to pages that are no file's yet.
+    pub fn put_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len_bytes {
+            let part = (len_bytes - done).min(ZEROS.len() as u64);
+            self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
+            self.lock.note_progress();
+            done += part;
+        }
+        Ok(())
+    }
+
     /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
     fn copy_in(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         for piece in self.table.pieces(range) {
@@ -227,13 +246,13 @@ impl Write<'_> {
     /// Writes over bytes of a page that the file has.
     fn store(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
         self.lock.settle()?;
-        Ok(self.shared.pool.store(place.offset_bytes, bytes)?)
+        self.put(place.offset_bytes, bytes)
     }
 
     /// Writes zeros over bytes of pages that the file has.
     pub fn store_zeros(&self, place: ByteRange) -> Result<()> {
         self.lock.settle()?;
-        self.shared.store_zeros(place.offset_bytes, place.len_bytes)
+        self.put_zeros(place.offset_bytes, place.len_bytes)
     }
 
     /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. As [`Write::take_pages`].
@@ -306,10 +325,10 @@ impl Write<'_> {
         let start = first.0 * PAGE_BYTES;
         let end = (first.0 + run.pages).min(range.pages().end().0) * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        self.shared.store_zeros(at(start), from - start)?;
+        self.put_zeros(at(start), from - start)?;
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        self.shared.pool.store(at(from), &bytes[part])?;
-        self.shared.store_zeros(at(to), end - to)
+        self.put(at(from), &bytes[part])?;
+        self.put_zeros(at(to), end - to)
     }
 
     /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
@@ -466,6 +485,15 @@ impl Write<'_> {
     }
 }
 
+/// Copies bytes to the pool, which belong to a file that is locked.
+fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
+        pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)?;
+        lock.note_progress();
+    }
+    Ok(())
+}
+
 /// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for
 /// the other threads, which use what they have and wait for nobody.
 pub(super) fn one_more<'r>(
@@ -507,7 +535,7 @@ impl Shared {
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
         lock.settle()?;
-        self.pool.store(place.offset_bytes, bytes)?;
+        put(&self.pool, lock, place.offset_bytes, bytes)?;
         self.note_modified(open, state.modified_ns)?;
         Ok(true)
     }
@@ -523,17 +551,6 @@ impl Shared {
             (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
             names.put(&inode)
         })
-    }
-
-    /// Writes zeros over bytes of the pool.
-    fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
-        let mut done = 0;
-        while done < len_bytes {
-            let part = (len_bytes - done).min(ZEROS.len() as u64);
-            self.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
-            done += part;
-        }
-        Ok(())
     }
 
     /// Gives back what a file was given to grow into, and the file if it has no name any more.
@@ -558,13 +575,12 @@ impl Shared {
 impl Write<'_> {
     /// Copies pages from an offset of the pool to a run.
     pub fn copy_pages(&self, from_bytes: u64, to: Run) -> Result<()> {
-        let pool = &self.shared.pool;
         let (to, mut done) = (to.bytes(), 0);
         let mut bytes = vec![0; COPIED_BYTES.min(to.len_bytes) as usize];
         while done < to.len_bytes {
             let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
-            pool.load(from_bytes + done, part)?;
-            pool.store(to.offset_bytes + done, part)?;
+            self.shared.pool.load(from_bytes + done, part)?;
+            self.put(to.offset_bytes + done, part)?;
             done += part.len() as u64;
         }
         Ok(())
