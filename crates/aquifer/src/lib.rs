@@ -124,6 +124,8 @@
 //! shared_between_threads::<aquifer::Objects>();
 //! shared_between_threads::<aquifer::Files>();
 //! shared_between_threads::<aquifer::File>();
+//! shared_between_threads::<aquifer::View>();
+//! shared_between_threads::<aquifer::ViewMut>();
 //! shared_between_threads::<aquifer::Attachment>();
 //! ```
 
@@ -136,14 +138,14 @@ pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,
     FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
-pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError};
+pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError, Lease, View, ViewMut};
 pub use aquifer_object::heap::ObjectHeap;
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{
     self as object, Access, AttachOptions, AttachedHeap, Attachment, CreateObject, Keys,
     ObjectError, ObjectInfo, ObjectName, ObjectState, Objects, PendingPsync, Resized,
 };
-pub use aquifer_pool::media::PersistenceDomain;
+pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
 pub use aquifer_vm::mapper::{self, FileAccess, FileView, MapError, Mapper, MapperBuilder};
 pub use aquifer_vm::prepare_thread;

@@ -379,7 +379,7 @@ fn append() {
                 let all = ["syscalls", "mmap", "mmap_populate", "pool"];
                 assert_contains(&names, &all, &report);
             }
-            assert_ratios(&report, &[&format!("append_{kind}_vs_mmap_append_{piece}")]);
+            assert_ratios(&report, &[&format!("view_append_{kind}_vs_mmap_append_{piece}")]);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What can go wrong with files.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::PoolError;
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
+use aquifer_vm::stitched::StitchError;
 
 use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace};
 
@@ -115,7 +117,7 @@ pub enum FsError {
         path: PathBuf,
     },
     /// Somebody uses it in a way that stands against it.
-    #[error("{path}: somebody has it open, or has a view of it; close that first", path = path.display())]
+    #[error("{path}: somebody has a view of it that stands against this; drop that first", path = path.display())]
     InUse {
         /// The path.
         path: PathBuf,
@@ -134,12 +136,69 @@ pub enum FsError {
         /// For what.
         what: &'static str,
     },
+    /// Somebody else has a lock that stands against the one that was asked for.
+    #[error(
+        "somebody else has the file locked, or a part of the range; wait for it, or try again later"
+    )]
+    Locked,
+    /// Waiting for a lock was ended by a signal.
+    #[error("a signal came while the lock was waited for; ask for it again")]
+    Interrupted,
+    /// The range to be locked is too far behind the start of the file.
+    #[error("only the first {limit_bytes} bytes of a file of this pool can be locked by ranges")]
+    LockTooFar {
+        /// How many bytes can be locked.
+        limit_bytes: u64,
+    },
     /// The length of a file that was opened for reading cannot be changed.
     #[error("the file was not opened for writing, and its length cannot be changed so")]
     NotResizable,
     /// A range of no bytes where there has to be one.
     #[error("the range is empty; name at least one byte")]
     EmptyRange,
+    /// A range ends behind the end of the file, or before it begins.
+    #[error("bytes {} to {} are no range of the file: it has {len_bytes}; ask for its length first, or for an open range", range.start, range.end)]
+    OutsideFile {
+        /// What was asked for.
+        range: Range<u64>,
+        /// The length of the file.
+        len_bytes: u64,
+    },
+    /// A range lies outside of a view.
+    #[error("bytes {} to {} are outside of the view, which has {len_bytes}", range.start, range.end)]
+    OutsideView {
+        /// What was asked for.
+        range: Range<u64>,
+        /// The length of the view.
+        len_bytes: u64,
+    },
+    /// The range lies in too many pieces to be a view.
+    #[error(
+        "this lies in {pieces} pieces, and a view can be made of {limit}; call `defragment`, or make views of the `runs` one by one"
+    )]
+    TooFragmented {
+        /// Pieces.
+        pieces: usize,
+        /// How many there may be: one where the media cannot be mapped in pieces.
+        limit: usize,
+    },
+    /// The pages of a view are not the file's any more.
+    #[error(
+        "the file was cut short or got a hole where the view is, so what was stored to it is lost; make a new view"
+    )]
+    LayoutChanged,
+    /// A slice was wanted of a file that others may change.
+    #[error("{path}: others may change this; make it immutable with `set_immutable`, or take a view", path = path.display())]
+    NotImmutable {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The media of the pool are not mapped, so there are no pointers to them.
+    #[error("the media of this pool are not memory; take a view, and look at it through a closure")]
+    NotMapped,
+    /// The pieces of a file cannot be mapped one behind the other.
+    #[error(transparent)]
+    Stitch(#[from] StitchError),
     /// What is to be exchanged is not whole pages of both files.
     #[error("these are not whole pages of both files: {reason}")]
     NotPages {
@@ -253,6 +312,7 @@ impl FsError {
             | FsError::IntoItself { path }
             | FsError::Immutable { path }
             | FsError::InUse { path }
+            | FsError::NotImmutable { path }
             | FsError::Options { path, .. } => Some(path),
             _ => None,
         }
@@ -269,6 +329,8 @@ impl FsError {
             | FsError::NotALink { .. }
             | FsError::EmptyRange
             | FsError::NotPages { .. }
+            | FsError::OutsideFile { .. }
+            | FsError::OutsideView { .. }
             | FsError::NotResizable
             | FsError::Options { .. } => libc::EINVAL,
             FsError::NotADirectory { .. } => libc::ENOTDIR,
@@ -276,11 +338,20 @@ impl FsError {
             FsError::NotEmpty { .. } => libc::ENOTEMPTY,
             FsError::LinkLoop { .. } => libc::ELOOP,
             FsError::TooManyLinks { .. } => libc::EMLINK,
-            FsError::Immutable { .. } | FsError::DirectoryLink { .. } => libc::EPERM,
+            FsError::Immutable { .. }
+            | FsError::NotImmutable { .. }
+            | FsError::DirectoryLink { .. } => libc::EPERM,
+            FsError::TooFragmented { .. } => libc::E2BIG,
+            FsError::LayoutChanged => libc::ESTALE,
+            FsError::NotMapped => libc::EOPNOTSUPP,
+            FsError::Stitch(_) => libc::ENOMEM,
             FsError::InUse { .. } | FsError::NotByName { .. } => libc::EBUSY,
             FsError::OtherPool => libc::EXDEV,
             FsError::NotOpenFor { .. } => libc::EBADF,
             FsError::TooManyCollisions | FsError::AttributesFull { .. } => libc::ENOSPC,
+            FsError::Locked => libc::EWOULDBLOCK,
+            FsError::Interrupted => libc::EINTR,
+            FsError::LockTooFar { .. } => libc::EOVERFLOW,
             FsError::FileTooLarge => libc::EFBIG,
             FsError::NoAttribute { .. } => libc::ENODATA,
             FsError::AttributeName { .. } => libc::ERANGE,
@@ -306,6 +377,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,
         PoolError::Stalled { .. } => libc::ETIMEDOUT,
+        PoolError::CannotLock { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         PoolError::Parameter { .. } => libc::EINVAL,
         PoolError::Damaged { .. } => libc::EUCLEAN,
         _ => libc::EIO,

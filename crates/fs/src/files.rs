@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{MetadataView, OpenOptions, Pool, PoolError, Transaction};
+use aquifer_pool::{InodeUse, MetadataView, OpenOptions, Pool, PoolError, Transaction};
 use aquifer_sys::credentials::Credentials;
+use aquifer_vm::stitched::Stitcher;
 
 use crate::error::{FsError, Result};
 use crate::file::{File, FileOptions};
@@ -17,6 +18,7 @@ use crate::metadata::Metadata;
 use crate::names::{Gone, Names, New};
 use crate::open_inodes::{OpenInode, OpenInodes};
 use crate::read_dir::ReadDir;
+use crate::view::known_paths::KnownPaths;
 use crate::walk::{self, Last, bytes_of, owned, walk};
 use crate::{attributes, walk as paths};
 
@@ -54,8 +56,11 @@ pub struct Files {
 pub(crate) struct Shared {
     pub pool: Pool,
     pub opened: OpenInodes,
+    pub known_paths: KnownPaths,
+    /// For views of fragmented files.
+    pub stitcher: Stitcher,
     /// Bits that new files do not get.
-    umask: u32,
+    pub umask: u32,
     /// Whose new files are.
     owner: Credentials,
 }
@@ -158,8 +163,15 @@ impl Files {
     pub fn new(pool: Pool) -> Files {
         let umask = aquifer_sys::credentials::umask();
         let owner = aquifer_sys::credentials::effective();
-        let opened = OpenInodes::default();
-        let files = Files { shared: Arc::new(Shared { pool, opened, umask, owner }) };
+        let shared = Shared {
+            pool,
+            opened: OpenInodes::default(),
+            known_paths: KnownPaths::new(),
+            stitcher: Stitcher::new(),
+            umask,
+            owner,
+        };
+        let files = Files { shared: Arc::new(shared) };
         if files.shared.pool.is_writable() {
             files.shared.reap_orphans();
         }
@@ -322,7 +334,7 @@ impl Files {
         })
     }
 
-    fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
+    pub(crate) fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
         let owner = self.shared.owner;
         // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
         let seed = match kind {
@@ -842,22 +854,27 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::InUse`] if somebody has a view of it, or has it open for writing, [`FsError::Pool`].
+    /// [`FsError::NotFound`], [`FsError::Pool`]. [`FsError::InUse`] if somebody has a [`ViewMut`](crate::ViewMut) of it and it is to be
+    /// immutable, or a [`Lease`](crate::Lease) and it is to be so no more.
     pub fn set_immutable(&self, path: impl AsRef<Path>, is_immutable: bool) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        self.shared.change(|names| {
-            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
-            let mut inode = walk::referred(names.slots, found)?;
-            if inode.is_immutable != is_immutable {
-                if names.slots.is_open(found.inode) {
-                    return Err(FsError::InUse { path: owned(path) });
-                }
-                inode.is_immutable = is_immutable;
-                inode.changed_ns = names.now_ns;
-                names.put(&inode)?;
+        loop {
+            let number = self.shared.look_up(path, Last::Follow)?.number;
+            // Who is writing has looked whether it may.
+            let _writing = self.shared.pool.lock_file(number)?;
+            let outcome = match is_immutable {
+                true => self.shared.freeze(path, number)?,
+                // First nobody new relies on it; then nobody does.
+                false => match self.shared.begin_to_thaw(path, number)? {
+                    Found::Elsewhere => Found::Elsewhere,
+                    Found::There => self.shared.thaw(path, number)?,
+                },
+            };
+            match outcome {
+                Found::There => return Ok(()),
+                Found::Elsewhere => {}
             }
-            Ok(())
-        })
+        }
     }
 
     fn set(&self, path: &Path, last: Last, set: impl Fn(&mut FileInode)) -> Result<()> {
@@ -1047,7 +1064,69 @@ fn missing_is_fine(outcome: Result<()>) -> Result<()> {
     }
 }
 
+/// Whether a path still led to an inode.
+enum Found {
+    There,
+    Elsewhere,
+}
+
 impl Shared {
+    /// Makes a file immutable. With its lock.
+    fn freeze(&self, path: &[u8], number: u64) -> Result<Found> {
+        self.change_found(path, number, |names, inode| {
+            if !inode.is_immutable && names.slots.is_used(number, InodeUse::Writable) {
+                return Err(FsError::InUse { path: owned(path) });
+            }
+            (inode.is_immutable, inode.is_thawing) = (true, false);
+            Ok(())
+        })
+    }
+
+    /// Says that a file is not to be relied on to stay immutable.
+    fn begin_to_thaw(&self, path: &[u8], number: u64) -> Result<Found> {
+        self.change_found(path, number, |_, inode| {
+            inode.is_thawing = inode.is_immutable;
+            Ok(())
+        })
+    }
+
+    /// Makes a file changeable, or immutable as before if somebody relies on it.
+    fn thaw(&self, path: &[u8], number: u64) -> Result<Found> {
+        let mut is_leased = false;
+        let found = self.change_found(path, number, |names, inode| {
+            is_leased = names.slots.is_used(number, InodeUse::Leased);
+            (inode.is_immutable, inode.is_thawing) = (is_leased, false);
+            Ok(())
+        })?;
+        match is_leased {
+            true => Err(FsError::InUse { path: owned(path) }),
+            false => Ok(found),
+        }
+    }
+
+    /// Changes the inode of this number, if the path leads to it.
+    fn change_found(
+        &self,
+        path: &[u8],
+        number: u64,
+        mut change: impl FnMut(&mut Names<'_, Transaction<'_>>, &mut FileInode) -> Result<()>,
+    ) -> Result<Found> {
+        self.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            if found.inode != number {
+                return Ok(Found::Elsewhere);
+            }
+            let before = walk::referred(names.slots, found)?;
+            let mut inode = before.clone();
+            change(names, &mut inode)?;
+            if inode != before {
+                inode.changed_ns = names.now_ns;
+                names.put(&inode)?;
+            }
+            Ok(Found::There)
+        })
+    }
+
     /// Looks at the metadata as of one moment.
     pub fn look<T>(&self, mut look: impl FnMut(&MetadataView<'_>) -> Result<T>) -> Result<T> {
         self.pool.look(|slots| look(slots))?
@@ -1084,7 +1163,7 @@ impl Shared {
 
     /// An inode that was just looked up, open; `None` if it was removed since.
     fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
-        let open = self.opened.open(inode, || self.pool.pin_open(inode.number))?;
+        let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
         // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
         let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
         // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
@@ -1100,7 +1179,7 @@ impl Shared {
     }
 
     /// What is left to do after a name is gone.
-    fn after(&self, gone: Gone) -> Result<()> {
+    pub fn after(&self, gone: Gone) -> Result<()> {
         match gone {
             Gone::Orphan(number) => self.reap(number).map(drop),
             Gone::Linked => Ok(()),
@@ -1110,10 +1189,11 @@ impl Shared {
     /// Frees an inode without links if no process has it open, in as many transactions as it takes; whether it did.
     pub fn reap(&self, number: u64) -> Result<bool> {
         loop {
-            let is_reaped = self.change_once(|names| match names.slots.is_open(number) {
-                true => Ok(None),
-                false => names.reap(number).map(Some),
-            })?;
+            let is_reaped =
+                self.change_once(|names| match names.slots.is_used(number, InodeUse::Open) {
+                    true => Ok(None),
+                    false => names.reap(number).map(Some),
+                })?;
             match is_reaped {
                 None => return Ok(false),
                 Some(true) => return Ok(true),

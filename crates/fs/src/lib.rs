@@ -26,12 +26,16 @@ mod metadata;
 mod names;
 mod open_inodes;
 mod read_dir;
+mod unnamed;
+mod view;
 mod walk;
 
+pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
 pub use error::{FsError, Result};
-pub use file::{Allocate, File, FileOptions};
+pub use file::{Allocate, Defragmented, File, FileOptions, FileRun, HeldRange};
 pub use files::{Files, RenameMode, Space};
 pub use metadata::Metadata;
 pub use read_dir::{DirEntry, ReadDir};
+pub use view::{Lease, MAX_VIEW_PIECES, View, ViewMut};

@@ -136,20 +136,36 @@ impl<S: ChangeSlots> Names<'_, S> {
             return Err(FsError::NotFound { path: owned(path) });
         }
         let mut directory = self.directory_of(place, path)?;
-        let number = self.slots.take_slot()?;
-        let before = Inode::decode(&self.slots.slot(number)?, number);
-        let incarnation = before.map_or(0, |before| before.incarnation).wrapping_add(1);
+        let is_directory = new.kind == FileKind::Directory;
         // As Linux has it: what is made in a directory with this bit is of its group, and directories pass it on.
         let (gid, inherited) = match directory.mode & SET_GROUP {
             0 => (new.gid, 0),
-            _ if new.kind == FileKind::Directory => (directory.gid, SET_GROUP),
+            _ if is_directory => (directory.gid, SET_GROUP),
             _ => (directory.gid, 0),
         };
+        let new = New { gid, mode: new.mode | inherited, ..new };
+        let links = if is_directory { 2 } else { 1 };
+        let inode = self.make_inode(new, directory.number, links)?;
+        let referent = Referent { inode: inode.number, kind: inode.kind };
+        self.add_name(&mut directory, &place.name, referent, path)?;
+        self.put(&directory)?;
+        Ok(inode)
+    }
+
+    /// Makes a file or a symbolic link without a name.
+    pub fn make_unnamed(&mut self, new: New<'_>) -> Result<FileInode> {
+        self.make_inode(new, ROOT_INODE, 0)
+    }
+
+    fn make_inode(&mut self, new: New<'_>, parent: u64, links: u32) -> Result<FileInode> {
+        let number = self.slots.take_slot()?;
+        let before = Inode::decode(&self.slots.slot(number)?, number);
+        let incarnation = before.map_or(0, |before| before.incarnation).wrapping_add(1);
         let mut inode = FileInode {
-            mode: new.mode & 0o7777 | inherited,
+            mode: new.mode & 0o7777,
             uid: new.uid,
-            gid,
-            links: if new.kind == FileKind::Directory { 2 } else { 1 },
+            gid: new.gid,
+            links,
             created_ns: self.now_ns,
             changed_ns: self.now_ns,
             modified_ns: self.now_ns,
@@ -157,7 +173,7 @@ impl<S: ChangeSlots> Names<'_, S> {
             ..FileInode::new(new.kind, number, incarnation)
         };
         match new.kind {
-            FileKind::Directory => (inode.parent, inode.seed) = (directory.number, new.seed),
+            FileKind::Directory => (inode.parent, inode.seed) = (parent, new.seed),
             FileKind::Link => {
                 inode.size_bytes = new.target.len() as u64;
                 match new.target.len() <= INLINE_TARGET_BYTES {
@@ -168,9 +184,6 @@ impl<S: ChangeSlots> Names<'_, S> {
             _ => {}
         }
         self.put(&inode)?;
-        let referent = Referent { inode: number, kind: new.kind };
-        self.add_name(&mut directory, &place.name, referent, path)?;
-        self.put(&directory)?;
         Ok(inode)
     }
 
@@ -188,16 +201,76 @@ impl<S: ChangeSlots> Names<'_, S> {
         if source.kind == FileKind::Directory {
             return Err(FsError::DirectoryLink { path: owned(from) });
         }
-        let mut inode = self.inode(source.inode)?;
+        let inode = self.inode(source.inode)?;
+        self.add_link(inode, &place, from, to)
+    }
+
+    /// Makes a name of an inode that is there: `path` is for messages about it.
+    fn add_link(
+        &mut self,
+        mut inode: FileInode,
+        place: &Place<'_>,
+        path: &[u8],
+        to: &[u8],
+    ) -> Result<()> {
+        if inode.is_immutable {
+            return Err(FsError::Immutable { path: owned(path) });
+        }
         if inode.links >= MAX_LINKS {
-            return Err(FsError::TooManyLinks { path: owned(from) });
+            return Err(FsError::TooManyLinks { path: owned(path) });
         }
         inode.links += 1;
         inode.changed_ns = self.now_ns;
         self.put(&inode)?;
-        let mut directory = self.directory_of(&place, to)?;
-        self.add_name(&mut directory, &place.name, source, to)?;
+        let mut directory = self.directory_of(place, to)?;
+        let referent = Referent { inode: inode.number, kind: inode.kind };
+        self.add_name(&mut directory, &place.name, referent, to)?;
         self.put(&directory)
+    }
+
+    /// Makes a name of a file or symbolic link that somebody has open, and that may have none. What had the name is
+    /// replaced.
+    pub fn link_open(&mut self, inode: FileInode, to: &[u8], may_replace: bool) -> Result<Gone> {
+        let place = walk(self.slots, to, Last::Name)?;
+        if place.name.is_empty() || (place.found.is_some() && !may_replace) {
+            return Err(FsError::Exists { path: owned(to) });
+        }
+        place.check_name(to)?;
+        if place.wants_directory {
+            return Err(FsError::NotFound { path: owned(to) });
+        }
+        let mut gone = Gone::Linked;
+        if let Some(replaced) = place.found {
+            if replaced.inode == inode.number {
+                return Ok(Gone::Linked);
+            }
+            gone = self.replace(&place, replaced, inode.kind, to)?;
+        }
+        self.add_link(inode, &place, to, to)?;
+        Ok(gone)
+    }
+
+    /// Takes a name from what has it, for something of this kind.
+    fn replace(
+        &mut self,
+        place: &Place<'_>,
+        replaced: Referent,
+        by: FileKind,
+        path: &[u8],
+    ) -> Result<Gone> {
+        match (by == FileKind::Directory, replaced.kind == FileKind::Directory) {
+            (true, true) => self.check_removable(replaced.inode, path)?,
+            (true, false) => return Err(FsError::NotADirectory { path: owned(path) }),
+            (false, true) => return Err(FsError::IsADirectory { path: owned(path) }),
+            (false, false) => {}
+        }
+        let mut directory = self.directory_of(place, path)?;
+        self.take_name(&mut directory, &place.name, path)?;
+        self.put(&directory)?;
+        match replaced.kind {
+            FileKind::Directory => self.free_directory(replaced.inode).map(|()| Gone::Linked),
+            _ => self.drop_link(replaced.inode, path),
+        }
     }
 
     /// Removes the name of a file or a symbolic link.
@@ -338,19 +411,7 @@ impl<S: ChangeSlots> Names<'_, S> {
                 // Two names of one file: POSIX wants nothing to happen.
                 return Ok(Gone::Linked);
             }
-            match (moved.kind == FileKind::Directory, replaced.kind == FileKind::Directory) {
-                (true, true) => self.check_removable(replaced.inode, to)?,
-                (true, false) => return Err(FsError::NotADirectory { path: owned(to) }),
-                (false, true) => return Err(FsError::IsADirectory { path: owned(to) }),
-                (false, false) => {}
-            }
-            let mut directory = self.directory_of(&target, to)?;
-            self.take_name(&mut directory, &target.name, to)?;
-            self.put(&directory)?;
-            match replaced.kind {
-                FileKind::Directory => self.free_directory(replaced.inode)?,
-                _ => gone = self.drop_link(replaced.inode, to)?,
-            }
+            gone = self.replace(&target, replaced, moved.kind, to)?;
         }
         self.check_movable(moved, from)?;
         let mut directory = self.directory_of(&source, from)?;

@@ -18,6 +18,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::alloc;
+use crate::commit::{PART_BYTES, parts};
 use crate::core::{Core, Maintaining};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
@@ -131,7 +132,11 @@ impl Core {
             }
             point::pass("checkpoint-written");
             if !mutant::is(self.mutant, Mutant::TailBeforeFlush) {
-                self.media.write_back(&ranges)?;
+                ranges.sort_unstable();
+                for part in parts(&ranges, PART_BYTES) {
+                    self.media.write_back(&part)?;
+                    maintaining.note_progress();
+                }
                 self.media.flush()?;
             }
             Ok(())

@@ -14,7 +14,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::patch::Patches;
 use crate::format::record::RecordBuilder;
 use crate::log::Append;
-use crate::media::ByteRange;
+use crate::media::{ByteRange, MediaError};
 use crate::point;
 use crate::pool::Pool;
 
@@ -32,6 +32,8 @@ pub struct CommitBuffer {
 const KEPT_BYTES: usize = 4 << 20;
 /// At most as many buffers are kept.
 const KEPT: usize = 8;
+/// How much is written back between two signs that it goes on.
+pub(crate) const PART_BYTES: u64 = 16 << 20;
 
 impl CommitBuffer {
     fn bytes(&self) -> &[u8] {
@@ -259,11 +261,53 @@ impl Core {
     /// Makes ranges durable that were written with [`Media::write_at`](crate::media::Media::write_at).
     pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
         self.check_writable()?;
-        self.media.write_back(ranges).and_then(|()| self.media.flush()).map_err(|error| {
+        let written = self.media.write_back(ranges).and_then(|()| self.media.flush());
+        self.or_fail(written)
+    }
+
+    /// The same for as much as it may be; `note_part` is called now and then.
+    pub fn make_durable_in_parts(
+        &self,
+        mut ranges: Vec<ByteRange>,
+        note_part: impl Fn(),
+    ) -> Result<()> {
+        self.check_writable()?;
+        ranges.sort_unstable();
+        let written = parts(&ranges, PART_BYTES).try_for_each(|part| {
+            self.media.write_back(&part)?;
+            note_part();
+            Ok(())
+        });
+        self.or_fail(written.and_then(|()| self.media.flush()))
+    }
+
+    fn or_fail(&self, written: std::result::Result<(), MediaError>) -> Result<()> {
+        written.map_err(|error| {
             self.fail(crate::log::FailureKind::Data, &error.source);
             error.into()
         })
     }
+}
+
+/// The ranges in their order, cut and put together so that no part has more than `most_bytes`.
+pub(crate) fn parts(ranges: &[ByteRange], most_bytes: u64) -> impl Iterator<Item = Vec<ByteRange>> {
+    let mut rest = ranges.iter().copied().filter(|range| range.len_bytes > 0);
+    let mut cut: Option<ByteRange> = None;
+    std::iter::from_fn(move || {
+        let (mut part, mut left_bytes) = (Vec::new(), most_bytes);
+        while left_bytes > 0
+            && let Some(range) = cut.take().or_else(|| rest.next())
+        {
+            let len_bytes = range.len_bytes.min(left_bytes);
+            part.push(ByteRange { len_bytes, ..range });
+            left_bytes -= len_bytes;
+            cut = (len_bytes < range.len_bytes).then(|| ByteRange {
+                offset_bytes: range.offset_bytes + len_bytes,
+                len_bytes: range.len_bytes - len_bytes,
+            });
+        }
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 #[cfg(test)]
@@ -273,6 +317,20 @@ mod tests {
     use super::*;
     use crate::create::CreateOptions;
     use crate::pool::OpenOptions;
+
+    #[test]
+    fn parts_are_all_there_is_and_none_is_too_large() {
+        let range = |offset_bytes, len_bytes| ByteRange { offset_bytes, len_bytes };
+        let ranges = [range(0, 10), range(20, 0), range(30, 25), range(70, 5)];
+        let cut: Vec<_> = parts(&ranges, 16).collect();
+        let expected = [
+            vec![range(0, 10), range(30, 6)],
+            vec![range(36, 16)],
+            vec![range(52, 3), range(70, 5)],
+        ];
+        assert_eq!(cut, expected);
+        assert_eq!(parts(&[], 16).count(), 0);
+    }
 
     /// Who could not take the lock after it had written a filler goes on, and so do its later commits.
     #[test]

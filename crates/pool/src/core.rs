@@ -12,17 +12,18 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
-use aquifer_vm::ProcessMark;
+use aquifer_vm::{Bytes, ProcessMark};
 use uuid::Uuid;
 
 use crate::background::Bell;
 use crate::commit::CommitBuffer;
 use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
 use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
-use crate::media::{Media, PersistenceDomain};
+use crate::media::{ByteRange, Media, MediaError, MediaOperation};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::owners::Flaw;
@@ -82,7 +83,14 @@ impl Locked<'_> {
 
 /// The maintenance mutex, held: applying records, checkpoints, superblocks.
 pub(crate) struct Maintaining<'a> {
-    _guard: RobustGuard<'a>,
+    guard: RobustGuard<'a>,
+}
+
+impl Maintaining<'_> {
+    /// Says to those who wait for the mutex that its holder goes on.
+    pub fn note_progress(&self) {
+        self.guard.note_progress();
+    }
 }
 
 /// The number of the mutex of a file.
@@ -118,18 +126,63 @@ impl Core {
         Ok(self.media.read_at(offset_bytes, bytes)?)
     }
 
+    /// Shows bytes of the media to a closure.
+    pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
+        if !self.process.is_current() {
+            return Err(PoolError::Forked);
+        }
+        let len = usize::try_from(range.len_bytes).unwrap_or(usize::MAX);
+        if self.bytes(range).is_some()
+            && let Some(mapping) = self.media.mapping()
+        {
+            let looked = mapping.guarded(self.media.file(), range.offset_bytes, len, look);
+            return looked.map_err(|_| self.unreadable(range));
+        }
+        let mut bytes = vec![0; len];
+        self.media.read_at(range.offset_bytes, &mut bytes)?;
+        Ok(look(Bytes::from(&bytes[..])))
+    }
+
+    /// Why bytes of the media could not be looked at.
+    #[cold]
+    pub fn unreadable(&self, range: ByteRange) -> PoolError {
+        let page = |at: u64| self.media.read_at(at, &mut [0]).err();
+        let found =
+            (range.offset_bytes..range.end_bytes()).step_by(PAGE_BYTES as usize).find_map(page);
+        found.map_or_else(
+            || {
+                // It is there again, and what was looked at before is not to be believed.
+                MediaError {
+                    operation: MediaOperation::Read,
+                    path: self.media.path().to_path_buf(),
+                    offset_bytes: range.offset_bytes,
+                    len_bytes: range.len_bytes,
+                    source: std::io::Error::from_raw_os_error(libc::EIO),
+                }
+                .into()
+            },
+            PoolError::from,
+        )
+    }
+
+    /// Bytes of the media in place; `None` if they are not mapped.
+    #[inline]
+    pub fn bytes(&self, range: ByteRange) -> Option<Bytes<'_>> {
+        let len = usize::try_from(range.len_bytes).ok()?;
+        let mapping = self.media.mapping()?;
+        mapping.bytes(range.offset_bytes, len).ok().or_else(|| {
+            // The media may have grown.
+            self.media.extend_mapping();
+            mapping.bytes(range.offset_bytes, len).ok()
+        })
+    }
+
     /// Copies bytes to the media, visible to all at once, without a system call where they are memory.
     ///
     /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
     /// folio has all of that written back.
     pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        if self.media.domain() != PersistenceDomain::PageCache
-            && let Some(mapping) = self.media.mapping()
-            && mapping.write(offset_bytes, bytes).is_ok()
-        {
-            return Ok(());
-        }
-        Ok(self.media.write_at(offset_bytes, bytes)?)
+        Ok(self.media.store_at(offset_bytes, bytes)?)
     }
 
     /// What records of this pool carry now.
@@ -208,28 +261,30 @@ impl Core {
         Ok(locked)
     }
 
-    /// Whether the log was durable up to there already, and something is behind it.
-    fn waits_since(&self, durable_lsn: u64) -> bool {
-        let control = self.control();
-        control.durable_lsn.load(Relaxed) == durable_lsn
-            && control.pending_first.load(Relaxed) != control.pending_next.load(Relaxed)
-    }
-
     /// Takes the maintenance mutex. What it protects is idempotent: after a dead holder it is done again.
     pub fn maintain(&self) -> Result<Maintaining<'_>> {
-        let durable_lsn = self.control().durable_lsn.load(Relaxed);
-        let taken = self.take(&self.control().maintenance_mutex, "the maintenance lock");
-        let mut guard = taken.map_err(|error| match error {
-            // The holder may wait itself, for a commit that somebody does not finish: who that is can do something.
-            PoolError::Stalled { .. } if self.waits_since(durable_lsn) => self.stalled_append(),
-            error => error,
-        })?;
+        let mutex = &self.control().maintenance_mutex;
+        // The holder may wait itself, for commits up to here: for one that is being written, with patience, or for one that somebody
+        // does not finish, and who that is can do something.
+        let head_lsn = self.head_lsn();
+        let mut guard = loop {
+            let progress = self.log_progress();
+            let (durable_lsn, _) = progress;
+            match self.take(mutex, "the maintenance lock") {
+                Err(PoolError::Stalled { .. }) if durable_lsn < head_lsn => {
+                    if self.log_progress() == progress {
+                        return Err(self.stalled_append());
+                    }
+                }
+                taken => break taken?,
+            }
+        };
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
             image::mark_changed(self, 0..self.layout.metadata_pages);
             guard.repaired();
         }
-        Ok(Maintaining { _guard: guard })
+        Ok(Maintaining { guard })
     }
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:

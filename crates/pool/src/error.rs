@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::broker::AccessError;
 use crate::format::FormatError;
 use crate::media::{MediaError, OpenError, PersistenceDomain};
 
@@ -16,6 +17,9 @@ pub enum PoolError {
     /// What lies at the path cannot be the media of a pool, or could not be made.
     #[error(transparent)]
     NotOpened(#[from] OpenError),
+    /// Access to the pool could not be had from its broker, or be given by one.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The pool could not be opened.
     #[error("cannot open {}: {reason}", path.display())]
     Open {
@@ -202,6 +206,15 @@ pub enum PoolError {
     AlreadyLocked {
         /// The inode.
         number: u64,
+    },
+    /// The system did not lock a file, or not let it be asked about.
+    #[error("inode {inode} cannot be locked: {source}")]
+    CannotLock {
+        /// The number of its inode.
+        inode: u64,
+        /// The system's error: `EINTR` if waiting for the lock was ended by a signal.
+        #[source]
+        source: io::Error,
     },
     /// Too many processes have the pool open.
     #[error("{limit} processes have the pool open, which is the limit")]

@@ -52,7 +52,7 @@ impl Pool {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Layout> {
         let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
-        let core = recovery::open(media, &options)?.core;
+        let core = recovery::open(media, &options, None)?.core;
         let grown = core.grow(len_bytes, progress);
         // Nothing was done that closing would have to write, and it would write the old length.
         core.membership.leave();

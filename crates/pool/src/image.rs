@@ -14,7 +14,8 @@ use aquifer_sys::patience::Waited;
 use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::file::{FileKind, FileState, is_unlinked};
+use crate::format::directory;
+use crate::format::file::{DirectoryFields, FileKind, FileState, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
@@ -88,7 +89,9 @@ pub(crate) fn apply_slots<'a>(
     // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
     fence(Release);
     point::pass("apply-odd");
+    let mut changes_names = false;
     for (slot, after) in slots {
+        changes_names |= is_of_names(after);
         if slot == HEAD_SLOT && raises_fresh(&load_slot(segment, HEAD_SLOT), after) {
             // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
             // `use_fresh_pages`.
@@ -99,6 +102,10 @@ pub(crate) fn apply_slots<'a>(
             alloc::note_slot(segment, slot, after);
         }
     }
+    if changes_names {
+        // Release: who sees the new version does not take the image for unchanged.
+        control.names_version.fetch_add(1, Release);
+    }
     point::pass("apply-stored");
     // Before the version: who sees the change also sees how far the log must be durable for it to last.
     if control.metadata_lsn.load(Relaxed) < end_lsn {
@@ -107,6 +114,11 @@ pub(crate) fn apply_slots<'a>(
     point::pass("apply-counted");
     // Release: pairs with the Acquire in `consistent`.
     control.image_version.store(version + 1, Release);
+}
+
+/// Whether paths may lead elsewhere when this slot is changed: every change of names changes a directory.
+fn is_of_names(bytes: &SlotBytes) -> bool {
+    bytes[..4] == directory::MAGIC || DirectoryFields::read(bytes).is_some()
 }
 
 /// Whether pages are fresh by one head that are not by the next.
@@ -249,6 +261,13 @@ impl Core {
             FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
+    }
+
+    /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
+    #[inline]
+    pub fn names_version(&self) -> u64 {
+        // Acquire: the metadata that is looked at afterwards is at least as new. Pairs with the Release in `apply`.
+        self.control().names_version.load(Acquire)
     }
 
     /// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.

@@ -9,7 +9,8 @@
 //!              │
 //!      log ── replay ── checkpoint ── recovery        the one redo log
 //!              │
-//!   core ── segment ── membership         what the processes of a pool share at run time
+//!   core ── segment ── membership ── broker        what the processes of a pool share at run time
+//!                         advisory               locks of files, for their users
 //!              │
 //!   format    media                       bytes on media; how they become durable
 //! ```
@@ -51,9 +52,11 @@
 //! # }
 //! ```
 
+mod advisory;
 mod alloc;
 mod background;
 mod bitmap;
+pub mod broker;
 pub mod check;
 mod checkpoint;
 mod commit;
@@ -83,13 +86,15 @@ mod slots;
 mod transaction;
 mod zero;
 
+pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
+pub use broker::{AccessError, AccessKey, Broker};
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
 pub use image::View as MetadataView;
 pub use mutant::Mutant;
-pub use pins::{OwnedPin, Pin};
+pub use pins::{InodeUse, OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;

@@ -45,7 +45,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::Duration;
 
 use aquifer_sys::futex;
-use aquifer_sys::patience::Waited;
+use aquifer_sys::patience::WaitedFor;
 
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
@@ -390,7 +390,7 @@ impl Core {
     /// Waits until everything before `lsn` is durable, completing what others left behind.
     pub fn wait_durable(&self, lsn: u64) -> Result<()> {
         let control = self.control();
-        let mut stalled: Option<(u64, Waited)> = None;
+        let mut waited = WaitedFor::new(self.log_progress());
         loop {
             // Acquire: pairs with `signal`; a change after this load makes the wait return at once.
             let signal = control.signal.load(Acquire);
@@ -407,18 +407,19 @@ impl Core {
             control.waiters.fetch_add(1, AcqRel);
             futex::wait_shared(&control.signal, signal, Some(LOOK_AFTER));
             control.waiters.fetch_sub(1, AcqRel);
-            if control.signal.load(Acquire) == signal && !self.help()? {
-                let durable = control.durable_lsn.load(Acquire);
-                match &mut stalled {
-                    Some((at, waited)) if *at == durable => {
-                        if waited.look() > self.stall_timeout {
-                            return Err(self.stalled_append());
-                        }
-                    }
-                    _ => stalled = Some((durable, Waited::new())),
-                }
+            if control.signal.load(Acquire) == signal
+                && !self.help()?
+                && waited.look(self.log_progress()) > self.stall_timeout
+            {
+                return Err(self.stalled_append());
             }
         }
+    }
+
+    /// Changes when the log becomes durable further, or a part of what its first append is to make so.
+    pub(crate) fn log_progress(&self) -> (u64, u64) {
+        let first = self.control().pending_first.load(Relaxed);
+        (self.control().durable_lsn.load(Acquire), self.pending(first).progress.load(Relaxed))
     }
 
     /// Whether the first append is one that whoever needs it completes.

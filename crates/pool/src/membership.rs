@@ -6,9 +6,11 @@
 //! | recovery | briefly, by readers that open | by who opens or closes for writing |
 //! | snapshots | by readers without a segment | by the first writer, briefly |
 //! | zeroer | | by who zeroes free pages, meanwhile |
+//! | broker | | by the pool's [broker](crate::broker), in an open file of its own |
 //! | pins *i* | by who owns block *i* of the pins, readers too | by nobody: asking for it tells whether the owner lives |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
+//! | whole file *n*, bytes of files | as their users like | as their users like ([`advisory`](crate::advisory)) |
 //! | all there are | | by who makes media of what was there |
 //!
 //! Such locks belong to an open file, vanish when its last descriptor is closed, also by SIGKILL, are seen
@@ -32,9 +34,14 @@ const OPENERS: u64 = BASE;
 const RECOVERY: u64 = BASE + 1;
 const SNAPSHOTS: u64 = BASE + 2;
 const ZEROER: u64 = BASE + 3;
+const BROKER: u64 = BASE + 4;
 const PROCESS: u64 = BASE + (1 << 12);
 const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
+/// Advisory locks of whole files: as many bytes as there can be inodes, from here on.
+pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
+/// Advisory locks of bytes of files: as many bytes as this number says, from it on.
+pub(crate) const FILE_BYTES: u64 = 1 << 62;
 const NO_SLOT: usize = usize::MAX;
 
 /// A byte to lock.
@@ -44,6 +51,7 @@ pub(crate) enum Byte {
     Recovery,
     Snapshots,
     Zeroer,
+    Broker,
     PinBlock(usize),
     Process(usize),
     Inode(u64),
@@ -56,10 +64,27 @@ impl Byte {
             Byte::Recovery => RECOVERY,
             Byte::Snapshots => SNAPSHOTS,
             Byte::Zeroer => ZEROER,
+            Byte::Broker => BROKER,
             Byte::PinBlock(index) => PIN_BLOCK + index as u64,
             Byte::Process(index) => PROCESS + index as u64,
             Byte::Inode(number) => INODE + number,
         })
+    }
+}
+
+/// A byte, locked in an open file of its own until this is dropped, or the process dies.
+#[derive(Debug)]
+pub(crate) struct HeldByte {
+    _not_inherited: NotInherited,
+    _file: OwnedFd,
+}
+
+impl HeldByte {
+    /// Locks a byte if nobody else has it; `file` was opened for that.
+    pub fn try_take(file: OwnedFd, byte: Byte) -> io::Result<Option<HeldByte>> {
+        let is_taken = lock::try_lock(file.as_fd(), byte.range(), LockKind::Exclusive)?;
+        let _not_inherited = NotInherited::new(file.as_fd());
+        Ok(is_taken.then_some(HeldByte { _not_inherited, _file: file }))
     }
 }
 

@@ -206,19 +206,21 @@ impl Core {
         let close_lsn = pending.close_lsn.load(Relaxed);
         let close = self.read_record(close_lsn);
         let close = close.map_err(|error| self.fail_unreadable(close_lsn, error))?.header;
+        // Relaxed: a hint for those who wait.
+        let note_progress = || _ = pending.progress.fetch_add(1, Relaxed);
         if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
-            self.make_durable(&exposed)?;
+            self.make_durable_in_parts(exposed, note_progress)?;
         }
         point::pass("packed-flushed");
         let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
         self.store(mark_position, &close.close_mark())?;
         point::pass("packed-marked");
-        self.write_packed(append.lsn, append.end_lsn)?;
+        self.write_packed(append.lsn, append.end_lsn, note_progress)?;
         self.complete(&mut append)
     }
 
     /// Makes this part of the log durable as it is.
-    fn write_packed(&self, lsn: u64, end_lsn: u64) -> Result<()> {
+    fn write_packed(&self, lsn: u64, end_lsn: u64, note_progress: impl Fn()) -> Result<()> {
         let (position, len_bytes) = (self.position(lsn), end_lsn - lsn);
         if self.media.domain() != PersistenceDomain::PageCache {
             let range = ByteRange { offset_bytes: position, len_bytes };
@@ -230,6 +232,7 @@ impl Core {
             let chunk = &mut bytes[..CHUNK_BYTES.min(len_bytes - done) as usize];
             self.media.read_at(position + done, chunk)?;
             self.write_log(lsn + done, chunk)?;
+            note_progress();
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A pool, opened.
 
-use std::path::Path;
+use std::fs::{File, Metadata};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,10 +9,12 @@ use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
 use aquifer_sys::robust::RobustGuard;
+use aquifer_vm::Bytes;
 use uuid::Uuid;
 
 use crate::alloc::{Space, Wanted};
 use crate::background::Worker;
+use crate::broker::{self, AccessKey, Granted};
 use crate::commit::{Commit, CommitContent};
 use crate::core::{Core, file_mutex};
 use crate::create::{CreateOptions, lock_to_format};
@@ -23,11 +26,11 @@ use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
 use crate::image::View as MetadataView;
-use crate::media::{self, ByteRange, Media, PersistenceDomain};
+use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::Mutant;
 use crate::point;
-use crate::recovery;
+use crate::recovery::{self, Opened};
 use crate::replay::Committed;
 use crate::reservation::Reservation;
 use crate::segment::Segment;
@@ -42,6 +45,11 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Takes the media for this domain, whatever it is: for tests.
     pub domain: Option<PersistenceDomain>,
+    /// What guards the media against stray stores of this process, if it opens them for writing.
+    pub write_windows: WriteWindows,
+    /// Where the pool's [broker](crate::broker) is asked for access; beside the pool if it is not said. See
+    /// [`Pool::open_granted`].
+    pub broker_socket: Option<PathBuf>,
     /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
     /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
@@ -73,6 +81,8 @@ impl Default for OpenOptions {
             read_only: false,
             exclusive: false,
             domain: None,
+            write_windows: WriteWindows::None,
+            broker_socket: None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
             zero_bytes_per_second: 256 << 20,
@@ -86,6 +96,13 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
+    /// The same for the media.
+    pub(crate) fn media(&self) -> media::OpenOptions {
+        let options =
+            media::OpenOptions::new().writable(!self.read_only).write_windows(self.write_windows);
+        self.domain.into_iter().fold(options, media::OpenOptions::domain)
+    }
+
     pub(crate) fn boot(&self) -> u64 {
         self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
@@ -113,7 +130,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub struct PoolInfo {
     /// The file.
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
     /// Names the pool.
     pub uuid: Uuid,
     /// When it was made, in nanoseconds since 1970.
@@ -228,10 +245,8 @@ impl Pool {
         options: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Pool> {
-        let file = open
-            .domain
-            .into_iter()
-            .fold(media::CreateOptions::new(), |file, domain| file.domain(domain));
+        let file = media::CreateOptions::new().write_windows(open.write_windows);
+        let file = open.domain.into_iter().fold(file, media::CreateOptions::domain);
         Self::create_with(path, len_bytes, options, &file, open, &mut |_, _| {})
     }
 
@@ -294,16 +309,62 @@ impl Pool {
     /// Anything that is wrong with it: [`PoolError::NotAPool`], [`PoolError::Damaged`], [`PoolError::Truncated`],
     /// [`PoolError::FutureVersion`], [`PoolError::ReadOnly`], [`PoolError::Busy`], [`PoolError::BusyElsewhere`].
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Pool> {
-        let media = media::open(path.as_ref(), !options.read_only, options.domain)?;
-        Self::open_on(media, options)
+        Self::open_on(options.media().open(path.as_ref())?, options)
     }
 
-    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file.
+    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file. Domain and write
+    /// windows are those of the media.
     ///
     /// # Errors
     /// As for [`Pool::open`].
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
-        let opened = recovery::open(media, options)?;
+        Self::start(recovery::open(media, options, None)?, options)
+    }
+
+    /// Opens a pool for writing that this process may not open so by itself: its broker hands out what is needed to who has the
+    /// key. Closing it is as for any other; the broker may be gone by then.
+    ///
+    /// The broker must belong to the pool's owner, or to root: nobody else is told the key.
+    ///
+    /// # Errors
+    /// [`PoolError::Access`]; those of [`Pool::open`].
+    pub fn open_granted(
+        path: impl AsRef<Path>,
+        key: &AccessKey,
+        options: &OpenOptions,
+    ) -> Result<Pool> {
+        let metadata = std::fs::metadata(path.as_ref());
+        let metadata = metadata.map_err(|source| media::OpenError::of(path.as_ref(), source))?;
+        Self::ask_for_access(path.as_ref(), &metadata, None, key, options)
+    }
+
+    /// The same pool once more, for writing: for a process that has opened it for reading, and may open it no other way. This handle
+    /// goes on reading.
+    ///
+    /// # Errors
+    /// As for [`Pool::open_granted`].
+    pub fn grant_access(&self, key: &AccessKey, options: &OpenOptions) -> Result<Pool> {
+        let media = self.media();
+        let metadata = (media.file().try_clone_to_owned().map(File::from))
+            .and_then(|file| file.metadata())
+            .map_err(|source| media::OpenError::of(media.path(), source))?;
+        Self::ask_for_access(media.path(), &metadata, Some(self.uuid()), key, options)
+    }
+
+    fn ask_for_access(
+        path: &Path,
+        metadata: &Metadata,
+        uuid: Option<Uuid>,
+        key: &AccessKey,
+        options: &OpenOptions,
+    ) -> Result<Pool> {
+        let options = OpenOptions { read_only: false, exclusive: false, ..options.clone() };
+        let Granted { file, shared } = broker::ask(path, metadata, uuid, key, &options)?;
+        let media = options.media().open_file(file.into(), path)?;
+        Self::start(recovery::open(media, &options, Some(shared))?, &options)
+    }
+
+    fn start(opened: Opened, options: &OpenOptions) -> Result<Pool> {
         let has_workers = opened.core.is_writable && options.background;
         let checkpointer = has_workers.then(|| Worker::checkpointer(&opened.core)).flatten();
         let zeroer = (has_workers && options.zero_bytes_per_second > 0)
@@ -579,6 +640,35 @@ impl Pool {
         self.core().store(offset_bytes, bytes)
     }
 
+    /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy. Others may change them meanwhile. If a
+    /// byte cannot be had that it looks at, its result is dropped.
+    ///
+    /// # Errors
+    /// [`PoolError::Media`]; [`PoolError::Forked`].
+    pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
+        self.core().look_at(range, look)
+    }
+
+    /// Has the CPU fetch the beginning of a range of the data, which will be looked at soon.
+    #[inline]
+    pub fn prefetch(&self, range: ByteRange) {
+        if let Some(mapping) = self.core().media.mapping() {
+            mapping.prefetch(range.offset_bytes, range.len_bytes as usize);
+        }
+    }
+
+    /// Why bytes could not be looked at in another way than [`Pool::look_at`].
+    pub fn unreadable(&self, range: ByteRange) -> PoolError {
+        self.core().unreadable(range)
+    }
+
+    /// Bytes of the data in place, for who has them pinned; `None` where the media are not mapped. Where a byte cannot be had any
+    /// more, looking at it raises `SIGBUS`, as with mmap.
+    #[inline]
+    pub fn bytes(&self, range: ByteRange) -> Option<Bytes<'_>> {
+        self.core().bytes(range)
+    }
+
     /// Makes everything durable that was changed before, by any process.
     ///
     /// # Errors
@@ -637,6 +727,13 @@ impl Pool {
     #[inline]
     pub fn layout_version(&self, number: u64) -> u64 {
         self.core().layout_version(number)
+    }
+
+    /// Raised by each change of names, by any process. Where a path led when this was the same, it leads now, and what is looked at
+    /// after it was asked is at least as new.
+    #[inline]
+    pub fn names_version(&self) -> u64 {
+        self.core().names_version()
     }
 
     /// Inodes of files that have no name: somebody has them open, or had them when it died.
@@ -796,10 +893,17 @@ impl Pool {
 }
 
 impl LockMode {
-    fn kind(self) -> LockKind {
+    pub(crate) fn kind(self) -> LockKind {
         match self {
             LockMode::Shared => LockKind::Shared,
             LockMode::Exclusive => LockKind::Exclusive,
+        }
+    }
+
+    pub(crate) fn of(kind: LockKind) -> LockMode {
+        match kind {
+            LockKind::Shared => LockMode::Shared,
+            LockKind::Exclusive => LockMode::Exclusive,
         }
     }
 }

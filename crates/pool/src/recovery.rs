@@ -15,9 +15,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
+use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
 use crate::alloc;
+use crate::broker::AccessError;
 use crate::checkpoint::write_superblocks;
 use crate::core::Core;
 use crate::create::new_uuid;
@@ -227,15 +229,26 @@ pub(crate) struct Opened {
     pub recovered_records: u64,
 }
 
-/// Opens the pool on `media`.
-pub(crate) fn open(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> {
+/// What another process shares with this one, which could not reach it by itself.
+pub(crate) struct Shared {
+    pub segment_id: Uuid,
+    pub segment: SharedMemory,
+    pub pins: SharedMemory,
+}
+
+/// Opens the pool on `media`. With `shared`, only together with who gave it.
+pub(crate) fn open(
+    media: Arc<dyn Media>,
+    options: &OpenOptions,
+    shared: Option<Shared>,
+) -> Result<Opened> {
     if !options.read_only && !media.is_writable() {
         return Err(PoolError::ReadOnly {
             path: media.path().to_path_buf(),
             reason: "the file or its file system is read-only",
         });
     }
-    let opened = open_locked(&media, options);
+    let opened = open_locked(&media, options, shared);
     if opened.is_err()
         && let Ok(members) = Membership::new(media.file())
     {
@@ -245,7 +258,11 @@ pub(crate) fn open(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Opene
     opened
 }
 
-fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> {
+fn open_locked(
+    media: &Arc<dyn Media>,
+    options: &OpenOptions,
+    shared: Option<Shared>,
+) -> Result<Opened> {
     let failed = |source| lock_error(&**media, source);
     let members = Membership::new(media.file()).map_err(failed)?;
     let recovery = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
@@ -259,7 +276,9 @@ fn open_locked(media: &Arc<dyn Media>, options: &OpenOptions) -> Result<Opened> 
     }
     let role = choose_role(&**media, &members, options)?;
     let opened = match role {
-        Role::Joined => join(media, members, superblocks.valid, options),
+        Role::Joined => join(media, members, superblocks.valid, options, shared),
+        // Who has shared it is gone: what there is now is for whoever may open the pool by himself.
+        _ if shared.is_some() => Err(AccessError::ended(media.path()).into()),
         Role::First | Role::Alone | Role::Snapshot => {
             build(media, members, superblocks, options, &role)
         }
@@ -318,15 +337,28 @@ fn join(
     members: Membership,
     superblock: Superblock,
     options: &OpenOptions,
+    shared: Option<Shared>,
 ) -> Result<Opened> {
     let elsewhere = |reason| PoolError::BusyElsewhere { path: media.path().to_path_buf(), reason };
     if superblock.segment.is_nil() {
         return Err(elsewhere("the superblock names no shared memory".to_owned()));
     }
     let id = superblock.segment;
-    let segment = Segment::open(id, superblock.uuid, &superblock.layout, !options.read_only)
-        .map_err(elsewhere)?;
-    let pins = Pins::open(&Segment::name_of_pins(id), superblock.uuid).map_err(elsewhere)?;
+    let (uuid, layout) = (superblock.uuid, &superblock.layout);
+    let (segment, pins) = match shared {
+        // The pool was closed meanwhile, and opened again.
+        Some(shared) if shared.segment_id != id => {
+            return Err(AccessError::ended(media.path()).into());
+        }
+        Some(shared) => {
+            (Segment::adopt(shared.segment, uuid, layout), Pins::adopt(shared.pins, uuid))
+        }
+        None => (
+            Segment::open(id, uuid, layout, !options.read_only),
+            Pins::open(&Segment::name_of_pins(id), uuid),
+        ),
+    };
+    let (segment, pins) = (segment.map_err(elsewhere)?, pins.map_err(elsewhere)?);
     let core = new_core(media, members, &superblock, (segment, pins), id, options);
     if core.is_writable {
         take_slot(&core)?;

@@ -56,7 +56,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM02");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM03");
 
 /// An append that was begun and is not yet part of the durable prefix.
 #[repr(C)]
@@ -77,6 +77,8 @@ pub(crate) struct Pending {
     pub close_lsn: AtomicU64,
     /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
+    /// Raised by who makes it durable, with each part that is: it may be gigabytes, and others wait for it.
+    pub progress: AtomicU64,
 }
 
 /// States of a pending append.
@@ -136,6 +138,8 @@ pub(crate) struct Control {
     pub failure_kind: AtomicU64,
     /// Odd while the image is being changed.
     pub image_version: AtomicU64,
+    /// Raised, while the image version is odd, by each change of what a path leads to.
+    pub names_version: AtomicU64,
     pub generation: AtomicU64,
     /// Sequence number of the superblocks on media.
     pub sequence: AtomicU64,
@@ -281,9 +285,18 @@ impl Segment {
         layout: &Layout,
         writable: bool,
     ) -> std::result::Result<Segment, String> {
-        use std::sync::atomic::Ordering::Relaxed;
         let memory =
             SharedMemory::open(&Self::name(id), writable).map_err(|error| error.to_string())?;
+        Self::adopt(memory, pool, layout)
+    }
+
+    /// As [`Segment::open`], of memory that is there already.
+    pub fn adopt(
+        memory: SharedMemory,
+        pool: Uuid,
+        layout: &Layout,
+    ) -> std::result::Result<Segment, String> {
+        use std::sync::atomic::Ordering::Relaxed;
         if memory.len_bytes() < len_bytes(layout) {
             return Err("it is too small for this pool".to_owned());
         }
@@ -301,6 +314,11 @@ impl Segment {
             return Err("its locks are those of another C library".to_owned());
         }
         Ok(segment)
+    }
+
+    /// The descriptor.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.memory.file()
     }
 
     /// What the system calls the pins beside it.

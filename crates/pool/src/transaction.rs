@@ -19,6 +19,7 @@ use crate::image::{self, load_slot};
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
+use crate::pins::InodeUse;
 use crate::point;
 use crate::reservation::Reservation;
 use crate::slots::{ChangeSlots, ReadSlots};
@@ -139,10 +140,10 @@ impl Transaction<'_> {
         }
     }
 
-    /// Whether any process has an open pin of an inode: [`Pool::pin_open`](crate::Pool::pin_open). One that had no link before this transaction
+    /// Whether any process has such a pin of an inode: [`Pool::pin_inode`](crate::Pool::pin_inode). One that had no link before this transaction
     /// began, and is not open, can be given back.
-    pub fn is_open(&self, inode: u64) -> bool {
-        self.core().is_open(&self.locked, inode)
+    pub fn is_used(&self, inode: u64, usage: InodeUse) -> bool {
+        self.core().is_used(&self.locked, inode, usage)
     }
 
     /// Says that pages before this one are not fresh from now on.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_pool::check::{CheckOptions, check};
-use aquifer_pool::media::{MediaOperation, PersistenceDomain};
+use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
@@ -170,6 +170,44 @@ fn a_full_table_of_appends_is_somebodys_fault() {
     pool.sync().unwrap();
     let expected = Model::from([(b"object".to_vec(), vec![last]), (b"last".to_vec(), vec![0])]);
     assert_eq!(contents(&pool).unwrap(), expected);
+}
+
+/// What is exposed may be gigabytes. Who waits for whoever makes it durable is patient as long as that one goes on, also behind
+/// a checkpoint that waits.
+#[test]
+fn who_makes_much_durable_is_not_taken_for_stopped() {
+    const PARTS: u64 = 12;
+    let media = Arc::new(CrashMedia::new(24 << 20, PersistenceDomain::PageCache).unwrap());
+    let patience = Duration::from_secs(1);
+    let options = OpenOptions { stall_timeout: patience, ..alone(None) };
+    let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
+    let data = pool.layout().data();
+    // The same bytes again and again are as good as more of them.
+    let range = ByteRange { len_bytes: 16 << 20, ..data };
+    pool.change(Vec::new(), |change| {
+        (0..PARTS).for_each(|_| change.expose(range));
+        Ok(())
+    })
+    .unwrap();
+    let write_back = Trigger::on(MediaOperation::WriteBack).within(data);
+    let gates: Vec<_> = (0..PARTS).map(|n| media.hold(write_back.clone().nth(n + 1))).collect();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| pool.sync());
+        gates[0].wait_until_reached();
+        let waiting = [
+            scope.spawn(|| pool.sync()),
+            scope.spawn(|| pool.checkpoint()),
+            scope.spawn(|| pool.checkpoint()),
+        ];
+        for gate in &gates {
+            gate.wait_until_reached();
+            // All parts together take longer than anybody's patience.
+            std::thread::sleep(patience / 4);
+            gate.open();
+        }
+        first.join().unwrap().unwrap();
+        waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
+    });
 }
 
 /// What cannot be written back is not acknowledged, then or later. While the machine runs on it is there, and whoever opens the

@@ -15,7 +15,8 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{
-    ChangeSlots, CreateOptions, Mutant, OpenOptions, Pool, PoolError, ReadSlots, Transaction,
+    ChangeSlots, CreateOptions, InodeUse, Mutant, OpenOptions, Pool, PoolError, ReadSlots,
+    Transaction,
 };
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
@@ -65,7 +66,7 @@ fn pinner() {
 /// Opens the first file.
 fn opener() {
     let pool = pool_of_parent();
-    let _open = pool.pin_open(files(&pool)[0].number).unwrap();
+    let _open = pool.pin_inode(files(&pool)[0].number, InodeUse::Open).unwrap();
     say_and_stay("opened");
 }
 
@@ -385,15 +386,22 @@ fn a_file_is_open_as_long_as_a_process_that_opened_it_lives() {
     let directory = scratch();
     let pool = shared_pool(directory.path());
     let made = create(&pool, 1, 7).unwrap();
-    assert!(!pool.is_open(made.number).unwrap());
+    assert!(!pool.is_used(made.number, InodeUse::Open).unwrap());
     let opener = spawn("opener", &directory.path().join("pool"), true, "opened");
-    assert!(pool.is_open(made.number).unwrap() && !pool.is_open(made.number + 1).unwrap());
-    let own = pool.pin_open(made.number).unwrap();
+    assert!(
+        pool.is_used(made.number, InodeUse::Open).unwrap()
+            && !pool.is_used(made.number + 1, InodeUse::Open).unwrap()
+    );
+    let own = pool.pin_inode(made.number, InodeUse::Open).unwrap();
     opener.kill();
-    assert!(pool.is_open(made.number).unwrap());
+    assert!(pool.is_used(made.number, InodeUse::Open).unwrap());
     drop(own);
     let _view = pin(&pool, &made).unwrap();
-    assert!(!pool.change(vec![], |transaction| Ok(transaction.is_open(made.number))).unwrap());
+    assert!(
+        !pool
+            .change(vec![], |transaction| Ok(transaction.is_used(made.number, InodeUse::Open)))
+            .unwrap()
+    );
 }
 
 /// Handles of one process are as good as processes, and an owned pin keeps its pool open.

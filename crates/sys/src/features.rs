@@ -8,6 +8,7 @@ use linux_raw_sys::general as raw;
 
 use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
 use crate::pagemap::Pagemap;
+use crate::pkey;
 use crate::uffd::{Delivery, Uffd};
 
 /// One thing that was tried.
@@ -228,6 +229,11 @@ pub fn probe_all() -> Vec<Probe> {
         ),
         probe("MADV_COLD", "marks pages as the next victims", advice(Advice::Cold)),
         probe("transparent huge pages", "frames of Pages; otherwise small pages", huge_pages()),
+        probe(
+            "protection keys",
+            "write windows of pools without system calls; otherwise with",
+            pkey::probe().map(|()| String::new()),
+        ),
         probe(
             "/dev/cpu_dma_latency",
             "benches keep the processor awake; otherwise waking it is measured too",

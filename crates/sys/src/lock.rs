@@ -16,7 +16,7 @@
 //! regular files, block devices and character devices alike; network file systems pass them on to their
 //! server, if it takes them.
 //!
-//! There is no waiting here: who finds a range taken decides how long to be patient.
+//! The kernel's waiting ([`lock`]) has no time limit, and notices no circle of waiters. Who wants a limit tries again and again.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -83,6 +83,13 @@ pub fn try_lock(file: BorrowedFd<'_>, range: LockRange, kind: LockKind) -> io::R
         }
         Err(error) => Err(error),
     }
+}
+
+/// As [`try_lock`], and waits until nobody else's lock forbids it. What is held in the range meanwhile is still held. A signal whose handler
+/// was not installed with `SA_RESTART` ends the wait with [`io::ErrorKind::Interrupted`].
+pub fn lock(file: BorrowedFd<'_>, range: LockRange, kind: LockKind) -> io::Result<()> {
+    let mut request = request(range, kind.raw())?;
+    control(file, libc::F_OFD_SETLKW, &mut request)
 }
 
 /// Gives up whatever is held in a range. Not an error where nothing is.
@@ -207,6 +214,41 @@ mod tests {
         assert!(try_lock(one.as_fd(), LockRange::byte(1), LockKind::Exclusive).unwrap());
         let found = conflict(reading.as_fd(), LockRange::byte(1), LockKind::Exclusive);
         assert!(found.unwrap().is_some(), "asking needs no right to write");
+    }
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[test]
+    fn waiting_ends_with_the_lock_or_with_a_signal() {
+        let (one, other) = two_descriptions();
+        assert!(try_lock(one.as_fd(), LockRange::byte(3), LockKind::Exclusive).unwrap());
+        let (says, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                // SAFETY: no preconditions.
+                says.send(unsafe { libc::pthread_self() }).unwrap();
+                let ended = lock(other.as_fd(), LockRange::WHOLE, LockKind::Exclusive);
+                let is_interrupted = ended.unwrap_err().kind() == io::ErrorKind::Interrupted;
+                says.send(0).unwrap();
+                // Signals may still be on their way.
+                while lock(other.as_fd(), LockRange::WHOLE, LockKind::Exclusive).is_err() {}
+                is_interrupted
+            });
+            let thread = told.recv().unwrap();
+            // SAFETY: all-zero is a valid action, with no flags.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = nothing as *const () as usize;
+            // SAFETY: the handler does nothing, and no other test of this crate uses the signal.
+            unsafe { libc::sigaction(libc::SIGWINCH, &raw const action, std::ptr::null_mut()) };
+            while told.try_recv().is_err() {
+                // SAFETY: the thread is joined below.
+                unsafe { libc::pthread_kill(thread, libc::SIGWINCH) };
+                std::thread::yield_now();
+            }
+            unlock(one.as_fd(), LockRange::WHOLE).unwrap();
+            assert!(waiting.join().unwrap());
+        });
+        assert!(!try_lock(one.as_fd(), LockRange::byte(5), LockKind::Shared).unwrap());
     }
 
     #[test]

@@ -10,6 +10,8 @@ use crate::check;
 pub const SMALL_PAGE_BYTES: usize = 4096;
 /// Reach of one last-level page table, and size of the usual huge page.
 pub const REGION_BYTES: usize = 2 << 20;
+/// What the CPU fetches at a time.
+const CACHE_LINE_BYTES: usize = 64;
 
 /// What a mapping allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub enum Protection {
 }
 
 impl Protection {
-    fn bits(self) -> i32 {
+    pub(crate) fn bits(self) -> i32 {
         match self {
             Protection::None => libc::PROT_NONE,
             Protection::Read => libc::PROT_READ,
@@ -45,6 +47,22 @@ fn map_raw(
         libc::mmap(address.cast(), len_bytes, protection.bits(), flags, fd, offset as libc::off_t)
     };
     if result == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(result.cast()) }
+}
+
+/// Has the CPU fetch the cache lines of a range into its caches, as far as it can at once. Whatever is at the addresses, nothing
+/// happens but that.
+#[inline]
+pub fn prefetch(start: *const u8, len_bytes: usize) {
+    for offset in (0..len_bytes).step_by(CACHE_LINE_BYTES) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset).cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = start.wrapping_add(offset);
+    }
 }
 
 /// Reserves address space anywhere: no access, no memory, no commit charge.

@@ -31,6 +31,9 @@
 //! an owner's death, and a wake-up is lost when the woken thread or the waking one is killed: so no
 //! sleep is longer than [`PATIENCE`], after which the mutex is tried again.
 //!
+//! A holder that does something long says now and then that it goes on ([`RobustGuard::note_progress`]). A waiter's time limit counts
+//! from there, or from when the mutex changed hands: it is for holders that do nothing.
+//!
 //! # Layout
 //! 64 bytes, one cache line. The C library's part differs between C libraries: [`LAYOUT`] names it, and
 //! whoever shares memory compares it first.
@@ -43,7 +46,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use crate::futex;
-use crate::patience::Waited;
+use crate::patience::WaitedFor;
 
 /// The longest sleep before the mutex is tried again.
 pub const PATIENCE: Duration = Duration::from_millis(10);
@@ -80,6 +83,8 @@ pub struct RobustMutex {
     /// 1 when a guard was dropped unrepaired. The C library has this state, too, but glibc's
     /// `pthread_mutex_trylock` keeps a mutex locked that it reports as not recoverable.
     lost: AtomicU32,
+    /// Raised when the mutex is taken, and by its holder when that goes on.
+    progress: AtomicU32,
 }
 
 const _: () = assert!(size_of::<RobustMutex>() == 64 && align_of::<RobustMutex>() == 64);
@@ -100,7 +105,7 @@ pub enum LockError {
     Timeout {
         /// The process, as numbered in its own PID namespace; 0 if it could not be told.
         holder_pid: u32,
-        /// How long this thread waited.
+        /// How long this thread waited since the holder last did something.
         waited: Duration,
     },
     /// A holder died, and the one after it released the lock without saying that what it guards is whole.
@@ -182,6 +187,8 @@ impl RobustMutex {
         unsafe { (&raw mut (*place).holder).write(AtomicU32::new(0)) };
         // SAFETY: as above.
         unsafe { (&raw mut (*place).lost).write(AtomicU32::new(0)) };
+        // SAFETY: as above.
+        unsafe { (&raw mut (*place).progress).write(AtomicU32::new(0)) };
         Ok(())
     }
 
@@ -208,6 +215,7 @@ impl RobustMutex {
         };
         // Relaxed: for messages, and read back by the holder itself.
         self.holder.store(own_pid(), Ordering::Relaxed);
+        self.note_progress();
         let guard = RobustGuard { mutex: self, previous_owner_died, not_send: PhantomData };
         // Relaxed: written under the mutex.
         if self.lost.load(Ordering::Relaxed) != 0 {
@@ -216,7 +224,14 @@ impl RobustMutex {
         Ok(Some(guard))
     }
 
-    /// Takes the lock, waiting up to `timeout`, or for as long as it takes.
+    /// Says to those who wait that the mutex changed hands, or that its holder goes on. With the mutex.
+    fn note_progress(&self) {
+        // Relaxed: a hint; only the holder writes it.
+        self.progress
+            .store(self.progress.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Takes the lock, waiting up to `timeout` for a holder that does nothing, or for as long as it takes.
     ///
     /// A thread that holds the lock and asks again waits for itself: it gets [`LockError::Timeout`].
     pub fn lock(&self, timeout: Option<Duration>) -> Result<RobustGuard<'_>, LockError> {
@@ -237,7 +252,8 @@ impl RobustMutex {
             }
             std::hint::spin_loop();
         }
-        let mut wait = Waited::new();
+        // Relaxed, here and below: a hint.
+        let mut wait = WaitedFor::new(self.progress.load(Ordering::Relaxed));
         loop {
             self.waiting.store(WAITING, Ordering::Relaxed);
             // Pairs with the fence in `unlock`: either this thread finds the mutex released, or the releasing
@@ -247,7 +263,7 @@ impl RobustMutex {
                 // The word stays set: there may be others asleep.
                 return Ok(guard);
             }
-            let waited = wait.look();
+            let waited = wait.look(self.progress.load(Ordering::Relaxed));
             let left = match timeout {
                 Some(timeout) if waited >= timeout => {
                     let holder_pid = self.holder.load(Ordering::Relaxed);
@@ -293,6 +309,11 @@ impl RobustGuard<'_> {
     /// Whether the holder before died inside: what the mutex guards may be half changed.
     pub fn previous_owner_died(&self) -> bool {
         self.previous_owner_died
+    }
+
+    /// Says that the holder goes on with something long: others wait on.
+    pub fn note_progress(&self) {
+        self.mutex.note_progress();
     }
 
     /// Says that what the mutex guards is whole again. Without it, dropping a guard after an owner's death

@@ -14,7 +14,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
 use crate::memory::{self, Protection};
@@ -124,6 +124,19 @@ impl SharedMemory {
             (libc::O_RDONLY, Protection::Read)
         };
         let file = open_raw(&path, flags, 0).map_err(|source| refused(name, "open", source))?;
+        Self::map_whole(file, protection, name)
+    }
+
+    /// Maps a segment for writing whose descriptor another process has sent.
+    pub fn adopt(file: OwnedFd) -> Result<SharedMemory, SharedMemoryError> {
+        Self::map_whole(file.into(), Protection::ReadWrite, "(granted)")
+    }
+
+    fn map_whole(
+        file: File,
+        protection: Protection,
+        name: &str,
+    ) -> Result<SharedMemory, SharedMemoryError> {
         let metadata =
             file.metadata().map_err(|source| refused(name, "find the length of", source))?;
         let len_bytes = usize::try_from(metadata.len()).unwrap_or(usize::MAX);

@@ -1,6 +1,9 @@
 //! Signal handlers, alternate stacks and what the hardware says about a fault.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::check;
 
 /// What a fault signal says.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +77,7 @@ pub fn install(signal: i32, handler: RawHandler) -> io::Result<libc::sigaction> 
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: both structures live on this stack.
     let result = unsafe { libc::sigaction(signal, &raw const action, &raw mut previous) };
-    crate::check(result.into())?;
+    check(result.into())?;
     Ok(previous)
 }
 
@@ -84,7 +87,7 @@ pub fn installed(signal: i32) -> io::Result<libc::sigaction> {
     let mut current: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: a null action only queries.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut current) };
-    crate::check(result.into())?;
+    check(result.into())?;
     Ok(current)
 }
 
@@ -147,8 +150,7 @@ pub fn alternate_stack() -> Option<(*mut u8, usize)> {
 pub unsafe fn set_alternate_stack(memory: *mut u8, len_bytes: usize) -> io::Result<()> {
     let stack = libc::stack_t { ss_sp: memory.cast(), ss_flags: 0, ss_size: len_bytes };
     // SAFETY: forwarded to the caller.
-    crate::check(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }.into())
-        .map(drop)
+    check(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }.into()).map(drop)
 }
 
 /// Removes the calling thread's alternate stack.
@@ -182,6 +184,64 @@ pub fn block_asynchronous() {
     }
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()) };
+}
+
+/// The wishes that a process end, as a descriptor that becomes readable: SIGTERM, SIGINT and SIGHUP, those of them that are not
+/// ignored. They end nobody meanwhile.
+#[derive(Debug)]
+pub struct Ending {
+    signals: OwnedFd,
+    former: libc::sigset_t,
+}
+
+impl Ending {
+    /// From now on, for the calling thread and those that it starts; others must not take the signals, so this comes before
+    /// any is started.
+    pub fn wait_for() -> io::Result<Ending> {
+        // SAFETY: an all-zero set is valid.
+        let mut wanted: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set lives on this stack.
+        unsafe { libc::sigemptyset(&raw mut wanted) };
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            // Who has started this process wants it to go on. Blocked, the signal would arrive nevertheless.
+            if installed(signal)?.sa_sigaction != libc::SIG_IGN {
+                // SAFETY: as above.
+                unsafe { libc::sigaddset(&raw mut wanted, signal) };
+            }
+        }
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        // SAFETY: a set that outlives the call.
+        let signals = check(unsafe { libc::signalfd(-1, &raw const wanted, flags) }.into())?;
+        // SAFETY: just made, owned by nobody else.
+        let signals = unsafe { OwnedFd::from_raw_fd(signals as libc::c_int) };
+        // SAFETY: as above.
+        let mut former: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: two sets that outlive the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const wanted, &raw mut former) };
+        Ok(Ending { signals, former })
+    }
+}
+
+impl AsFd for Ending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // What has arrived was meant for who has waited.
+        let mut taken = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        // SAFETY: as many bytes as there is room for.
+        while unsafe {
+            libc::read(self.signals.as_raw_fd(), taken.as_mut_ptr().cast(), taken.len())
+        } > 0
+        {}
+        // SAFETY: the set that was in force before.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.former, std::ptr::null_mut());
+        }
+    }
 }
 
 /// Unblocks SIGBUS and SIGSEGV in the calling thread.

@@ -155,6 +155,24 @@ fn a_held_lock_times_out_and_names_its_holder() {
     assert!(guarded.mutex().try_lock().unwrap().is_some());
 }
 
+/// The time limit is for a holder that does nothing.
+#[test]
+fn a_holder_that_goes_on_is_waited_for() {
+    let guarded = Guarded::unnamed();
+    let limit = Duration::from_secs(1);
+    let guard = guarded.mutex().lock(None).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| guarded.mutex().lock(Some(limit)).map(drop));
+        // All of it together takes longer than the limit.
+        for _ in 0..8 {
+            std::thread::sleep(limit / 5);
+            guard.note_progress();
+        }
+        drop(guard);
+        waiting.join().unwrap().unwrap();
+    });
+}
+
 #[test]
 fn a_killed_holder_is_noticed_and_the_next_one_repairs() {
     let guarded = Guarded::named();

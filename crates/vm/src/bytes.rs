@@ -51,6 +51,13 @@ pub struct Bytes<'a> {
     _borrow: PhantomData<&'a u8>,
 }
 
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        // SAFETY: a slice is readable as long as it is borrowed.
+        unsafe { Bytes::new(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
 impl<'a> Bytes<'a> {
     /// `len` bytes from `base`.
     ///

@@ -23,6 +23,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fe
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::signal::FaultContext;
+
+use crate::Served;
 
 thread_local! {
     /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
@@ -34,8 +37,12 @@ const REPLACEMENT: u64 = 1 << 32 | 1;
 const IN_FORCE: u64 = (1 << 32) - 1;
 
 /// A mapping whose unreadable pages are replaced while closures look at it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Replaceable {
+    /// What is replaced at a time: the page of the mapping.
+    unit_bytes: usize,
+    /// Whether nobody else serves faults of the mapping: [`serve_unowned`] does.
+    is_unowned: bool,
     /// Replacements by zero pages: ever made (high half), in force (low half).
     replacements: AtomicU64,
     /// Those whose calls are over without the file being back.
@@ -87,10 +94,26 @@ pub struct Guarded {
 /// Pages replaced one by one under a guard: each may be two mappings of the 65,530.
 const MANY: u32 = 1024;
 
+impl Default for Replaceable {
+    fn default() -> Self {
+        Replaceable::new()
+    }
+}
+
 impl Replaceable {
     /// Nothing is replaced.
     pub const fn new() -> Replaceable {
-        Replaceable { replacements: AtomicU64::new(0), left: Mutex::new(NOTHING_LEFT) }
+        Replaceable {
+            unit_bytes: SMALL_PAGE_BYTES,
+            is_unowned: false,
+            replacements: AtomicU64::new(0),
+            left: Mutex::new(NOTHING_LEFT),
+        }
+    }
+
+    /// Of a mapping outside of the arena, which has pages of this size.
+    pub const fn outside_arena(unit_bytes: usize) -> Replaceable {
+        Replaceable { unit_bytes, is_unowned: true, ..Replaceable::new() }
     }
 
     /// Maps the file where calls that are over could not. Says whether it is back there.
@@ -163,8 +186,8 @@ impl Replaceable {
     /// The guarded addresses are this mapping's, and nobody has references to them.
     pub unsafe fn replace(&self, address: usize, truncated: bool) -> bool {
         let Some(guard) = self.covering(address) else { return false };
-        let start = address / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
-        let end = if truncated { guard.rest_end(start) } else { start + SMALL_PAGE_BYTES };
+        let start = address / self.unit_bytes * self.unit_bytes;
+        let end = if truncated { guard.rest_end(start) } else { start + self.unit_bytes };
         // Release pairs with the loads of those who check what they have read.
         self.replacements.fetch_add(REPLACEMENT, Ordering::AcqRel);
         // SAFETY: forwarded to the caller.
@@ -190,16 +213,26 @@ impl Replaceable {
 
     /// The innermost guard of the calling thread that covers `address` in this mapping. Async-signal-safe.
     fn covering(&self, address: usize) -> Option<&Guard> {
-        let mut at = INNERMOST.get();
-        // SAFETY: guards in the list are alive: each is unlinked before it leaves its stack frame, and the
-        // handler that walks the list has interrupted this very thread.
-        while let Some(guard) = unsafe { at.as_ref() } {
-            if ptr::eq(guard.mapping, self) && (guard.start..guard.end).contains(&address) {
-                return Some(guard);
-            }
-            at = guard.outer.get();
-        }
-        None
+        Guard::innermost(address, |guard| ptr::eq(guard.mapping, self))
+    }
+}
+
+/// Serves a fault at an address outside of the arena, if the calling thread guards it: its page is gone. Async-signal-safe.
+pub(crate) fn serve_unowned(fault: &FaultContext) -> Served {
+    if fault.signal != libc::SIGBUS || fault.fallible {
+        return Served::No;
+    }
+    // SAFETY: the mapping of a guard in the list is alive, as the guard is.
+    let mapping = |guard: &Guard| unsafe { &*guard.mapping };
+    let Some(guard) = Guard::innermost(fault.address, |guard| mapping(guard).is_unowned) else {
+        return Served::No;
+    };
+    // If very many pages were gone, so is the rest.
+    let has_ended = guard.replacements.load(Ordering::Relaxed) >= MANY;
+    // SAFETY: the guarded addresses are the mapping's, into which nobody has references.
+    match unsafe { mapping(guard).replace(fault.address, has_ended) } {
+        true => Served::Yes,
+        false => Served::No,
     }
 }
 
@@ -232,6 +265,20 @@ impl Guard {
             replaced_end: AtomicUsize::new(0),
             replacements: AtomicU32::new(0),
         }
+    }
+
+    /// The innermost guard of the calling thread that covers `address`, of those wanted. Async-signal-safe.
+    fn innermost<'a>(address: usize, is_wanted: impl Fn(&Guard) -> bool) -> Option<&'a Guard> {
+        let mut at = INNERMOST.get();
+        // SAFETY: guards in the list are alive: each is unlinked before it leaves its stack frame, and the
+        // handler that walks the list has interrupted this very thread.
+        while let Some(guard) = unsafe { at.as_ref() } {
+            if (guard.start..guard.end).contains(&address) && is_wanted(guard) {
+                return Some(guard);
+            }
+            at = guard.outer.get();
+        }
+        None
     }
 
     /// Marks the thread until the result is dropped.

@@ -8,23 +8,28 @@
 //! * [`fixed`]: mappings at addresses that are part of what they hold.
 //! * [`bytes`]: looking at memory that others may change.
 //! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
+//! * [`file_mapping`]: a file mapped whole, which grows.
+//! * [`stitched`]: pieces of a file as contiguous memory.
 //! * [`drop_behind`]: a bound for what mapped files have in memory.
-//! * [`mapper`]: ordinary files mapped well.
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * [`mapper`]: ordinary files mapped well.
+//! * [`window`]: the moments in which a thread can store to guarded memory.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
 pub mod bytes;
 pub mod dirty;
 pub mod drop_behind;
+pub mod file_mapping;
 pub mod fixed;
 pub mod fork;
 pub mod guard;
 pub mod mapper;
 pub mod router;
 mod stack;
+pub mod stitched;
 mod sync;
+pub mod window;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};
@@ -33,6 +38,7 @@ pub use fixed::FixedRange;
 pub use fork::{NotInherited, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
+pub use window::{WindowKey, WriteWindow};
 
 use std::io;
 

@@ -21,7 +21,7 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::signal::{self, FaultContext};
 
 use crate::arena::Arena;
-use crate::{VmError, stack};
+use crate::{VmError, guard, stack};
 
 /// Whether a fault was served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,9 +142,10 @@ extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     // SAFETY: the handler's own arguments.
     let fault =
         unsafe { signal::fault_context(arguments.signal, arguments.info, arguments.context) };
-    if let Some(owner) = Arena::owner_of(fault.address) {
-        arguments.served = owner.serve(&fault);
-    }
+    arguments.served = match Arena::owner_of(fault.address) {
+        Some(owner) => owner.serve(&fault),
+        None => guard::serve_unowned(&fault),
+    };
     if arguments.served == Served::No {
         // A load that can report failure does so instead of ending the process.
         // SAFETY: the handler's own context.

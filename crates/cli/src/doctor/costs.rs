@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use aquifer::device::Direct;
+use aquifer::pool::media;
 use aquifer::{
     Advice, AlignedBuffer, Backend, Cache, Device, FileDevice, MapOptions, MemoryDevice, PageId,
+    WriteWindows,
 };
 use aquifer_sys::cost;
 
@@ -47,6 +49,9 @@ pub fn all(data: &Path) -> Vec<Cost> {
         Cost::new("mapping: hit, touch", mapping_hit(true)),
         Cost::new("Pages: hit, optimistic read", pages_hit(false)),
         Cost::new("Pages: hit, guard", pages_hit(true)),
+        Cost::new("pool in memory: store of a page, no windows", pool_store(WriteWindows::None)),
+        Cost::new("the same, windows by protection keys", pool_store(WriteWindows::Keys)),
+        Cost::new("the same, windows by system calls", pool_store(WriteWindows::Calls)),
     ]
 }
 
@@ -159,4 +164,16 @@ fn pages_hit(guard: bool) -> Result<f64> {
         }
         Ok(())
     })
+}
+
+/// A page stored in media like those of a pool in memory.
+fn pool_store(windows: WriteWindows) -> Result<f64> {
+    let file = tempfile::tempfile_in("/dev/shm")?;
+    file.set_len(DATA_BYTES as u64)?;
+    let options = media::OpenOptions::new().writable(true).write_windows(windows);
+    let media = options.open_file(file, "/dev/shm")?;
+    let page = [1; PAGE];
+    let store = |index| Ok(media.store_at(scattered(index) * PAGE as u64, &page)?);
+    (0..PAGES).try_for_each(store)?;
+    repeat(store)
 }

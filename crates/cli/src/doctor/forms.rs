@@ -10,8 +10,8 @@ use aquifer::mapper::read_once::calibrate;
 use aquifer::{Cache, Device, FileDevice, MemoryDevice};
 use aquifer_bench::Bytes;
 use aquifer_sys::copy::CopyForm;
-use aquifer_sys::features;
 use aquifer_sys::uffd::{Delivery, Uffd};
+use aquifer_sys::{features, pkey};
 
 use super::report::Mechanism;
 
@@ -55,6 +55,7 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
         Mechanism::new("eviction of dirty pages", "by region of 2 MiB".to_owned()),
         Mechanism::new("transfers of files there", access),
         Mechanism::new("copies to devices in memory", copies().to_owned()),
+        Mechanism::new("write windows of pools, if asked for", write_windows()),
         Mechanism::new("files looked at once", read_once(data)),
         Mechanism::new("files looked at once, on tmpfs", read_once_in_memory()),
     ])
@@ -93,6 +94,14 @@ fn threshold(file: &File) -> String {
             format!("read below {bound}, mapped from there on (measured)")
         },
     )
+}
+
+/// What guards the mapping of a pool where [`WriteWindows::Best`](aquifer::WriteWindows::Best) is asked for.
+fn write_windows() -> String {
+    match pkey::probe() {
+        Ok(()) => "protection keys: a second mapping, open only while the pool stores".to_owned(),
+        Err(error) => format!("system calls; none on hugetlbfs (no protection keys: {error})"),
+    }
 }
 
 fn copies() -> &'static str {

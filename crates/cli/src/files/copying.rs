@@ -21,7 +21,8 @@ Kept are content with its holes, permissions, times, symbolic links, which names
 where both sides can have them, and owners where you may give files away.
 
 A file gets its name when it is whole, in one step that also replaces what had that name; so neither Ctrl-C nor a power cut leaves \
-half a file under it. A command that is killed can leave a name that begins with `.aquifer-`, which can be removed.";
+half a file under it. A command that is killed leaves nothing else in a pool; outside of pools it can leave a name that begins with \
+`.aquifer-`, which can be removed.";
 
 /// Options of all of them.
 #[derive(Debug, clap::Args)]

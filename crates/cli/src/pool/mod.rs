@@ -1,4 +1,4 @@
-//! `aquifer pool`: pools made, looked into, verified and grown.
+//! `aquifer pool`: pools made, looked into, verified, grown and served.
 //!
 //! `info` and `check` open the pool for reading and change nothing, so they work on a pool that is in use and on
 //! one that nobody could write to.
@@ -7,6 +7,7 @@ mod check;
 mod create;
 mod grow;
 mod info;
+mod serve;
 mod undo;
 
 use std::fmt::Display;
@@ -32,6 +33,7 @@ Examples:
   aquifer pool info data.pool                   what it is, and how full
   aquifer pool check data.pool                  whether anything is wrong with it
   aquifer pool grow data.pool --size 2G         more room
+  aquifer pool serve data.pool                  let others write to it who have its key
 
 The format of pools is experimental (version 0): a later version may not read a pool made now.";
 
@@ -45,6 +47,8 @@ enum Command {
     Check(check::Args),
     /// Make a pool longer
     Grow(grow::Args),
+    /// Give processes of other users, which may read a pool, access for writing, if they have the key
+    Serve(serve::Args),
 }
 
 /// Does what was asked for.
@@ -54,6 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
         Command::Grow(args) => grow::run(args),
+        Command::Serve(args) => serve::run(args),
     }
 }
 

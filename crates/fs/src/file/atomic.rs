@@ -35,7 +35,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::write_at`]; the pool also counts as full if it has room in very small pieces only. Then nothing has happened.
+    /// As for [`File::write_at`], and [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of the file; the pool also counts as full
+    /// if it has room in very small pieces only. Then nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -47,7 +48,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.replace(bytes, range)
+        let write = Write { shared, open: self.inode(), inode, table };
+        write.replace(bytes, range)
     }
 
     /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from `offset_bytes` on with as many of
@@ -74,7 +76,8 @@ impl File {
     ///
     /// # Errors
     /// [`FsError::NotPages`] if these are not whole pages of both, or parts of one file that overlap;
-    /// [`FsError::OtherPool`]; others as for [`File::write_at`]. Then nothing has happened.
+    /// [`FsError::OtherPool`]; [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of one of the files; others as for
+    /// [`File::write_at`]. Then nothing has happened.
     pub fn pswap(
         &self,
         offset_bytes: u64,
@@ -106,6 +109,7 @@ impl File {
         let mut exposed = Vec::new();
         for (write, range) in [(&own_write, own_range), (&other_write, other_range)] {
             write.check()?;
+            write.check_not_viewed()?;
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
@@ -181,6 +185,7 @@ impl Write<'_> {
     /// Puts new pages with `bytes` in the place of those of `range`.
     fn replace(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         self.check()?;
+        self.check_not_viewed()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;

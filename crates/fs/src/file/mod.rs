@@ -17,24 +17,30 @@
 //! keeps the size keeps these bytes.
 
 mod atomic;
+mod attributes;
+mod lock;
 mod options;
 mod read;
+mod runs;
 mod space;
 mod std_io;
 mod write;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arc_swap::Guard;
 
-use aquifer_pool::ReadSlots;
 use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::{AdvisoryLocks, ReadSlots};
 
+pub use lock::HeldRange;
 pub use options::FileOptions;
+pub use runs::{Defragmented, FileRun};
 pub use space::Allocate;
+pub(crate) use write::Write;
 
 use crate::error::{FsError, Result};
 use crate::file_table::FileTable;
@@ -78,6 +84,8 @@ struct Opened {
     options: FileOptions,
     /// For those calls that go on where the last one ended.
     position: AtomicU64,
+    /// Made when something is locked or asked about.
+    locks: OnceLock<AdvisoryLocks>,
 }
 
 impl fmt::Debug for File {
@@ -88,6 +96,8 @@ impl fmt::Debug for File {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        // While the number is still the file's.
+        drop(self.locks.take());
         let Some(inode) = self.inode.take() else { return };
         self.files.shared.close(inode, self.options.writes());
     }
@@ -97,18 +107,19 @@ impl File {
     pub(crate) fn new(files: Files, inode: Arc<OpenInode>, options: &FileOptions) -> File {
         let (options, position) = (options.clone(), AtomicU64::new(0));
         let inode = Some(inode);
-        File { opened: Arc::new(Opened { files, inode, options, position }) }
+        let locks = OnceLock::new();
+        File { opened: Arc::new(Opened { files, inode, options, position, locks }) }
     }
 
-    fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &Files {
         &self.opened.files
     }
 
-    fn inode(&self) -> &OpenInode {
+    pub(crate) fn inode(&self) -> &OpenInode {
         self.opened.inode.as_ref().expect("there until it is dropped")
     }
 
-    fn check_reads(&self) -> Result<()> {
+    pub(crate) fn check_reads(&self) -> Result<()> {
         match (self.opened.options.reads(), self.inode().kind) {
             (true, FileKind::File) => Ok(()),
             (true, _) => Err(FsError::IsADirectory { path: self.as_path() }),
@@ -116,14 +127,14 @@ impl File {
         }
     }
 
-    fn check_writes(&self) -> Result<()> {
+    pub(crate) fn check_writes(&self) -> Result<()> {
         match self.opened.options.writes() {
             true => Ok(()),
             false => Err(FsError::NotOpenFor { what: "writing" }),
         }
     }
 
-    fn as_path(&self) -> std::path::PathBuf {
+    pub(crate) fn as_path(&self) -> std::path::PathBuf {
         format!("(inode {})", self.inode().number).into()
     }
 
@@ -255,7 +266,7 @@ impl File {
 impl OpenInode {
     /// The inode as it is now. A file is there as long as it is open. A directory is not: when it is removed there is nothing left to
     /// read in it.
-    fn read(&self, slots: &impl ReadSlots) -> Result<FileInode> {
+    pub fn read(&self, slots: &impl ReadSlots) -> Result<FileInode> {
         match walk::inode(slots, self.number) {
             Ok(inode) if inode.incarnation == self.incarnation => Ok(inode),
             _ if self.kind == FileKind::Directory => {

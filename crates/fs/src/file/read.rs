@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// Size, layout version, and the table of that version.
-    fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
+    pub(crate) fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
         loop {
             let table = open.table();
             if let Some(state) = self.pool.file_state(open.number)

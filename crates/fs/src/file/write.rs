@@ -7,7 +7,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{PoolError, Reservation};
+use aquifer_pool::{InodeUse, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -67,7 +67,8 @@ impl File {
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        Write { shared, open: self.inode(), inode, table }.write(bytes, range)?;
+        let mut write = Write { shared, open: self.inode(), inode, table };
+        write.write(bytes, range)?;
         Ok(range.end_bytes())
     }
 
@@ -132,8 +133,11 @@ impl File {
     }
 }
 
+/// Copied at a time when pages are moved.
+const COPIED_BYTES: u64 = 1 << 20;
+
 /// A file that is being written, locked.
-pub(super) struct Write<'a> {
+pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
     pub open: &'a OpenInode,
     pub inode: FileInode,
@@ -142,7 +146,7 @@ pub(super) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(super) struct Edit {
+pub(crate) struct Edit {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
     pub size_bytes: Option<u64>,
@@ -156,6 +160,14 @@ impl Write<'_> {
             true => {
                 Err(FsError::Immutable { path: format!("(inode {})", self.open.number).into() })
             }
+            false => Ok(()),
+        }
+    }
+
+    /// An error if somebody has a view of the file that can be stored to: its pages stay where they are. With the file's lock.
+    pub fn check_not_viewed(&self) -> Result<()> {
+        match self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
+            true => Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() }),
             false => Ok(()),
         }
     }
@@ -312,6 +324,42 @@ impl Write<'_> {
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
     }
 
+    /// Makes the file longer by zeros that have pages, behind those that it has if there is room.
+    pub fn append_zeros(&self, len_bytes: u64) -> Result<()> {
+        self.check()?;
+        let size_bytes = self.inode.size_bytes;
+        let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
+        let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
+        let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
+        self.zero_behind_end(end_bytes, &mut edit)?;
+        let mut reservations = Vec::new();
+        let added = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let mut near_page = self.end_page();
+        for extent in self.table.extents(added.pages()).filter(|extent| extent.run.is_hole()) {
+            let (mut first, end) = (extent.first, extent.pages().end());
+            while first < end {
+                let wanted = end.0 - first.0;
+                let pool = &self.shared.pool;
+                let reservation =
+                    self.shared.with_room(|| pool.reserve_some(wanted, near_page, true))?;
+                let run = reservation.whole();
+                near_page = Some(run.end_page());
+                let taken = FilePages { first, pages: run.pages };
+                first = taken.end();
+                edit.splices.push((taken, reservation.runs().to_vec()));
+                reservations.push(reservation);
+            }
+        }
+        self.commit(edit, reservations)
+    }
+
+    /// The page of the pool behind the last page of the file.
+    fn end_page(&self) -> Option<u64> {
+        let last = FilePage(self.table.pages().checked_sub(1)?);
+        let extent = self.table.find(last)?;
+        (!extent.run.is_hole()).then(|| extent.run.end_page())
+    }
+
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {
         self.check()?;
         let mut edit = Edit { size_bytes: Some(size_bytes), ..Edit::default() };
@@ -401,16 +449,21 @@ impl Shared {
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
         self.pool.store(place.offset_bytes, bytes)?;
-        // As precise as file systems of Linux are: a tick of the clock.
-        let now_ns = now_ns();
-        if now_ns != state.modified_ns {
-            self.change(|names| {
-                let mut inode = names.inode(open.number)?;
-                (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
-                names.put(&inode)
-            })?;
-        }
+        self.note_modified(open, state.modified_ns)?;
         Ok(true)
+    }
+
+    /// Notes when content was changed, as precise as file systems of Linux are: a tick of the clock.
+    pub(crate) fn note_modified(&self, open: &OpenInode, before_ns: i64) -> Result<()> {
+        let now_ns = now_ns();
+        if now_ns == before_ns {
+            return Ok(());
+        }
+        self.change(|names| {
+            let mut inode = names.inode(open.number)?;
+            (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
+            names.put(&inode)
+        })
     }
 
     /// Writes zeros over bytes of the pool.
@@ -438,14 +491,30 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, open, inode, table }.trim(Edit { splices, ..Edit::default() })
+        Write { shared: self, open, inode, table }
+            .relocate(Edit { splices, ..Edit::default() }, Vec::new())
     }
 }
 
 impl Write<'_> {
+    /// Copies pages from an offset of the pool to a run.
+    pub fn copy_pages(&self, from_bytes: u64, to: Run) -> Result<()> {
+        let pool = &self.shared.pool;
+        let (to, mut done) = (to.bytes(), 0);
+        let mut bytes = vec![0; COPIED_BYTES.min(to.len_bytes) as usize];
+        while done < to.len_bytes {
+            let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
+            pool.load(from_bytes + done, part)?;
+            pool.store(to.offset_bytes + done, part)?;
+            done += part.len() as u64;
+        }
+        Ok(())
+    }
+
     /// An edit that changes nothing that anybody reads: not even times.
-    fn trim(&self, edit: Edit) -> Result<()> {
-        let table = self.shared.change(|names| {
+    pub fn relocate(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+        let table = self.shared.pool.try_change(reservations, |slots| {
+            let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;
             let mut table = FileTable::clone(&self.table);
             for (pages, runs) in &edit.splices {
@@ -453,7 +522,7 @@ impl Write<'_> {
             }
             table.store(&mut inode, names.slots)?;
             names.put(&inode)?;
-            Ok(table)
+            Ok::<_, FsError>(table)
         })?;
         self.open.set_table(Arc::new(table));
         Ok(())

@@ -66,6 +66,8 @@ pub struct FileInode {
     pub kind: FileKind,
     /// Whether content and attributes are not to be changed.
     pub is_immutable: bool,
+    /// Whether that is about to end: it still holds, and nobody new may rely on it.
+    pub is_thawing: bool,
     /// How often the slot has been used.
     pub incarnation: u64,
     /// Raised whenever its runs change.
@@ -171,6 +173,8 @@ pub struct FileState {
     pub links: u32,
     /// Whether it is not to be changed.
     pub is_immutable: bool,
+    /// Whether that may be relied on from now on.
+    pub is_leasable: bool,
 }
 
 impl FileState {
@@ -186,6 +190,7 @@ impl FileState {
             modified_ns: word(Self::MODIFIED_OFFSET) as i64,
             links: (word(Self::LINKS_OFFSET - 4) >> 32) as u32,
             is_immutable: flags & IMMUTABLE != 0,
+            is_leasable: flags == IMMUTABLE,
         })
     }
 
@@ -231,6 +236,8 @@ impl DirectoryFields {
 }
 
 const IMMUTABLE: u16 = 1;
+const THAWING: u16 = 2;
+const IMMUTABLE_THAWING: u16 = IMMUTABLE | THAWING;
 
 impl FileInode {
     /// An inode of this kind, empty, without a name.
@@ -239,6 +246,7 @@ impl FileInode {
             number,
             kind,
             is_immutable: false,
+            is_thawing: false,
             incarnation,
             layout_version: 0,
             size_bytes: 0,
@@ -269,7 +277,10 @@ impl FileInode {
         let mut raw = RawFile {
             magic: MAGIC,
             kind: U16::new(self.kind.code().into()),
-            flags: U16::new(if self.is_immutable { IMMUTABLE } else { 0 }),
+            flags: U16::new(
+                if self.is_immutable { IMMUTABLE } else { 0 }
+                    | if self.is_thawing { THAWING } else { 0 },
+            ),
             number: U64::new(self.number),
             incarnation: U64::new(self.incarnation),
             layout_version: U64::new(self.layout_version),
@@ -333,7 +344,7 @@ impl FileInode {
         let kind = u8::try_from(code).ok().and_then(FileKind::from_code);
         let kind = kind.ok_or(field("kind", code.into()))?;
         let flags = raw.flags.get();
-        if flags & !IMMUTABLE != 0 {
+        if !matches!(flags, 0 | IMMUTABLE | IMMUTABLE_THAWING) {
             return Err(field("flags", flags.into()));
         }
         let size_bytes = raw.size_bytes.get();
@@ -361,6 +372,7 @@ impl FileInode {
             number,
             kind,
             is_immutable: flags & IMMUTABLE != 0,
+            is_thawing: flags & THAWING != 0,
             incarnation: raw.incarnation.get(),
             layout_version: raw.layout_version.get(),
             size_bytes,

@@ -19,7 +19,7 @@ use aquifer_sys::{file_system, io as file_io};
 
 use super::new_file::NewFile;
 use super::open::{Kind, OpenError, OpenOptions, kind_of, len_bytes, refused};
-use super::{Media, PersistenceDomain};
+use super::{Media, PersistenceDomain, WriteWindows};
 
 /// How to make media.
 ///
@@ -38,11 +38,12 @@ pub struct CreateOptions {
     overwrite: bool,
     mode: u32,
     domain: Option<PersistenceDomain>,
+    windows: WriteWindows,
 }
 
 impl Default for CreateOptions {
     fn default() -> CreateOptions {
-        CreateOptions { overwrite: false, mode: 0o600, domain: None }
+        CreateOptions { overwrite: false, mode: 0o600, domain: None, windows: WriteWindows::None }
     }
 }
 
@@ -67,6 +68,12 @@ impl CreateOptions {
     /// Forces a domain, for tests and measurements. See the module's documentation.
     pub fn domain(mut self, domain: PersistenceDomain) -> CreateOptions {
         self.domain = Some(domain);
+        self
+    }
+
+    /// What guards it against stray stores of this process, as for [`OpenOptions::write_windows`].
+    pub fn write_windows(mut self, windows: WriteWindows) -> CreateOptions {
+        self.windows = windows;
         self
     }
 
@@ -185,7 +192,7 @@ impl CreateOptions {
                 allocated => allocated.map_err(failed)?,
             }
         }
-        let options = OpenOptions::made(self.domain);
+        let options = OpenOptions::made(self.domain, self.windows);
         let sync = file.try_clone().map_err(failed)?;
         let form = options.adopt(file, path.to_path_buf(), kind)?;
         form.write_zeros(len_bytes, progress).map_err(failed)?;

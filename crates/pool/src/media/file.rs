@@ -27,16 +27,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use aquifer_sys::file_mapping::{FileMapping, MappingOptions};
 use aquifer_sys::file_system::{self, commits_whole_inodes};
 use aquifer_sys::io as file_io;
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::range_sync::{self, RangeSync, sync_range};
+use aquifer_vm::file_mapping::{FileMapping, MappingOptions};
 
 use super::descriptors::{Descriptor, Descriptors};
 use super::mapped::{alignment_bytes, in_memory};
 use super::{
-    ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,
+    ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, WriteWindows, check_inside,
     opened_for_reading,
 };
 
@@ -62,6 +62,8 @@ pub struct FileMedia {
     /// Errno of the first failure of write-back; 0 if there was none.
     lost: AtomicI32,
     growing: Mutex<()>,
+    /// Whether the mapping can only be read. Bytes are written by calls anyway.
+    is_guarded: bool,
     /// Made when it is asked for; `None` inside if there can be none.
     mapping: OnceLock<Option<FileMapping>>,
 }
@@ -90,8 +92,14 @@ impl FileMedia {
             has_durable_writes: AtomicBool::new(commits),
             lost: AtomicI32::new(0),
             growing: Mutex::new(()),
+            is_guarded: false,
             mapping: OnceLock::new(),
         })
+    }
+
+    /// The same with a mapping that cannot be stored to.
+    pub(super) fn guarded(self) -> FileMedia {
+        FileMedia { is_guarded: true, ..self }
     }
 
     /// How bytes become durable here, for people.
@@ -380,8 +388,9 @@ impl Media for FileMedia {
             aquifer_vm::router::install().ok()?;
             let len_bytes = self.present_len_bytes().ok()?;
             let options = MappingOptions {
-                writable: self.descriptors.is_some(),
+                writable: self.is_writable() && !self.is_guarded,
                 synchronous: false,
+                key: None,
                 unit_bytes: SMALL_PAGE_BYTES,
                 alignment_bytes: in_memory(alignment_bytes(len_bytes)).ok()?,
             };
@@ -389,6 +398,21 @@ impl Media for FileMedia {
         };
         let mapping = self.mapping.get_or_init(map).as_ref()?;
         Some(mapping)
+    }
+
+    fn extend_mapping(&self) {
+        let Some(mapping) = self.mapping() else { return };
+        // Who finds it too short sees that.
+        let len_bytes = self.present_len_bytes().and_then(in_memory);
+        let _ = len_bytes.and_then(|len_bytes| mapping.extend(self.file.as_fd(), len_bytes));
+    }
+
+    fn maps_small_pages(&self) -> bool {
+        true
+    }
+
+    fn write_windows(&self) -> WriteWindows {
+        if self.is_guarded { WriteWindows::Calls } else { WriteWindows::None }
     }
 
     fn maps_privately(&self) -> bool {

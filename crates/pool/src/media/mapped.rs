@@ -12,6 +12,8 @@
 //! `write_back` flushes what *others* have stored through mappings of their own as well, as long as they have done
 //! it before: a cache line belongs to no process.
 //!
+//! How stores are made in a process that guards itself against its own stray ones is in [`WriteWindows`].
+//!
 //! # Forcing
 //! Any file that can be mapped can be taken as `Dax`, to test and to measure: the same instructions run, but
 //! where the mapping is page cache, a power cut loses what the kernel has not written back by itself.
@@ -29,12 +31,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::copy::{self, FlushForm};
-use aquifer_sys::file_mapping::{FileMapping, Inaccessible, MappingOptions};
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::{devdax, file_system, io as file_io, residency};
+use aquifer_vm::file_mapping::{FileMapping, Inaccessible, MappingOptions};
+use aquifer_vm::{WindowKey, WriteWindow};
 
 use super::{
-    ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, check_inside,
+    ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, WriteWindows, check_inside,
     opened_for_reading,
 };
 
@@ -50,13 +53,36 @@ pub struct MappedMedia {
     path: PathBuf,
     file: File,
     mapping: FileMapping,
-    is_writable: bool,
+    stores: Stores,
     /// How lines are flushed; `None` in the domain `Volatile`.
     flush: Option<FlushForm>,
     /// Length of a device; `None` for a file, which is asked.
     device_bytes: Option<u64>,
     maps_privately: bool,
     growing: Mutex<()>,
+}
+
+/// How bytes are written.
+#[derive(Debug)]
+enum Stores {
+    /// Not at all: opened for reading.
+    Nowhere,
+    /// By stores to the linear mapping.
+    Linear,
+    /// By stores to another mapping of the same, in windows.
+    Guarded { mapping: FileMapping, key: WindowKey },
+    /// By system calls.
+    Calls,
+}
+
+impl Stores {
+    fn windows(&self) -> WriteWindows {
+        match self {
+            Stores::Nowhere | Stores::Linear => WriteWindows::None,
+            Stores::Guarded { .. } => WriteWindows::Keys,
+            Stores::Calls => WriteWindows::Calls,
+        }
+    }
 }
 
 /// How a file that is to be mapped is treated.
@@ -71,15 +97,15 @@ pub(super) enum Persistence {
 }
 
 impl MappedMedia {
-    /// Maps an open file or device; `path` is for messages. `writable` says how it was opened.
+    /// Maps an open file or device; `path` is for messages. `writing` says how it is written, if it was opened for that.
     ///
     /// # Errors
     /// What the system says; `EOPNOTSUPP` or `EINVAL` where persistent memory was wanted and it is none;
-    /// [`io::ErrorKind::Unsupported`] where the CPU cannot flush a cache line.
+    /// [`io::ErrorKind::Unsupported`] where the CPU cannot flush a cache line, or has no keys and they were asked for.
     pub(super) fn new(
         file: File,
         path: PathBuf,
-        writable: bool,
+        writing: Option<WriteWindows>,
         persistence: Persistence,
     ) -> io::Result<MappedMedia> {
         // A load from a page that is gone then ends in an error.
@@ -113,17 +139,29 @@ impl MappedMedia {
         let unit_bytes = unit_bytes.max(SMALL_PAGE_BYTES as u64).next_power_of_two();
         let len_bytes = device_bytes.unwrap_or(metadata.len());
         let options = MappingOptions {
-            writable,
+            writable: writing == Some(WriteWindows::None),
             synchronous: persistence == Persistence::Checked,
             unit_bytes: in_memory(unit_bytes)?,
             alignment_bytes: in_memory(alignment_bytes(len_bytes).max(unit_bytes))?,
+            key: None,
         };
-        let mapping = FileMapping::new(file.as_fd(), in_memory(len_bytes)?, options)?;
+        let map = |options| FileMapping::new(file.as_fd(), in_memory(len_bytes)?, options);
+        let mapping = map(options)?;
+        let stores = match writing {
+            None => Stores::Nowhere,
+            Some(WriteWindows::None) => Stores::Linear,
+            Some(WriteWindows::Calls) => Stores::Calls,
+            Some(WriteWindows::Keys | WriteWindows::Best) => {
+                let key = WindowKey::of_process()?;
+                let guarded = MappingOptions { writable: true, key: Some(key.key()), ..options };
+                Stores::Guarded { mapping: map(guarded)?, key }
+            }
+        };
         Ok(MappedMedia {
             path,
             file,
             mapping,
-            is_writable: writable,
+            stores,
             flush,
             device_bytes,
             maps_privately: !is_hugetlbfs && !is_devdax,
@@ -155,9 +193,17 @@ impl MappedMedia {
         let len_bytes = self.present_len_bytes()?;
         check_inside(range, len_bytes)?;
         if range.end_bytes() > self.mapping.len_bytes() as u64 {
-            self.mapping.extend(self.file.as_fd(), in_memory(len_bytes)?)?;
+            self.extend(len_bytes)?;
         }
         Ok(())
+    }
+
+    /// Maps what the file has got; the linear mapping last, whose length is asked.
+    fn extend(&self, len_bytes: u64) -> io::Result<()> {
+        if let Stores::Guarded { mapping, .. } = &self.stores {
+            mapping.extend(self.file.as_fd(), in_memory(len_bytes)?)?;
+        }
+        self.mapping.extend(self.file.as_fd(), in_memory(len_bytes)?)
     }
 
     /// What a failed copy means.
@@ -179,15 +225,38 @@ impl MappedMedia {
     ) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes: offset, len_bytes: bytes.len() as u64 };
         self.run(operation, range, || {
-            if !self.is_writable {
-                return Err(opened_for_reading());
+            let by_memory = |mapping: &FileMapping| match self.flush {
+                Some(flush) => mapping.persist(offset, bytes, flush).map_err(self.explain(range)),
+                None => mapping.write(offset, bytes).map_err(self.explain(range)),
+            };
+            match &self.stores {
+                Stores::Nowhere => Err(opened_for_reading()),
+                Stores::Linear => by_memory(&self.mapping),
+                Stores::Guarded { mapping, key } => {
+                    let _window = key.open();
+                    by_memory(mapping)
+                }
+                Stores::Calls => {
+                    file_io::write_all_at(self.file.as_fd(), bytes, offset)?;
+                    let Some(flush) = self.flush else { return Ok(()) };
+                    let flushed = self.mapping.flush(offset, bytes.len(), flush);
+                    copy::store_fence();
+                    flushed.map_err(self.explain(range))
+                }
             }
-            match self.flush {
-                Some(flush) => self.mapping.persist(offset, bytes, flush),
-                None => self.mapping.write(offset, bytes),
-            }
-            .map_err(self.explain(range))
         })
+    }
+
+    /// By ordinary stores, of what is mapped and there; false if that is not enough.
+    fn store_mapped(&self, offset: u64, bytes: &[u8]) -> bool {
+        match &self.stores {
+            Stores::Nowhere | Stores::Calls => false,
+            Stores::Linear => self.mapping.write(offset, bytes).is_ok(),
+            Stores::Guarded { mapping, key } => {
+                let _window = key.open();
+                mapping.write(offset, bytes).is_ok()
+            }
+        }
     }
 
     /// Gives the file its length and memory to every page of it, and zeros where there may be none yet.
@@ -205,7 +274,7 @@ impl MappedMedia {
             }
             allocated => allocated?,
         }
-        self.mapping.extend(self.file.as_fd(), in_memory(to_bytes)?)?;
+        self.extend(to_bytes)?;
         if self.flush.is_some() {
             // A page that is only allocated needs a change of metadata at its first store.
             self.write_zeros(from_bytes, to_bytes, progress)?;
@@ -269,7 +338,7 @@ impl Media for MappedMedia {
     }
 
     fn is_writable(&self) -> bool {
-        self.is_writable
+        !matches!(self.stores, Stores::Nowhere)
     }
 
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
@@ -287,6 +356,14 @@ impl Media for MappedMedia {
         self.store(MediaOperation::Write, offset_bytes, bytes)
     }
 
+    fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        match self.store_mapped(offset_bytes, bytes) {
+            true => Ok(()),
+            // Behind what is mapped; or it says what is wrong.
+            false => self.write_at(offset_bytes, bytes),
+        }
+    }
+
     fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.store(MediaOperation::WriteDurable, offset_bytes, bytes)
     }
@@ -294,7 +371,7 @@ impl Media for MappedMedia {
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
         for &range in ranges {
             self.run(MediaOperation::WriteBack, range, || match self.flush {
-                _ if !self.is_writable => Err(opened_for_reading()),
+                _ if !self.is_writable() => Err(opened_for_reading()),
                 Some(flush) => {
                     let len_bytes = in_memory(range.len_bytes)?;
                     let flushed = self.mapping.flush(range.offset_bytes, len_bytes, flush);
@@ -309,7 +386,7 @@ impl Media for MappedMedia {
     fn flush(&self) -> Result<(), MediaError> {
         let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
         self.run(MediaOperation::Flush, nothing, || {
-            if !self.is_writable {
+            if !self.is_writable() {
                 return Err(opened_for_reading());
             }
             if self.flush.is_some() {
@@ -331,7 +408,7 @@ impl Media for MappedMedia {
         let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
         self.run(MediaOperation::Resize, nothing, || {
             let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.is_writable {
+            if !self.is_writable() {
                 return Err(opened_for_reading());
             }
             let present_bytes = self.present_len_bytes()?;
@@ -358,6 +435,27 @@ impl Media for MappedMedia {
 
     fn mapping(&self) -> Option<&FileMapping> {
         Some(&self.mapping)
+    }
+
+    fn extend_mapping(&self) {
+        // Who finds it too short sees that.
+        let len_bytes = self.present_len_bytes().and_then(in_memory);
+        let _ = len_bytes.and_then(|len_bytes| self.mapping.extend(self.file.as_fd(), len_bytes));
+    }
+
+    fn maps_small_pages(&self) -> bool {
+        self.maps_privately
+    }
+
+    fn write_windows(&self) -> WriteWindows {
+        self.stores.windows()
+    }
+
+    fn write_window(&self) -> Option<WriteWindow> {
+        match &self.stores {
+            Stores::Guarded { key, .. } => Some(key.open()),
+            _ => None,
+        }
     }
 
     fn maps_privately(&self) -> bool {

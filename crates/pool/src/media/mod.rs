@@ -47,18 +47,21 @@ mod file;
 mod mapped;
 mod new_file;
 mod open;
+mod windows;
 
 pub use create::{CreateOptions, create};
 pub use file::FileMedia;
 pub use mapped::MappedMedia;
 pub use open::{OpenError, OpenOptions, open};
+pub use windows::WriteWindows;
 
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use aquifer_sys::file_mapping::FileMapping;
+use aquifer_vm::WriteWindow;
+use aquifer_vm::file_mapping::FileMapping;
 
 /// What makes bytes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -229,6 +232,11 @@ pub trait Media: Send + Sync + 'static {
     /// Writes `bytes`, visible to all at once, durable at some time or never.
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
+    /// As [`Media::write_at`], by ordinary stores where that is how bytes get there: for what is soon written again, or read.
+    fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.write_at(offset_bytes, bytes)
+    }
+
     /// Writes `bytes` and returns when exactly they are durable.
     fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
@@ -266,8 +274,28 @@ pub trait Media: Send + Sync + 'static {
     /// All bytes as memory, mapped shared: for accesses without system calls. `None` where there is no such mapping; then
     /// transfers serve. It may be shorter than the media, after these have grown.
     ///
-    /// What is stored through it is visible as by [`Media::write_at`], and is handed over by [`Media::write_back`].
+    /// What is stored through it is visible as by [`Media::write_at`], and is handed over by [`Media::write_back`]. It cannot be
+    /// stored to where there are [write windows](Media::write_windows).
     fn mapping(&self) -> Option<&FileMapping> {
+        None
+    }
+
+    /// Makes [`Media::mapping`] as long as the media are, if it can.
+    fn extend_mapping(&self) {}
+
+    /// Whether parts of [`Media::file`] can be mapped by pages of 4,096 bytes. Not so on hugetlbfs and on device DAX.
+    fn maps_small_pages(&self) -> bool {
+        false
+    }
+
+    /// What guards the bytes against stray stores of this process: never [`WriteWindows::Best`].
+    fn write_windows(&self) -> WriteWindows {
+        WriteWindows::None
+    }
+
+    /// Lets the calling thread store to all that protection keys guard in this process, until the result is dropped; `None` where these
+    /// media have no keys. No operation of the media needs it.
+    fn write_window(&self) -> Option<WriteWindow> {
         None
     }
 

@@ -20,10 +20,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_sys::{devdax, file_system, io as file_io};
+use aquifer_vm::WindowKey;
 
 use super::file::write_zeros;
 use super::mapped::Persistence;
-use super::{FileMedia, MappedMedia, Media, PersistenceDomain};
+use super::{FileMedia, MappedMedia, Media, PersistenceDomain, WriteWindows};
 
 /// Media could not be opened or made.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,16 @@ pub enum OpenError {
         /// Why, and what to do.
         reason: String,
     },
+    /// The write windows asked for cannot be had.
+    #[error("{} cannot be guarded by {windows}: {reason}; ask for others, or for the best there are", path.display())]
+    NoWriteWindows {
+        /// The path.
+        path: PathBuf,
+        /// What was asked for.
+        windows: WriteWindows,
+        /// Why not.
+        reason: String,
+    },
     /// The system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     System {
@@ -121,6 +132,13 @@ pub enum OpenError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// What it means that the system does not tell about a path.
+    pub(crate) fn of(path: &Path, source: io::Error) -> OpenError {
+        refused(path, false, "inspect", source)
+    }
 }
 
 /// What lies at a path.
@@ -172,6 +190,7 @@ impl Kind {
 pub struct OpenOptions {
     writable: bool,
     domain: Option<PersistenceDomain>,
+    windows: WriteWindows,
 }
 
 impl OpenOptions {
@@ -181,8 +200,8 @@ impl OpenOptions {
     }
 
     /// For media to be made.
-    pub(super) fn made(domain: Option<PersistenceDomain>) -> OpenOptions {
-        OpenOptions { writable: true, domain }
+    pub(super) fn made(domain: Option<PersistenceDomain>, windows: WriteWindows) -> OpenOptions {
+        OpenOptions { writable: true, domain, windows }
     }
 
     /// Whether it can be written. Off by default.
@@ -194,6 +213,12 @@ impl OpenOptions {
     /// Forces a domain, for tests and measurements. See the module's documentation.
     pub fn domain(mut self, domain: PersistenceDomain) -> OpenOptions {
         self.domain = Some(domain);
+        self
+    }
+
+    /// What guards what can be written against stray stores of this process. Nothing by default.
+    pub fn write_windows(mut self, windows: WriteWindows) -> OpenOptions {
+        self.windows = windows;
         self
     }
 
@@ -237,6 +262,10 @@ impl OpenOptions {
         let magic = file_system::magic(file.as_fd()).map_err(refused)?;
         let is_memory = kind == Kind::File && file_system::in_memory(magic).is_some();
         let is_hugetlbfs = kind == Kind::File && magic == file_system::HUGETLBFS;
+        let windows = match self.writable {
+            true => self.windows_for(&path, is_hugetlbfs, kind)?,
+            false => WriteWindows::None,
+        };
         let bad_domain = |reason: &str| OpenError::BadDomain {
             path: path.clone(),
             domain: self.domain.unwrap_or(PersistenceDomain::Dax),
@@ -264,9 +293,12 @@ impl OpenOptions {
             let copy = file.try_clone().map_err(refused)?;
             let name = path.clone();
             let made = match attempt {
-                Attempt::PageCache => FileMedia::new(copy, name, self.writable).map(Form::File),
+                Attempt::PageCache => FileMedia::new(copy, name, self.writable)
+                    .map(|media| if windows.is_guard() { media.guarded() } else { media })
+                    .map(Form::File),
                 Attempt::Mapped(persistence) => {
-                    MappedMedia::new(copy, name, self.writable, persistence).map(Form::Mapped)
+                    let writing = self.writable.then_some(windows);
+                    MappedMedia::new(copy, name, writing, persistence).map(Form::Mapped)
                 }
             };
             match made {
@@ -287,6 +319,38 @@ impl OpenOptions {
             }
         }
         unreachable!("every list of attempts has a last one, which returns")
+    }
+
+    /// The windows that are to be had for a file that may be mapped.
+    fn windows_for(
+        &self,
+        path: &Path,
+        is_hugetlbfs: bool,
+        kind: Kind,
+    ) -> Result<WriteWindows, OpenError> {
+        let keys =
+            || WindowKey::of_process().map_err(|error| format!("no protection keys ({error})"));
+        let calls = || match kind {
+            Kind::DaxDevice => Err("a DAX device has no write call".to_owned()),
+            _ if is_hugetlbfs => Err("hugetlbfs has no write call".to_owned()),
+            _ => Ok(()),
+        };
+        let refused = |reason| OpenError::NoWriteWindows {
+            path: path.to_path_buf(),
+            windows: self.windows,
+            reason,
+        };
+        match self.windows {
+            WriteWindows::None => {}
+            WriteWindows::Keys => {
+                keys().map_err(refused)?;
+            }
+            WriteWindows::Calls => calls().map_err(refused)?,
+            WriteWindows::Best if keys().is_ok() => return Ok(WriteWindows::Keys),
+            WriteWindows::Best if calls().is_ok() => return Ok(WriteWindows::Calls),
+            WriteWindows::Best => return Ok(WriteWindows::None),
+        }
+        Ok(self.windows)
     }
 
     fn refused(&self, path: &Path, action: &'static str, source: io::Error) -> OpenError {
@@ -409,5 +473,5 @@ pub fn open(
     writable: bool,
     forced: Option<PersistenceDomain>,
 ) -> Result<Arc<dyn Media>, OpenError> {
-    OpenOptions { writable, domain: forced }.open(path)
+    OpenOptions { writable, domain: forced, ..OpenOptions::new() }.open(path)
 }

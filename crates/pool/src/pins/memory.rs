@@ -10,6 +10,7 @@
 //! It lies beside the segment, is named after it, and comes and goes with it. Nothing in it is believed by more than this: what is
 //! scribbled there can only delay that pages are used again, or spoil the scribbler's own views and those of others.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -88,6 +89,11 @@ impl PinMemory {
     /// Opens the segment that another process made; the error says why there is none that belongs to this pool.
     pub fn open(name: &str, pool: Uuid) -> std::result::Result<PinMemory, String> {
         let memory = SharedMemory::open(name, true).map_err(|error| error.to_string())?;
+        Self::adopt(memory, pool)
+    }
+
+    /// As [`PinMemory::open`], of memory that is there already.
+    pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<PinMemory, String> {
         if memory.len_bytes() < LEN_BYTES {
             return Err("its part for pins is too small".to_owned());
         }
@@ -107,6 +113,14 @@ impl PinMemory {
             PoolError::SharedMemory(SharedMemoryError::NoSpace { len_bytes, source })
         })?;
         Ok(PinMemory::Private(PrivateMemory(memory)))
+    }
+
+    /// The descriptor, where there is one.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            PinMemory::Shared(memory) => Some(memory.file()),
+            PinMemory::Private(_) => None,
+        }
     }
 
     pub fn is_shared(&self) -> bool {

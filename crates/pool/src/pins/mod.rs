@@ -21,7 +21,7 @@
 //! Whoever looks and finds pins in a block that nobody has locked claims it the same way, clears it, and gives it up.
 //!
 //! # Open
-//! An *open* pin says that somebody uses an inode, and nothing about its pages. It keeps a file that has no name any more in existence: its inode
+//! A pin of the inode itself says how somebody uses it ([`InodeUse`]), and nothing about its pages. An *open* pin keeps a file that has no name any more in existence: its inode
 //! is given back by whoever takes the last open pin away, or when the pool is recovered. Who opens a file pins it *and then* looks whether it still has a
 //! name; who removes the last name *first* makes that visible, in a transaction of its own, *and then* looks for open pins. So at
 //! least one of them sees the other.
@@ -32,6 +32,7 @@ mod memory;
 mod word;
 
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -40,6 +41,7 @@ use uuid::Uuid;
 
 use self::memory::PinMemory;
 pub(crate) use self::memory::{BLOCK_PINS, BLOCKS};
+pub use self::word::InodeUse;
 use self::word::PinWord;
 pub(crate) use self::word::{PinSet, PinValue};
 use crate::core::Core;
@@ -49,6 +51,7 @@ use crate::membership::{Byte, Membership};
 use crate::pool::Pool;
 
 use aquifer_sys::lock::LockKind;
+use aquifer_sys::shared_memory::SharedMemory;
 
 /// How many words are looked at for a free one before another block is claimed.
 const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
@@ -105,6 +108,16 @@ impl Pins {
     /// Opens those that another process made.
     pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
         Pins::new(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+    }
+
+    /// Those in memory that is there already.
+    pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<Pins, String> {
+        Pins::new(PinMemory::adopt(memory, pool)?).map_err(|error| error.to_string())
+    }
+
+    /// The descriptor of their memory, where others share it.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file()
     }
 
     /// Pins that nobody else sees.
@@ -281,6 +294,15 @@ impl std::fmt::Debug for Pin<'_> {
     }
 }
 
+impl Pin<'_> {
+    /// The same pin, for something that keeps the pool open by itself: `pool` is the one that it was made by.
+    pub fn into_owned(self, pool: &Pool) -> OwnedPin {
+        assert!(std::ptr::eq(self.core, &**pool.core()), "a pin of another pool");
+        let pin = std::mem::ManuallyDrop::new(self);
+        OwnedPin { pool: pool.clone(), place: pin.place }
+    }
+}
+
 impl Drop for Pin<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -339,10 +361,10 @@ impl Core {
         is_file.then_some((incarnation, version))
     }
 
-    /// Whether anybody has an open pin of an inode. With the metadata mutex.
-    pub fn is_open(&self, _locked: &crate::core::Locked<'_>, inode: u64) -> bool {
-        let Some(wanted) = PinValue::of_open(inode) else { return false };
-        self.pins.look_for(&self.membership, |value| value == wanted).is_open(inode)
+    /// Whether anybody has a pin of this kind of an inode. With the metadata mutex.
+    pub fn is_used(&self, _locked: &crate::core::Locked<'_>, inode: u64, usage: InodeUse) -> bool {
+        let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
+        self.pins.look_for(&self.membership, |value| value == wanted).is_used(inode, usage)
     }
 }
 
@@ -393,21 +415,21 @@ impl Pool {
     ///
     /// # Errors
     /// As for [`Pool::pin`].
-    pub fn pin_open(&self, inode: u64) -> Result<OwnedPin> {
-        let place = self.core().set_pin(inode, PinValue::of_open(inode))?;
+    pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
+        let place = self.core().set_pin(inode, PinValue::of_use(inode, usage))?;
         Ok(OwnedPin { pool: self.clone(), place })
     }
 
-    /// Whether any process says that it uses an inode: [`Pool::pin_open`].
+    /// Whether any process says that it uses an inode so: [`Pool::pin_inode`].
     ///
     /// An inode may be given back when it had no link *before* this was called, by a transaction that was visible then, and this says
-    /// no. [`Transaction::is_open`](crate::Transaction::is_open) is the same inside a transaction.
+    /// that it is not open. [`Transaction::is_used`](crate::Transaction::is_used) is the same inside a transaction.
     ///
     /// # Errors
     /// [`PoolError::Stalled`]; [`PoolError::ReadOnly`] for readers.
-    pub fn is_open(&self, inode: u64) -> Result<bool> {
+    pub fn is_used(&self, inode: u64, usage: InodeUse) -> Result<bool> {
         self.core().check_writable()?;
         let locked = self.core().lock()?;
-        Ok(self.core().is_open(&locked, inode))
+        Ok(self.core().is_used(&locked, inode, usage))
     }
 }

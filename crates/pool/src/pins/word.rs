@@ -32,8 +32,30 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-/// The low half of an open pin. No pin of a version has it.
-const OPEN: u32 = u32::MAX;
+/// How somebody uses an inode, besides its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum InodeUse {
+    /// It is open.
+    Open,
+    /// Its bytes can be stored to behind everybody's back.
+    Writable,
+    /// Its bytes are taken for constant.
+    Leased,
+}
+
+impl InodeUse {
+    /// The low half of a pin of this kind. No pin of a version has it.
+    fn low(self) -> u32 {
+        match self {
+            InodeUse::Open => u32::MAX,
+            InodeUse::Writable => u32::MAX - 1,
+            InodeUse::Leased => LEAST_USE,
+        }
+    }
+}
+
+/// The least of them.
+const LEAST_USE: u32 = u32::MAX - 2;
 
 /// A pin: that an inode is in use, or that its pages as of one layout version are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,12 +65,12 @@ impl PinValue {
     /// A pin of the pages that the inode has as of `layout_version`; `None` for an inode that cannot be pinned.
     pub fn of_version(inode: u64, layout_version: u64) -> Option<PinValue> {
         // An older version keeps more.
-        Self::new(inode, (layout_version as u32).min(OPEN - 1))
+        Self::new(inode, (layout_version as u32).min(LEAST_USE - 1))
     }
 
     /// A pin of the inode itself.
-    pub fn of_open(inode: u64) -> Option<PinValue> {
-        Self::new(inode, OPEN)
+    pub fn of_use(inode: u64, usage: InodeUse) -> Option<PinValue> {
+        Self::new(inode, usage.low())
     }
 
     fn new(inode: u64, low: u32) -> Option<PinValue> {
@@ -147,9 +169,9 @@ impl PinSet {
         &self.values[first..first + count]
     }
 
-    /// Whether the inode itself is pinned.
-    pub fn is_open(&self, inode: u64) -> bool {
-        self.of_inode(inode).last().is_some_and(|value| value.low() == OPEN)
+    /// Whether the inode itself is pinned in this way.
+    pub fn is_used(&self, inode: u64, usage: InodeUse) -> bool {
+        self.of_inode(inode).iter().any(|value| value.low() == usage.low())
     }
 
     /// Whether pages that a change of `freed.inode()` freed are pinned: the version before the change, or an older one.
@@ -163,7 +185,7 @@ impl PinSet {
         let since = if since > u32::MAX / 2 { 0 } else { since };
         self.of_inode(freed.inode()).iter().any(|pin| {
             let after = pin.low().wrapping_sub(freed.low());
-            pin.low() != OPEN && (after == 0 || after > since)
+            pin.low() < LEAST_USE && (after == 0 || after > since)
         })
     }
 }
@@ -195,12 +217,12 @@ mod tests {
     #[test]
     fn versions_may_wrap() {
         let wrap = 1 << 32;
-        for current in wrap - 3..wrap + 4 {
-            for version in wrap - 3..current {
-                for pinned in wrap - 3..=current {
+        for current in wrap - 6..wrap + 4 {
+            for version in wrap - 6..current {
+                for pinned in wrap - 6..=current {
                     let is_covered = pins(&[pinned]).covers(freed(version), Some(current));
-                    // The last version before the wrap is taken for the one before it.
-                    let is_doubtful = pinned == wrap - 1 && version == wrap - 2;
+                    // The last versions before the wrap are taken for the one before them.
+                    let is_doubtful = pinned < wrap && (wrap - 4..pinned).contains(&version);
                     assert_eq!(
                         is_covered,
                         pinned <= version || is_doubtful,
@@ -212,11 +234,17 @@ mod tests {
     }
 
     #[test]
-    fn an_open_pin_is_no_pin_of_pages() {
-        let open = PinSet::new(vec![PinValue::of_open(7).unwrap()]);
-        assert!(open.is_open(7) && !open.is_open(6) && !open.is_open(8));
-        assert!(!open.covers(freed(3), None));
-        assert!(!pins(&[1, u64::from(u32::MAX)]).is_open(7));
+    fn a_pin_of_an_inode_is_no_pin_of_pages() {
+        const ALL: [InodeUse; 3] = [InodeUse::Open, InodeUse::Writable, InodeUse::Leased];
+        for usage in ALL {
+            let used = PinSet::new(vec![PinValue::of_use(7, usage).unwrap()]);
+            for other in ALL {
+                assert_eq!(used.is_used(7, other), usage == other);
+            }
+            assert!(!used.is_used(6, usage) && !used.is_used(8, usage));
+            assert!(!used.covers(freed(3), None));
+            assert!(!pins(&[1, u64::from(u32::MAX), u64::from(LEAST_USE)]).is_used(7, usage));
+        }
     }
 
     #[test]

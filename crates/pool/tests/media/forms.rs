@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
-use aquifer_pool::media::{Media, OpenOptions, PersistenceDomain};
+use aquifer_pool::media::{Media, OpenError, OpenOptions, PersistenceDomain, WriteWindows};
 
 /// A form with a file of its own, which is removed when this is dropped.
 pub struct Form {
@@ -14,12 +14,22 @@ pub struct Form {
     pub media: Arc<dyn Media>,
     /// Opens the same file once more; through /proc where it has no name.
     pub path: PathBuf,
-    /// Whether the domain was forced.
-    pub forced: Option<PersistenceDomain>,
+    how: How,
     /// The unit of its length.
     pub unit_bytes: u64,
     _place: Place,
 }
+
+/// How the file is opened.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    /// The domain, if it is forced.
+    forced: Option<PersistenceDomain>,
+    windows: WriteWindows,
+}
+
+/// As it is found, and not guarded.
+const FOUND: How = How { forced: None, windows: WriteWindows::None };
 
 /// What holds the file.
 enum Place {
@@ -53,46 +63,44 @@ impl Form {
     fn in_directory(
         directory: &Path,
         len_bytes: u64,
-        forced: Option<PersistenceDomain>,
+        how: How,
         name: &str,
-    ) -> Form {
+    ) -> Result<Form, OpenError> {
         let file = tempfile::Builder::new().prefix("aquifer-media-").tempfile_in(directory);
         let (file, path) = file.unwrap().into_parts();
         file.set_len(len_bytes).unwrap();
-        let media = options(forced).open(&path).unwrap();
-        Form {
-            name: format!("{name}, {} {}", how(forced), media.domain()),
+        let media = how.options().open(&path)?;
+        Ok(Form {
+            name: format!("{name}, {}", how.describe(&*media)),
             media,
             path: path.to_path_buf(),
-            forced,
+            how,
             unit_bytes: 1,
             _place: Place::Named(path),
-        }
+        })
     }
 
-    fn of_memfd(
-        file: File,
-        unit_bytes: u64,
-        forced: Option<PersistenceDomain>,
-        name: &str,
-    ) -> Form {
+    fn of_memfd(file: File, unit_bytes: u64, how: How, name: &str) -> Result<Form, OpenError> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let media = options(forced).open(&path).unwrap();
-        Form {
-            name: format!("{name}, {} {}", how(forced), media.domain()),
+        let media = how.options().open(&path)?;
+        Ok(Form {
+            name: format!("{name}, {}", how.describe(&*media)),
             media,
             path,
-            forced,
+            how,
             unit_bytes,
             _place: Place::Unnamed(file),
-        }
+        })
+    }
+
+    /// The domain, if it was forced.
+    pub fn forced(&self) -> Option<PersistenceDomain> {
+        self.how.forced
     }
 
     /// Opens the same file again, in the same way but perhaps for reading only.
     pub fn again(&self, writable: bool) -> Arc<dyn Media> {
-        let options = OpenOptions::new().writable(writable);
-        let options = self.forced.into_iter().fold(options, OpenOptions::domain);
-        options.open(&self.path).unwrap()
+        self.how.options().writable(writable).open(&self.path).unwrap()
     }
 
     /// The file itself.
@@ -101,38 +109,59 @@ impl Form {
     }
 }
 
-fn options(forced: Option<PersistenceDomain>) -> OpenOptions {
-    forced.into_iter().fold(OpenOptions::new().writable(true), OpenOptions::domain)
-}
+impl How {
+    fn options(self) -> OpenOptions {
+        let options = OpenOptions::new().writable(true).write_windows(self.windows);
+        self.forced.into_iter().fold(options, OpenOptions::domain)
+    }
 
-fn how(forced: Option<PersistenceDomain>) -> &'static str {
-    if forced.is_some() { "forced" } else { "found" }
+    fn describe(self, media: &dyn Media) -> String {
+        let how = if self.forced.is_some() { "forced" } else { "found" };
+        let (domain, windows) = (media.domain(), media.write_windows());
+        format!("{how} {domain}, guarded by {windows}")
+    }
 }
 
 /// Every form, each with a new file of at least `len_bytes`, rounded up to what the form needs.
 pub fn all(len_bytes: u64) -> Vec<Form> {
+    const HUGE_BYTES: u64 = 2 << 20;
     let mut forms = vec![];
+    let guards = [WriteWindows::None, WriteWindows::Keys, WriteWindows::Calls];
     let domains = [None, Some(Dax), Some(PageCache), Some(Volatile)];
-    for forced in domains {
-        forms.push(Form::in_directory(&std::env::temp_dir(), len_bytes, forced, "temporary file"));
-    }
-    if let Some(directory) = memory_directory() {
+    let shared = memory_directory();
+    for windows in guards {
         for forced in domains {
-            forms.push(Form::in_directory(directory, len_bytes, forced, "tmpfs"));
+            let how = How { forced, windows };
+            let directory = std::env::temp_dir();
+            forms.push(Form::in_directory(&directory, len_bytes, how, "temporary file"));
+            if let Some(directory) = shared {
+                forms.push(Form::in_directory(directory, len_bytes, how, "tmpfs"));
+            }
         }
     }
     for forced in [None, Some(PageCache)] {
         let file = memfd(len_bytes, 0).expect("memory files work");
-        forms.push(Form::of_memfd(file, 1, forced, "memfd"));
+        forms.push(Form::of_memfd(file, 1, How { forced, ..FOUND }, "memfd"));
     }
-    const HUGE_BYTES: u64 = 2 << 20;
-    let huge =
-        memfd(len_bytes.next_multiple_of(HUGE_BYTES), libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
-    match huge.filter(|huge| aquifer_sys::io::allocate(fd(huge), 0, 1).is_ok()) {
-        Some(huge) => forms.push(Form::of_memfd(huge, HUGE_BYTES, None, "huge pages")),
-        None => eprintln!("skipped: no huge page is free"),
+    for windows in [WriteWindows::None, WriteWindows::Best] {
+        let huge =
+            memfd(len_bytes.next_multiple_of(HUGE_BYTES), libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+        match huge.filter(|huge| aquifer_sys::io::allocate(fd(huge), 0, 1).is_ok()) {
+            Some(huge) => {
+                let how = How { windows, ..FOUND };
+                forms.push(Form::of_memfd(huge, HUGE_BYTES, how, "huge pages"));
+            }
+            None => eprintln!("skipped: no huge page is free"),
+        }
     }
-    forms
+    let had = |form: Result<Form, OpenError>| match form {
+        Err(OpenError::NoWriteWindows { reason, .. }) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+        form => Some(form.unwrap()),
+    };
+    forms.into_iter().filter_map(had).collect()
 }
 
 fn fd(file: &File) -> std::os::fd::BorrowedFd<'_> {

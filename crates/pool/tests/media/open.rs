@@ -31,7 +31,7 @@ fn domains_are_detected_and_forced() {
         let domain = form.media.domain();
         let magic = aquifer_sys::file_system::magic(form.file().as_fd()).unwrap();
         let is_memory = aquifer_sys::file_system::in_memory(magic).is_some();
-        match form.forced {
+        match form.forced() {
             Some(forced) => assert_eq!(domain, forced, "{}", form.name),
             None if is_memory => assert_eq!(domain, Volatile, "{}", form.name),
             // The temporary directory may lie on persistent memory, but this says when the page cache is taken

@@ -53,7 +53,7 @@ mod by_device;
 mod descriptors;
 mod error;
 pub(crate) mod flush;
-mod heap;
+pub(crate) mod heap;
 mod identity;
 mod map_ahead;
 mod mapped;

@@ -2,10 +2,10 @@
 //!
 //! | interface | what | contenders |
 //! |---|---|---|
-//! | [`Files`](super::files::Files) | a whole file for a moment | `read`, `mmap`, `mmap_populate`, `pool` |
+//! | [`Files`](super::files::Files) | a whole file for a moment | `read`, `mmap`, `mmap_populate`, `pool`, `view` |
 //! | [`Records`] | parts of one open file, read and overwritten | `syscalls`, `mmap`, `mmap_populate`, `pool` |
-//! | [`Growing`] | a file that gets longer | the same |
-//! | [`Pair`] | one file that takes the content of another | the same, and `pool_copy` |
+//! | [`Growing`] | a file that gets longer | the same, and `view` |
+//! | [`Pair`] | one file that takes the content of another | as for records, and `pool_copy` |
 //! | [`Names`] | files made, looked up, removed | `syscalls`, `pool` |
 //!
 //! All are handed the directory of a [`PooledSet`](crate::pooled_set): the kernel's files are in it, and the pool is one more
@@ -21,8 +21,8 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use super::System;
 use super::files::{VisitFiles, with_files};
-use super::{System, Unavailable};
 
 pub use pool::open_pool;
 
@@ -65,7 +65,8 @@ pub fn growing(system: System, file_bytes: u64) -> Result<Box<dyn Growing>> {
         System::Syscalls => Box::new(kernel::CalledGrowing::create()?),
         System::Mmap => Box::new(kernel::MappedGrowing::create(file_bytes, false)?),
         System::MmapPopulate => Box::new(kernel::MappedGrowing::create(file_bytes, true)?),
-        System::Pool => Box::new(pool::PooledGrowing::create(file_bytes)?),
+        System::Pool => Box::new(pool::PooledGrowing::create(file_bytes, false)?),
+        System::View => Box::new(pool::PooledGrowing::create(file_bytes, true)?),
         other => bail!("{} does not append to files", other.name()),
     })
 }
@@ -115,8 +116,7 @@ pub fn names(system: System, directory: &Path) -> Result<Box<dyn Names>> {
 pub fn with_whole_files<V: VisitFiles>(system: System, visit: V) -> Result<V::Output> {
     match system {
         System::Pool => visit.visit(&whole::PoolReads::open()?),
-        // Pools have no views yet.
-        System::View => Err(Unavailable("this version of Aquifer has no views".to_owned()).into()),
+        System::View => visit.visit(&whole::PoolViews::open()?),
         other => with_files(other, None, visit),
     }
 }

@@ -65,15 +65,17 @@ const GROWING: &str = "growing";
 pub struct PooledGrowing {
     file: Option<File>,
     files: Files,
+    /// Whether it is stored to through views.
+    by_view: bool,
 }
 
 impl PooledGrowing {
     /// A pool with room for one and a half files of that length, and an empty file.
-    pub fn create(file_bytes: u64) -> Result<Self> {
+    pub fn create(file_bytes: u64, by_view: bool) -> Result<Self> {
         let bytes = pool_bytes(file_bytes + file_bytes / 2, 1);
         let pool = Pool::create(POOL, bytes, &CreateOptions::default(), &OpenOptions::default())?;
         let files = Files::new(pool);
-        Ok(Self { file: Some(Self::begin(&files)?), files })
+        Ok(Self { file: Some(Self::begin(&files)?), files, by_view })
     }
 
     fn begin(files: &Files) -> Result<File> {
@@ -88,7 +90,11 @@ impl PooledGrowing {
 
 impl Growing for PooledGrowing {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(self.file().write_at(bytes, 0)?)
+        match self.by_view {
+            true => self.file().append_view(bytes.len() as u64)?.write(0, bytes)?,
+            false => self.file().write_at(bytes, 0)?,
+        }
+        Ok(())
     }
 
     fn begin_again(&mut self) -> Result<()> {

@@ -63,3 +63,42 @@ impl WholeFile for PoolReadLane<'_> {
         Err(opened_by_the_kernel())
     }
 }
+
+/// Each file is looked at where its bytes lie.
+#[derive(Debug)]
+pub struct PoolViews {
+    files: PoolFiles,
+}
+
+impl PoolViews {
+    /// Opens the pool.
+    pub fn open() -> Result<Self> {
+        Ok(Self { files: open_pool()? })
+    }
+}
+
+impl Files for PoolViews {
+    type Lane<'a> = &'a PoolFiles;
+
+    fn lane(&self) -> Result<&PoolFiles> {
+        Ok(&self.files)
+    }
+}
+
+impl WholeFile for &PoolFiles {
+    fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let view = self.view(path, ..)?;
+        // SAFETY: nobody writes to the files of the set while they are looked at.
+        let bytes = unsafe { view.as_slice() }.expect("the pool is mapped");
+        Ok(look(bytes))
+    }
+
+    fn opened<R>(
+        &mut self,
+        _file: &std::fs::File,
+        _len_bytes: usize,
+        _look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        Err(opened_by_the_kernel())
+    }
+}

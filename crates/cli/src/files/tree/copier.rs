@@ -5,25 +5,21 @@
 //! have, symbolic links as they are, and which names are names of one file.
 //!
 //! # What others see
-//! A file is written under a temporary name beside its own, and gets its own when it is whole, in one step that also replaces what
-//! has that name. So whoever looks, and whoever stops the command at any moment, finds whole files only: the old ones or the new ones. What
-//! is left of a killed one is a name that begins with [`TEMPORARY`]. Directories are there at once, closed to others until
-//! everything is in them, and merged with those that are there.
+//! A file gets its name when it is whole, in one step that also replaces what has that name. So whoever looks, and whoever stops
+//! the command at any moment, finds whole files only: the old ones or the new ones. Directories are there at once, closed to others
+//! until everything is in them, and merged with those that are there.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use aquifer_bench::interrupt;
 use serde::Serialize;
 
-use super::{Attributes, Content, Item, Kind, Tree};
+use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::Failures;
 use crate::{output, progress};
-
-/// How names begin that are of no whole file.
-const TEMPORARY: &str = ".aquifer-";
 
 /// Bytes that are copied between two looks at whether to go on.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -151,7 +147,9 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
                 }
                 None => {
                     let Some(open) = above.pop() else { break };
-                    let outcome = self.finish(&open.target, &open.item, &open.attributes);
+                    let finished =
+                        self.to.finish_directory(&open.target, &open.item, &open.attributes);
+                    let outcome = finished.map(|lost| self.counts.lost_attributes += lost);
                     self.note(outcome)?;
                 }
             }
@@ -249,31 +247,11 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
     }
 
-    fn temporary(target: &Path) -> Result<PathBuf> {
-        let number = aquifer_sys::random::next_u64().context("no random number for a name")?;
-        let parent = target.parent().unwrap_or(Path::new(""));
-        Ok(parent.join(format!("{TEMPORARY}{number:016x}")))
-    }
-
-    /// Makes something under a temporary name, and gives it its own.
-    fn place(&self, target: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-        let temporary = Self::temporary(target)?;
-        let placed = make(&temporary)
-            .and_then(|()| self.to.rename(&temporary, target, !self.choices.no_clobber));
-        if placed.is_err() {
-            // It may not even be there; the error to tell is the other one.
-            let _ = self.to.remove(&temporary);
-        }
-        placed
-    }
-
     fn copy_link(&mut self, source: &Path, target: &Path, item: &Item) -> Result<()> {
         self.check_target(target)?;
-        let leads_to = self.from.target(source)?;
-        self.place(target, |temporary| {
-            self.to.make_link(&leads_to, temporary)?;
-            self.to.finish(temporary, item, &Attributes::new()).map(drop)
-        })?;
+        let new = self.to.make_link(&self.from.target(source)?, target)?;
+        new.finish(item, &Attributes::new())?;
+        new.place(!self.choices.no_clobber)?;
         self.counts.symlinks += 1;
         Ok(())
     }
@@ -288,18 +266,10 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
         let attributes = self.from.attributes(source)?;
         let content = self.from.open(source, follow)?;
-        let temporary = Self::temporary(target)?;
-        let mut copied = self.to.make_file(&temporary, target).and_then(|made| {
-            self.copy_content(&content, &made, item.len_bytes)?;
-            drop(made);
-            self.finish(&temporary, item, &attributes)
-        });
-        copied = copied.and_then(|()| self.to.rename(&temporary, target, !self.choices.no_clobber));
-        if let Err(error) = copied {
-            // It may not even be there; the error to tell is the other one.
-            let _ = self.to.remove(&temporary);
-            return Err(error);
-        }
+        let new = self.to.make_file(target)?;
+        self.copy_content(&content, &new, item.len_bytes)?;
+        self.counts.lost_attributes += new.finish(item, &attributes)?;
+        new.place(!self.choices.no_clobber)?;
         self.counts.files += 1;
         if item.links > 1 {
             self.linked.insert(item.identity, target.to_owned());
@@ -314,11 +284,11 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         if identity(original)? == identity(target)? {
             return Ok(());
         }
-        self.place(target, |temporary| self.to.add_name(original, temporary))
+        self.to.make_name(original, target)?.place(!self.choices.no_clobber)
     }
 
     /// Copies all that is no hole.
-    fn copy_content(&mut self, from: &S::File, to: &T::File, len_bytes: u64) -> Result<()> {
+    fn copy_content(&mut self, from: &S::File, to: &T::New, len_bytes: u64) -> Result<()> {
         let (mut next, mut end_bytes) = (0, 0);
         while let Some(range) =
             from.next_data(next, len_bytes).map_err(|error| from.explain(error))?
@@ -335,7 +305,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
                     // It has become shorter.
                     return Ok(());
                 }
-                to.write_at(&self.buffer[..got], next).map_err(|error| to.explain(error))?;
+                to.write_at(&self.buffer[..got], next)?;
                 next += got as u64;
                 end_bytes = next;
                 self.counts.copied_bytes += got as u64;
@@ -344,7 +314,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
         if end_bytes < len_bytes {
             self.count(len_bytes - next.min(len_bytes));
-            to.set_len(len_bytes).map_err(|error| to.explain(error))?;
+            to.set_len(len_bytes)?;
         }
         Ok(())
     }
@@ -352,11 +322,6 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     /// Notes that so much of what the bar counts towards is done.
     fn count(&mut self, bytes: u64) {
         self.bar.add_towards(bytes, self.total_bytes);
-    }
-
-    fn finish(&mut self, path: &Path, item: &Item, attributes: &Attributes) -> Result<()> {
-        self.counts.lost_attributes += self.to.finish(path, item, attributes)?;
-        Ok(())
     }
 }
 

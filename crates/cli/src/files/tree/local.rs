@@ -17,11 +17,15 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::{Attributes, Content, Item, Kind, Tree};
+use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::shown;
 
 /// Linux has no longer value of an attribute, and no longer list of their names.
 const MAX_ATTRIBUTES_BYTES: usize = 64 << 10;
+
+/// How names begin that are of nothing whole. Linux has files without a name as well, but gives them none that something else
+/// has, symbolic links not at all, and not on every file system.
+const TEMPORARY: &str = ".aquifer-";
 
 /// Everything that paths of this process lead to.
 pub struct Local;
@@ -30,6 +34,94 @@ pub struct Local;
 pub struct LocalFile {
     file: File,
     path: PathBuf,
+}
+
+/// What is being made: it has a temporary name beside its own, which stays if the process is killed.
+pub struct LocalNew {
+    /// None of a symbolic link, and of another name of a file.
+    file: Option<File>,
+    temporary: PathBuf,
+    name: PathBuf,
+}
+
+impl LocalNew {
+    fn make(name: &Path, make: impl FnOnce(&Path) -> io::Result<Option<File>>) -> Result<LocalNew> {
+        let number = aquifer_sys::random::next_u64().context("no random number for a name")?;
+        let parent = name.parent().unwrap_or(Path::new(""));
+        let temporary = parent.join(format!("{TEMPORARY}{number:016x}"));
+        let file = at(name, make(&temporary))?;
+        Ok(LocalNew { file, temporary, name: name.to_owned() })
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        self.file.as_ref().ok_or_else(|| Errno::INVAL.into())
+    }
+}
+
+impl Drop for LocalNew {
+    fn drop(&mut self) {
+        // It is not there any more if it has its name.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl New for LocalNew {
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        at(&self.name, self.file().and_then(|file| file.write_all_at(bytes, offset_bytes)))
+    }
+
+    fn set_len(&self, len_bytes: u64) -> Result<()> {
+        at(&self.name, self.file().and_then(|file| file.set_len(len_bytes)))
+    }
+
+    fn finish(&self, item: &Item, attributes: &Attributes) -> Result<u64> {
+        finish(&self.temporary, &self.name, item, attributes)
+    }
+
+    fn place(self, replace: bool) -> Result<()> {
+        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        let renamed = renameat_with(CWD, &self.temporary, CWD, &self.name, flags);
+        at(&self.name, renamed.map_err(io::Error::from))
+    }
+}
+
+/// Gives what is at a path owner, attributes, permissions and times. The owner is kept where this user may give files away. Who may not
+/// must not make programs either that run as the wrong user. `shown` is for messages.
+fn finish(path: &Path, shown: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
+    let is_owned = match lchown(path, Some(item.uid), Some(item.gid)) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let made = at(shown, fs::symlink_metadata(path))?;
+            (made.uid(), made.gid()) == (item.uid, item.gid)
+        }
+        outcome => at(shown, outcome.map(|()| true))?,
+    };
+    let mut lost = 0;
+    if item.kind != Kind::Link {
+        for (name, value) in attributes {
+            match setxattr(path, &name[..], value, XattrFlags::empty()) {
+                Ok(()) => {}
+                Err(
+                    Errno::OPNOTSUPP
+                    | Errno::PERM
+                    | Errno::ACCESS
+                    | Errno::INVAL
+                    | Errno::NOSPC
+                    | Errno::TOOBIG
+                    | Errno::RANGE,
+                ) => lost += 1,
+                Err(error) => return at(shown, Err(error.into())),
+            }
+        }
+        let mode = if is_owned { item.mode } else { item.mode & 0o777 };
+        at(shown, fs::set_permissions(path, fs::Permissions::from_mode(mode)))?;
+    }
+    let times = Timestamps {
+        last_access: timespec(item.accessed),
+        last_modification: timespec(item.modified),
+    };
+    let set = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+    at(shown, set.map_err(io::Error::from))?;
+    Ok(lost)
 }
 
 fn at<T>(path: &Path, outcome: io::Result<T>) -> Result<T> {
@@ -60,6 +152,7 @@ fn time(seconds: i64, ns: i64) -> SystemTime {
 
 impl Tree for Local {
     type File = LocalFile;
+    type New = LocalNew;
 
     fn show(&self, path: &Path) -> String {
         shown(path)
@@ -135,69 +228,26 @@ impl Tree for Local {
         Ok(attributes)
     }
 
-    fn make_file(&self, path: &Path, name: &Path) -> Result<LocalFile> {
-        let options = File::options().write(true).create_new(true).mode(0o600).open(path);
-        Ok(LocalFile { file: at(name, options)?, path: name.to_owned() })
+    fn make_file(&self, name: &Path) -> Result<LocalNew> {
+        LocalNew::make(name, |path| {
+            File::options().write(true).create_new(true).mode(0o600).open(path).map(Some)
+        })
+    }
+
+    fn make_link(&self, target: &Path, name: &Path) -> Result<LocalNew> {
+        LocalNew::make(name, |path| symlink(target, path).map(|()| None))
+    }
+
+    fn make_name(&self, original: &Path, name: &Path) -> Result<LocalNew> {
+        LocalNew::make(name, |path| fs::hard_link(original, path).map(|()| None))
     }
 
     fn make_directory(&self, path: &Path) -> Result<()> {
         at(path, fs::DirBuilder::new().mode(0o700).create(path))
     }
 
-    fn make_link(&self, target: &Path, path: &Path) -> Result<()> {
-        at(path, symlink(target, path))
-    }
-
-    fn add_name(&self, original: &Path, path: &Path) -> Result<()> {
-        at(path, fs::hard_link(original, path))
-    }
-
-    /// The owner is kept where this user may give files away. Who may not must not make programs either that run as the
-    /// wrong user.
-    fn finish(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
-        let is_owned = match lchown(path, Some(item.uid), Some(item.gid)) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let made = at(path, fs::symlink_metadata(path))?;
-                (made.uid(), made.gid()) == (item.uid, item.gid)
-            }
-            outcome => at(path, outcome.map(|()| true))?,
-        };
-        let mut lost = 0;
-        if item.kind != Kind::Link {
-            for (name, value) in attributes {
-                match setxattr(path, &name[..], value, XattrFlags::empty()) {
-                    Ok(()) => {}
-                    Err(
-                        Errno::OPNOTSUPP
-                        | Errno::PERM
-                        | Errno::ACCESS
-                        | Errno::INVAL
-                        | Errno::NOSPC
-                        | Errno::TOOBIG
-                        | Errno::RANGE,
-                    ) => lost += 1,
-                    Err(error) => return at(path, Err(error.into())),
-                }
-            }
-            let mode = if is_owned { item.mode } else { item.mode & 0o777 };
-            at(path, fs::set_permissions(path, fs::Permissions::from_mode(mode)))?;
-        }
-        let times = Timestamps {
-            last_access: timespec(item.accessed),
-            last_modification: timespec(item.modified),
-        };
-        let set = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
-        at(path, set.map_err(io::Error::from))?;
-        Ok(lost)
-    }
-
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()> {
-        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-        at(to, renameat_with(CWD, from, CWD, to, flags).map_err(io::Error::from))
-    }
-
-    fn remove(&self, path: &Path) -> Result<()> {
-        at(path, fs::remove_file(path))
+    fn finish_directory(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
+        finish(path, path, item, attributes)
     }
 }
 
@@ -228,14 +278,6 @@ impl Content for LocalFile {
             }
         }
         Ok(done)
-    }
-
-    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset_bytes)
-    }
-
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.file.set_len(len_bytes)
     }
 
     fn explain(&self, error: io::Error) -> Error {

@@ -1,6 +1,6 @@
 //! Trees of files that can be copied into each other: in a pool, and in the file systems of the machine.
 //!
-//! [`Tree`] is what copying needs of both, [`Copier`] copies.
+//! [`Tree`] is what copying needs of both, [`Copier`] copies. What is made gets its name when it is whole: until then it is a [`New`].
 
 mod copier;
 mod local;
@@ -48,8 +48,11 @@ pub type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A place that has files. Paths are those that the user gave, with names behind them.
 pub trait Tree {
-    /// An open file.
+    /// A file open for reading.
     type File: Content;
+
+    /// A file or symbolic link that is being made.
+    type New: New;
 
     /// A path, for a terminal.
     fn show(&self, path: &Path) -> String;
@@ -69,27 +72,37 @@ pub trait Tree {
     /// The extended attributes that can be read, of a file or directory.
     fn attributes(&self, path: &Path) -> Result<Attributes>;
 
-    /// Makes a file that nobody else may read, and opens it for writing. It will be called `name`, which its errors say.
-    fn make_file(&self, path: &Path, name: &Path) -> Result<Self::File>;
+    /// Begins a file that nobody else may read. It will be called `name`, as what the following two begin: in a directory that is
+    /// there.
+    fn make_file(&self, name: &Path) -> Result<Self::New>;
+
+    /// Begins a symbolic link.
+    fn make_link(&self, target: &Path, name: &Path) -> Result<Self::New>;
+
+    /// Begins another name of a file.
+    fn make_name(&self, original: &Path, name: &Path) -> Result<Self::New>;
 
     /// Makes a directory that nobody else may enter.
     fn make_directory(&self, path: &Path) -> Result<()>;
 
-    /// Makes a symbolic link.
-    fn make_link(&self, target: &Path, path: &Path) -> Result<()>;
+    /// Gives a directory the owner, the permissions, the times of `item`, and these attributes; how many attributes cannot be
+    /// kept there.
+    fn finish_directory(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64>;
+}
 
-    /// Makes another name of a file.
-    fn add_name(&self, original: &Path, path: &Path) -> Result<()>;
+/// Something that is being made, and has not its name yet. Without it, nothing is left when this is dropped.
+pub trait New {
+    /// Writes all of it.
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()>;
 
-    /// Gives what was made the owner, the permissions, the times of `item`, and these attributes; how many attributes cannot be kept
-    /// there.
-    fn finish(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64>;
+    /// Gives the file a length: what is new is a hole.
+    fn set_len(&self, len_bytes: u64) -> Result<()>;
 
-    /// Moves a name. What has the new one is replaced if that is wanted, and is an error otherwise.
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()>;
+    /// As [`Tree::finish_directory`].
+    fn finish(&self, item: &Item, attributes: &Attributes) -> Result<u64>;
 
-    /// Removes a name.
-    fn remove(&self, path: &Path) -> Result<()>;
+    /// Gives it its name. What has that is replaced if it is wanted, and is an error otherwise.
+    fn place(self, replace: bool) -> Result<()>;
 }
 
 /// The bytes of a file.
@@ -99,12 +112,6 @@ pub trait Content {
 
     /// Reads; less than was asked for only at the end.
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> std::io::Result<usize>;
-
-    /// Writes all of it.
-    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> std::io::Result<()>;
-
-    /// Gives the file a length: what is new is a hole.
-    fn set_len(&self, len_bytes: u64) -> std::io::Result<()>;
 
     /// An error of one of these, with what it is about.
     fn explain(&self, error: std::io::Error) -> anyhow::Error;

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use aquifer::fs::{FileKind, RenameMode, SetMode};
+use aquifer::fs::{FileKind, SetMode};
 use aquifer::{File, FileOptions, Files, FsError};
 
-use super::{Attributes, Content, Item, Kind, Tree};
+use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::Place;
 use crate::files::failure::At;
 
@@ -38,6 +38,7 @@ pub struct PooledFile {
 
 impl Tree for Pooled {
     type File = PooledFile;
+    type New = PooledFile;
 
     fn show(&self, path: &Path) -> String {
         self.at(path).show()
@@ -93,50 +94,65 @@ impl Tree for Pooled {
         names.into_iter().map(with_value).collect()
     }
 
-    fn make_file(&self, path: &Path, name: &Path) -> Result<PooledFile> {
+    fn make_file(&self, name: &Path) -> Result<PooledFile> {
         let place = self.at(name);
-        let options = FileOptions::new().write(true).create_new(true).permissions(0o600);
-        Ok(PooledFile { file: self.files.open_with(path, &options).at(&place)?, place })
+        let options = FileOptions::new().write(true).permissions(0o600);
+        Ok(PooledFile { file: self.files.create_unnamed(&options).at(&place)?, place })
+    }
+
+    fn make_link(&self, target: &Path, name: &Path) -> Result<PooledFile> {
+        let place = self.at(name);
+        Ok(PooledFile { file: self.files.symlink_unnamed(target).at(&place)?, place })
+    }
+
+    fn make_name(&self, original: &Path, name: &Path) -> Result<PooledFile> {
+        let original = self.open(original, false)?;
+        Ok(PooledFile { place: self.at(name), ..original })
     }
 
     fn make_directory(&self, path: &Path) -> Result<()> {
         self.files.create_dir(path).at(&self.at(path))
     }
 
-    fn make_link(&self, target: &Path, path: &Path) -> Result<()> {
-        self.files.symlink(target, path).at(&self.at(path))
+    fn finish_directory(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
+        let place = self.at(path);
+        let file = self.files.open_file(path).at(&place)?;
+        PooledFile { file, place }.finish(item, attributes)
+    }
+}
+
+impl New for PooledFile {
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.file.write_at(bytes, offset_bytes).at(&self.place)
     }
 
-    fn add_name(&self, original: &Path, path: &Path) -> Result<()> {
-        self.files.hard_link(original, path).at(&self.at(path))
+    fn set_len(&self, len_bytes: u64) -> Result<()> {
+        self.file.set_len(len_bytes).at(&self.place)
     }
 
-    fn finish(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
-        let (files, place) = (&self.files, self.at(path));
-        files.set_owner(path, Some(item.uid), Some(item.gid)).at(&place)?;
+    fn finish(&self, item: &Item, attributes: &Attributes) -> Result<u64> {
+        let (file, place) = (&self.file, &self.place);
+        file.set_owner(Some(item.uid), Some(item.gid)).at(place)?;
         let mut lost = 0;
         if item.kind != Kind::Link {
             for (name, value) in attributes {
-                match files.set_attribute(path, name, value, SetMode::Any) {
+                match file.set_attribute(name, value, SetMode::Any) {
                     Err(FsError::AttributeNamespace { .. } | FsError::AttributesFull { .. }) => {
                         lost += 1;
                     }
-                    set => set.at(&place)?,
+                    set => set.at(place)?,
                 }
             }
-            files.set_permissions(path, item.mode).at(&place)?;
+            file.set_permissions(item.mode).at(place)?;
         }
-        files.set_times(path, Some(item.accessed), Some(item.modified)).at(&place)?;
+        file.set_times(Some(item.accessed), Some(item.modified)).at(place)?;
         Ok(lost)
     }
 
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()> {
-        let mode = if replace { RenameMode::Replace } else { RenameMode::NoReplace };
-        self.files.rename_with(from, to, mode).at(&self.at(to))
-    }
-
-    fn remove(&self, path: &Path) -> Result<()> {
-        self.files.remove_file(path).at(&self.at(path))
+    fn place(self, replace: bool) -> Result<()> {
+        let path = self.place.path();
+        let linked = if replace { self.file.link_over(path) } else { self.file.link(path) };
+        linked.at(&self.place)
     }
 }
 
@@ -147,14 +163,6 @@ impl Content for PooledFile {
 
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> std::io::Result<usize> {
         Ok(self.file.read_at(bytes, offset_bytes)?)
-    }
-
-    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> std::io::Result<()> {
-        Ok(self.file.write_at(bytes, offset_bytes)?)
-    }
-
-    fn set_len(&self, len_bytes: u64) -> std::io::Result<()> {
-        Ok(self.file.set_len(len_bytes)?)
     }
 
     fn explain(&self, error: std::io::Error) -> anyhow::Error {

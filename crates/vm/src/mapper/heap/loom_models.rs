@@ -302,7 +302,7 @@ fn loom_runs_are_taken_and_unmapped() {
         let runs = Arc::new(Runs::new(1, vmas.clone(), table.clone()));
         runs.add_region((), 0, 2 * GRANULE_BYTES);
         let use_one = |runs: &Runs<PageTable>, table: &PageTable, thread: usize| {
-            if let Ok((run, address, ())) = runs.take(GRANULE_BYTES, |()| ()) {
+            if let Ok((run, address, ())) = runs.take(GRANULE_BYTES, 1, |()| ()) {
                 table.map_and_use(address, thread);
                 if runs.retire(run) {
                     runs.sweep_if_nobody_does();
@@ -323,7 +323,7 @@ fn loom_runs_are_taken_and_unmapped() {
         runs.sweep();
         assert_eq!(runs.stats(), RunsStats::default());
         assert_eq!(vmas.used(), 0);
-        let (run, address, ()) = runs.take(2 * GRANULE_BYTES, |()| ()).expect("lost");
+        let (run, address, ()) = runs.take(2 * GRANULE_BYTES, 1, |()| ()).expect("lost");
         assert_eq!(address, 0);
         runs.release(run);
     });

@@ -198,19 +198,15 @@ impl Heap {
     /// Room for a mapping of so many bytes. Who takes it maps all of it with `MAP_FIXED`: what was mapped there before is
     /// out of reach, but may still be there.
     pub fn take(&self, len_bytes: usize) -> Result<Extent, NoAddresses> {
-        if !self.shared.mark.is_current() {
-            return Err(NoAddresses::Forked);
+        match SLOT_CLASSES.iter().position(|&slot_bytes| len_bytes <= slot_bytes) {
+            Some(class) => self.shared.take(|shared| shared.take_slot(class)),
+            None => self.take_for_pieces(len_bytes, 1),
         }
-        let taken = match SLOT_CLASSES.iter().position(|&slot_bytes| len_bytes <= slot_bytes) {
-            Some(class) => self.shared.take_slot(class),
-            None => self.shared.take_run(len_bytes),
-        };
-        taken.map_err(|error| match error {
-            RegionError::Addresses(error) => NoAddresses::Memory(error),
-            RegionError::Vmas => {
-                NoAddresses::Vmas { used: self.shared.vmas.used(), limit: self.shared.vmas.limit() }
-            }
-        })
+    }
+
+    /// As [`Heap::take`], for so many mappings one behind the other. What is not mapped stays reserved.
+    pub fn take_for_pieces(&self, len_bytes: usize, pieces: usize) -> Result<Extent, NoAddresses> {
+        self.shared.take(|shared| shared.take_run(len_bytes, pieces))
     }
 
     /// The mapping in `extent` is not used any more: it is unmapped at once, or when enough came together or time is up.
@@ -315,6 +311,21 @@ impl Shared {
         }
     }
 
+    fn take(
+        &self,
+        take: impl FnOnce(&Shared) -> Result<Extent, RegionError>,
+    ) -> Result<Extent, NoAddresses> {
+        if !self.mark.is_current() {
+            return Err(NoAddresses::Forked);
+        }
+        take(self).map_err(|error| match error {
+            RegionError::Addresses(error) => NoAddresses::Memory(error),
+            RegionError::Vmas => {
+                NoAddresses::Vmas { used: self.vmas.used(), limit: self.vmas.limit() }
+            }
+        })
+    }
+
     /// A slot of the CPU this runs on.
     fn take_slot(&self, class: usize) -> Result<Extent, RegionError> {
         let own = &self.pools[cpu::current() % self.pools.len()][class];
@@ -370,21 +381,21 @@ impl Shared {
         Ok(region)
     }
 
-    fn take_run(&self, len_bytes: usize) -> Result<Extent, RegionError> {
+    fn take_run(&self, len_bytes: usize, pieces: usize) -> Result<Extent, RegionError> {
         let Some(len) = len_bytes.checked_next_multiple_of(GRANULE_BYTES) else {
             let len_bytes = len_bytes as u64;
             return Err(VmError::ArenaFull { len_bytes, arena_bytes: len_bytes }.into());
         };
         if len > REGION_BYTES {
-            return self.take_own(len);
+            return self.take_own(len, pieces);
         }
         for attempt in 0.. {
-            match self.run_of(len) {
+            match self.run_of(len, pieces) {
                 Ok(extent) => return Ok(extent),
                 Err(NoRun::Room) => {
                     let region = self.add_region()?;
                     if region.len_bytes() < len {
-                        return self.take_own(len);
+                        return self.take_own(len, pieces);
                     }
                     self.runs.add_region(region.clone(), region.base(), region.len_bytes());
                 }
@@ -395,15 +406,15 @@ impl Shared {
         Err(RegionError::Vmas)
     }
 
-    fn run_of(&self, len: usize) -> Result<Extent, NoRun> {
-        let (run, address, owners) = self.runs.take(len, owners_of)?;
+    fn run_of(&self, len: usize, pieces: usize) -> Result<Extent, NoRun> {
+        let (run, address, owners) = self.runs.take(len, pieces, owners_of)?;
         let home = Home::Run(self.runs.clone(), run);
         // SAFETY: the region of the addresses is kept by the runs, which `home` keeps.
         Ok(unsafe { Extent::new(address, len, owners, home) })
     }
 
-    fn take_own(&self, len: usize) -> Result<Extent, RegionError> {
-        let own = self.owns.take(len)?;
+    fn take_own(&self, len: usize, pieces: usize) -> Result<Extent, RegionError> {
+        let own = self.owns.take(len, pieces)?;
         let (address, owners) = (own.region().base(), owners_of(own.region()));
         let home = Home::Own(own);
         // SAFETY: `home` keeps the region.

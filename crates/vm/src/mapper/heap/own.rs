@@ -9,9 +9,6 @@ use super::VmaBudget;
 use super::region::{Region, RegionError};
 use super::unmapping::{Kernel, Left, Span, Unmapper};
 
-/// VMAs of one, besides those of its region.
-const OWN_VMAS: usize = 1;
-
 /// All of them.
 pub(super) struct Owns {
     kernel: Kernel,
@@ -25,6 +22,8 @@ pub(super) struct Own {
     all: Arc<Owns>,
     region: Arc<Region>,
     len_bytes: usize,
+    /// VMAs, besides those of its region.
+    vmas: usize,
 }
 
 impl Owns {
@@ -32,17 +31,18 @@ impl Owns {
         Owns { kernel, vmas, live: AtomicU64::new(0), live_bytes: AtomicU64::new(0) }
     }
 
-    /// A reservation for so many bytes.
-    pub fn take(self: &Arc<Self>, len_bytes: usize) -> Result<Own, RegionError> {
-        if !self.vmas.try_take(OWN_VMAS) {
+    /// A reservation for so many bytes, to be mapped in so many pieces.
+    pub fn take(self: &Arc<Self>, len_bytes: usize, pieces: usize) -> Result<Own, RegionError> {
+        let vmas = pieces;
+        if !self.vmas.try_take(vmas) {
             return Err(RegionError::Vmas);
         }
         let region =
-            Region::new(len_bytes, &self.vmas).inspect_err(|_| self.vmas.give_back(OWN_VMAS))?;
+            Region::new(len_bytes, &self.vmas).inspect_err(|_| self.vmas.give_back(vmas))?;
         // Relaxed here and below: statistics.
         self.live.fetch_add(1, Ordering::Relaxed);
         self.live_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
-        Ok(Own { all: self.clone(), region, len_bytes })
+        Ok(Own { all: self.clone(), region, len_bytes, vmas })
     }
 
     /// How it takes mappings away.
@@ -67,11 +67,11 @@ impl Own {
 
     /// Nobody uses it any more: unmaps it, and gives up the addresses.
     pub fn release(self) {
-        let Own { all, region, len_bytes } = self;
+        let Own { all, region, len_bytes, vmas } = self;
         let span = Span { address: region.base(), len_bytes: region.len_bytes() };
         // SAFETY: nobody uses it, and it is never given out again.
         if unsafe { all.kernel.vacate(span) } == Left::Reserved {
-            all.vmas.give_back(OWN_VMAS);
+            all.vmas.give_back(vmas);
         } else {
             region.abandon();
         }

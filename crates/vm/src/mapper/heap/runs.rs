@@ -11,7 +11,7 @@
 //!
 //! # Invariants
 //! * `live` counts the mappings of a region that are in use, retired, or being unmapped. At zero nothing is there.
-//! * Two VMAs are taken from the budget for each of them: itself, and the gap behind it.
+//! * For each of them VMAs are taken from the budget: as many as it is mapped in pieces, and the gap behind it.
 //! * What strangers may have mapped something into counts as live for ever.
 //!
 //! Lock order: `sweeping`, then `state`.
@@ -25,8 +25,6 @@ use super::VmaBudget;
 use super::unmapping::{Left, Span, Unmapper};
 use crate::sync::Mutex;
 
-/// VMAs of a run, at most.
-const RUN_VMAS: usize = 2;
 /// Mappings unmapped by one call: the kernel's lock is held for so many.
 const MOST_AT_ONCE: usize = 64;
 
@@ -63,6 +61,8 @@ pub(super) struct Run {
     region: usize,
     at: usize,
     len_bytes: usize,
+    /// VMAs, at most.
+    vmas: usize,
 }
 
 impl Run {
@@ -132,14 +132,16 @@ impl<U: Unmapper> Runs<U> {
         state.regions.push(region);
     }
 
-    /// Room for so many bytes, whole granules, with its address, and what `look` sees of its place.
+    /// Room for so many bytes, whole granules, to be mapped in so many pieces: with its address, and what `look` sees of its place.
     pub fn take<T>(
         &self,
         len_bytes: usize,
+        pieces: usize,
         look: impl FnOnce(&U::Place) -> T,
     ) -> Result<(Run, usize, T), NoRun> {
         debug_assert!(len_bytes.is_multiple_of(GRANULE_BYTES), "runs are whole granules");
-        if !self.vmas.try_take(RUN_VMAS) {
+        let vmas = pieces + 1;
+        if !self.vmas.try_take(vmas) {
             return Err(NoRun::Vmas);
         }
         let mut state = self.state.lock();
@@ -152,14 +154,14 @@ impl<U: Unmapper> Runs<U> {
         });
         let Some((number, at)) = found else {
             drop(state);
-            self.vmas.give_back(RUN_VMAS);
+            self.vmas.give_back(vmas);
             return Err(NoRun::Room);
         };
         state.current = number;
         state.taken += 1;
         state.taken_bytes += len_bytes;
         let region = &state.regions[number];
-        Ok((Run { region: number, at, len_bytes }, region.base + at, look(&region.place)))
+        Ok((Run { region: number, at, len_bytes, vmas }, region.base + at, look(&region.place)))
     }
 
     /// Nobody uses it any more. Says whether enough came together to be unmapped.
@@ -238,7 +240,7 @@ impl<U: Unmapper> Runs<U> {
         }
         region.live -= together.len();
         drop(state);
-        self.vmas.give_back(RUN_VMAS * together.len());
+        self.vmas.give_back(together.iter().map(|run| run.vmas).sum());
     }
 
     /// How it takes mappings away.

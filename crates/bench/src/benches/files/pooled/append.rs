@@ -5,6 +5,7 @@
 //! | `syscalls` | `pwrite` at the end |
 //! | `mmap`, `mmap_populate` | `ftruncate`, then stores to a mapping made in advance, populated or not |
 //! | `pool` | written at the end of the file in the pool |
+//! | `view` | stored to a view of what the file in the pool is made longer by |
 //!
 //! `prezeroed_…`: the file grows once, into space of a new pool, which is known to be zero. `sustained_…`: it is removed
 //! and grows again several times, so that space has to be used again.
@@ -24,7 +25,8 @@ use crate::options::AppendOptions;
 use crate::report::{Report, Row};
 use crate::units::Bytes;
 
-const SYSTEMS: &[System] = &[System::Syscalls, System::Mmap, System::MmapPopulate, System::Pool];
+const SYSTEMS: &[System] =
+    &[System::Syscalls, System::Mmap, System::MmapPopulate, System::Pool, System::View];
 /// How often the file grows.
 const TIMES: [(&str, u32); 2] = [("prezeroed", 1), ("sustained", 4)];
 
@@ -85,9 +87,14 @@ fn definitions(options: &AppendOptions, grounds: &[Ground]) -> Vec<Lowest> {
     for (kind, _) in TIMES {
         for piece in &options.pieces {
             let metric = format!("{kind}_{}", piece.suffix());
-            for (name, others) in [("mmap", MMAP), ("write", &["syscalls"])] {
-                let name = format!("append_{kind}_vs_{name}_append_{}", piece.suffix());
-                all.push(Lowest::everywhere(name, others, "pool", &metric, grounds));
+            for (ours, name, others) in [
+                ("view", "mmap", MMAP),
+                ("view", "write", &["syscalls"]),
+                ("pool", "mmap", MMAP),
+                ("pool", "write", &["syscalls"]),
+            ] {
+                let name = format!("{ours}_append_{kind}_vs_{name}_append_{}", piece.suffix());
+                all.push(Lowest::everywhere(name, others, ours, &metric, grounds));
             }
         }
     }

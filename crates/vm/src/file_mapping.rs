@@ -10,10 +10,11 @@
 //! from it: together they are never more than twice the last.
 //!
 //! # Accesses
-//! Others change the bytes whenever they like, so there are no references into the mapping, only copies. A
-//! copy from or to what is no longer there (the file was cut short, memory is broken, there is no page
-//! left) is an error, provided that a handler of SIGBUS calls [`fallible::fail`],
-//! as that of `aquifer-vm` does.
+//! Others change the bytes whenever they like, so there are no references into the mapping, only copies, and
+//! [`Bytes`] that copy. A copy from or to what is no longer there (the file was cut short, memory is broken, there
+//! is no page left) is an error. So is a load of a closure ([`FileMapping::guarded`]): until the
+//! closure ends, a page of zeros is there, and whatever others copy out of the mapping meanwhile is an error, too.
+//! All of this needs the handler of [`router`](crate::router).
 //!
 //! The mapping is left out of core dumps and of forked children, whose accesses are errors.
 //!
@@ -23,13 +24,21 @@
 //!   at least that length.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::copy::FlushForm;
-use crate::fallible;
-use crate::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::copy::FlushForm;
+use aquifer_sys::fallible;
+use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::pkey::Key;
+
+use crate::bytes::Bytes;
+use crate::guard::Replaceable;
+
+/// What is fetched ahead of the first look: after that the CPU sees the stream by itself.
+const PREFETCHED_BYTES: usize = 1024;
 
 /// How a file is mapped.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +52,8 @@ pub struct MappingOptions {
     pub unit_bytes: usize,
     /// What the first byte is aligned to, at least the unit. A power of two.
     pub alignment_bytes: usize,
+    /// What a thread needs rights to for any access; without, everybody may.
+    pub key: Option<Key>,
 }
 
 /// A part of the mapping could not be accessed: it lies behind the mapped part, or what is behind the mapping
@@ -59,6 +70,7 @@ pub struct FileMapping {
     len_bytes: AtomicUsize,
     /// The last is the one in use.
     reservations: Mutex<Vec<Reservation>>,
+    replaceable: Replaceable,
 }
 
 /// Address space, given back when dropped.
@@ -105,6 +117,7 @@ impl FileMapping {
             start: AtomicPtr::new(std::ptr::null_mut()),
             len_bytes: AtomicUsize::new(0),
             reservations: Mutex::new(Vec::new()),
+            replaceable: Replaceable::outside_arena(options.unit_bytes),
         };
         mapping.extend(file, len_bytes)?;
         Ok(mapping)
@@ -169,13 +182,23 @@ impl FileMapping {
         if from_bytes >= to_bytes {
             return Ok(());
         }
-        let address = reservation.start.wrapping_add(from_bytes);
-        let len_bytes = to_bytes - from_bytes;
-        let protection =
-            if self.options.writable { Protection::ReadWrite } else { Protection::Read };
-        let offset_bytes = from_bytes as u64;
+        let start = reservation.start.wrapping_add(from_bytes);
+        self.map_at(start, file, from_bytes as u64, to_bytes - from_bytes)
+    }
+
+    /// Maps a part of the file at a place of its reservation.
+    fn map_at(
+        &self,
+        address: *mut u8,
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: usize,
+    ) -> io::Result<()> {
+        let wanted = if self.options.writable { Protection::ReadWrite } else { Protection::Read };
+        // Nobody may store before there is the key.
+        let protection = if self.options.key.is_some() { Protection::Read } else { wanted };
         if self.options.synchronous {
-            // SAFETY: inside the reservation, where nothing is mapped yet.
+            // SAFETY: inside the reservation, where nothing is mapped yet, or this, or zeros in its place.
             unsafe {
                 memory::map_file_synchronously_at(
                     address,
@@ -188,6 +211,10 @@ impl FileMapping {
         } else {
             // SAFETY: as above.
             unsafe { memory::map_file_at(address, len_bytes, protection, file, offset_bytes) }?;
+        }
+        if let Some(key) = self.options.key {
+            // SAFETY: mapped just now, and nobody knows it.
+            unsafe { key.protect(address, len_bytes, wanted) }?;
         }
         for advice in [Advice::DontFork, Advice::DontDump] {
             // Advice is a courtesy; some drivers' mappings refuse it.
@@ -211,9 +238,50 @@ impl FileMapping {
     /// Copies out of the mapping. Bytes that others change meanwhile may come out torn.
     pub fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), Inaccessible> {
         let source = self.place(offset_bytes, target.len())?;
-        // SAFETY: `place` checked the range; the target is the caller's own, outside of this mapping.
-        let copied = unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) };
-        copied.then_some(()).ok_or(Inaccessible)
+        let (copied, is_settled) = self.replaceable.is_settled_during(|| {
+            // SAFETY: `place` checked the range; the target is the caller's own, outside of this mapping.
+            unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+        });
+        (copied && is_settled).then_some(()).ok_or(Inaccessible)
+    }
+
+    /// The bytes of a range, if all of it is mapped: for who does not mind a signal where they are not there any more.
+    #[inline]
+    pub fn bytes(&self, offset_bytes: u64, len_bytes: usize) -> Result<Bytes<'_>, Inaccessible> {
+        let start = self.place(offset_bytes, len_bytes)?;
+        // SAFETY: `place` checked the range, and what is mapped stays mapped.
+        Ok(unsafe { Bytes::new(start, len_bytes) })
+    }
+
+    /// Has the CPU fetch the beginning of a range, which will be looked at soon. It may be any.
+    #[inline]
+    pub fn prefetch(&self, offset_bytes: u64, len_bytes: usize) {
+        if let Ok(start) = self.place(offset_bytes, len_bytes) {
+            memory::prefetch(start, len_bytes.min(PREFETCHED_BYTES));
+        }
+    }
+
+    /// Shows a range to a closure. If a byte that it looks at is not there, the outcome is an error, and that of the closure is dropped.
+    /// `file` is the one that is mapped.
+    pub fn guarded<T>(
+        &self,
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: usize,
+        look: impl FnOnce(Bytes<'_>) -> T,
+    ) -> Result<T, Inaccessible> {
+        let bytes = self.bytes(offset_bytes, len_bytes)?;
+        let unit_bytes = self.options.unit_bytes;
+        let start = bytes.as_ptr().addr();
+        let units =
+            start / unit_bytes * unit_bytes..(start + len_bytes).next_multiple_of(unit_bytes);
+        let map_again = |replaced: Range<usize>| {
+            // Offsets count from the reservation that `bytes` lie in, which may not be the last one.
+            let to_offset = |address: usize| offset_bytes + address as u64 - start as u64;
+            let address = bytes.as_ptr().wrapping_add(replaced.start).wrapping_sub(start);
+            self.map_at(address.cast_mut(), file, to_offset(replaced.start), replaced.len()).is_ok()
+        };
+        self.replaceable.guarded(units, map_again, || look(bytes)).map_err(|_| Inaccessible)
     }
 
     /// Copies into the mapping by ordinary stores. Aligned words of eight bytes are not torn.
@@ -240,7 +308,7 @@ impl FileMapping {
     }
 
     /// Writes the cache lines of a range back; durable on persistent memory after a following
-    /// [`store_fence`](crate::copy::store_fence). `flush` is available on this CPU.
+    /// [`store_fence`](aquifer_sys::copy::store_fence). `flush` is available on this CPU.
     pub fn flush(
         &self,
         offset_bytes: u64,
@@ -270,9 +338,11 @@ mod tests {
         synchronous: false,
         unit_bytes: SMALL_PAGE_BYTES,
         alignment_bytes: 2 << 20,
+        key: None,
     };
 
     fn file_of(len_bytes: u64) -> File {
+        crate::router::install().unwrap();
         // SAFETY: a NUL-terminated name.
         let fd = unsafe { libc::memfd_create(c"mapping".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
@@ -315,14 +385,14 @@ mod tests {
         let mapping = FileMapping::new(file.as_fd(), 10_000, PLAIN).unwrap();
         mapping.write(9_990, b"0123456789").unwrap();
         let mut bytes = [0; 4];
-        crate::io::read_exact_at(file.as_fd(), &mut bytes, 9_996).unwrap();
+        aquifer_sys::io::read_exact_at(file.as_fd(), &mut bytes, 9_996).unwrap();
         assert_eq!(&bytes, b"6789");
         mapping.read(9_990, &mut bytes).unwrap();
         assert_eq!(&bytes, b"0123");
         if let Some(flush) = FlushForm::best() {
             mapping.persist(4_090, &[7; 200], flush).unwrap();
             mapping.flush(0, 10_000, flush).unwrap();
-            crate::io::read_exact_at(file.as_fd(), &mut bytes, 4_286).unwrap();
+            aquifer_sys::io::read_exact_at(file.as_fd(), &mut bytes, 4_286).unwrap();
             assert_eq!(bytes, [7; 4]);
         }
     }

@@ -1,0 +1,100 @@
+//! `aquifer pool serve`: the broker of a pool.
+//!
+//! Who may read the pool file may read what the processes of the pool share, and may ask. The command serves until it is told to
+//! end; who has got access by then keeps it.
+
+use std::fs::Metadata;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use aquifer::pool::broker::Asked;
+use aquifer::pool::{AccessKey, Broker};
+use aquifer::{OpenOptions, Pool};
+use aquifer_sys::{credentials, signal};
+
+use crate::output;
+
+/// Arguments of `aquifer pool serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  aquifer pool serve data.pool                               the key is in data.pool.key, made if it is not there
+  aquifer pool serve /dev/dax0.0 --socket /run/dax.socket --key-file /etc/dax.key
+
+Run it as the owner of the pool. It opens the pool for writing and hands it, opened for writing, to processes that present the \
+key (`Pool::grant_access`); it says who they are. Those go on when it ends, which it does on SIGTERM and Ctrl-C: then its \
+socket is removed, and the key file stays. Who may read the pool file may ask. A pool has one broker.")]
+pub struct Args {
+    /// The pool
+    path: PathBuf,
+
+    /// Where it listens [default: the pool's path and `.socket`]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// File with the key, of mode 600; if there is none, a key is made and written to it [default: the pool's path and `.key`]
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+/// Serves until it is told to end.
+pub fn run(args: &Args) -> Result<()> {
+    // Before the pool has threads.
+    let ending = signal::Ending::wait_for().context("cannot wait for signals")?;
+    let path = args.path.display();
+    let metadata = std::fs::metadata(&args.path);
+    let mode = metadata.map_or(0o600, |metadata| shared_mode(&metadata));
+    let options = OpenOptions {
+        segment_mode: mode,
+        broker_socket: args.socket.clone(),
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&args.path, &options)?;
+    let key_file = args.key_file.clone().unwrap_or_else(|| beside(&args.path, ".key"));
+    let (key, how) = key_in(&key_file)?;
+    let broker = Broker::bind(&pool, &key, &options)?;
+    drop(pool);
+    let socket = broker.socket().display();
+    let made = std::fs::metadata(broker.socket()).map_or(mode, |made| made.permissions().mode());
+    if mode & !made & 0o044 != 0 {
+        output::warn(&format!(
+            "{path} is open in a process that shares it with fewer users than may read the file; end that, and start again"
+        ));
+    }
+    let key_file = key_file.display();
+    output::print(&format!("serving {path} at {socket}; the key {how} {key_file}\n"))?;
+    // Nobody may be listening to that any more: serving goes on.
+    broker.serve(ending.as_fd(), &|asked| drop(output::print(&line(asked))))?;
+    drop(output::print("ended; who has access keeps it\n"));
+    Ok(())
+}
+
+fn line(asked: &Asked) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{}  {asked}\n", output::moment(now.as_nanos() as u64))
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+/// The key in a file, or a new one.
+fn key_in(path: &Path) -> Result<(AccessKey, &'static str)> {
+    match path.exists() {
+        true => Ok((AccessKey::from_file(path)?, "is in")),
+        false => Ok((AccessKey::create_file(path)?, "was made in")),
+    }
+}
+
+/// Who may reach the shared memory: who may read the pool. It belongs to this process's group, and so is closed to groups if the pool's is
+/// another.
+fn shared_mode(metadata: &Metadata) -> u32 {
+    let same_group = metadata.gid() == credentials::effective().gid;
+    let others = if same_group { 0o044 } else { 0o004 };
+    0o600 | metadata.mode() & others
+}

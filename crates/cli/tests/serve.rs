@@ -1,0 +1,132 @@
+//! `aquifer pool serve` as its users meet it.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use aquifer::pool::AccessKey;
+use aquifer::{Files, OpenOptions, Pool};
+use support::{Place, aquifer, fails, says, works};
+
+/// A running command. Killed if a test fails.
+struct Server {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    /// What it said when it was ready.
+    first: String,
+}
+
+impl Server {
+    fn start(arguments: &[&str]) -> Server {
+        let mut command = aquifer();
+        command.args(["pool", "serve"]).args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut server = Server { child, output, first: String::new() };
+        server.first = server.line();
+        server
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        if self.output.read_line(&mut line).unwrap() == 0 {
+            let mut errors = String::new();
+            self.child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+            panic!("it ended: {errors}");
+        }
+        line
+    }
+
+    /// Ends it with a signal; returns what it said and how it ended.
+    fn end(mut self, signal: &str) -> (String, Option<i32>) {
+        let process = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap().code())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_pool_is_served_until_the_command_is_told_to_end() {
+    let place = Place::new();
+    let pool = place.pool();
+    let [socket, key_file] = [".socket", ".key"].map(|end| format!("{pool}{end}"));
+    let mut server = Server::start(&[&pool]);
+    says(&server.first, &[&pool, &socket, &key_file, "made"]);
+    assert!(fs::metadata(&socket).unwrap().file_type().is_socket());
+    assert_eq!(fs::metadata(&key_file).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let key = AccessKey::from_file(&key_file).unwrap();
+    let reader =
+        Pool::open(&pool, &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
+    let granted = Files::new(reader.grant_access(&key, &OpenOptions::default()).unwrap());
+    let own = format!("process {}, user", std::process::id());
+    says(&server.line(), &["UTC", &own, "granted"]);
+    let wrong = AccessKey::generate().unwrap();
+    assert!(reader.grant_access(&wrong, &OpenOptions::default()).is_err());
+    says(&server.line(), &[&own, "wrong key"]);
+    assert!(fails(&["pool", "serve", &pool], 1).contains("has a broker already"));
+
+    // It ends well, and who has access keeps it.
+    let (rest, status) = server.end("-TERM");
+    says(&rest, &["ended"]);
+    assert_eq!(status, Some(0));
+    assert!(!fs::exists(&socket).unwrap());
+    granted.create_dir("/made").unwrap();
+    drop((granted, reader));
+    says(&works(&["ls", &format!("{pool}:/")]), &["made"]);
+    works(&["pool", "check", &pool]);
+
+    // The same key is used again.
+    let before = fs::read(&key_file).unwrap();
+    let server = Server::start(&[&pool]);
+    says(&server.first, &["the key is in"]);
+    assert_eq!(fs::read(&key_file).unwrap(), before);
+    assert_eq!(server.end("-HUP").1, Some(0));
+}
+
+#[test]
+fn socket_and_key_lie_where_they_are_wanted() {
+    let place = Place::new();
+    let pool = place.pool();
+    let [socket, key_file] = ["here", "there"].map(|name| place.text(name));
+    fs::write(&key_file, "sixteen bytes or more\n").unwrap();
+    let serve = ["pool", "serve", &pool, "--socket", &socket, "--key-file", &key_file];
+    says(&fails(&serve, 1), &["chmod 600", &key_file]);
+    fs::set_permissions(&key_file, PermissionsExt::from_mode(0o600)).unwrap();
+    let server = Server::start(&serve[2..]);
+    let key = AccessKey::new(*b"sixteen bytes or more").unwrap();
+    let options = OpenOptions { broker_socket: Some(place.path("here")), ..OpenOptions::default() };
+    assert!(Pool::open_granted(&pool, &key, &options).unwrap().is_writable());
+    assert!(Pool::open_granted(&pool, &key, &OpenOptions::default()).is_err());
+    drop(server);
+    fs::write(&key_file, "too short\n").unwrap();
+    says(&fails(&serve, 1), &["9 bytes", &key_file]);
+}
+
+/// The shared memory is for those who may read the file, and so is the socket.
+#[test]
+fn who_may_read_the_file_may_ask() {
+    let place = Place::new();
+    for (mode, expected) in [(0o600, 0o600), (0o644, 0o666), (0o604, 0o606)] {
+        let path = place.text(&format!("{mode:o}.pool"));
+        works(&["pool", "create", &path, "--size", "4M"]);
+        fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let server = Server::start(&[&path]);
+        let socket = fs::metadata(format!("{path}.socket")).unwrap();
+        assert_eq!(socket.permissions().mode() & 0o777, expected, "{mode:o}");
+        assert_eq!(server.end("-TERM").1, Some(0));
+    }
+}

@@ -1,0 +1,149 @@
+//! Owner and extended attributes of an open file: what `fchown`, `fgetxattr` and their like are.
+
+use aquifer_pool::Transaction;
+use aquifer_pool::format::file::FileInode;
+
+use super::File;
+use crate::attributes::{self, SetMode};
+use crate::error::{FsError, Result};
+
+impl File {
+    /// Changes user and group; `None` leaves one as it is.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_owner(Some(1000), None)?;
+    /// assert_eq!(file.metadata()?.uid(), 1000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::set_permissions`].
+    pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        self.set(|inode| {
+            inode.uid = uid.unwrap_or(inode.uid);
+            inode.gid = gid.unwrap_or(inode.gid);
+        })
+    }
+
+    /// The value of an extended attribute: [`Files::attribute`](crate::Files::attribute) of what is open.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_attribute("user.colour", "green", Default::default())?;
+    /// assert_eq!(file.attribute("user.colour")?, b"green");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::Pool`].
+    pub fn attribute(&self, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        attributes::check_length(name.as_ref())?;
+        self.look_at_attributes(|inode, slots| attributes::get(inode, slots, name.as_ref()))
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_attribute("user.colour", "green", Default::default())?;
+    /// assert_eq!(file.attributes()?, [b"user.colour"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Pool`].
+    pub fn attributes(&self) -> Result<Vec<Vec<u8>>> {
+        self.look_at_attributes(|inode, slots| attributes::list(inode, slots))
+    }
+
+    /// Sets an extended attribute: [`Files::set_attribute`](crate::Files::set_attribute) of what is open.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::SetMode;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.set_attribute("user.colour", "green", SetMode::Create)?;
+    /// let again = file.set_attribute("user.colour", "red", SetMode::Create);
+    /// assert_eq!(again.unwrap_err().errno(), libc::EEXIST);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Files::set_attribute`](crate::Files::set_attribute).
+    pub fn set_attribute(
+        &self,
+        name: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        mode: SetMode,
+    ) -> Result<()> {
+        let (name, value) = (name.as_ref(), value.as_ref());
+        attributes::check_length(name)?;
+        self.change_attributes(|inode, slots| attributes::set(inode, slots, name, value, mode))
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.set_attribute("user.colour", "green", Default::default())?;
+    /// file.remove_attribute("user.colour")?;
+    /// assert!(file.attributes()?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::Immutable`], [`FsError::Pool`].
+    pub fn remove_attribute(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        let name = name.as_ref();
+        attributes::check_length(name)?;
+        self.change_attributes(|inode, slots| attributes::remove(inode, slots, name))
+    }
+
+    fn look_at_attributes<T>(
+        &self,
+        look: impl Fn(&FileInode, &aquifer_pool::MetadataView<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let own = self.inode();
+        self.files().shared.look(|slots| {
+            let inode = own.read(slots)?;
+            look(&inode, slots)
+        })
+    }
+
+    fn change_attributes(
+        &self,
+        change: impl Fn(&mut FileInode, &mut Transaction<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let own = self.inode();
+        self.files().shared.change(|names| {
+            let mut inode = own.read(names.slots)?;
+            if inode.is_immutable {
+                return Err(FsError::Immutable { path: self.as_path() });
+            }
+            change(&mut inode, names.slots)?;
+            inode.changed_ns = names.now_ns;
+            names.put(&inode)
+        })
+    }
+}

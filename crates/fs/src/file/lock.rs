@@ -1,0 +1,391 @@
+//! Advisory locks: of whole files, named as in `std::fs`, and of ranges of their bytes, as `fcntl` has them.
+//!
+//! The kernel keeps them ([`AdvisoryLocks`] says how), so they end with their handle and with its process,
+//! however that ends, and are seen between PID namespaces. They keep nobody from reading and writing who does not ask for them.
+
+use std::ops::{Bound, Range, RangeBounds};
+use std::time::Duration;
+
+use aquifer_pool::format::file::FileKind;
+use aquifer_pool::{AdvisoryLocks, LockArea, LockMode, PoolError};
+
+use super::File;
+use crate::error::{FsError, Result};
+
+/// A lock of somebody else's on a range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldRange {
+    /// Its bytes; the end is `u64::MAX` if it has all behind the start.
+    pub range: Range<u64>,
+    /// Whether it lets others in.
+    pub mode: LockMode,
+}
+
+/// The range as an area; an empty one is an error.
+fn area_of(range: impl RangeBounds<u64>) -> Result<LockArea> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => u64::MAX,
+    };
+    match start < end {
+        true => Ok(LockArea::Bytes(start..end)),
+        false => Err(FsError::EmptyRange),
+    }
+}
+
+fn locked(is_locked: bool) -> Result<()> {
+    match is_locked {
+        true => Ok(()),
+        false => Err(FsError::Locked),
+    }
+}
+
+impl File {
+    fn locks(&self) -> Result<&AdvisoryLocks> {
+        if self.inode().kind != FileKind::File {
+            return Err(FsError::IsADirectory { path: self.as_path() });
+        }
+        let locks = &self.opened.locks;
+        if let Some(made) = locks.get() {
+            return Ok(made);
+        }
+        // Another thread may be faster; then its one counts.
+        let made = self.files().pool().advisory_locks(self.inode().number)?;
+        Ok(locks.get_or_init(|| made))
+    }
+
+    /// Does something about an area, if it can be locked.
+    fn with_area<T>(
+        &self,
+        area: &LockArea,
+        act: impl FnOnce(&AdvisoryLocks, &LockArea) -> aquifer_pool::Result<T>,
+    ) -> Result<T> {
+        let limit_bytes = self.files().pool().lockable_bytes();
+        if let LockArea::Bytes(Range { start, end }) = area
+            && (*start >= limit_bytes || (*end > limit_bytes && *end != u64::MAX))
+        {
+            return Err(FsError::LockTooFar { limit_bytes });
+        }
+        act(self.locks()?, area).map_err(|error| match error {
+            PoolError::CannotLock { source, .. }
+                if source.kind() == std::io::ErrorKind::Interrupted =>
+            {
+                FsError::Interrupted
+            }
+            error => error.into(),
+        })
+    }
+
+    /// Locks the file for this handle alone; waits for as long as it takes. As [`std::fs::File::lock`].
+    ///
+    /// The lock is this handle's, with its clones: another handle of the same file, in this process or another one, stands against
+    /// it. It ends with [`File::unlock`], when the last clone is dropped, and when the process dies. A handle that has the file locked
+    /// changes the kind of its lock; if it has to wait for that, it has none meanwhile.
+    ///
+    /// Who opened the *pool* for reading can take shared locks only.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.lock()?;
+    /// let other = files.open_file("/f")?;
+    /// assert!(matches!(other.try_lock_shared(), Err(FsError::Locked)));
+    /// drop(file);
+    /// other.lock_shared()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Interrupted`] if a signal ends the waiting; [`FsError::Pool`] if the pool was opened for reading, the
+    /// process is a fork, or the system does not lock; [`FsError::IsADirectory`].
+    pub fn lock(&self) -> Result<()> {
+        self.with_area(&LockArea::File, |locks, area| locks.lock(area, LockMode::Exclusive))
+    }
+
+    /// Locks the file together with others that want it shared; waits for as long as it takes. As
+    /// [`std::fs::File::lock_shared`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// let other = files.open_file("/f")?;
+    /// file.lock_shared()?;
+    /// other.lock_shared()?;
+    /// assert!(other.try_lock().is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::lock`]; nothing is wrong with a pool that was opened for reading.
+    pub fn lock_shared(&self) -> Result<()> {
+        self.with_area(&LockArea::File, |locks, area| locks.lock(area, LockMode::Shared))
+    }
+
+    /// [`File::lock`] if that needs no waiting. As [`std::fs::File::try_lock`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.try_lock()?;
+    /// file.try_lock()?; // never in its own way
+    /// let error = files.open_file("/f")?.try_lock().unwrap_err();
+    /// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::WouldBlock);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Locked`]; then a lock that the handle had is still there, as it was. Others as for [`File::lock`].
+    pub fn try_lock(&self) -> Result<()> {
+        self.try_area(&LockArea::File, LockMode::Exclusive)
+    }
+
+    /// [`File::lock_shared`] if that needs no waiting. As [`std::fs::File::try_lock_shared`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.lock()?;
+    /// file.try_lock_shared()?; // from exclusive to shared
+    /// files.open_file("/f")?.try_lock_shared()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::try_lock`].
+    pub fn try_lock_shared(&self) -> Result<()> {
+        self.try_area(&LockArea::File, LockMode::Shared)
+    }
+
+    fn try_area(&self, area: &LockArea, mode: LockMode) -> Result<()> {
+        locked(self.with_area(area, |locks, area| locks.try_lock(area, mode))?)
+    }
+
+    /// Locks the file, and waits for that no longer than `timeout`.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::time::Duration;
+    ///
+    /// use aquifer_fs::{FsError, LockMode};
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.lock()?;
+    /// let other = files.open_file("/f")?;
+    /// let refused = other.lock_timeout(LockMode::Shared, Duration::from_millis(5));
+    /// assert!(matches!(refused, Err(FsError::Locked)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::try_lock`].
+    pub fn lock_timeout(&self, mode: LockMode, timeout: Duration) -> Result<()> {
+        locked(
+            self.with_area(&LockArea::File, |locks, area| locks.lock_timeout(area, mode, timeout))?,
+        )
+    }
+
+    /// Gives the lock of the file up. It is no error if there is none. As [`std::fs::File::unlock`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.lock()?;
+    /// file.unlock()?;
+    /// files.open_file("/f")?.try_lock()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Pool`], [`FsError::IsADirectory`].
+    pub fn unlock(&self) -> Result<()> {
+        self.with_area(&LockArea::File, AdvisoryLocks::unlock)
+    }
+
+    /// Whether somebody else's lock of the file stands against one in this mode, and in which mode that is. Locks of ranges are not
+    /// looked at.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::LockMode;
+    ///
+    /// let (file, other) = (files.create_file("/f")?, files.open_file("/f")?);
+    /// file.lock_shared()?;
+    /// assert_eq!(other.lock_conflict(LockMode::Exclusive)?, Some(LockMode::Shared));
+    /// assert_eq!(other.lock_conflict(LockMode::Shared)?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::unlock`].
+    pub fn lock_conflict(&self, mode: LockMode) -> Result<Option<LockMode>> {
+        let found = self.with_area(&LockArea::File, |locks, area| locks.conflict(area, mode))?;
+        Ok(found.map(|held| held.mode))
+    }
+
+    /// Locks a range of bytes, which need not be there; waits for as long as it takes. `fcntl` calls it `F_OFD_SETLKW`.
+    ///
+    /// Whose the lock is and when it ends is as for [`File::lock`], which it does not stand against. What the handle has locked of the range
+    /// already changes its mode, and is kept while it waits: so two that have bytes shared and both want them exclusively wait
+    /// for each other. [`File::lock_range_timeout`] does not wait for ever.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::LockMode;
+    ///
+    /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
+    /// one.lock_range(0..100, LockMode::Exclusive)?;
+    /// other.lock_range(100.., LockMode::Exclusive)?; // up to the end, wherever that comes to be
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::lock`]; [`FsError::EmptyRange`]; [`FsError::LockTooFar`] for bytes that cannot be locked: in a pool with a
+    /// million inodes those behind the first 4 TiB of a file, with fewer inodes further behind, with more before.
+    pub fn lock_range(&self, range: impl RangeBounds<u64>, mode: LockMode) -> Result<()> {
+        self.with_area(&area_of(range)?, |locks, area| locks.lock(area, mode))
+    }
+
+    /// [`File::lock_range`] if that needs no waiting: `F_OFD_SETLK`.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::{FsError, LockMode};
+    ///
+    /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
+    /// one.try_lock_range(0..100, LockMode::Shared)?;
+    /// one.try_lock_range(50..60, LockMode::Exclusive)?; // a part of it
+    /// other.try_lock_range(0..50, LockMode::Shared)?;
+    /// let refused = other.try_lock_range(0..51, LockMode::Shared);
+    /// assert!(matches!(refused, Err(FsError::Locked)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Locked`]; then nothing has changed. Others as for [`File::lock_range`].
+    pub fn try_lock_range(&self, range: impl RangeBounds<u64>, mode: LockMode) -> Result<()> {
+        self.try_area(&area_of(range)?, mode)
+    }
+
+    /// Locks a range of bytes, and waits for that no longer than `timeout`.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::time::Duration;
+    ///
+    /// use aquifer_fs::LockMode;
+    ///
+    /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
+    /// one.lock_range(..10, LockMode::Exclusive)?;
+    /// let waited = other.lock_range_timeout(..=9, LockMode::Shared, Duration::from_millis(5));
+    /// assert_eq!(waited.unwrap_err().errno(), libc::EWOULDBLOCK);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::try_lock_range`].
+    pub fn lock_range_timeout(
+        &self,
+        range: impl RangeBounds<u64>,
+        mode: LockMode,
+        timeout: Duration,
+    ) -> Result<()> {
+        locked(
+            self.with_area(&area_of(range)?, |locks, area| {
+                locks.lock_timeout(area, mode, timeout)
+            })?,
+        )
+    }
+
+    /// Gives up what the handle has locked of a range.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::LockMode;
+    ///
+    /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
+    /// one.lock_range(.., LockMode::Exclusive)?;
+    /// one.unlock_range(10..20)?;
+    /// other.try_lock_range(10..20, LockMode::Exclusive)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::unlock`]; [`FsError::EmptyRange`], [`FsError::LockTooFar`].
+    pub fn unlock_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        self.with_area(&area_of(range)?, AdvisoryLocks::unlock)
+    }
+
+    /// The first lock of somebody else's that keeps this handle from locking a range in this mode: `F_OFD_GETLK`. Whose it is, the
+    /// system does not say.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::LockMode;
+    ///
+    /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
+    /// one.lock_range(100..200, LockMode::Exclusive)?;
+    /// let held = other.range_lock_conflict(.., LockMode::Shared)?.expect("the other one's");
+    /// assert_eq!((held.range, held.mode), (100..200, LockMode::Exclusive));
+    /// assert!(other.range_lock_conflict(..100, LockMode::Shared)?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::unlock_range`].
+    pub fn range_lock_conflict(
+        &self,
+        range: impl RangeBounds<u64>,
+        mode: LockMode,
+    ) -> Result<Option<HeldRange>> {
+        let found = self.with_area(&area_of(range)?, |locks, area| locks.conflict(area, mode))?;
+        Ok(found.and_then(|held| match held.area {
+            LockArea::Bytes(range) => Some(HeldRange { range, mode: held.mode }),
+            LockArea::File => None,
+        }))
+    }
+}

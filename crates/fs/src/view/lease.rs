@@ -1,0 +1,110 @@
+//! Leases: bytes of immutable files as slices.
+//!
+//! A file is immutable until somebody makes it changeable again, and that is refused as long as there are leases. Who takes a lease
+//! pins the inode *and then* looks whether the file is immutable and is to stay so; who ends that *first* says so, in a transaction of its own
+//! ([`FileInode::is_thawing`](aquifer_pool::format::file::FileInode::is_thawing)), *and then* looks for leases. So at least one of them sees the other.
+
+use std::ops::{Deref, RangeBounds};
+use std::path::Path;
+
+use aquifer_pool::{InodeUse, OwnedPin};
+
+use super::{Layout, View};
+use crate::error::{FsError, Result};
+use crate::files::Files;
+use crate::walk::{bytes_of, owned};
+
+/// Bytes of an immutable file, as a slice.
+///
+/// As long as it lives, [`Files::set_immutable`] does not make the file changeable again, in any process. Only who
+/// goes behind the back of all programs that use the pool, and writes to its file as such, can change the bytes.
+#[must_use = "the bytes are kept only as long as this lives"]
+#[derive(Debug)]
+pub struct Lease<'f> {
+    view: View<'f>,
+    _leased: OwnedPin,
+}
+
+impl Files {
+    /// Bytes of a file that is immutable ([`Files::set_immutable`]), as a slice.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// assert!(matches!(files.lease("/f", ..), Err(FsError::NotImmutable { .. })));
+    /// files.set_immutable("/f", true)?;
+    /// let lease = files.lease("/f", ..)?;
+    /// assert_eq!(&lease[5..], b"text");
+    /// assert!(matches!(files.set_immutable("/f", false), Err(FsError::InUse { .. })));
+    /// drop(lease);
+    /// files.set_immutable("/f", false)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::NotMapped`] where the media of the pool are not mapped.
+    pub fn lease(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
+        let path = path.as_ref();
+        lease(self.view(path, range)?, || owned(bytes_of(path)))
+    }
+}
+
+impl crate::File {
+    /// Bytes of the file, which is immutable, as a slice: see [`Files::lease`].
+    ///
+    /// # Errors
+    /// As for [`Files::lease`].
+    pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
+        lease(self.view(range)?, || self.as_path())
+    }
+}
+
+fn lease(view: View<'_>, path: impl FnOnce() -> std::path::PathBuf) -> Result<Lease<'_>> {
+    let Layout { inode, incarnation, .. } = view.of;
+    let leased = view.pool().pin_inode(inode, InodeUse::Leased)?;
+    // After the pin: see the module's documentation.
+    let found = view.files().shared.look(|slots| crate::walk::inode(slots, inode));
+    let is_leasable = found.is_ok_and(|found| {
+        found.incarnation == incarnation && found.is_immutable && !found.is_thawing
+    });
+    if !is_leasable || !view.is_current() {
+        return Err(FsError::NotImmutable { path: path() });
+    }
+    match view.bytes() {
+        Some(_) => Ok(Lease { view, _leased: leased }),
+        None => Err(FsError::NotMapped),
+    }
+}
+
+impl<'f> Lease<'f> {
+    /// As a view.
+    pub fn view(&self) -> &View<'f> {
+        &self.view
+    }
+
+    /// The same lease, which does not borrow what it was made by.
+    pub fn into_owned(self) -> Lease<'static> {
+        Lease { view: self.view.into_owned(), _leased: self._leased }
+    }
+}
+
+impl Deref for Lease<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: nobody writes to an immutable file, and it stays so as long as it is pinned so. It was found immutable when its pages
+        // were what the view has.
+        unsafe { self.view.as_slice() }.expect("it was asked when this was made")
+    }
+}
+
+impl AsRef<[u8]> for Lease<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}

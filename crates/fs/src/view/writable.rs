@@ -1,0 +1,227 @@
+//! Views that can be stored to.
+//!
+//! Stores go to the pages of the file at once, in no order and without a log: they are seen by everybody, survive the process, and are
+//! durable after [`ViewMut::persist`], which nobody else calls (DaxVM's *nosync*).
+//!
+//! While there is such a view, in any process, nothing is put in the place of the file's pages that would leave its stores behind or have
+//! them go elsewhere ([`File::pswap`], [`File::write_atomic`], [`File::defragment`]): these give [`FsError::InUse`]. A file can be
+//! cut short under it; then its stores go to pages that are nobody's any more, and `persist` says so.
+
+use std::ops::{Deref, Range, RangeBounds};
+
+use aquifer_pool::format::file::FileInode;
+use aquifer_pool::media::{ByteRange, WriteWindows};
+use aquifer_pool::{InodeUse, OwnedPin};
+
+use super::{Layout, Place, View, resolve, within};
+use crate::error::{FsError, Result};
+use crate::file::{Allocate, File, Write};
+use crate::file_table::{FileBytes, FileTable};
+
+/// Bytes of a file that can be stored to. A [`View`] as well.
+///
+/// Can be shared between threads, whose stores to the same bytes mix.
+#[must_use = "the bytes are kept only as long as this lives"]
+#[derive(Debug)]
+pub struct ViewMut {
+    file: File,
+    view: View<'static>,
+    _writable: OwnedPin,
+}
+
+impl File {
+    /// A view of a range of the file that can be stored to. What lies in holes gets pages, of zeros.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FileOptions;
+    ///
+    /// let file = files.open_with("/f", &FileOptions::new().read(true).write(true).create(true))?;
+    /// file.set_len(8192)?;
+    /// let view = file.view_mut(4096..)?;
+    /// view.write(0, b"text")?; // everybody sees it
+    /// view.persist(0..4)?; // a power cut leaves it
+    /// assert_eq!(files.view("/f", 4096..4100)?.read(|bytes| bytes.to_vec())?, b"text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::view`](crate::File::view) and [`File::allocate`]; [`FsError::Immutable`].
+    pub fn view_mut(&self, range: impl RangeBounds<u64>) -> Result<ViewMut> {
+        self.check_reads()?;
+        self.check_writes()?;
+        let (files, open) = (self.files(), self.inode());
+        loop {
+            let (inode, table) = files.shared.table(open)?;
+            let range = resolve(&range, inode.size_bytes)?;
+            let FileBytes { offset_bytes, len_bytes } = range;
+            if len_bytes > 0 && table.pieces(range).any(|piece| piece.pool.is_none()) {
+                self.allocate(Allocate::Extend, offset_bytes, len_bytes)?;
+                continue;
+            }
+            let _writing = files.shared.pool.lock_file(open.number)?;
+            if let Some(view) = self.view_of_locked(&inode, &table, range)? {
+                return Ok(view);
+            }
+        }
+    }
+
+    /// Makes the file longer by so many zeros, and returns them as a view that can be stored to: what is written to it needs no other copy.
+    /// Zeros are written only where there is no space left that is known to be zero.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FileOptions;
+    ///
+    /// let file = files.open_with("/f", &FileOptions::new().read(true).write(true).create(true))?;
+    /// file.append_view(10)?.write(0, b"some text\n")?;
+    /// file.append_view(10)?.write(0, b"some more\n")?;
+    /// assert_eq!(files.view("/f", ..)?.read(|bytes| bytes.to_vec())?, b"some text\nsome more\n");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::view_mut`].
+    pub fn append_view(&self, len_bytes: u64) -> Result<ViewMut> {
+        self.check_reads()?;
+        self.check_writes()?;
+        let (shared, open) = (&self.files().shared, self.inode());
+        let _writing = shared.pool.lock_file(open.number)?;
+        let (inode, table) = shared.table(open)?;
+        let range = FileBytes { offset_bytes: inode.size_bytes, len_bytes };
+        if len_bytes > 0 {
+            Write { shared, open, inode, table }.append_zeros(len_bytes)?;
+        }
+        let (inode, table) = shared.table(open)?;
+        // With the lock nobody else changes the layout.
+        self.view_of_locked(&inode, &table, range)?.ok_or(FsError::LayoutChanged)
+    }
+
+    /// A view of this layout of the file, if it still has it. With the file's lock: who puts something in the place of the pages later
+    /// sees the pin.
+    fn view_of_locked(
+        &self,
+        inode: &FileInode,
+        table: &FileTable,
+        range: FileBytes,
+    ) -> Result<Option<ViewMut>> {
+        let (files, open) = (self.files(), self.inode());
+        let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
+        let Some(view) = files.view_of(Layout::of(inode), table, range, true)? else {
+            return Ok(None);
+        };
+        let state = files.shared.pool.file_state(open.number);
+        let is_immutable = match state {
+            Some(state) => state.is_immutable,
+            None => files.shared.load_inode(open)?.is_immutable,
+        };
+        if is_immutable {
+            return Err(FsError::Immutable { path: self.as_path() });
+        }
+        Ok(Some(ViewMut { file: self.clone(), view: view.into_owned(), _writable: writable }))
+    }
+}
+
+impl Deref for ViewMut {
+    type Target = View<'static>;
+
+    fn deref(&self) -> &View<'static> {
+        &self.view
+    }
+}
+
+impl ViewMut {
+    /// Copies bytes in, from `offset_bytes` of the view on. Others see aligned words of eight bytes whole.
+    ///
+    /// # Errors
+    /// [`FsError::OutsideView`]; [`FsError::Pool`] if the media cannot be written.
+    pub fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        let range = offset_bytes..offset_bytes.saturating_add(bytes.len() as u64);
+        self.view.check(&range)?;
+        match &self.view.place {
+            Place::Empty => Ok(()),
+            Place::Linear(all) => {
+                Ok(self.view.pool().store(within(*all, &range).offset_bytes, bytes)?)
+            }
+            Place::Stitched { stitched, skipped_bytes, .. } => {
+                let start = skipped_bytes + offset_bytes as usize;
+                let mut rest = bytes;
+                for (offset_bytes, len_bytes) in stitched.file_offsets(start..start + bytes.len()) {
+                    let (part, behind) = rest.split_at(len_bytes as usize);
+                    self.view.pool().store(offset_bytes, part)?;
+                    rest = behind;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The first byte, to be stored to. Stores behind the end of the view may go to anybody's bytes.
+    ///
+    /// `None` where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
+    /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
+    /// lies in several pieces. With protection keys, stores are made while a [`window`](aquifer_pool::media::Media::write_window) is open.
+    pub fn as_mut_ptr(&self) -> Option<*mut u8> {
+        let can_store = match (self.view.pool().media().write_windows(), &self.view.place) {
+            (WriteWindows::None, _) => true,
+            (WriteWindows::Keys, place) => !matches!(place, Place::Stitched { .. }),
+            _ => false,
+        };
+        let bytes = self.view.bytes().filter(|_| can_store)?;
+        Some(bytes.as_ptr().cast_mut())
+    }
+
+    /// Makes a range durable, counted from the first byte of the view, and what it takes to find it again: the size of the file, and its
+    /// names.
+    ///
+    /// # Errors
+    /// [`FsError::LayoutChanged`] if these bytes are not the file's any more, because it was cut short or got a hole there; then nothing was
+    /// made durable. [`FsError::OutsideView`], [`FsError::Pool`].
+    pub fn persist(&self, range: Range<u64>) -> Result<()> {
+        self.view.check(&range)?;
+        let (open, shared) = (self.file.inode(), &self.file.files().shared);
+        let len_bytes = range.end - range.start;
+        let in_file = FileBytes { offset_bytes: self.view.offset_bytes() + range.start, len_bytes };
+        let (inode, table) = shared.table(open)?;
+        let places: Vec<ByteRange> = table.pieces(in_file).filter_map(|piece| piece.pool).collect();
+        // Pages are where they were, or the layout has another version and they are looked for.
+        if Layout::of(&inode) != self.view.of && !self.is_at(&places, &range) {
+            return Err(FsError::LayoutChanged);
+        }
+        if len_bytes > 0 && in_file.end_bytes() > inode.size_bytes {
+            return Err(FsError::LayoutChanged);
+        }
+        shared.pool.make_durable(&places)?;
+        shared.note_modified(open, inode.modified_ns)?;
+        Ok(shared.pool.sync()?)
+    }
+
+    /// Makes all of it durable: [`ViewMut::persist`].
+    ///
+    /// # Errors
+    /// As for [`ViewMut::persist`].
+    pub fn flush(&self) -> Result<()> {
+        self.persist(0..self.view.len())
+    }
+
+    /// Whether a range of the view lies at these places of the pool.
+    fn is_at(&self, places: &[ByteRange], range: &Range<u64>) -> bool {
+        match &self.view.place {
+            Place::Empty => true,
+            Place::Linear(all) => places == [within(*all, range)],
+            Place::Stitched { stitched, skipped_bytes, .. } => {
+                let start = skipped_bytes + range.start as usize;
+                let end = skipped_bytes + range.end as usize;
+                stitched
+                    .file_offsets(start..end)
+                    .eq(places.iter().map(|place| (place.offset_bytes, place.len_bytes)))
+            }
+        }
+    }
+}

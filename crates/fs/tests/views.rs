@@ -1,0 +1,417 @@
+//! Views: bytes of files as memory, and how long they stay.
+
+mod scratch;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_pool::{CreateOptions, OpenOptions};
+use scratch::Scratch;
+
+const PAGE: usize = 4096;
+const POOL_BYTES: u64 = 32 << 20;
+
+fn scratch() -> (Scratch, Files) {
+    let scratch = Scratch::with_pool(POOL_BYTES, &CreateOptions::default());
+    let files = scratch.open();
+    (scratch, files)
+}
+
+fn read_write() -> FileOptions {
+    FileOptions::new().read(true).write(true).create(true)
+}
+
+fn file_of(files: &Files, path: &str, pages: &[u8]) -> File {
+    let file = files.open_with(path, &read_write()).unwrap();
+    let bytes: Vec<u8> = pages.iter().flat_map(|page| [*page; PAGE]).collect();
+    file.write_at(&bytes, 0).unwrap();
+    file
+}
+
+/// A file each page of which lies somewhere else.
+fn fragmented(files: &Files, path: &str, pages: u8) -> File {
+    let (file, other) = (file_of(files, path, &[]), file_of(files, "/other", &[]));
+    for page in 0..pages {
+        for file in [&file, &other] {
+            // No room is given ahead to what replaces pages.
+            file.set_len(u64::from(page + 1) * PAGE as u64).unwrap();
+            file.write_atomic(&[page + 1; PAGE], u64::from(page) * PAGE as u64).unwrap();
+        }
+    }
+    files.remove_file("/other").unwrap();
+    assert!(file.runs().unwrap().len() > usize::from(pages) / 2);
+    file
+}
+
+fn bytes_of(view: &aquifer_fs::View<'_>) -> Vec<u8> {
+    view.read(|bytes| bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn a_view_shows_what_a_read_does() {
+    let (_scratch, files) = scratch();
+    let whole = file_of(&files, "/whole", &[1, 2, 3]);
+    let parts = fragmented(&files, "/parts", 9);
+    let holes = file_of(&files, "/holes", &[7]);
+    holes.write_at(&[8; 100], 3 * PAGE as u64 + 50).unwrap();
+    files.create_file("/empty").unwrap();
+    for (path, file) in [("/whole", &whole), ("/parts", &parts), ("/holes", &holes)] {
+        let len = file.metadata().unwrap().len();
+        for range in [0..len, 0..1, 5..len, len - 1..len, len..len, 4000..4200] {
+            let mut read = vec![0; (range.end - range.start) as usize];
+            assert_eq!(file.read_at(&mut read, range.start).unwrap(), read.len());
+            for view in [files.view(path, range.clone()), file.view(range.clone())] {
+                let view = view.unwrap();
+                assert_eq!((view.len(), view.offset_bytes()), (read.len() as u64, range.start));
+                assert_eq!(bytes_of(&view), read, "{path} {range:?}");
+                let mut copied = vec![0; read.len()];
+                view.read_into(0, &mut copied).unwrap();
+                assert_eq!(copied, read);
+                // SAFETY: nobody writes meanwhile.
+                assert_eq!(unsafe { view.as_slice() }.unwrap(), read);
+            }
+        }
+    }
+    assert!(files.view("/empty", ..).unwrap().is_empty());
+}
+
+#[test]
+fn ranges_and_paths_that_are_none_are_refused() {
+    let (_scratch, files) = scratch();
+    let file = file_of(&files, "/f", &[1]);
+    let backwards = std::ops::Range { start: 9, end: 8 };
+    for range in [0..4097, 4097..4097, backwards] {
+        let refused = files.view("/f", range.clone()).unwrap_err();
+        assert!(matches!(refused, FsError::OutsideFile { len_bytes: 4096, .. }), "{refused}");
+        assert!(file.view(range.clone()).is_err() && file.view_mut(range).is_err());
+    }
+    // Known by now.
+    assert!(matches!(files.view("/f", 1..5000), Err(FsError::OutsideFile { .. })));
+    let view = files.view("/f", 10..20).unwrap();
+    assert!(matches!(view.get::<u64>(3), Err(FsError::OutsideView { len_bytes: 10, .. })));
+    assert!(matches!(view.read_range(5..11, |_| ()), Err(FsError::OutsideView { .. })));
+    assert!(matches!(files.view("/", ..), Err(FsError::IsADirectory { .. })));
+    assert!(matches!(files.view("/none", ..), Err(FsError::NotFound { .. })));
+    assert!(matches!(files.create_file("/g").unwrap().view(..), Err(FsError::NotOpenFor { .. })));
+    let read_only = files.open_file("/f").unwrap();
+    assert!(matches!(read_only.view_mut(..), Err(FsError::NotOpenFor { .. })));
+}
+
+/// A path is looked up once; what has changed since is seen nevertheless.
+#[test]
+fn a_known_path_leads_where_it_leads_now() {
+    let (scratch, files) = scratch();
+    let other = scratch.open();
+    let look = |path: &str| files.view(path, ..).map(|view| bytes_of(&view));
+    file_of(&files, "/a", &[1]);
+    file_of(&files, "/b", &[2]);
+    files.symlink("a", "/link").unwrap();
+    for _ in 0..2 {
+        assert_eq!(look("/a").unwrap(), [1; PAGE]);
+        assert_eq!(look("/link").unwrap(), [1; PAGE]);
+    }
+    other.rename("/b", "/a").unwrap();
+    assert_eq!(look("/a").unwrap(), [2; PAGE]);
+    assert_eq!(look("/link").unwrap(), [2; PAGE]);
+    assert!(matches!(look("/b"), Err(FsError::NotFound { .. })));
+    // Content without names.
+    let file = other.open_with("/a", &read_write()).unwrap();
+    file.write_atomic(&[3; PAGE], 0).unwrap();
+    assert_eq!(look("/a").unwrap(), [3; PAGE]);
+    file.set_len(5).unwrap();
+    assert_eq!(look("/a").unwrap(), [3; 5]);
+    file.write_at(&[4; 2 * PAGE], 0).unwrap();
+    assert_eq!(look("/a").unwrap(), [4; 2 * PAGE]);
+    other.remove_file("/a").unwrap();
+    assert!(matches!(look("/a"), Err(FsError::NotFound { .. })));
+    assert!(matches!(look("/link"), Err(FsError::NotFound { .. })));
+    file_of(&other, "/a", &[5]);
+    assert_eq!(look("/link").unwrap(), [5; PAGE]);
+    other.create_dir("/d").unwrap();
+    other.rename("/a", "/d/a").unwrap();
+    assert_eq!(look("/d/a").unwrap(), [5; PAGE]);
+    other.rename("/d", "/e").unwrap();
+    assert!(look("/d/a").is_err());
+    assert_eq!(look("/e/a").unwrap(), [5; PAGE]);
+}
+
+/// Whatever becomes of the file, in whichever process, its pages are used by nobody else while there is a view.
+#[test]
+fn a_view_keeps_its_bytes() {
+    let (scratch, files) = scratch();
+    let writers = scratch.open();
+    type Change = fn(&Files);
+    let changes: [Change; 6] = [
+        |files| files.remove_file("/f").unwrap(),
+        |files| drop(files.create_file("/f").unwrap()),
+        |files| files.open_with("/f", &read_write()).unwrap().set_len(1).unwrap(),
+        |files| {
+            file_of(files, "/g", &[9; 4]);
+            files.rename("/g", "/f").unwrap();
+        },
+        |files| {
+            let file = files.open_with("/f", &read_write()).unwrap();
+            file.write_atomic(&[9; 4 * PAGE], 0).unwrap();
+        },
+        |files| {
+            let file = files.open_with("/f", &read_write()).unwrap();
+            file.allocate(Allocate::PunchHole, 0, 4 * PAGE as u64).unwrap();
+        },
+    ];
+    for change in changes {
+        for is_parts in [false, true] {
+            match is_parts {
+                false => drop(file_of(&files, "/f", &[1, 2, 3, 4])),
+                true => drop(fragmented(&files, "/f", 4)),
+            }
+            let view = files.view("/f", ..).unwrap();
+            let pages: Vec<u8> = (1..=4).flat_map(|page| [page; PAGE]).collect();
+            assert!(view.is_current());
+            change(&writers);
+            // All of the free space is used by others, again and again.
+            for round in 0..3 {
+                let filled = fill(&writers);
+                writers.pool().checkpoint().unwrap();
+                assert_eq!(bytes_of(&view), pages, "round {round}");
+                (0..filled).for_each(|number| {
+                    writers.remove_file(format!("/fill{number}")).unwrap();
+                });
+            }
+            assert!(!view.is_current());
+            drop(view);
+            let _ = files.remove_file("/f");
+        }
+    }
+}
+
+/// Uses all space that is free; how many files it took.
+fn fill(files: &Files) -> usize {
+    for number in 0.. {
+        let file = files.create_file(format!("/fill{number}")).unwrap();
+        if file.write_at(&vec![0xee; 1 << 20], 0).is_err() {
+            return number + 1;
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn stores_are_seen_and_stay() {
+    let (scratch, files) = scratch();
+    for is_parts in [false, true] {
+        let file = match is_parts {
+            false => file_of(&files, "/f", &[1, 2, 3, 4]),
+            true => fragmented(&files, "/f", 4),
+        };
+        let view = file.view_mut(100..3 * PAGE as u64).unwrap();
+        view.write(PAGE as u64 - 102, &[9; 4]).unwrap();
+        let mut bytes = [0; 6];
+        file.read_at(&mut bytes, PAGE as u64 - 3).unwrap();
+        assert_eq!(bytes, [1, 9, 9, 9, 9, 2]);
+        // SAFETY: inside the view, and nobody else looks.
+        unsafe { view.as_mut_ptr().unwrap().write(7) };
+        assert_eq!(view.get::<u8>(0).unwrap(), 7);
+        assert!(matches!(view.write(view.len() - 1, &[0; 2]), Err(FsError::OutsideView { .. })));
+        view.flush().unwrap();
+        view.persist(5..5).unwrap();
+        drop((view, file));
+        let other = scratch.open();
+        other.open_file("/f").unwrap().read_at(&mut bytes[..1], 100).unwrap();
+        assert_eq!(bytes[0], 7);
+        files.remove_file("/f").unwrap();
+    }
+}
+
+#[test]
+fn holes_get_pages_of_zeros() {
+    let (_scratch, files) = scratch();
+    // Space that was used before.
+    let filled = fill(&files);
+    (0..filled).for_each(|number| files.remove_file(format!("/fill{number}")).unwrap());
+    let file = file_of(&files, "/f", &[1]);
+    file.set_len(1 << 20).unwrap();
+    let view = file.view_mut(..).unwrap();
+    assert!(bytes_of(&view)[PAGE..].iter().all(|&byte| byte == 0));
+    view.write(500_000, b"text").unwrap();
+    let mut bytes = [0; 4];
+    file.read_at(&mut bytes, 500_000).unwrap();
+    assert_eq!(&bytes, b"text");
+}
+
+/// Nothing takes the place of pages that somebody stores to.
+#[test]
+fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
+    let (scratch, files) = scratch();
+    let other = scratch.open();
+    let file = file_of(&files, "/f", &[1, 2, 3, 4]);
+    let view = file.view_mut(..8192).unwrap();
+    let elsewhere = other.open_with("/f", &read_write()).unwrap();
+    let third = file_of(&other, "/g", &[9; 4]);
+    for file in [&file, &elsewhere] {
+        let refused = file.write_atomic(&[5], 0).unwrap_err();
+        assert!(matches!(refused, FsError::InUse { .. }), "{refused}");
+    }
+    assert_eq!(elsewhere.pswap(0, &third, 0, 4096).unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(third.pswap(0, &elsewhere, 0, 4096).unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(other.set_immutable("/f", true).unwrap_err().errno(), libc::EBUSY);
+    // What leaves the pages alone is done.
+    elsewhere.write_at(&[6; 100], 3 * PAGE as u64).unwrap();
+    elsewhere.write_at(&[6; PAGE], 4 * PAGE as u64).unwrap();
+    view.persist(0..8192).unwrap();
+    // And what takes them away is noticed.
+    elsewhere.set_len(PAGE as u64).unwrap();
+    view.persist(0..4096).unwrap();
+    view.write(4096, &[7; 10]).unwrap();
+    assert!(matches!(view.persist(0..8192), Err(FsError::LayoutChanged)));
+    assert!(matches!(view.persist(4096..4100), Err(FsError::LayoutChanged)));
+    elsewhere.set_len(2 * PAGE as u64).unwrap();
+    assert!(matches!(view.flush(), Err(FsError::LayoutChanged)));
+    let mut bytes = [1; 10];
+    file.read_at(&mut bytes, 4096).unwrap();
+    assert_eq!(bytes, [0; 10]);
+    drop(view);
+    elsewhere.write_atomic(&[5], 0).unwrap();
+    elsewhere.pswap(0, &third, 0, 4096).unwrap();
+}
+
+#[test]
+fn a_lease_keeps_a_file_immutable() {
+    let (scratch, files) = scratch();
+    let other = scratch.open();
+    let file = file_of(&files, "/f", &[1, 2]);
+    assert!(matches!(files.lease("/f", ..), Err(FsError::NotImmutable { .. })));
+    other.set_immutable("/f", true).unwrap();
+    let by_path = files.lease("/f", 4000..5000).unwrap();
+    assert_eq!(by_path[..96], [1; 96]);
+    assert_eq!(by_path[96..], [2; 904]);
+    let by_file = file.lease(..1).unwrap().into_owned();
+    assert_eq!(*by_file, [1]);
+    // Who had it open for writing before has it no more.
+    assert!(matches!(file.write_at(&[9], 0), Err(FsError::Immutable { .. })));
+    assert!(matches!(file.view_mut(..), Err(FsError::Immutable { .. })));
+    for files in [&files, &other] {
+        let refused = files.set_immutable("/f", false).unwrap_err();
+        assert!(matches!(refused, FsError::InUse { .. }), "{refused}");
+    }
+    // What was refused has left nothing behind.
+    drop(files.lease("/f", ..).unwrap());
+    drop(by_path);
+    assert!(other.set_immutable("/f", false).is_err());
+    drop(by_file);
+    other.set_immutable("/f", false).unwrap();
+    assert!(matches!(file.lease(..), Err(FsError::NotImmutable { .. })));
+    file.write_at(&[9], 0).unwrap();
+}
+
+/// Readers that cannot change anything have views and leases as well.
+#[test]
+fn readers_have_views() {
+    let (scratch, files) = scratch();
+    file_of(&files, "/f", &[1, 2]);
+    files.set_immutable("/f", true).unwrap();
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let reader = Files::open(&scratch.path, &read_only).unwrap();
+    let lease = reader.lease("/f", ..).unwrap();
+    assert_eq!(lease[4095..4097], [1, 2]);
+    assert!(files.set_immutable("/f", false).is_err());
+    drop(lease);
+    files.set_immutable("/f", false).unwrap();
+    let view = reader.view("/f", ..).unwrap();
+    files.remove_file("/f").unwrap();
+    let filled = fill(&files);
+    assert_eq!(bytes_of(&view), [[1; PAGE], [2; PAGE]].concat());
+    (0..filled).for_each(|number| files.remove_file(format!("/fill{number}")).unwrap());
+}
+
+#[test]
+fn a_file_in_very_many_pieces_is_brought_together() {
+    let (_scratch, files) = scratch();
+    let file = fragmented(&files, "/f", 20);
+    let before: Vec<u8> = (1..=20).flat_map(|page| [page; PAGE]).collect();
+    let view = files.view("/f", ..).unwrap();
+    let done = file.defragment().unwrap();
+    assert_eq!((done.runs_before, done.runs_after), (20, 1));
+    assert_eq!(file.runs().unwrap().len(), 1);
+    for view in [view, files.view("/f", ..).unwrap()] {
+        assert_eq!(bytes_of(&view), before);
+    }
+    assert_eq!(file.defragment().unwrap().moved_bytes, 0);
+    // Holes stay.
+    file.allocate(Allocate::PunchHole, 4096, 4096).unwrap();
+    file.defragment().unwrap();
+    assert_eq!(file.metadata().unwrap().allocated_bytes(), 19 * 4096);
+    assert_eq!(file.runs().unwrap().len(), 3);
+    let _view = file.view_mut(..4096).unwrap();
+    assert_eq!(file.defragment().unwrap_err().errno(), libc::EBUSY);
+}
+
+/// A reader sees, of each page, what was written to it at one time, while a writer replaces pages and others use what it gave up.
+#[test]
+fn views_are_sound_beside_writers() {
+    const PAGES: usize = 4;
+    let (scratch, files) = scratch();
+    let file = file_of(&files, "/f", &[0; PAGES]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers = [0, 1].map(|_| {
+            let files = scratch.open();
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let mut views = 0;
+                while !is_over.load(Relaxed) || views == 0 {
+                    let view = files.view("/f", ..).unwrap();
+                    let bytes = bytes_of(&view);
+                    for page in bytes.chunks(PAGE) {
+                        assert!(page.iter().all(|byte| *byte == page[0]), "a torn page");
+                        assert_ne!(page[0], 0xee, "another file's");
+                    }
+                    assert_eq!(bytes[0], bytes[PAGES * PAGE - 1], "two layouts in one view");
+                    views += 1;
+                }
+            })
+        });
+        let churn = scope.spawn(|| {
+            let files = scratch.open();
+            while !is_over.load(Relaxed) {
+                files.create_file("/churn").unwrap().write_at(&[0xee; 64 * PAGE], 0).unwrap();
+                files.remove_file("/churn").unwrap();
+            }
+        });
+        for round in 0..3000_u32 {
+            file.write_atomic(&[(round % 200) as u8; PAGES * PAGE], 0).unwrap();
+        }
+        is_over.store(true, Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        churn.join().unwrap();
+    });
+}
+
+/// Views take part in nothing in a forked child.
+#[test]
+fn a_fork_has_no_views() {
+    let (_scratch, files) = scratch();
+    let file = fragmented(&files, "/f", 4);
+    let (whole, parts) = (file.view(..10).unwrap(), file.view(..).unwrap());
+    // SAFETY: the child makes a few calls, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let forked = |outcome: Result<(), FsError>| {
+            matches!(outcome, Err(FsError::Pool(aquifer_pool::PoolError::Forked)))
+        };
+        let is_refused = forked(whole.read(|_| ()))
+            && forked(parts.read(|_| ()))
+            && forked(files.view("/f", ..).map(drop))
+            && file.view_mut(..10).is_err();
+        drop((whole, parts));
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(!is_refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    file.write_atomic(&[9; 100], 0).unwrap();
+    assert_eq!(whole.get::<u8>(0).unwrap(), 1);
+    assert_eq!(bytes_of(&parts)[3 * PAGE..], [4; PAGE]);
+}

@@ -1,0 +1,330 @@
+//! The broker of a pool: hands the pool, opened for writing, to processes that may only read it.
+//!
+//! Between users the kernel guards a pool: by the mode of its file, and of the shared memory of its processes. A reader has
+//! descriptors for reading, and nothing it does, by mistake or on purpose, reaches the media. The broker runs as a user who may
+//! write, listens at a Unix socket, and sends a process that knows the *key* three descriptors (`SCM_RIGHTS`):
+//!
+//! | descriptor | how it is made |
+//! |---|---|
+//! | the pool file | opened anew for each: locks belong to the open file, and the client's are its own |
+//! | the segment | the broker's: nobody locks it |
+//! | the pins | the broker's |
+//!
+//! With these the client is a writer like any other, and does not need the broker any more: it commits, locks and recovers
+//! together with all others, also when the broker has ended or was killed. What was given cannot be taken back.
+//!
+//! # Keys
+//! The broker keeps a salt and `SHA-256(salt ‖ label ‖ key)`, in memory only, and compares in a time that does not depend on
+//! where two differ. A client tells its key only to a broker that runs as the pool's owner or as root (`SO_PEERCRED`).
+//!
+//! # One at a time
+//! A broker holds a byte of the pool file locked ([`membership`](crate::membership)), so a pool has one broker, and
+//! what a dead one has left at the socket's path can be removed.
+//!
+//! ```no_run
+//! use std::os::fd::AsFd;
+//! use aquifer_pool::{AccessKey, Broker, OpenOptions, Pool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The owner's process.
+//! let key = AccessKey::create_file("data.pool.key")?;
+//! let options = OpenOptions { segment_mode: 0o644, ..OpenOptions::default() };
+//! let broker = Broker::bind(&Pool::open("data.pool", &options)?, &key, &options)?;
+//! let (stop, _until_dropped) = std::io::pipe()?;
+//! broker.serve(stop.as_fd(), &|asked| eprintln!("{asked}"))?;
+//! # Ok(())
+//! # }
+//!
+//! // Another user's.
+//! # fn other() -> Result<(), Box<dyn std::error::Error>> {
+//! let reader = Pool::open("data.pool", &OpenOptions { read_only: true, ..OpenOptions::default() })?;
+//! let key = AccessKey::from_file("data.pool.key")?;
+//! let writer = reader.grant_access(&key, &OpenOptions::default())?;
+//! assert!(writer.is_writable());
+//! # Ok(())
+//! # }
+//! ```
+
+mod client;
+mod error;
+mod key;
+mod message;
+
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use aquifer_sys::io::reopen;
+use aquifer_sys::local_socket::{Connection, Listener, Peer};
+
+pub(crate) use self::client::{Granted, ask};
+pub use self::error::AccessError;
+pub use self::key::AccessKey;
+use self::key::KeyHash;
+use self::message::{Answer, Request};
+use crate::error::{PoolError, Result};
+use crate::membership::{Byte, HeldByte};
+use crate::pool::{OpenOptions, Pool};
+
+/// How long a client may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Clients that are answered at the same time; others wait.
+const MOST_AT_ONCE: usize = 32;
+
+/// The path of the socket of a pool's broker, where no other is said.
+pub fn socket_beside(pool: &Path) -> PathBuf {
+    let mut path = pool.as_os_str().to_owned();
+    path.push(".socket");
+    path.into()
+}
+
+fn socket_of(pool: &Path, options: &OpenOptions) -> PathBuf {
+    options.broker_socket.clone().unwrap_or_else(|| socket_beside(pool))
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The pool was handed out.
+    Granted,
+    /// The key was another one.
+    WrongKey,
+    /// It was about another pool.
+    OtherPool,
+    /// It was no request, or none came.
+    NoRequest,
+    /// The key was right, and the broker could not hand the pool out.
+    Failed(String),
+}
+
+/// A request that a broker has answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Who has asked, as the kernel says.
+    pub peer: Peer,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Peer { pid, uid, gid } = self.peer;
+        let outcome = match &self.outcome {
+            Outcome::Granted => "granted",
+            Outcome::WrongKey => "refused: wrong key",
+            Outcome::OtherPool => "refused: asked for another pool",
+            Outcome::NoRequest => "refused: no request came",
+            Outcome::Failed(reason) => &format!("failed: {reason}"),
+        };
+        write!(formatter, "process {pid}, user {uid}, group {gid}: {outcome}")
+    }
+}
+
+/// The broker of a pool, listening. See the module's documentation. Its socket is removed when it is dropped.
+#[derive(Debug)]
+pub struct Broker {
+    pool: Pool,
+    listener: Listener,
+    socket: SocketFile,
+    key: KeyHash,
+    _only_one: HeldByte,
+}
+
+/// The name of a socket in the file system.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: it may be somebody else's by the end.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    fn identity(path: &Path) -> Option<(u64, u64)> {
+        std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.identity.is_some() && self.identity == Self::identity(&self.path) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Broker {
+    /// Listens for processes that want to write to `pool`, which is open for writing and shared. Who may read its shared memory
+    /// ([`OpenOptions::segment_mode`]) may ask. Of the options, [`OpenOptions::broker_socket`] counts.
+    ///
+    /// # Errors
+    /// [`AccessError::BrokerRuns`], [`AccessError::SocketTaken`], [`AccessError::System`]; [`PoolError::ReadOnly`] if the pool
+    /// was opened for reading, [`PoolError::Parameter`] if it is not shared.
+    pub fn bind(pool: &Pool, key: &AccessKey, options: &OpenOptions) -> Result<Broker> {
+        let core = pool.core();
+        core.check_writable()?;
+        let path = core.media.path();
+        if core.segment_id.is_nil() {
+            return Err(PoolError::Parameter {
+                what: "the way the pool is opened",
+                value: "exclusive".to_owned(),
+                reason: "a broker shares it",
+            });
+        }
+        let socket = socket_of(path, options);
+        let path_of_socket = socket.clone();
+        let failed = |action: &'static str| {
+            let socket = path_of_socket.clone();
+            move |source| AccessError::System { action, socket, source }
+        };
+        let own = reopen(core.media.file(), libc::O_RDWR).map_err(failed("open the pool for"))?;
+        let only_one =
+            HeldByte::try_take(own, Byte::Broker).map_err(failed("lock the pool for"))?;
+        let Some(_only_one) = only_one else {
+            return Err(AccessError::BrokerRuns { path: path.to_path_buf() }.into());
+        };
+        let listener = listen(&socket)?;
+        let identity = SocketFile::identity(&socket);
+        let socket = SocketFile { path: socket, identity };
+        let mode = mode_of(core.segment.file()).map_err(failed("ask who may reach"))?;
+        // Connecting is writing.
+        let mode = mode | (mode & 0o444) >> 1;
+        std::fs::set_permissions(&socket.path, Permissions::from_mode(mode))
+            .map_err(failed("set the mode of"))?;
+        Ok(Broker { pool: pool.clone(), listener, socket, key: KeyHash::new(key)?, _only_one })
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket.path
+    }
+
+    /// Answers requests until `stop` becomes readable, or its other end is closed; then returns when those that have begun are
+    /// answered. `told` hears of each, from several threads.
+    ///
+    /// # Errors
+    /// [`AccessError::System`] if the socket fails.
+    pub fn serve(&self, stop: BorrowedFd<'_>, told: &(dyn Fn(&Asked) + Sync)) -> Result<()> {
+        let at_once = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            loop {
+                let connection = match self.listener.accept(stop) {
+                    Ok(Some(connection)) => connection,
+                    Ok(None) => return Ok(()),
+                    Err(error) if is_want_of_memory(&error) => {
+                        // Until somebody closes something: the connection waits.
+                        std::thread::sleep(Duration::from_millis(100));
+                        continue;
+                    }
+                    Err(source) => {
+                        let socket = self.socket.path.clone();
+                        return Err(
+                            AccessError::System { action: "accept at", socket, source }.into()
+                        );
+                    }
+                };
+                // Relaxed: a bound that need not be exact.
+                let busy = at_once.fetch_add(1, Relaxed);
+                let at_once = &at_once;
+                let work = move || {
+                    if let Some(asked) = self.answer(&connection) {
+                        told(&asked);
+                    }
+                    at_once.fetch_sub(1, Relaxed);
+                };
+                if busy >= MOST_AT_ONCE {
+                    work();
+                } else {
+                    let thread = std::thread::Builder::new().name("aquifer-broker".to_owned());
+                    // Without a thread the client is turned away: its connection is closed.
+                    if thread.spawn_scoped(scope, work).is_err() {
+                        at_once.fetch_sub(1, Relaxed);
+                    }
+                }
+            }
+        })
+    }
+
+    /// Answers one request. `None` if who has asked is gone already.
+    fn answer(&self, connection: &Connection) -> Option<Asked> {
+        connection.set_timeout(PATIENCE).ok()?;
+        let peer = connection.peer().ok()?;
+        let outcome = match Request::receive(connection) {
+            Ok(request) => self.decide(&request),
+            Err(_) => Outcome::NoRequest,
+        };
+        let outcome = match outcome {
+            Outcome::Granted => self.grant(connection),
+            refused => {
+                // Who does not wait for the answer does not need it.
+                let _ = Answer::refusal(&refused).send(connection, &[]);
+                refused
+            }
+        };
+        Some(Asked { peer, outcome })
+    }
+
+    fn decide(&self, request: &Request) -> Outcome {
+        if request.pool.is_some_and(|uuid| uuid != self.pool.uuid()) {
+            Outcome::OtherPool
+        } else if !self.key.fits(&request.key) {
+            Outcome::WrongKey
+        } else if let Err(error) = self.pool.core().check_writable() {
+            Outcome::Failed(error.to_string())
+        } else {
+            Outcome::Granted
+        }
+    }
+
+    /// Hands the pool out.
+    fn grant(&self, connection: &Connection) -> Outcome {
+        let core = self.pool.core();
+        let sent = reopen(core.media.file(), libc::O_RDWR).and_then(|file| {
+            let pins = core.pins.file().expect("the pool is shared");
+            let answer = Answer::granted(self.pool.uuid(), core.segment_id);
+            answer.send(connection, &[file.as_fd(), core.segment.file(), pins])
+        });
+        match sent {
+            Ok(()) => Outcome::Granted,
+            Err(error) => {
+                let failed = Outcome::Failed(error.to_string());
+                let _ = Answer::refusal(&failed).send(connection, &[]);
+                failed
+            }
+        }
+    }
+}
+
+/// Listens at a path where nothing is, or the socket of a broker that is gone.
+fn listen(path: &Path) -> Result<Listener> {
+    let failed = |source| AccessError::System { action: "listen at", socket: path.into(), source };
+    let error = match Listener::bind(path) {
+        Ok(listener) => return Ok(listener),
+        Err(error) => error,
+    };
+    if error.raw_os_error() != Some(libc::EADDRINUSE) {
+        return Err(failed(error).into());
+    }
+    let is_socket =
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = || Connection::connect(path, PATIENCE).err().and_then(|e| e.raw_os_error());
+    if !is_socket || refused() != Some(libc::ECONNREFUSED) {
+        return Err(AccessError::SocketTaken { socket: path.into() }.into());
+    }
+    std::fs::remove_file(path).map_err(failed)?;
+    Ok(Listener::bind(path).map_err(failed)?)
+}
+
+fn mode_of(file: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(std::fs::File::from(file.try_clone_to_owned()?).metadata()?.mode() & 0o777)
+}
+
+fn is_want_of_memory(error: &io::Error) -> bool {
+    let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}

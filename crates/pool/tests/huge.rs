@@ -1,0 +1,150 @@
+//! Pools on huge pages: processes share the page tables of the linear mapping, so that a second one hardly faults.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::PathBuf;
+
+use aquifer_pool::media::{self, WriteWindows};
+use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_testkit::child;
+use aquifer_vm::WindowKey;
+
+/// As much as one table of page tables, which is what is shared, has room for.
+const POOL_BYTES: u64 = 1 << 30;
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Without sharing there are 512.
+const MOST_FAULTS: u64 = 16;
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[
+        ("read all, as a writer", || read_all(&OpenOptions::default())),
+        ("read all, as a guarded writer", || read_all(&guarded())),
+        ("read all, as a reader", || read_all(&reading())),
+    ]);
+}
+
+fn reading() -> OpenOptions {
+    OpenOptions { read_only: true, ..OpenOptions::default() }
+}
+
+fn guarded() -> OpenOptions {
+    OpenOptions { write_windows: WriteWindows::Keys, ..OpenOptions::default() }
+}
+
+/// Huge pages that are there while this lives.
+struct Pages {
+    taken: u64,
+}
+
+const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+fn number_in(path: &str, line: &str) -> u64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find_map(|found| found.strip_prefix(line)).unwrap_or("0");
+    line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+impl Pages {
+    /// Those that are free, or as many more as are missing, if the system has them and lets itself be asked.
+    fn take(pages: u64) -> Result<Pages, String> {
+        if number_in("/proc/meminfo", "Hugepagesize:") << 10 != HUGE_PAGE_BYTES {
+            return Err("huge pages are not of 2 MiB here".to_owned());
+        }
+        let is_enough = || number_in("/proc/meminfo", "HugePages_Free:") >= pages;
+        if is_enough() {
+            return Ok(Pages { taken: 0 });
+        }
+        let before = number_in(COUNT, "");
+        let asked = std::fs::write(COUNT, (before + pages).to_string());
+        asked.map_err(|error| format!("no huge pages are free, and {COUNT}: {error}"))?;
+        // Given back when that was not enough.
+        let taken = Pages { taken: number_in(COUNT, "").saturating_sub(before) };
+        match is_enough() {
+            true => Ok(taken),
+            false => Err(format!("the system found {} of {pages} huge pages", taken.taken)),
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // Somebody else may have changed the number meanwhile: only what was added is taken away.
+        if self.taken > 0 {
+            let now = number_in(COUNT, "");
+            std::fs::write(COUNT, now.saturating_sub(self.taken).to_string()).unwrap();
+        }
+    }
+}
+
+/// A word of each small page of the pool.
+fn touch_all(pool: &Pool) {
+    for offset_bytes in (0..POOL_BYTES).step_by(4096) {
+        pool.load(offset_bytes, &mut [0; 8]).unwrap();
+    }
+}
+
+fn minor_faults() -> i64 {
+    // SAFETY: all-zero is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: a structure that outlives the call.
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) }, 0);
+    usage.ru_minflt
+}
+
+fn read_all(options: &OpenOptions) {
+    let path = std::env::var_os("POOL").expect("set by the parent");
+    let pool = Pool::open(path, &OpenOptions { background: false, ..options.clone() }).unwrap();
+    let before = minor_faults();
+    touch_all(&pool);
+    println!("{} faults", minor_faults() - before);
+}
+
+fn faults_of(role: &str, pool: &PathBuf) -> u64 {
+    let played = child::command(role).env("POOL", pool).output().unwrap();
+    let said = String::from_utf8_lossy(&played.stdout);
+    let found = said.lines().find_map(|line| line.strip_suffix(" faults")?.parse().ok());
+    found.unwrap_or_else(|| panic!("{role}: {played:?}"))
+}
+
+/// A second process of the same access has the page tables of the first. Readers do not share them with writers: the kernel remembers
+/// of a mapping how the file was opened, also where it can only be read.
+#[test]
+fn a_second_process_hardly_faults() {
+    let _pages = match Pages::take(POOL_BYTES / HUGE_PAGE_BYTES) {
+        Ok(pages) => pages,
+        Err(reason) => return eprintln!("skipped: {reason}"),
+    };
+    // SAFETY: a NUL-terminated name.
+    let file = unsafe {
+        libc::memfd_create(
+            c"pool".as_ptr(),
+            libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+        )
+    };
+    assert!(file >= 0);
+    // SAFETY: just made, owned by nobody else.
+    let file = unsafe { File::from_raw_fd(file) };
+    file.set_len(POOL_BYTES).unwrap();
+    let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+    let options = OpenOptions::default();
+    let made = media::OpenOptions::new().writable(true).open_file(file.try_clone().unwrap(), &path);
+    drop(Pool::create_on(made.unwrap(), &CreateOptions::default(), &options).unwrap());
+
+    let mut roles = vec![
+        ("read all, as a writer", OpenOptions::default()),
+        ("read all, as a reader", reading()),
+    ];
+    match WindowKey::of_process() {
+        Ok(_) => roles.push(("read all, as a guarded writer", guarded())),
+        Err(error) => eprintln!("skipped: no protection keys here ({error})"),
+    }
+    for (role, options) in roles {
+        let first = Pool::open(&path, &OpenOptions { background: false, ..options }).unwrap();
+        touch_all(&first);
+        let faults = faults_of(role, &path);
+        println!("{role}: {faults} faults of the second process");
+        assert!(faults <= MOST_FAULTS, "{role}: {faults} faults");
+    }
+}

@@ -1,0 +1,390 @@
+//! Pieces of a file as contiguous memory.
+//!
+//! ```text
+//! file      [ … | c | … | a | … | b | … ]
+//!                 └──────┐└──┐    │
+//!                        ▼   │    │
+//! addresses  [ a | b | zeros │ c ]◀─ one mapping each, in addresses of the ephemeral heap
+//! ```
+//! Each piece is a mapping of its own, made with a system call and counted among those that a process may have. So this is for
+//! a handful of pieces, or a few hundred that are used for long. When it is dropped, its mappings are taken away together with those
+//! of others (see the module `mapper::heap`).
+//!
+//! Others change the bytes whenever they like; what is said of [`file_mapping`](crate::file_mapping) holds here.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use aquifer_sys::fallible;
+use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::signal::FaultContext;
+
+use crate::bytes::Bytes;
+use crate::file_mapping::Inaccessible;
+use crate::guard::Replaceable;
+use crate::mapper::Unmap;
+use crate::mapper::heap::{Extent, Heap, NoAddresses, VmaBudget};
+use crate::{FaultOwner, Served, VmError, router};
+
+/// What comes next in the addresses. Offsets and lengths are multiples of 4,096.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StitchPiece {
+    /// A part of the file.
+    File {
+        /// Where in the file.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: usize,
+    },
+    /// Zeros, which are not to be stored to.
+    Zeros {
+        /// How many.
+        len_bytes: usize,
+    },
+}
+
+impl StitchPiece {
+    fn len_bytes(self) -> usize {
+        match self {
+            StitchPiece::File { len_bytes, .. } | StitchPiece::Zeros { len_bytes } => len_bytes,
+        }
+    }
+}
+
+/// Why pieces could not be stitched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StitchError {
+    /// The process has no room for more mappings.
+    #[error(
+        "there is no room for {pieces} more mappings: {used} are in use of {limit} that may be (half of \
+         vm.max_map_count); drop views, or raise the limit with `sysctl vm.max_map_count`"
+    )]
+    TooManyMappings {
+        /// Those that were wanted.
+        pieces: usize,
+        /// Those in use.
+        used: usize,
+        /// Those that may be.
+        limit: usize,
+    },
+    /// The system maps no more.
+    #[error("cannot map {len_bytes} bytes of the file: {source}")]
+    Map {
+        /// Bytes of the piece.
+        len_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// There are no addresses.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// This process is a fork of the one that made the stitcher.
+    #[error("this process is a fork of the one that opened this; open it anew here")]
+    Forked,
+}
+
+/// Makes contiguous memory out of pieces. Cheap to clone; can be shared between threads.
+#[derive(Clone)]
+pub struct Stitcher {
+    heap: Arc<Heap>,
+}
+
+impl fmt::Debug for Stitcher {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Stitcher").field("heap", &self.heap.stats()).finish()
+    }
+}
+
+impl Default for Stitcher {
+    fn default() -> Self {
+        Stitcher::new()
+    }
+}
+
+impl Stitcher {
+    /// One that has no addresses yet. What is made by it may take half of the mappings that the process may have.
+    pub fn new() -> Stitcher {
+        Stitcher { heap: Heap::new(Unmap::default(), Arc::new(VmaBudget::of_process())) }
+    }
+
+    /// Maps pieces of a file, which are there, one behind the other. The file is opened so that it can be mapped like this.
+    ///
+    /// # Errors
+    /// [`StitchError`].
+    ///
+    /// # Panics
+    /// If an offset or a length is no multiple of 4,096, or there are no pieces.
+    pub fn stitch(
+        &self,
+        file: BorrowedFd<'_>,
+        pieces: Vec<StitchPiece>,
+        is_writable: bool,
+    ) -> Result<Stitched, StitchError> {
+        assert!(pieces.iter().all(|piece| piece.len_bytes().is_multiple_of(SMALL_PAGE_BYTES)));
+        router::install()?;
+        let len_bytes = pieces.iter().map(|piece| piece.len_bytes()).sum::<usize>();
+        assert!(len_bytes > 0);
+        let extent =
+            self.heap.take_for_pieces(len_bytes, pieces.len()).map_err(|error| match error {
+                NoAddresses::Vmas { used, limit } => {
+                    StitchError::TooManyMappings { pieces: pieces.len(), used, limit }
+                }
+                NoAddresses::Memory(error) => error.into(),
+                NoAddresses::Forked => StitchError::Forked,
+            })?;
+        // From here on the extent is retired by `drop`, also if a piece is refused.
+        let mapping = Box::new(Mapping {
+            extent: Some(extent),
+            heap: self.heap.clone(),
+            pieces,
+            len_bytes,
+            is_writable,
+            replaceable: Replaceable::new(),
+        });
+        mapping.map(file, 0..len_bytes)?;
+        // SAFETY: a box does not move what is in it, and the extent is retired when that is dropped.
+        unsafe { mapping.extent().set_owner(&raw const *mapping) };
+        Ok(Stitched { mapping })
+    }
+}
+
+/// Pieces of a file that lie one behind the other, as long as this lives.
+pub struct Stitched {
+    mapping: Box<Mapping>,
+}
+
+struct Mapping {
+    /// There until it is dropped.
+    extent: Option<Extent>,
+    heap: Arc<Heap>,
+    pieces: Vec<StitchPiece>,
+    len_bytes: usize,
+    is_writable: bool,
+    replaceable: Replaceable,
+}
+
+impl Mapping {
+    fn extent(&self) -> &Extent {
+        self.extent.as_ref().expect("there until it is dropped")
+    }
+
+    fn address(&self) -> *mut u8 {
+        self.extent().address()
+    }
+
+    /// Maps the pieces that lie in a range of the mapping.
+    fn map(&self, file: BorrowedFd<'_>, range: Range<usize>) -> Result<(), StitchError> {
+        let mut at = 0;
+        for piece in &self.pieces {
+            let (start, end) = (at.max(range.start), (at + piece.len_bytes()).min(range.end));
+            let skipped = start.saturating_sub(at);
+            at += piece.len_bytes();
+            if start >= end {
+                continue;
+            }
+            let (address, len_bytes) = (self.address().wrapping_add(start), end - start);
+            // SAFETY: addresses of the extent, into which there are no references; what was there is a reservation, this, or zeros in
+            // its place.
+            let mapped = unsafe {
+                match *piece {
+                    StitchPiece::Zeros { .. } => {
+                        memory::map_anonymous_at(address, len_bytes, Protection::Read)
+                    }
+                    StitchPiece::File { offset_bytes, .. } => {
+                        let protection = match self.is_writable {
+                            true => Protection::ReadWrite,
+                            false => Protection::Read,
+                        };
+                        let offset_bytes = offset_bytes + skipped as u64;
+                        memory::map_file_at(address, len_bytes, protection, file, offset_bytes)
+                    }
+                }
+            };
+            let len_bytes = len_bytes as u64;
+            mapped.map_err(|source| StitchError::Map { len_bytes, source })?;
+        }
+        Ok(())
+    }
+
+    fn place(&self, offset_bytes: usize, len_bytes: usize) -> Result<*mut u8, Inaccessible> {
+        let end_bytes = offset_bytes.checked_add(len_bytes);
+        match end_bytes.is_some_and(|end_bytes| end_bytes <= self.len_bytes) {
+            true => Ok(self.address().wrapping_add(offset_bytes)),
+            false => Err(Inaccessible),
+        }
+    }
+}
+
+impl FaultOwner for Mapping {
+    fn serve(&self, fault: &FaultContext) -> Served {
+        if fault.signal != libc::SIGBUS || fault.fallible {
+            return Served::No;
+        }
+        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
+            return Served::No;
+        };
+        let has_ended = guarded.has_ended || guarded.has_many_gone;
+        // SAFETY: the guarded addresses are this mapping's.
+        match unsafe { self.replaceable.replace(fault.address, has_ended) } {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if let Some(extent) = self.extent.take() {
+            self.heap.retire(extent);
+        }
+    }
+}
+
+impl Stitched {
+    /// How many bytes there are.
+    pub fn len_bytes(&self) -> usize {
+        self.mapping.len_bytes
+    }
+
+    /// Where in the file the bytes of a range lie, which are no zeros, piece by piece: offset and length.
+    pub fn file_offsets(&self, range: Range<usize>) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut at = 0;
+        self.mapping.pieces.iter().filter_map(move |piece| {
+            let (start, end) = (at.max(range.start), (at + piece.len_bytes()).min(range.end));
+            let skipped_bytes = start.saturating_sub(at) as u64;
+            at += piece.len_bytes();
+            match *piece {
+                StitchPiece::File { offset_bytes, .. } if start < end => {
+                    Some((offset_bytes + skipped_bytes, (end - start) as u64))
+                }
+                _ => None,
+            }
+        })
+    }
+
+    /// The bytes of a range: for who does not mind a signal where they are not there any more.
+    pub fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> Result<Bytes<'_>, Inaccessible> {
+        let start = self.mapping.place(offset_bytes, len_bytes)?;
+        // SAFETY: `place` checked the range, which is mapped as long as `self` is borrowed.
+        Ok(unsafe { Bytes::new(start, len_bytes) })
+    }
+
+    /// Shows a range to a closure. If a byte that it looks at is not there, the outcome is an error, and that of the closure is dropped.
+    /// `file` is the one that is mapped.
+    pub fn guarded<T>(
+        &self,
+        file: BorrowedFd<'_>,
+        offset_bytes: usize,
+        len_bytes: usize,
+        look: impl FnOnce(Bytes<'_>) -> T,
+    ) -> Result<T, Inaccessible> {
+        let bytes = self.bytes(offset_bytes, len_bytes)?;
+        let base = self.mapping.address().addr();
+        let first = (base + offset_bytes) / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
+        let end = (base + offset_bytes + len_bytes).next_multiple_of(SMALL_PAGE_BYTES);
+        let map_again = |replaced: Range<usize>| {
+            self.mapping.map(file, replaced.start - base..replaced.end - base).is_ok()
+        };
+        let outcome = self.mapping.replaceable.guarded(first..end, map_again, || look(bytes));
+        outcome.map_err(|_| Inaccessible)
+    }
+
+    /// Copies bytes out; what others change meanwhile may come out torn.
+    pub fn read(&self, offset_bytes: usize, target: &mut [u8]) -> Result<(), Inaccessible> {
+        let source = self.mapping.place(offset_bytes, target.len())?;
+        let (copied, is_settled) = self.mapping.replaceable.is_settled_during(|| {
+            // SAFETY: `place` checked the range; the target is the caller's own, outside of this mapping.
+            unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+        });
+        (copied && is_settled).then_some(()).ok_or(Inaccessible)
+    }
+
+    /// Copies bytes in, if it is writable. Aligned words of eight bytes are not torn.
+    pub fn write(&self, offset_bytes: usize, source: &[u8]) -> Result<(), Inaccessible> {
+        let target = self.mapping.place(offset_bytes, source.len())?;
+        if !self.mapping.is_writable {
+            return Err(Inaccessible);
+        }
+        // SAFETY: as in `read`.
+        let copied = unsafe { fallible::try_store(source.as_ptr(), target, source.len()) };
+        copied.then_some(()).ok_or(Inaccessible)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    const PAGE: usize = SMALL_PAGE_BYTES;
+
+    fn file_of(pages: u8) -> std::fs::File {
+        let file = tempfile::tempfile().unwrap();
+        for page in 0..pages {
+            file.write_all_at(&[page; PAGE], u64::from(page) * PAGE as u64).unwrap();
+        }
+        file
+    }
+
+    fn piece(page: usize, pages: usize) -> StitchPiece {
+        StitchPiece::File { offset_bytes: (page * PAGE) as u64, len_bytes: pages * PAGE }
+    }
+
+    #[test]
+    fn pieces_lie_one_behind_the_other() {
+        let file = file_of(6);
+        let stitcher = Stitcher::new();
+        let pieces = vec![piece(4, 2), StitchPiece::Zeros { len_bytes: PAGE }, piece(1, 1)];
+        let stitched = stitcher.stitch(file.as_fd(), pieces, true).unwrap();
+        let pages = |stitched: &Stitched| -> Vec<u8> {
+            let bytes = stitched.bytes(0, stitched.len_bytes()).unwrap();
+            (0..4).map(|page| bytes.get::<u8>(page * PAGE + 7)).collect()
+        };
+        assert_eq!(pages(&stitched), [4, 5, 0, 1]);
+        stitched.write(PAGE - 2, &[9; 4]).unwrap();
+        let mut bytes = [0; 6];
+        file.read_exact_at(&mut bytes, 5 * PAGE as u64 - 3).unwrap();
+        assert_eq!(bytes, [4, 9, 9, 9, 9, 5]);
+        assert_eq!(stitched.write(2 * PAGE, &[1]), Err(Inaccessible), "zeros stay zeros");
+        assert_eq!(stitched.read(4 * PAGE - 1, &mut [0; 2]), Err(Inaccessible));
+        drop(stitched);
+        stitcher.heap.unmap_now();
+        assert_eq!(stitcher.heap.stats().live, 0);
+    }
+
+    #[test]
+    fn a_page_that_is_gone_is_an_error_and_is_there_again_when_it_is_back() {
+        let file = file_of(4);
+        let stitched =
+            Stitcher::new().stitch(file.as_fd(), vec![piece(3, 1), piece(0, 1)], false).unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let look = |bytes: Bytes<'_>| (bytes.get::<u8>(0), bytes.get::<u8>(PAGE));
+        assert_eq!(stitched.guarded(file.as_fd(), 0, 2 * PAGE, look), Err(Inaccessible));
+        assert_eq!(stitched.read(0, &mut [0]), Err(Inaccessible));
+        assert_eq!(stitched.guarded(file.as_fd(), PAGE, 1, |bytes| bytes.get::<u8>(0)), Ok(0));
+        file.write_all_at(&[8; PAGE], 3 * PAGE as u64).unwrap();
+        assert_eq!(stitched.guarded(file.as_fd(), 0, 2 * PAGE, look), Ok((8, 0)));
+    }
+
+    /// Each piece is a mapping, and there are only so many.
+    #[test]
+    fn mappings_are_counted_until_they_are_gone() {
+        let file = file_of(2);
+        let vmas = Arc::new(VmaBudget::new(40));
+        let stitcher = Stitcher { heap: Heap::new(Unmap::default(), vmas.clone()) };
+        let many = |count: usize| (0..count).map(|index| piece(index % 2, 1)).collect::<Vec<_>>();
+        let refused = stitcher.stitch(file.as_fd(), many(41), false);
+        assert!(matches!(refused, Err(StitchError::TooManyMappings { pieces: 41, .. })));
+        let before = vmas.used();
+        let stitched = stitcher.stitch(file.as_fd(), many(20), false).unwrap();
+        assert!(vmas.used() >= before + 20);
+        drop(stitched);
+        stitcher.heap.unmap_now();
+        assert!(vmas.used() < 20, "{}", vmas.used());
+    }
+}
