@@ -303,6 +303,8 @@ impl FsError {
             | FsError::BadName { path, .. }
             | FsError::NotADirectory { path }
             | FsError::IsADirectory { path }
+            | FsError::DirectoryLink { path }
+            | FsError::NotByName { path }
             | FsError::NotEmpty { path }
             | FsError::NotALink { path }
             | FsError::LinkLoop { path }

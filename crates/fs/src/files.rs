@@ -1172,7 +1172,12 @@ impl Shared {
         let was_linked = |now: &FileInode| now.links > 0 || inode.links == 0;
         let is_there =
             now.is_some_and(|now| now.incarnation == inode.incarnation && was_linked(&now));
-        Ok(is_there.then_some(open))
+        if !is_there {
+            // Whoever removed it may have left it, because it looked open.
+            self.close(open, false);
+            return Ok(None);
+        }
+        Ok(Some(open))
     }
 
     /// What is left to do after a name is gone.
