@@ -779,6 +779,12 @@ impl Pool {
         self.core().bytes(range)
     }
 
+    /// Where bytes of the data can be stored to; `None` where they can only be written. With write windows by protection keys, a thread
+    /// can store there while it has one ([`Media::write_window`](crate::media::Media::write_window)), and can load there no more than that.
+    pub fn place_to_store(&self, range: ByteRange) -> Option<*mut u8> {
+        self.core().place_to_store(range)
+    }
+
     /// Makes everything durable that was changed before, by any process.
     ///
     /// # Errors

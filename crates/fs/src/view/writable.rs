@@ -169,15 +169,20 @@ impl ViewMut {
     ///
     /// `None` where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
     /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
-    /// lies in several pieces. With protection keys, stores are made while a [`window`](aquifer_pool::media::Media::write_window) is open.
+    /// lies in several pieces. With protection keys, a thread can store, and load, through it while it has a [`window`](aquifer_pool::media::Media::write_window)
+    /// open.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        let can_store = match (self.view.pool().media().write_windows(), &self.view.place) {
-            (WriteWindows::None, _) => true,
-            (WriteWindows::Keys, place) => !matches!(place, Place::Stitched { .. }),
-            _ => false,
-        };
-        let bytes = self.view.bytes().filter(|_| can_store)?;
-        Some(bytes.as_ptr().cast_mut())
+        match &self.view.place {
+            Place::Linear(range) => self.view.pool().place_to_store(*range),
+            Place::Stitched { .. }
+                if self.view.pool().media().write_windows() != WriteWindows::None =>
+            {
+                None
+            }
+            Place::Empty | Place::Stitched { .. } => {
+                self.view.bytes().map(|bytes| bytes.as_ptr().cast_mut())
+            }
+        }
     }
 
     /// Makes a range durable, counted from the first byte of the view, and what it takes to find it again: the size of the file, and its

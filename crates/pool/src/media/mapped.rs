@@ -465,8 +465,7 @@ impl Media for MappedMedia {
 
     fn extend_mapping(&self) {
         // Who finds it too short sees that.
-        let len_bytes = self.present_len_bytes().and_then(in_memory);
-        let _ = len_bytes.and_then(|len_bytes| self.mapping.extend(self.file.as_fd(), len_bytes));
+        let _ = self.present_len_bytes().and_then(|len_bytes| self.extend(len_bytes));
     }
 
     fn maps_small_pages(&self) -> bool {
@@ -475,6 +474,14 @@ impl Media for MappedMedia {
 
     fn write_windows(&self) -> WriteWindows {
         self.stores.windows()
+    }
+
+    fn mapping_to_store(&self) -> Option<&FileMapping> {
+        match &self.stores {
+            Stores::Nowhere | Stores::Calls => None,
+            Stores::Linear => Some(&self.mapping),
+            Stores::Guarded { mapping, .. } => Some(mapping),
+        }
     }
 
     fn write_window(&self) -> Option<WriteWindow> {
