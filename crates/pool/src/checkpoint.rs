@@ -209,9 +209,9 @@ impl Core {
 
     /// Which part of the log is in use, in percent.
     pub fn log_use_percent(&self) -> u64 {
-        // The tail first: it is before the durable position, and both may move on meanwhile.
-        let tail_lsn = self.control().tail_lsn.load(Acquire);
-        let used = self.control().durable_lsn.load(Relaxed).saturating_sub(tail_lsn);
+        let durable_lsn = self.control().durable_lsn.load(Relaxed);
+        // Others move both meanwhile: the tail may be beyond what was durable.
+        let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
         used * 100 / self.layout.log().len_bytes
     }
 

@@ -16,7 +16,7 @@ use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::directory;
-use crate::format::file::{FileKind, FileState, is_directory, is_unlinked};
+use crate::format::file::{FileKind, FileState, LINKS_WORD, is_directory, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
@@ -26,7 +26,7 @@ use crate::format::slot_change::SlotChange;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
 use crate::point;
-use crate::segment::{PENDING, Segment};
+use crate::segment::{PENDING, Segment, SlotSet};
 use crate::slots::ReadSlots;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -39,26 +39,28 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
 /// A word of a slot.
 #[inline]
 pub(crate) fn load_word(segment: &Segment, slot: u64, index: usize) -> [u8; 8] {
-    segment.slot(slot)[index].load(Relaxed).to_ne_bytes()
+    segment.slot(slot).map_or([0; 8], |words| words[index].load(Relaxed).to_ne_bytes())
 }
 
 pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
+    let Some(words) = segment.slot(slot) else { return bytes.fill(0) };
+    for (word, target) in words.iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
 }
 
-/// Loads a slot into the image as it is on media.
+/// Loads a slot into the image, which has memory for it, as it is on media.
 pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     from_media(bytes);
-    for (word, source) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)) {
+    let words = segment.slot(slot).expect("it was allocated");
+    for (word, source) in words.iter().zip(bytes.chunks_exact(8)) {
         word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
     }
 }
 
-/// Makes a change of a slot in the image, and notes that its page differs from the media's.
+/// Makes a change of a slot in the image, which has memory for it, and notes that its page differs from the media's.
 fn store_change(segment: &Segment, change: &SlotChange<'_>) {
-    let slot = segment.slot(change.slot);
+    let slot = segment.slot(change.slot).expect("it was allocated");
     if change.words.is_whole {
         // What is not set.
         for (index, word) in slot.iter().enumerate() {
@@ -66,7 +68,7 @@ fn store_change(segment: &Segment, change: &SlotChange<'_>) {
                 word.store(0, Relaxed);
             }
         }
-        set_bit(segment.logged_slots(), change.slot);
+        set_bit(segment.slot_set(SlotSet::Logged), change.slot);
     }
     point::pass("apply-half");
     for (index, value) in change.set() {
@@ -96,12 +98,12 @@ pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
     const _: () = assert!(64 % SLOTS_PER_PAGE == 0);
     let first = page * SLOTS_PER_PAGE;
     let bits = ((1 << SLOTS_PER_PAGE) - 1) << (first % 64);
-    segment.logged_slots()[(first / 64) as usize].fetch_and(!bits, Relaxed);
+    segment.slot_set(SlotSet::Logged)[(first / 64) as usize].fetch_and(!bits, Relaxed);
 }
 
 /// Whether a change of a slot can be a patch.
 pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
-    segment.logged_slots()[(slot / 64) as usize].load(Relaxed) & 1 << (slot % 64) != 0
+    segment.slot_set(SlotSet::Logged)[(slot / 64) as usize].load(Relaxed) & 1 << (slot % 64) != 0
 }
 
 /// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
@@ -145,7 +147,7 @@ pub(crate) fn apply_noted<'a>(
     fence(Release);
     point::pass("apply-odd");
     let mut changes_names = false;
-    for change in changes.filter(|change| change.slot < segment.slots()) {
+    for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
         if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
             // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
             // `use_fresh_pages`.
@@ -233,13 +235,23 @@ impl View<'_> {
 
     /// Inodes of files that have no links.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
-        (HEAD_SLOT + 1..self.slots())
-            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.bytes(slot)))
+        self.slots_in(SlotSet::Orphans).filter(|&slot| {
+            let bytes = self.bytes(slot);
+            is_unlinked(word(&bytes, 0), word(&bytes, LINKS_WORD))
+        })
+    }
+
+    /// The slots of a set, and while something is being changed perhaps others.
+    fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
+        let known = self.changing.is_none().then(|| self.segment.slots_in(set));
+        let all = self.changing.is_some().then(|| HEAD_SLOT + 1..self.slots());
+        known.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
     /// Whether there is anything in a slot.
     fn is_used(&self, slot: u64) -> bool {
-        self.changing.is_some() || self.segment.slot(slot)[0].load(Relaxed) != 0
+        self.changing.is_some()
+            || self.segment.slot(slot).is_some_and(|words| words[0].load(Relaxed) != 0)
     }
 }
 
@@ -323,10 +335,19 @@ impl Core {
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
         let state = self.consistent_once(None, |view| {
-            let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
+            let slot = view.segment.slot(number)?;
             FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
+    }
+
+    /// Raised by each change of the metadata, and odd during it.
+    #[inline]
+    pub fn metadata_version(&self) -> u64 {
+        // Acquire: what was loaded before stays before, and what is looked at afterwards is at least as new. Pairs with the Release at the end
+        // of `apply`.
+        fence(Acquire);
+        self.control().image_version.load(Acquire)
     }
 
     /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
@@ -341,7 +362,9 @@ impl Core {
     pub fn layout_version(&self, number: u64) -> u64 {
         // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
         fence(Acquire);
-        u64::from_le(self.segment.slot(number)[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        self.segment.slot(number).map_or(0, |words| {
+            u64::from_le(words[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        })
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
@@ -383,8 +406,9 @@ impl Core {
     /// along whichever way, finds nothing there.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
         if !self.is_writable {
-            for number in flaws.iter().flat_map(Flaw::inodes) {
-                self.segment.slot(number).iter().for_each(|word| word.store(0, Relaxed));
+            let slots = flaws.iter().flat_map(Flaw::inodes);
+            for slot in slots.filter_map(|number| self.segment.slot(number)) {
+                slot.iter().for_each(|word| word.store(0, Relaxed));
             }
         }
         let by_inode =
@@ -461,8 +485,10 @@ impl Core {
 
     /// All objects, as of one moment. Damaged ones are left out.
     pub fn inodes(&self) -> Result<Vec<Inode>> {
-        let (used, _) = self.used_slots()?;
-        let inodes = used.into_iter().filter_map(|(slot, bytes)| {
+        let objects: Vec<(u64, SlotBytes)> = self.consistent(|image| {
+            image.slots_in(SlotSet::Objects).map(|slot| (slot, image.bytes(slot))).collect()
+        })?;
+        let inodes = objects.into_iter().filter_map(|(slot, bytes)| {
             let inode = self.decode_inode(&bytes, slot).ok();
             inode.filter(|inode| inode.kind != InodeKind::Free)
         });

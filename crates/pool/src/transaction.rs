@@ -5,6 +5,7 @@
 //! a process that dies anywhere leaves at most one record to apply.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc;
@@ -23,7 +24,8 @@ use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::InodeUse;
 use crate::point;
-use crate::reservation::Reservation;
+use crate::reservation::{self, Reservation};
+use crate::segment::SlotSet;
 use crate::slots::{ChangeSlots, ReadSlots};
 
 /// What a transaction collects. Its memory is used again by the next one of the thread.
@@ -196,7 +198,10 @@ impl Transaction<'_> {
 
     /// All objects, as this transaction sees them. Damaged ones are left out.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
-        (HEAD_SLOT + 1..self.core().segment.slots())
+        let changed = self.work.changed.iter().map(|(slot, _)| *slot);
+        let slots: BTreeSet<u64> =
+            self.core().segment.slots_in(SlotSet::Objects).chain(changed).collect();
+        (slots.into_iter())
             .filter_map(|slot| self.inode(slot).ok())
             .filter(|inode| inode.kind != InodeKind::Free)
     }
@@ -276,8 +281,9 @@ impl Core {
             }
             debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
-        let head = self.segment.slot(HEAD_SLOT);
-        let head = PoolHead::read(|index| u64::from_le(head[index].load(Relaxed)));
+        let head = PoolHead::read(|index| {
+            u64::from_le_bytes(image::load_word(&self.segment, HEAD_SLOT, index))
+        });
         let last_slot = changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
             fresh_from_page: head.fresh_from_page.max(used_to_page),
@@ -296,7 +302,7 @@ impl Core {
         }
         builder.clear(durability == Durability::Later);
         for (slot, after) in changed.iter() {
-            let before = self.segment.slot(*slot);
+            let before = self.segment.slot(*slot).expect("it was allocated");
             // The first change behind the tail is a whole one.
             let words = match image::is_logged(&self.segment, *slot) {
                 true => SlotWords::patch(|at| before[at].load(Relaxed).to_ne_bytes(), after),
@@ -401,6 +407,11 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
+            if let Some(slot) = transaction.without_memory() {
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
             let exposed: Vec<ByteRange> = (transaction.work.exposed.iter().copied())
                 .filter(|range| !flushed.contains(range))
                 .collect();
@@ -442,9 +453,8 @@ impl Core {
             image::apply(&transaction.locked, &record);
             point::pass("transact-applied");
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            let after = transaction.work.changed.iter().map(|(number, bytes)| (*number, bytes));
+            reservation::end(&transaction.locked, reservations, after);
             drop(transaction);
             point::pass("transact-unlocked");
             if let Some(mut filler) = filler {
@@ -470,6 +480,12 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
+            if let Some(slot) = transaction.without_memory() {
+                // Not with the lock.
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
             let most_freed = most_freed(&transaction);
             let (body_checksum, freeing) =
                 self.prepare(&mut transaction, &reservations, Durability::Later)?;
@@ -494,10 +510,9 @@ impl Core {
             let end_lsn = lsn + len_bytes;
             freed::note_change(&transaction.locked, freeing, end_lsn);
             image::apply_noted(&transaction.locked, builder.slots(record), end_lsn);
+            let after = transaction.work.changed.iter().map(|(number, bytes)| (*number, bytes));
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            reservation::end(&transaction.locked, reservations, after);
             return Ok(value);
         }
     }
@@ -509,6 +524,13 @@ impl Transaction<'_> {
         if let Some(last) = self.work.taken.last() {
             self.core().control().free_slot_hint.store(last + 1, Relaxed);
         }
+    }
+
+    /// The last slot of those that it changes, if the image has no memory for it yet.
+    fn without_memory(&self) -> Option<u64> {
+        let segment = &self.core().segment;
+        let last = self.work.changed.iter().map(|(slot, _)| *slot).max()?;
+        (segment.allocated_slots()..segment.slots()).contains(&last).then_some(last)
     }
 
     fn is_empty(&self) -> bool {

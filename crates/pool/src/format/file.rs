@@ -206,10 +206,13 @@ impl FileState {
 
 const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
 
-/// Whether that is an inode of a file without links, of bytes that are known to be right.
-pub(crate) fn is_unlinked(bytes: &SlotBytes) -> bool {
-    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.magic == MAGIC && raw.links.get() == 0)
+/// Whether a slot that begins with this word, and has these links, is an inode of a file without any; of bytes that are known to be right.
+pub(crate) fn is_unlinked(first_word: [u8; 8], links: [u8; 8]) -> bool {
+    first_word[..4] == MAGIC && links[4..] == [0; 4]
 }
+
+/// The word that has the links of a file, in its second half.
+pub(crate) const LINKS_WORD: usize = FileState::LINKS_OFFSET / 8;
 
 /// Whether a slot that begins with this word is the inode of a directory.
 #[inline]
