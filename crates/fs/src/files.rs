@@ -1167,11 +1167,17 @@ impl Shared {
     fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
         let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
         // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
-        let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
+        let now = match self.pool.file_state(inode.number) {
+            Some(now) => Some((now.incarnation, now.links)),
+            None => self.look(|slots| {
+                let now = walk::inode(slots, inode.number).ok();
+                Ok(now.map(|now| (now.incarnation, now.links)))
+            })?,
+        };
         // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
-        let was_linked = |now: &FileInode| now.links > 0 || inode.links == 0;
-        let is_there =
-            now.is_some_and(|now| now.incarnation == inode.incarnation && was_linked(&now));
+        let is_there = now.is_some_and(|(incarnation, links)| {
+            incarnation == inode.incarnation && (links > 0 || inode.links == 0)
+        });
         if !is_there {
             // Whoever removed it may have left it, because it looked open.
             self.close(open, false);
@@ -1184,7 +1190,7 @@ impl Shared {
     pub fn after(&self, gone: Gone) -> Result<()> {
         match gone {
             Gone::Orphan(number) => self.reap(number).map(drop),
-            Gone::Linked => Ok(()),
+            Gone::Linked | Gone::Freed => Ok(()),
         }
     }
 

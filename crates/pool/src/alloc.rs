@@ -31,12 +31,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::bitmap;
 use crate::core::{Core, Locked};
 use crate::error::Result;
-use crate::format::file::is_unlinked;
-use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
+use crate::format::file::{LINKS_WORD, is_unlinked};
+use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
 use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
 use crate::freed;
-use crate::image::load_slot;
+use crate::image::{load_slot, load_word};
 use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
 
 /// Pages of a range that one page-table entry can map.
@@ -280,7 +280,7 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     let mut runs = Vec::new();
     for slot in 0..core.segment.allocated_slots() {
         let bytes = load_slot(&core.segment, slot);
-        note_slot(&core.segment, slot, &bytes);
+        note_slot(&core.segment, slot);
         if slot != HEAD_SLOT {
             named_runs(&bytes, &mut runs);
             runs.drain(..).for_each(mark);
@@ -353,13 +353,14 @@ fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
-/// Notes what there is in a slot.
-pub(crate) fn note_slot(segment: &Segment, number: u64, bytes: &SlotBytes) {
-    let is_free = is_free_slot(bytes);
+/// Notes what there is in a slot of the image.
+pub(crate) fn note_slot(segment: &Segment, number: u64) {
+    let word = |index| load_word(segment, number, index);
+    let is_free = is_free_slot(word(0));
     let sets = [
         (SlotSet::Occupied, !is_free),
-        (SlotSet::Objects, !is_free && is_object_slot(bytes)),
-        (SlotSet::Orphans, is_unlinked(bytes)),
+        (SlotSet::Objects, !is_free && is_object_slot(word(0))),
+        (SlotSet::Orphans, is_unlinked(word(0), word(LINKS_WORD))),
     ];
     for (set, is_in) in sets {
         let word = &segment.slot_set(set)[(number / 64) as usize];

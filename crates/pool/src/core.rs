@@ -302,7 +302,8 @@ impl Core {
     ///
     /// 1. a record that is in the log and not wholly in the image is applied (again), and a packed one that is not published is
     ///    erased;
-    /// 2. the map of used pages is computed anew.
+    /// 2. an inode that it had claimed is not claimed any more;
+    /// 3. the map of used pages is computed anew.
     ///
     /// Pending appends need nothing: an entry counts from the store of `pending_next` on, and is removed by the store
     /// of `pending_first` after that of `durable_lsn`.
@@ -328,6 +329,8 @@ impl Core {
                 Err(unreadable) => drop(self.fail_unreadable(lsn, unreadable)),
             }
         }
+        // Its transaction has happened or not. Release: as where a claim is taken away.
+        control.claimed_inode.store(0, Release);
         let version = control.image_version.load(Relaxed);
         if version % 2 == 1 {
             // Release: pairs with the Acquire of readers of the image.

@@ -3,8 +3,9 @@
 //! ```text
 //!  ┌─────────┬──────────────────────────────┬───────────────────────┬───────────────────────┐
 //!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages, used      │
-//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros:│
-//!  │         │ runs, slots of the processes │                       │ one bit for each      │
+//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros,│
+//!  │         │ runs, slots of the processes │                       │ logged slots: a bit   │
+//!  │         │                              │                       │ for each              │
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
@@ -37,6 +38,7 @@ use crate::error::{PoolError, Result};
 use crate::format::checksum;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
+use crate::format::slot_change::SLOT_WORDS;
 
 /// Appends that can be in flight.
 pub(crate) const PENDING: usize = 512;
@@ -146,6 +148,8 @@ pub(crate) struct Control {
     pub failure_kind: AtomicU64,
     /// Odd while the image is being changed.
     pub image_version: AtomicU64,
+    /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
+    pub claimed_inode: AtomicU64,
     /// Raised, while the image version is odd, by each change of what a path leads to.
     pub names_version: AtomicU64,
     pub generation: AtomicU64,
@@ -206,7 +210,6 @@ pub(crate) struct Control {
 const STEP_SLOTS: u64 = 4096;
 
 const CONTROL_BYTES: usize = size_of::<Control>().next_multiple_of(4096);
-const SLOT_WORDS: usize = SLOT_BYTES / 8;
 
 /// The segment, mapped into this process.
 pub(crate) struct Segment {
@@ -247,9 +250,11 @@ pub(crate) enum SlotSet {
     Objects,
     /// There is an inode of a file without links in it.
     Orphans,
+    /// The log has a whole change of it, behind the place where the next checkpoint's tail will be.
+    Logged,
 }
 
-const SLOT_SETS: usize = 3;
+const SLOT_SETS: usize = 4;
 
 const NAME_START: &str = "aquifer-";
 const PINS_END: &str = "-pins";
@@ -423,9 +428,11 @@ impl Segment {
 
     /// The image of one slot; `None` of one that was never used.
     #[inline]
-    pub fn slot(&self, slot: u64) -> Option<&[AtomicU64]> {
-        (slot < self.allocated_slots())
-            .then(|| self.words(self.image_start + slot as usize * SLOT_WORDS, SLOT_WORDS))
+    pub fn slot(&self, slot: u64) -> Option<&[AtomicU64; SLOT_WORDS]> {
+        (slot < self.allocated_slots()).then(|| {
+            let words = self.words(self.image_start + slot as usize * SLOT_WORDS, SLOT_WORDS);
+            words.try_into().expect("as many as a slot has")
+        })
     }
 
     /// Slots before this one can be stored to.

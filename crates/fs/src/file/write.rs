@@ -525,7 +525,7 @@ impl Shared {
         bytes: &[u8],
         range: FileBytes,
     ) -> Result<bool> {
-        let table = open.table();
+        let Some(table) = open.table() else { return Ok(false) };
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
             || range.end_bytes() > state.size_bytes
