@@ -312,6 +312,27 @@ fn what_cannot_be_is_said_with_advice() {
 }
 
 #[test]
+fn what_is_no_file_and_the_pool_itself_are_not_replaced() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let [socket, link, text_file] = ["socket", "link", "text"].map(|name| place.text(name));
+    fs::write(&text_file, "text").unwrap();
+    let _socket = UnixListener::bind(&socket).unwrap();
+    symlink(&socket, &link).unwrap();
+    works(&["put", &text_file, &at(&pool, "/f")]);
+    for special in [&socket, &link] {
+        says(&fails(&["get", &at(&pool, "/f"), special], 1), &["a socket", "aquifer cat"]);
+    }
+    says(&fails(&["get", &at(&pool, "/f"), &pool], 1), &["the pool itself"]);
+    assert_eq!(works(&["cat", &at(&pool, "/f")]), "text");
+    // As another path calls it, the pool is one.
+    let other = pool.replace("/", "//");
+    assert_eq!(works(&["cat", &at(&other, "/f"), &at(&pool, "/f")]), "texttext");
+    works(&["get", &at(&other, "/f"), &at(&pool, "/f"), &place.text("")]);
+    says(&fails(&["ln", &at(&pool, "/"), &at(&pool, "/root")], 1), &["/: this is a directory"]);
+}
+
+#[test]
 fn a_full_pool_keeps_what_is_whole() {
     let place = Place::new();
     let pool = place.pool();

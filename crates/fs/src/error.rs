@@ -303,6 +303,8 @@ impl FsError {
             | FsError::BadName { path, .. }
             | FsError::NotADirectory { path }
             | FsError::IsADirectory { path }
+            | FsError::DirectoryLink { path }
+            | FsError::NotByName { path }
             | FsError::NotEmpty { path }
             | FsError::NotALink { path }
             | FsError::LinkLoop { path }
@@ -367,6 +369,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
     match error {
         PoolError::Full { .. }
         | PoolError::NoFreeInode { .. }
+        | PoolError::SharedMemory(_)
         | PoolError::TooLargeForLog { .. } => libc::ENOSPC,
         PoolError::ReadOnly { .. } => libc::EROFS,
         PoolError::Busy { .. }

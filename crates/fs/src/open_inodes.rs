@@ -108,7 +108,7 @@ impl OpenInodes {
         Ok(open)
     }
 
-    /// Gives up a handle's share of an inode; whether it was the last one.
+    /// Gives up a handle's share of an inode; whether it was the last one, and nothing says any more that it is open.
     pub fn close(&self, open: Arc<OpenInode>) -> bool {
         let mut by_number = self.lock();
         // With the lock nobody finds it in the table; and who has another share could only clone that.
@@ -118,6 +118,8 @@ impl OpenInodes {
         {
             by_number.remove(&open.number);
         }
+        // Still with the lock: of two that give up theirs at the same time, one has to be the last.
+        drop(open);
         is_last
     }
 }

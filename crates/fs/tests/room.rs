@@ -2,6 +2,9 @@
 
 mod scratch;
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use scratch::soundness::assert_sound;
@@ -167,4 +170,24 @@ fn what_a_reader_had_open_is_free_when_inodes_are_wanted() {
     drop(read);
     files.create_file("one more").unwrap();
     assert_sound(files.pool());
+}
+
+#[test]
+fn who_opens_a_file_that_is_just_removed_does_not_keep_it() {
+    let scratch = Scratch::with_pool(4 << 20, &CreateOptions::default());
+    let files = scratch.open();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Relaxed) {
+                let _ = files.open_file("f");
+            }
+        });
+        for _ in 0..20_000 {
+            drop(files.create_file("f").unwrap());
+            files.remove_file("f").unwrap();
+        }
+        is_done.store(true, Relaxed);
+    });
+    assert_eq!(files.pool().orphans().unwrap(), [0; 0]);
 }

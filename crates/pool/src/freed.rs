@@ -51,11 +51,14 @@ use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED};
 /// A run, and the inode and layout version it is, or was, named by.
 type Owned = (Run, PinValue);
 
-/// The pages of `runs` that are not in `others`, in order.
-fn without(mut runs: Vec<Owned>, others: &[Owned]) -> Vec<Owned> {
+/// The pages of `runs` that are not in `others`, which is in order; in order.
+pub(crate) fn without<T: Copy + Ord>(
+    mut runs: Vec<(Run, T)>,
+    others: impl Iterator<Item = Run>,
+) -> Vec<(Run, T)> {
     runs.sort_unstable();
     let mut left = Vec::new();
-    let mut others = others.iter().map(|(run, _)| *run).peekable();
+    let mut others = others.peekable();
     for (run, owner) in runs {
         let mut page = run.start_page;
         while page < run.end_page() {
@@ -70,6 +73,10 @@ fn without(mut runs: Vec<Owned>, others: &[Owned]) -> Vec<Owned> {
         }
     }
     left
+}
+
+fn runs_of(owned: &[Owned]) -> impl Iterator<Item = Run> + '_ {
+    owned.iter().map(|(run, _)| *run)
 }
 
 /// The pages of `before` that another inode has in `after`. Both in order, and no page twice in either.
@@ -150,7 +157,7 @@ pub(crate) fn note_change<'a>(
     if change.before == change.after {
         return;
     }
-    for (run, _) in without(change.after.clone(), &change.before) {
+    for (run, _) in without(change.after.clone(), runs_of(&change.before)) {
         alloc::mark_used(locked, run);
     }
     let control = locked.control();
@@ -164,7 +171,7 @@ pub(crate) fn note_change<'a>(
         .take_while(|freed| freed.lsn.load(Relaxed) == end_lsn)
         .map(|freed| freed.kept.get().0)
         .collect();
-    for (run, owner) in without(change.before, &change.after) {
+    for (run, owner) in without(change.before, runs_of(&change.after)) {
         if noted.contains(&run) {
             continue;
         }
@@ -420,7 +427,7 @@ mod tests {
     fn pages_that_stay_are_not_freed() {
         let before = vec![owned(1, 10, 10), owned(2, 30, 5)];
         let after = [owned(1, 12, 3), owned(3, 30, 1), owned(3, 34, 9)];
-        let left = without(before, &after);
+        let left = without(before, runs_of(&after));
         assert_eq!(left, [owned(1, 10, 2), owned(1, 15, 5), owned(2, 31, 3)]);
     }
 

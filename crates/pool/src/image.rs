@@ -24,7 +24,7 @@ use crate::format::slot::Slot;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
 use crate::point;
-use crate::segment::{PENDING, Segment};
+use crate::segment::{PENDING, Segment, SlotSet};
 use crate::slots::ReadSlots;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -35,15 +35,16 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
 }
 
 fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
+    let Some(words) = segment.slot(slot) else { return bytes.fill(0) };
+    for (word, target) in words.iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
 }
 
-/// Writes a slot of the image, and notes that its page differs from the media's.
+/// Writes a slot of the image, which has memory, and notes that its page differs from the media's.
 pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
-    for (index, (word, source)) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)).enumerate()
-    {
+    let words = segment.slot(slot).expect("it was allocated");
+    for (index, (word, source)) in words.iter().zip(bytes.chunks_exact(8)).enumerate() {
         if index == SLOT_BYTES / 16 {
             point::pass("apply-half");
         }
@@ -97,7 +98,7 @@ pub(crate) fn apply_slots<'a>(
             // `use_fresh_pages`.
             control.fresh_lsn.store(end_lsn, Release);
         }
-        if slot < segment.slots() {
+        if slot < segment.allocated_slots() {
             store_slot(segment, slot, after);
             alloc::note_slot(segment, slot, after);
         }
@@ -167,13 +168,20 @@ impl View<'_> {
 
     /// Inodes of files that have no links.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
-        (HEAD_SLOT + 1..self.slots())
-            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.bytes(slot)))
+        self.slots_in(SlotSet::Orphans).filter(|&slot| is_unlinked(&self.bytes(slot)))
+    }
+
+    /// The slots of a set, and while something is being changed perhaps others.
+    fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
+        let known = self.changing.is_none().then(|| self.segment.slots_in(set));
+        let all = self.changing.is_some().then(|| HEAD_SLOT + 1..self.slots());
+        known.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
     /// Whether there is anything in a slot.
     fn is_used(&self, slot: u64) -> bool {
-        self.changing.is_some() || self.segment.slot(slot)[0].load(Relaxed) != 0
+        self.changing.is_some()
+            || self.segment.slot(slot).is_some_and(|words| words[0].load(Relaxed) != 0)
     }
 }
 
@@ -257,10 +265,19 @@ impl Core {
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
         let state = self.consistent_once(None, |view| {
-            let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
+            let slot = view.segment.slot(number)?;
             FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
+    }
+
+    /// Raised by each change of the metadata, and odd during it.
+    #[inline]
+    pub fn metadata_version(&self) -> u64 {
+        // Acquire: what was loaded before stays before, and what is looked at afterwards is at least as new. Pairs with the Release at the end
+        // of `apply`.
+        fence(Acquire);
+        self.control().image_version.load(Acquire)
     }
 
     /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
@@ -275,7 +292,9 @@ impl Core {
     pub fn layout_version(&self, number: u64) -> u64 {
         // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
         fence(Acquire);
-        u64::from_le(self.segment.slot(number)[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        self.segment.slot(number).map_or(0, |words| {
+            u64::from_le(words[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        })
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
@@ -317,7 +336,8 @@ impl Core {
     /// along whichever way, finds nothing there.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
         if !self.is_writable {
-            for number in flaws.iter().flat_map(Flaw::inodes) {
+            let numbers = flaws.iter().flat_map(Flaw::inodes);
+            for number in numbers.filter(|number| self.segment.slot(*number).is_some()) {
                 store_slot(&self.segment, number, &[0; SLOT_BYTES]);
             }
         }
@@ -395,8 +415,10 @@ impl Core {
 
     /// All objects, as of one moment. Damaged ones are left out.
     pub fn inodes(&self) -> Result<Vec<Inode>> {
-        let (used, _) = self.used_slots()?;
-        let inodes = used.into_iter().filter_map(|(slot, bytes)| {
+        let objects: Vec<(u64, SlotBytes)> = self.consistent(|image| {
+            image.slots_in(SlotSet::Objects).map(|slot| (slot, image.bytes(slot))).collect()
+        })?;
+        let inodes = objects.into_iter().filter_map(|(slot, bytes)| {
             let inode = self.decode_inode(&bytes, slot).ok();
             inode.filter(|inode| inode.kind != InodeKind::Free)
         });

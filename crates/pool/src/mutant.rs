@@ -32,6 +32,8 @@ pub enum Mutant {
     CountExposed,
     /// Pages are written to that the head still calls fresh, as far as it is durable.
     FreshUnsaid,
+    /// Bytes are stored to pages of a file while a power cut would give these pages to another file.
+    StoreUnsettled,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

@@ -4,6 +4,7 @@
 //! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
 //! a process that dies anywhere leaves at most one record to apply.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::alloc;
@@ -21,7 +22,8 @@ use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::InodeUse;
 use crate::point;
-use crate::reservation::Reservation;
+use crate::reservation::{self, Reservation};
+use crate::segment::SlotSet;
 use crate::slots::{ChangeSlots, ReadSlots};
 
 /// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
@@ -112,7 +114,10 @@ impl Transaction<'_> {
 
     /// All objects, as this transaction sees them. Damaged ones are left out.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
-        (HEAD_SLOT + 1..self.core().segment.slots())
+        let changed = self.changed.iter().map(|(slot, _)| *slot);
+        let slots: BTreeSet<u64> =
+            self.core().segment.slots_in(SlotSet::Objects).chain(changed).collect();
+        (slots.into_iter())
             .filter_map(|slot| self.inode(slot).ok())
             .filter(|inode| inode.kind != InodeKind::Free)
     }
@@ -320,6 +325,11 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
+            if let Some(slot) = transaction.without_memory() {
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
             let exposed: Vec<ByteRange> = (transaction.exposed.iter().copied())
                 .filter(|range| !flushed.contains(range))
                 .collect();
@@ -356,9 +366,7 @@ impl Core {
             image::apply(&transaction.locked, &record);
             point::pass("transact-applied");
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            reservation::end(&transaction.locked, reservations, record.slots());
             drop(transaction);
             point::pass("transact-unlocked");
             if let Some(mut filler) = filler {
@@ -384,6 +392,12 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
+            if let Some(slot) = transaction.without_memory() {
+                // Not with the lock.
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
             let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
             let Prepared { builder, mut bytes, body_checksum, slots } = prepared;
             self.check_size(builder.len_bytes())?;
@@ -408,11 +422,9 @@ impl Core {
             self.publish_packed(&place, &bytes, exposes)?;
             let end_lsn = place.lsn + bytes.len() as u64;
             let after = slots.iter().map(|(number, bytes)| (*number, bytes));
-            image::apply_slots(&transaction.locked, after, end_lsn);
+            image::apply_slots(&transaction.locked, after.clone(), end_lsn);
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            reservation::end(&transaction.locked, reservations, after);
             return Ok(value);
         }
     }
@@ -424,6 +436,13 @@ impl Transaction<'_> {
         if let Some(last) = self.taken.last() {
             self.core().control().free_slot_hint.store(last + 1, Relaxed);
         }
+    }
+
+    /// The last slot of those that it changes, if the image has no memory for it yet.
+    fn without_memory(&self) -> Option<u64> {
+        let segment = &self.core().segment;
+        let last = self.changed.iter().map(|(slot, _)| *slot).max()?;
+        (segment.allocated_slots()..segment.slots()).contains(&last).then_some(last)
     }
 
     fn is_empty(&self) -> bool {

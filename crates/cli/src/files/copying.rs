@@ -2,12 +2,14 @@
 
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 use aquifer_bench::interrupt::{self, Interrupted};
 use serde::Serialize;
 
+use super::Place;
 use super::failure::Failures;
 use super::place::last_name;
 use super::tree::{Choices, Copier, Counts, Kind, Tree};
@@ -94,17 +96,17 @@ impl CopyArgs {
     }
 }
 
-/// Copies, from one tree to another. `check` is asked about each source and where it goes. `left_out` is never copied.
+/// Copies, from one tree to another. `check` is asked about each source and where it goes. `pool` is left alone.
 pub fn copy<S: Tree, T: Tree>(
     args: &CopyArgs,
     (from, sources): (&S, &[PathBuf]),
     (to, destination): (&T, &Path),
-    left_out: Option<(u64, u64)>,
+    pool: Option<(u64, u64)>,
     check: impl Fn(&Path, &Path) -> Result<()>,
 ) -> Result<Done> {
     let _signals = interrupt::Guard::install();
     let mut copier = Copier::new(from, to, args.choices(), progress::Bytes::new("copying"));
-    copier.leave_out(left_out);
+    copier.spare(pool);
     if std::io::stderr().is_terminal() {
         sources.iter().for_each(|source| copier.foresee(source));
     }
@@ -135,6 +137,12 @@ fn copied(counts: &Counts) -> String {
         1 => "one file was copied whole".to_owned(),
         files => format!("{} files were copied whole", output::count(files)),
     }
+}
+
+/// What tells the file of a pool from all other files.
+pub fn identity(place: &Place) -> Option<(u64, u64)> {
+    let metadata = std::fs::metadata(place.pool()).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// What was copied.

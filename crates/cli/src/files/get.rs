@@ -37,6 +37,12 @@ Examples:
 pub fn run(args: &Args) -> Result<()> {
     let (first, sources) = super::of_one_pool(&args.sources)?;
     let pool = Pooled::new(Pools::to_read().files(first)?, first);
-    copying::copy(&args.copy, (&pool, &sources), (&Local, &args.destination), None, |_, _| Ok(()))?
-        .end()
+    copying::copy(
+        &args.copy,
+        (&pool, &sources),
+        (&Local, &args.destination),
+        copying::identity(first),
+        |_, _| Ok(()),
+    )?
+    .end()
 }

@@ -39,12 +39,17 @@ fn mode(text: &str) -> Result<u32, String> {
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write();
     let mut failures = Failures::default();
+    let mut outcome = Ok(());
     for place in &args.places {
         let made = make(args, &mut pools, place);
-        failures.note(made)?;
+        outcome = failures.note(made);
+        if outcome.is_err() {
+            break;
+        }
     }
-    pools.sync()?;
-    failures.end()
+    // Also of what was done before something ended it.
+    let synced = pools.sync();
+    outcome.and_then(|()| synced.and_then(|()| failures.end()))
 }
 
 fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {

@@ -61,12 +61,17 @@ pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write();
     let files = pools.files(&args.destination)?;
     let mut failures = Failures::default();
+    let mut outcome = Ok(());
     for source in &args.sources {
         let moved = move_one(args, &files, source);
-        failures.note(moved)?;
+        outcome = failures.note(moved);
+        if outcome.is_err() {
+            break;
+        }
     }
-    pools.sync()?;
-    failures.end()
+    // Also of what was done before something ended it.
+    let synced = pools.sync();
+    outcome.and_then(|()| synced.and_then(|()| failures.end()))
 }
 
 fn target(args: &Args, files: &Files, source: &Place) -> Result<PathBuf> {

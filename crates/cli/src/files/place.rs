@@ -76,6 +76,9 @@ impl Place {
 
     /// Whether both are in the same pool, whatever its path is called.
     pub fn is_in_pool_of(&self, other: &Place) -> bool {
+        if self.pool == other.pool {
+            return true;
+        }
         let canonical = |place: &Place| place.pool.canonicalize().unwrap_or(place.pool.clone());
         canonical(self) == canonical(other)
     }

@@ -1,6 +1,5 @@
 //! `aquifer put`: files and trees of the machine's file systems, copied into a pool.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -36,13 +35,11 @@ Examples:
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write();
     let pool = Pooled::new(pools.files(&args.destination)?, &args.destination);
-    let itself = std::fs::metadata(args.destination.pool()).ok();
-    let identity = itself.map(|metadata| (metadata.dev(), metadata.ino()));
     let done = copying::copy(
         &args.copy,
         (&Local, &args.sources),
         (&pool, args.destination.path()),
-        identity,
+        copying::identity(&args.destination),
         |_, _| Ok(()),
     );
     // Also of what was copied before something ended it.

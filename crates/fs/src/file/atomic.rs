@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
+use aquifer_pool::{PoolError, Transaction};
 
 use super::File;
 use super::write::{Edit, Write, one_more};
@@ -56,6 +56,9 @@ impl File {
     /// `other` from `other_offset_bytes` on. Nothing is copied, however many they are, and everybody always sees both files
     /// before or both after it, also after a crash. So a large part of a file is replaced at once: it is written to a file without
     /// readers, and exchanged.
+    ///
+    /// Until it is durable, a power cut can undo it. So whoever writes next over bytes that one of the two files has waits
+    /// for that, once, or the other one would get them back with these bytes in them.
     ///
     /// All three numbers are multiples of 4,096, and both ranges end at the last page of their file at the latest.
     ///
@@ -113,7 +116,7 @@ impl File {
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
-        let tables = shared.pool.try_change(Vec::new(), |slots| {
+        let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
             let mut own_table = FileTable::clone(&own_write.table);
             let mut other_table = FileTable::clone(&other_write.table);
@@ -134,7 +137,8 @@ impl File {
             }
             exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>((own_table, other_table))
-        })?;
+        };
+        let tables = lock.exchange(|| shared.pool.try_change(Vec::new(), change))?;
         own.set_table(Arc::new(tables.0));
         if !is_one_file {
             others.set_table(Arc::new(tables.1));
@@ -194,8 +198,8 @@ impl Write<'_> {
         let pages = range.pages();
         let mut first = pages.first.0;
         while first < pages.end().0 {
-            let left = pages.end().0 - first;
-            let Some(reservation) = one_more(&reservations, || self.reserve(left, left))? else {
+            let left = FilePages::between(FilePage(first), pages.end());
+            let Some(reservation) = one_more(&reservations, || self.reserve(left, false))? else {
                 // It cannot be done in pieces.
                 let longest = reservations.iter().map(|reserved| reserved.whole().pages).max();
                 let largest_free_pages = longest.unwrap_or(0);
@@ -234,10 +238,10 @@ impl Write<'_> {
         for (edge_from, edge_to) in [(start, from), (to, end)] {
             let mut edge = vec![0; (edge_to - edge_from) as usize];
             self.shared.read_at(self.open, &mut edge, edge_from)?;
-            self.store(at(edge_from), &edge)?;
+            self.put(at(edge_from), &edge)?;
         }
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        self.store(at(from), &bytes[part])
+        self.put(at(from), &bytes[part])
     }
 
     /// Makes sure that pages hold nothing but the file's bytes, and returns where they lie. They end with the file's last page at the
@@ -254,7 +258,7 @@ impl Write<'_> {
             len_bytes: end_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            self.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place)?;
         }
         let whole = FileBytes {
             offset_bytes: pages.first.0 * PAGE_BYTES,

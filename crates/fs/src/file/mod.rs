@@ -283,7 +283,7 @@ impl OpenInode {
 
 impl crate::files::Shared {
     /// Gives up a handle. What fails of the cleaning up is made up for when the pool is opened.
-    fn close(&self, open: Arc<OpenInode>, was_written: bool) {
+    pub fn close(&self, open: Arc<OpenInode>, was_written: bool) {
         if !self.pool.is_writable() {
             return;
         }

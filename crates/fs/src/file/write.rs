@@ -11,7 +11,7 @@ use aquifer_pool::{FileLock, InodeUse, Pool, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
+use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use crate::files::{Shared, now_ns};
 use crate::names::Names;
 use crate::open_inodes::OpenInode;
@@ -24,6 +24,10 @@ const MOST_AHEAD_BYTES: u64 = 8 << 20;
 const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
 /// How long a thread waits until others have used the pages that they have reserved.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
+const LEAST_REPLACED_PAGES: u64 = 512;
+/// So many times in one transaction at most.
+const MOST_REPLACED: usize = 16;
 /// Runs that one transaction takes away from a file at most.
 pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
 
@@ -149,9 +153,11 @@ pub(crate) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(crate) struct Edit {
+pub(crate) struct Edit<'a> {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
+    /// Of these runs, such as were taken because they are zero.
+    pub zeros: Vec<Reservation<'a>>,
     pub size_bytes: Option<u64>,
     /// Bytes of the pool that come to be inside of the file, besides those of reservations.
     pub exposed: Vec<ByteRange>,
@@ -201,7 +207,7 @@ impl Write<'_> {
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
-            self.expose(self.inode.size_bytes, end_bytes, &mut edit);
+            self.expose(self.inode.size_bytes.max(range.offset_bytes), end_bytes, &mut edit);
         }
         // Where there were pages before, which may be inside of the file or behind its end.
         self.copy_in(&bytes[..done.len_bytes as usize], done)?;
@@ -209,13 +215,13 @@ impl Write<'_> {
         Ok(done.len_bytes)
     }
 
-    /// Copies bytes to the pool.
-    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        store(&self.shared.pool, self.lock, offset_bytes, bytes)
+    /// Copies bytes to pages that are no file's yet.
+    pub fn put(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        put(&self.shared.pool, self.lock, offset_bytes, bytes)
     }
 
-    /// Writes zeros over bytes of the pool.
-    pub fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+    /// Writes zeros to pages that are no file's yet.
+    pub fn put_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         let mut done = 0;
         while done < len_bytes {
             let part = (len_bytes - done).min(ZEROS.len() as u64);
@@ -232,9 +238,21 @@ impl Write<'_> {
             let Some(place) = piece.pool else { continue };
             let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
             let part = &bytes[start..start + piece.file.len_bytes as usize];
-            self.store(place.offset_bytes, part)?;
+            self.store(place, part)?;
         }
         Ok(())
+    }
+
+    /// Writes over bytes of a page that the file has.
+    fn store(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
+        self.lock.settle()?;
+        self.put(place.offset_bytes, bytes)
+    }
+
+    /// Writes zeros over bytes of pages that the file has.
+    pub fn store_zeros(&self, place: ByteRange) -> Result<()> {
+        self.lock.settle()?;
+        self.put_zeros(place.offset_bytes, place.len_bytes)
     }
 
     /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. As [`Write::take_pages`].
@@ -242,7 +260,7 @@ impl Write<'_> {
         &self,
         bytes: &[u8],
         range: FileBytes,
-        edit: &mut Edit,
+        edit: &mut Edit<'_>,
     ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
         self.take_pages(pages, edit, |hole| {
@@ -255,7 +273,8 @@ impl Write<'_> {
             if ahead_pages > 0 {
                 self.open.note_ahead();
             }
-            let reservation = self.reserve(hole.pages + ahead_pages, hole.pages)?;
+            let wanted = FilePages { pages: hole.pages + ahead_pages, ..hole };
+            let reservation = self.reserve(wanted, false)?;
             self.fill(reservation.whole(), hole.first, bytes, range)?;
             Ok(reservation)
         })
@@ -266,7 +285,7 @@ impl Write<'_> {
     pub fn take_pages<'r>(
         &self,
         pages: FilePages,
-        edit: &mut Edit,
+        edit: &mut Edit<'_>,
         reserve: impl Fn(FilePages) -> Result<Reservation<'r>>,
     ) -> Result<(Vec<Reservation<'r>>, FilePage)> {
         let mut reservations = Vec::new();
@@ -290,26 +309,14 @@ impl Write<'_> {
         (self.inode.size_bytes / 4).min(MOST_AHEAD_BYTES) / PAGE_BYTES
     }
 
-    /// Pages in one run: as many as wanted, or as many as there are, or as are needed.
-    pub fn reserve(&self, wanted_pages: u64, needed_pages: u64) -> Result<Reservation<'_>> {
+    /// Pages for the beginning of a hole, in one run, as many as there are: behind those before the hole if these are free.
+    pub fn reserve(&self, hole: FilePages, must_be_zero: bool) -> Result<Reservation<'_>> {
         let pool = &self.shared.pool;
-        let reserve = |pages| self.shared.with_room(|| pool.reserve(pages, 1));
-        let mut largest_pages = match pool.reserve(wanted_pages, 1) {
-            Err(PoolError::Full { largest_free_pages, .. }) => largest_free_pages,
-            reserved => return Ok(reserved?),
-        };
-        loop {
-            let pages = largest_pages.min(needed_pages).max(1);
-            match reserve(pages) {
-                // Somebody else was faster.
-                Err(PoolError::Full { largest_free_pages, .. })
-                    if largest_free_pages > 0 && largest_free_pages < largest_pages =>
-                {
-                    largest_pages = largest_free_pages;
-                }
-                reserved => return Ok(reserved?),
-            }
-        }
+        let near_page = (hole.first.0.checked_sub(1))
+            .and_then(|before| self.table.find(FilePage(before)))
+            .filter(|extent| !extent.run.is_hole())
+            .map(|extent| extent.run.start_page + 1);
+        Ok(self.shared.with_room(|| pool.reserve_some(hole.pages, near_page, must_be_zero))?)
     }
 
     /// Fills new pages, of the file from `first` on, with what belongs there: up to the end of the last page that `range` touches.
@@ -318,28 +325,67 @@ impl Write<'_> {
         let start = first.0 * PAGE_BYTES;
         let end = (first.0 + run.pages).min(range.pages().end().0) * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        self.store_zeros(at(start), from - start)?;
+        self.put_zeros(at(start), from - start)?;
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        self.store(at(from), &bytes[part])?;
-        self.store_zeros(at(to), end - to)
+        self.put(at(from), &bytes[part])?;
+        self.put_zeros(at(to), end - to)
     }
 
     /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
-    pub fn zero_behind_end(&self, offset_bytes: u64, edit: &mut Edit) -> Result<()> {
+    pub fn zero_behind_end<'r>(&'r self, offset_bytes: u64, edit: &mut Edit<'r>) -> Result<()> {
         let size_bytes = self.inode.size_bytes;
-        let gap = FileBytes {
-            offset_bytes: size_bytes,
-            len_bytes: offset_bytes.saturating_sub(size_bytes),
-        };
-        for place in self.table.pieces(gap).filter_map(|piece| piece.pool) {
-            self.store_zeros(place.offset_bytes, place.len_bytes)?;
-            edit.exposed.push(place);
-        }
+        let len_bytes = offset_bytes.saturating_sub(size_bytes);
+        let gap = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let zeroed = self.zero(gap, edit)?;
+        edit.exposed.extend(zeroed);
         Ok(())
     }
 
+    /// Has what the file has in a range read as zeros, and returns what it wrote zeros over. Where there are many pages, they are replaced
+    /// by such as are zero already, as long as there are any.
+    pub fn zero<'r>(&'r self, range: FileBytes, edit: &mut Edit<'r>) -> Result<Vec<ByteRange>> {
+        let mut zeroed = Vec::new();
+        for Piece { file, pool } in self.table.pieces(range) {
+            let Some(place) = pool else { continue };
+            let mut zero_in_place = |from_bytes: u64, to_bytes: u64| {
+                let offset_bytes = place.offset_bytes + (from_bytes - file.offset_bytes);
+                let part = ByteRange { offset_bytes, len_bytes: to_bytes - from_bytes };
+                zeroed.push(part);
+                self.store_zeros(part)
+            };
+            let first = FilePage(file.offset_bytes.div_ceil(PAGE_BYTES));
+            let end = FilePage(file.end_bytes() / PAGE_BYTES);
+            let replaced_to = match FilePages::between(first, end).pages < LEAST_REPLACED_PAGES {
+                true => first,
+                false => self.replace_by_zeros(FilePages::between(first, end), edit)?,
+            };
+            if replaced_to == first {
+                zero_in_place(file.offset_bytes, file.end_bytes())?;
+            } else {
+                zero_in_place(file.offset_bytes, first.0 * PAGE_BYTES)?;
+                zero_in_place(replaced_to.0 * PAGE_BYTES, file.end_bytes())?;
+            }
+        }
+        Ok(zeroed)
+    }
+
+    /// Puts zero pages in the place of others, from the front on and as long as there are such, and returns up to where.
+    fn replace_by_zeros<'r>(&'r self, pages: FilePages, edit: &mut Edit<'r>) -> Result<FilePage> {
+        let mut left = pages;
+        // Who stores to a view of these pages stores to the file.
+        let is_viewed = self.shared.pool.is_used(self.open.number, InodeUse::Writable)?;
+        while !is_viewed && left.pages >= LEAST_REPLACED_PAGES && edit.zeros.len() < MOST_REPLACED {
+            let Some(ready) = self.shared.pool.reserve_ready(left.pages)? else { break };
+            let taken = FilePages { pages: ready.whole().pages, ..left };
+            edit.splices.push((taken, ready.runs().to_vec()));
+            edit.zeros.push(ready);
+            left = FilePages::between(taken.end(), pages.end());
+        }
+        Ok(left.first)
+    }
+
     /// Notes that these bytes of pages that the file has come to be inside of it.
-    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit) {
+    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit<'_>) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
     }
@@ -411,8 +457,13 @@ impl Write<'_> {
     }
 
     /// Makes an edit, and shows the new table to the readers in this process.
-    pub fn commit(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+    pub fn commit<'r>(
+        &'r self,
+        edit: Edit<'r>,
+        mut reservations: Vec<Reservation<'r>>,
+    ) -> Result<()> {
         let pool = &self.shared.pool;
+        reservations.extend(edit.zeros);
         let now_ns = now_ns();
         let table = pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns };
@@ -435,7 +486,7 @@ impl Write<'_> {
 }
 
 /// Copies bytes to the pool, which belong to a file that is locked.
-fn store(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
     for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
         pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)?;
         lock.note_progress();
@@ -483,7 +534,8 @@ impl Shared {
             return Ok(false);
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
-        store(&self.pool, lock, place.offset_bytes, bytes)?;
+        lock.settle()?;
+        put(&self.pool, lock, place.offset_bytes, bytes)?;
         self.note_modified(open, state.modified_ns)?;
         Ok(true)
     }
@@ -528,14 +580,14 @@ impl Write<'_> {
         while done < to.len_bytes {
             let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
             self.shared.pool.load(from_bytes + done, part)?;
-            self.store(to.offset_bytes + done, part)?;
+            self.put(to.offset_bytes + done, part)?;
             done += part.len() as u64;
         }
         Ok(())
     }
 
     /// An edit that changes nothing that anybody reads: not even times.
-    pub fn relocate(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+    pub fn relocate(&self, edit: Edit<'_>, reservations: Vec<Reservation<'_>>) -> Result<()> {
         let table = self.shared.pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;

@@ -161,7 +161,12 @@ pub(crate) fn owner_of_runs(bytes: &SlotBytes, number: u64) -> u64 {
     }
 }
 
-/// Whether a slot has nothing in it, of bytes that are known to be right.
+/// Whether there is an object in a slot, of bytes that are known to be right.
+pub(crate) fn is_object_slot(bytes: &SlotBytes) -> bool {
+    bytes[..4] == super::inode::INODE_MAGIC && !is_free_slot(bytes)
+}
+
+/// Whether there is nothing in a slot, of bytes that are known to be right.
 pub(crate) fn is_free_slot(bytes: &SlotBytes) -> bool {
     const FREE_KIND: [u8; 2] = [0, 0];
     let magic: [u8; 4] = bytes[..4].try_into().expect("four bytes");

@@ -349,10 +349,7 @@ impl Core {
     /// What a file's inode has for incarnation and layout version; `None` if it is none.
     #[inline]
     pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
-        if inode >= self.segment.slots() {
-            return None;
-        }
-        let words = self.segment.slot(inode);
+        let words = self.segment.slot(inode)?;
         // Acquire: before whatever the caller does next. A pin that was set before is seen by whoever frees pages by a change that
         // these do not show: pairs with the fence in `Pins::look`.
         let load = |index: usize| words[index].load(Acquire).to_ne_bytes();
@@ -399,6 +396,24 @@ impl Pool {
         let pin = self.pin(inode, layout_version)?;
         let is_current = self.core().file_version(inode) == Some((incarnation, layout_version));
         Ok(is_current.then_some(pin))
+    }
+
+    /// As [`Pool::pin_current`], if nothing at all was changed in the pool since its metadata had this version
+    /// ([`Pool::metadata_version`]), when the inode had this layout version.
+    ///
+    /// # Errors
+    /// As for [`Pool::pin`].
+    #[inline]
+    pub fn pin_unchanged(
+        &self,
+        inode: u64,
+        layout_version: u64,
+        metadata_version: u64,
+    ) -> Result<Option<Pin<'_>>> {
+        let pin = self.pin(inode, layout_version)?;
+        // After the pin, as in `pin_current`: a change of the layout is one of the metadata.
+        let is_unchanged = self.core().metadata_version() == metadata_version;
+        Ok(is_unchanged.then_some(pin))
     }
 
     /// As [`Pool::pin`], for something that keeps the pool open by itself.

@@ -64,8 +64,8 @@ pub struct Copier<'a, S, T> {
     from: &'a S,
     to: &'a T,
     choices: Choices,
-    /// What of the source is never copied: the pool that is copied to.
-    left_out: Option<(u64, u64)>,
+    /// The file of the pool that is copied to or from: never copied, never replaced.
+    pool: Option<(u64, u64)>,
     /// Files with several names, and which one they have in the target.
     linked: HashMap<(u64, u64), PathBuf>,
     buffer: Vec<u8>,
@@ -82,7 +82,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
             from,
             to,
             choices,
-            left_out: None,
+            pool: None,
             linked: HashMap::new(),
             buffer: vec![0; CHUNK_BYTES],
             counts: Counts::default(),
@@ -92,9 +92,9 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
     }
 
-    /// Leaves out the file that this identity is of.
-    pub fn leave_out(&mut self, identity: Option<(u64, u64)>) {
-        self.left_out = identity;
+    /// Leaves the file that this identity is of alone.
+    pub fn spare(&mut self, pool: Option<(u64, u64)>) {
+        self.pool = pool;
     }
 
     /// Adds what is at a path to what the bar counts towards; what cannot be looked at is not counted.
@@ -172,7 +172,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         let Some(item) = self.from.item(&source, follow)? else {
             bail!("{}: there is nothing of this name", self.from.show(&source));
         };
-        if Some(item.identity) == self.left_out {
+        if Some(item.identity) == self.pool {
             let shown = self.from.show(&source);
             self.bar.aside(|| output::warn(&format!("{shown} is the pool itself: left out")));
             return Ok(None);
@@ -225,7 +225,25 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
             Some(_) if self.choices.no_clobber => {
                 bail!("{}: something of this name is there already", self.to.show(target))
             }
+            Some(there) if Some(there.identity) == self.pool => {
+                bail!("{}: this is the pool itself; copy to another name", self.to.show(target))
+            }
+            Some(there) if self.is_special(&there, target) => bail!(
+                "{}: this is a device, a socket or a pipe; `aquifer cat` writes to one",
+                self.to.show(target)
+            ),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether this is no file that could be replaced, or leads to such a thing, as `/dev/stdout` does.
+    fn is_special(&self, there: &Item, target: &Path) -> bool {
+        match there.kind {
+            Kind::Link => {
+                let end = self.to.item(target, true).ok().flatten();
+                end.is_some_and(|end| end.kind == Kind::Other)
+            }
+            kind => kind == Kind::Other,
         }
     }
 
