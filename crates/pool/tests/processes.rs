@@ -176,8 +176,7 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
     let mut known: BTreeMap<String, u64> = BTreeMap::new();
     let mut kills = 0;
     for round in 0..steps(25) {
-        let staying =
-            rng.chance(0.5).then(|| Pool::open(&scene.path, &options).unwrap());
+        let staying = rng.chance(0.5).then(|| Pool::open(&scene.path, &options).unwrap());
         let mut children: Vec<(String, Reaped)> = (0..2)
             .map(|index| format!("object-{index}"))
             .map(|object| {
