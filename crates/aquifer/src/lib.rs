@@ -70,7 +70,7 @@
 //!
 //! * [`Pool`] is a formatted file or device that holds them; [`Objects`] are those of a pool.
 //! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one, and [`object::collections`] lie in it.
-//! * The format is experimental (version 0): a later version may not read a pool made now.
+//! * The format has version 1, which is frozen: later versions of Aquifer read pools that are made now.
 //!
 //! # Files that processes share, and read without system calls
 //! The same pool holds a file system: names, directories, links, with the methods of `std::fs`.

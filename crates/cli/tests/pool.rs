@@ -24,13 +24,13 @@ fn a_pool_is_made_and_described() {
     let place = Place::new();
     let path = place.text("data.pool");
     let made = works(&["pool", "create", &path, "--size", "4M", "--log", "1M", "--inodes", "100"]);
-    says(&made, &["4 MiB", &path, "experimental format (version 0)", "log", "1 MiB", "domain"]);
+    says(&made, &["4 MiB", &path, "format version 1", "log", "1 MiB", "domain"]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
 
     let info = json(&["pool", "info", &path, "--json"]);
     assert_eq!(info["path"], path.as_str());
     assert_eq!(info["format_version"], 0);
-    assert_eq!(info["is_experimental"], true);
+    assert_eq!(info["format_version"], 1);
     assert_eq!(info["size_bytes"], 4 << 20);
     assert_eq!(info["log"]["len_bytes"], 1 << 20);
     assert!(info["max_inodes"].as_u64().unwrap() >= 100);
@@ -51,7 +51,7 @@ fn a_pool_is_made_and_described() {
     assert!(["dax", "page-cache", "volatile"].contains(&info["domain"].as_str().unwrap()));
 
     let table = works(&["pool", "info", &path]);
-    says(&table, &["4 MiB", "version 0", "UTC", "objects", "generation", "no process"]);
+    says(&table, &["4 MiB", "version 1", "UTC", "objects", "generation", "no process"]);
     says(&table, &[info["uuid"].as_str().unwrap(), info["domain"].as_str().unwrap()]);
 }
 
@@ -394,7 +394,7 @@ fn a_sound_pool_is_found_sound() {
     let place = Place::new();
     let path = place.pool();
     let before = bytes(&path);
-    says(&works(&["pool", "check", &path]), &["nothing is wrong", "4 MiB", "version 0"]);
+    says(&works(&["pool", "check", &path]), &["nothing is wrong", "4 MiB", "version 1"]);
     let report = json(&["pool", "check", &path, "--full", "--json"]);
     assert_eq!((&report["is_sound"], &report["is_in_use"]), (&true.into(), &false.into()));
     assert_eq!(report["worst"], serde_json::Value::Null);

@@ -39,7 +39,7 @@ pub enum PoolError {
     },
     /// The pool was made by another version.
     #[error(
-        "{} has format version {found}; this program reads version {}: use the program it was made with",
+        "{} has format version {found}; this program reads version {}: copy what is in it with the program it was made with",
         path.display(),
         crate::format::FORMAT_VERSION
     )]

@@ -34,7 +34,6 @@ pub(super) struct Report {
     path: String,
     uuid: String,
     format_version: u32,
-    is_experimental: bool,
     created_ns: u64,
     #[serde(serialize_with = "as_text")]
     domain: PersistenceDomain,
@@ -92,7 +91,6 @@ impl Report {
             path: info.path.display().to_string(),
             uuid: info.uuid.to_string(),
             format_version: FORMAT_VERSION,
-            is_experimental: FORMAT_VERSION == 0,
             created_ns: info.created_ns,
             domain: info.domain,
             size_bytes: layout.len_bytes(),

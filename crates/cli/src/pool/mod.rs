@@ -33,9 +33,7 @@ Examples:
   aquifer pool info data.pool                   what it is, and how full
   aquifer pool check data.pool                  whether anything is wrong with it
   aquifer pool grow data.pool --size 2G         more room
-  aquifer pool serve data.pool                  let others write to it who have its key
-
-The format of pools is experimental (version 0): a later version may not read a pool made now.";
+  aquifer pool serve data.pool                  let others write to it who have its key";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
@@ -64,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// What follows the version of the format wherever it is shown.
 pub fn format_note() -> String {
-    format!("experimental format (version {})", aquifer::pool::format::FORMAT_VERSION)
+    format!("format version {}", aquifer::pool::format::FORMAT_VERSION)
 }
 
 /// Opens a pool without changing anything in it.

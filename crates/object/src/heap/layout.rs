@@ -1,4 +1,4 @@
-//! Bytes of a heap, version 0.
+//! Bytes of a heap, version 1.
 //!
 //! ```text
 //!  page 0     1 …            …                                    …              …
@@ -29,8 +29,8 @@ use super::error::{Damage, HeapError, RootTag};
 
 /// Size of a page: what `psync` writes when anything in it was stored to.
 pub const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
-/// The version of the format. Version 0 is experimental: it may change without notice.
-pub const HEAP_FORMAT_VERSION: u32 = 0;
+/// The version of the format. It is frozen: heaps of this version stay readable. (Version 0 was experimental.)
+pub const HEAP_FORMAT_VERSION: u32 = 1;
 
 /// How many zones a header has room for.
 pub(crate) const MAX_ZONES: usize = 64;

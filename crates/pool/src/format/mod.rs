@@ -1,4 +1,4 @@
-//! Bytes on media, version 0. `docs/format.md` draws them.
+//! Bytes on media, version 1. `docs/format.md` draws them.
 //!
 //! ```text
 //!  page 0        1        2 …                 log_start …          data_start …              page_count
@@ -38,8 +38,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// Size of a page of the pool, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// The version of the format written here. Version 0 is experimental: it may change without notice.
-pub const FORMAT_VERSION: u32 = 0;
+/// The version of the format written here. It is frozen: pools of this version stay readable. (Version 0 was experimental.)
+pub const FORMAT_VERSION: u32 = 1;
 
 /// No version has a higher number: what does is damage.
 pub const MAX_FORMAT_VERSION: u32 = 0xffff;

@@ -1,0 +1,283 @@
+//! A pool of format version 1, made when that was frozen, and everything that is in it.
+//!
+//! The pool is kept as the 512-byte blocks of its file that are not zero, as it was while it was open and then a power cut came: with
+//! records in the log that are durable and not at their place, and with others that are not durable. `make_the_pool` made it:
+//!
+//! ```text
+//! cargo test -p aquifer --test golden -- --ignored make_the_pool
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use aquifer::fs::{Allocate, FileKind, SetMode};
+use aquifer::object::collections::{PString, PVec};
+use aquifer::pool::check::{CheckOptions, Severity};
+use aquifer::pool::media::PersistenceDomain;
+use aquifer::{
+    Access, CreateObject, CreateOptions, FileOptions, Files, Objects, OpenOptions, Pool,
+};
+
+const PAGE: usize = 4096;
+const POOL_BYTES: u64 = 8 << 20;
+/// Files in one directory.
+const MANY: usize = 60;
+const BLOCK: usize = 512;
+const TYPE: u64 = 9;
+/// Not that of a machine which reads the pool.
+const BOOT: u64 = 0x0a91_f3e2_0000_0001;
+
+fn blocks_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/version-1.blocks")
+}
+
+fn content(seed: u8, len: usize) -> Vec<u8> {
+    // Little in each page, so that the blocks are few.
+    let byte = |at: usize| match at % PAGE < 40 {
+        true => (at as u8).wrapping_mul(31).wrapping_add((at >> 12) as u8 ^ seed),
+        false => 0,
+    };
+    (0..len).map(byte).collect()
+}
+
+fn long_target() -> String {
+    "long/".repeat(100)
+}
+
+/// What is there, and its content; of links, the target.
+fn tree() -> Vec<(String, FileKind, Vec<u8>)> {
+    let mut all = vec![
+        ("/empty".to_owned(), FileKind::File, Vec::new()),
+        ("/one run".to_owned(), FileKind::File, content(1, 3 * PAGE + 100)),
+        ("/many runs".to_owned(), FileKind::File, content(2, 100 * PAGE)),
+        ("/holes".to_owned(), FileKind::File, holes()),
+        ("/d/deep/deeper/file".to_owned(), FileKind::File, content(3, 10)),
+        ("/d/hard link".to_owned(), FileKind::File, content(1, 3 * PAGE + 100)),
+        ("/short link".to_owned(), FileKind::Link, b"one run".to_vec()),
+        ("/long link".to_owned(), FileKind::Link, long_target().into_bytes()),
+        ("/immutable".to_owned(), FileKind::File, content(4, PAGE)),
+        (format!("/{}", "n".repeat(255)), FileKind::File, b"a long name".to_vec()),
+        ("/exchanged".to_owned(), FileKind::File, content(6, 2 * PAGE)),
+        ("/with attributes".to_owned(), FileKind::File, Vec::new()),
+    ];
+    let many = |number| (format!("/many/{number:03}"), FileKind::File, vec![number as u8]);
+    all.extend((0..MANY).map(many));
+    all
+}
+
+fn holes() -> Vec<u8> {
+    let mut bytes = vec![0; 20 * PAGE];
+    bytes[5 * PAGE..6 * PAGE].copy_from_slice(&content(5, PAGE));
+    bytes[19 * PAGE..].copy_from_slice(&content(7, PAGE));
+    bytes
+}
+
+fn make(path: &Path) {
+    let create = CreateOptions { log_bytes: Some(256 << 10), ..CreateOptions::default() };
+    let open = OpenOptions {
+        domain: Some(PersistenceDomain::PageCache),
+        boot: Some(BOOT),
+        background: false,
+        ..OpenOptions::default()
+    };
+    let pool = Pool::create(path, POOL_BYTES, &create, &open).unwrap();
+    let (files, objects) = (Files::new(pool.clone()), Objects::new(pool.clone()));
+    let write =
+        |path: &str, bytes: &[u8]| files.create_file(path).unwrap().write_at(bytes, 0).unwrap();
+
+    files.create_dir_all("/d/deep/deeper").unwrap();
+    files.create_dir("/many").unwrap();
+    write("/empty", b"");
+    write("/one run", &content(1, 3 * PAGE + 100));
+    write("/d/deep/deeper/file", &content(3, 10));
+    for number in 0..MANY {
+        write(&format!("/many/{number:03}"), &[number as u8]);
+    }
+    let options = FileOptions::new().read(true).write(true).create(true);
+    let (many, other) =
+        (files.open_with("/many runs", &options).unwrap(), files.create_file("/other").unwrap());
+    for page in 0..100 {
+        let bytes = &content(2, 100 * PAGE)[page * PAGE..][..PAGE];
+        many.write_atomic(bytes, (page * PAGE) as u64).unwrap();
+        // Small ones lie in between.
+        other.write_atomic(&[0; 8], page as u64 % 2 * PAGE as u64).unwrap();
+    }
+    assert!(many.runs().unwrap().len() > 45, "more than an inode has room for");
+    files.remove_file("/other").unwrap();
+    let holes_file = files.open_with("/holes", &options).unwrap();
+    holes_file.write_at(&holes(), 0).unwrap();
+    holes_file.allocate(Allocate::PunchHole, 0, 5 * PAGE as u64).unwrap();
+    holes_file.allocate(Allocate::PunchHole, 6 * PAGE as u64, 13 * PAGE as u64).unwrap();
+    files.hard_link("/one run", "/d/hard link").unwrap();
+    files.symlink("one run", "/short link").unwrap();
+    files.symlink(long_target(), "/long link").unwrap();
+    write("/immutable", &content(4, PAGE));
+    files.set_immutable("/immutable", true).unwrap();
+    write(&format!("/{}", "n".repeat(255)), b"a long name");
+    write("/with attributes", b"");
+    files.set_attribute("/with attributes", "user.small", "green", SetMode::Any).unwrap();
+    files.set_attribute("/with attributes", "user.large", content(8, 2000), SetMode::Any).unwrap();
+    files.set_permissions("/with attributes", 0o640).unwrap();
+
+    objects.create("bytes", 64 << 10, &CreateObject::default()).unwrap();
+    let heap = CreateObject { heap: true, ..CreateObject::default() };
+    objects.create("heap", 64 << 10, &heap).unwrap();
+    let mut bytes = objects.attach("bytes", Access::Write, None).unwrap();
+    bytes.as_mut_slice().unwrap()[..PAGE].copy_from_slice(&content(9, PAGE));
+    bytes.psync().unwrap();
+    pool.checkpoint().unwrap();
+
+    // From here on it is in the log only.
+    bytes.as_mut_slice().unwrap()[PAGE..2 * PAGE].copy_from_slice(&content(10, PAGE));
+    bytes.psync().unwrap();
+    let mut attached = objects.attach("heap", Access::Write, None).unwrap();
+    attached
+        .heap()
+        .unwrap()
+        .enter(|scope| {
+            let heap = scope.heap();
+            let words = scope.root_or_insert_with(TYPE, |heap| Ok(PVec::new_in(heap)))?;
+            for word in ["kept", "for", "later"] {
+                words.push(PString::from_str_in(word, heap)?)?;
+            }
+            Ok::<_, aquifer::object::heap::HeapError>(())
+        })
+        .unwrap();
+    attached.psync().unwrap();
+    write("/exchanged", &content(11, 2 * PAGE));
+    write("/spare", &content(6, 2 * PAGE));
+    let open = |path: &str| files.open_with(path, &options).unwrap();
+    open("/exchanged").pswap(0, &open("/spare"), 0, 2 * PAGE as u64).unwrap();
+    files.remove_file("/spare").unwrap();
+    files.sync().unwrap();
+
+    // And here there is the power cut: this was not durable.
+    write("/unsynced", b"lost");
+    files.rename("/empty", "/renamed").unwrap();
+    bytes.as_mut_slice().unwrap()[0] = 0xff;
+    let image = std::fs::read(path).unwrap();
+    std::fs::write(blocks_path(), to_blocks(&image)).unwrap();
+}
+
+fn to_blocks(image: &[u8]) -> Vec<u8> {
+    let mut blocks = Vec::new();
+    for (number, block) in (0_u32..).zip(image.chunks(BLOCK)) {
+        if block.iter().any(|&byte| byte != 0) {
+            blocks.extend(number.to_le_bytes());
+            blocks.extend(block);
+        }
+    }
+    blocks
+}
+
+fn from_blocks(blocks: &[u8]) -> Vec<u8> {
+    let mut image = vec![0; POOL_BYTES as usize];
+    for block in blocks.chunks(4 + BLOCK) {
+        let number = u32::from_le_bytes(block[..4].try_into().unwrap()) as usize;
+        image[number * BLOCK..][..BLOCK].copy_from_slice(&block[4..]);
+    }
+    image
+}
+
+/// The pool as it was found after the power cut.
+fn found() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, from_blocks(&std::fs::read(blocks_path()).unwrap())).unwrap();
+    (directory, path)
+}
+
+fn assert_not_worse(path: &Path, severity: Severity) {
+    let report = aquifer::fs::check::check(path, &CheckOptions::default()).unwrap();
+    assert_eq!(report.worst().filter(|worst| *worst > severity), None, "{report}");
+}
+
+fn assert_clean(path: &Path) {
+    assert_not_worse(path, Severity::Note);
+}
+
+fn assert_files(files: &Files) {
+    let tree = tree();
+    for (path, kind, content) in &tree {
+        let metadata = files.symlink_metadata(path).unwrap();
+        assert_eq!(metadata.len(), content.len() as u64, "{path}");
+        match kind {
+            FileKind::Link => {
+                assert!(metadata.is_symlink(), "{path}");
+                let target = files.read_link(path).unwrap();
+                assert_eq!(target.as_os_str().as_encoded_bytes(), content);
+            }
+            _ => {
+                let file = files.open_file(path).unwrap();
+                let mut bytes = vec![0; content.len()];
+                assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len(), "{path}");
+                assert!(bytes == *content, "{path}");
+            }
+        }
+    }
+    let count = |path: &str| files.read_dir(path).unwrap().count();
+    assert_eq!((count("/"), count("/many"), count("/d")), (13, MANY, 2));
+    let metadata = |path: &str| files.metadata(path).unwrap();
+    assert_eq!(metadata("/one run").links(), 2);
+    assert_eq!(metadata("/holes").allocated_bytes(), 2 * PAGE as u64);
+    assert!(metadata("/immutable").is_immutable());
+    assert_eq!(metadata("/with attributes").mode(), 0o640);
+    let attribute = |name: &str| files.attribute("/with attributes", name).unwrap();
+    assert_eq!(attribute("user.small"), b"green");
+    assert_eq!(attribute("user.large"), content(8, 2000));
+}
+
+fn assert_objects(objects: &Objects) {
+    let bytes = objects.attach("bytes", Access::Read, None).unwrap();
+    let bytes = bytes.as_slice().unwrap();
+    assert!(bytes[..PAGE] == content(9, PAGE) && bytes[PAGE..2 * PAGE] == content(10, PAGE));
+    let mut attached = objects.attach("heap", Access::Read, None).unwrap();
+    let mut heap = attached.heap().unwrap();
+    heap.check().unwrap();
+    let words: Vec<String> = heap.enter(|scope| {
+        let words = scope.root::<PVec<PString>>(TYPE).unwrap();
+        words.iter().map(|word| word.to_string()).collect()
+    });
+    assert_eq!(words, ["kept", "for", "later"]);
+}
+
+#[test]
+fn version_1_stays_readable() {
+    let (_directory, path) = found();
+    assert_not_worse(&path, Severity::Repairable);
+    // Without writing anything; and as whoever writes finds it.
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    for options in [read_only, OpenOptions::default()] {
+        let pool = Pool::open(&path, &options).unwrap();
+        assert_files(&Files::new(pool.clone()));
+        assert_objects(&Objects::new(pool));
+    }
+    assert_clean(&path);
+}
+
+#[test]
+fn version_1_stays_writable() {
+    let (_directory, path) = found();
+    let files = Files::open(&path, &OpenOptions::default()).unwrap();
+    files.remove_file("/many runs").unwrap();
+    for number in 0..MANY / 2 {
+        files.remove_file(format!("/many/{number:03}")).unwrap();
+    }
+    files.create_file("/new").unwrap().write_at(&content(12, 30 * PAGE), 0).unwrap();
+    files.sync().unwrap();
+    drop(files);
+    assert_clean(&path);
+    let files = Files::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(files.read_dir("/many").unwrap().count(), MANY - MANY / 2);
+    let mut bytes = vec![0; 30 * PAGE];
+    files.open_file("/new").unwrap().read_at(&mut bytes, 0).unwrap();
+    assert!(bytes == content(12, 30 * PAGE));
+    assert_objects(&Objects::new(files.pool().clone()));
+}
+
+/// Only to be run when a new version of the format is frozen.
+#[test]
+#[ignore = "it makes the pool that the other tests read"]
+fn make_the_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    make(&directory.path().join("pool"));
+}
