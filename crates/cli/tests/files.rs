@@ -437,6 +437,19 @@ fn listings_show_what_was_asked_for() {
     assert_eq!(followed["entries"][0]["inode"], e["entries"][0]["inode"]);
     says(&works(&["stat", &at(&pool, "/small")]), &["10 bytes", "links        2", "-rw"]);
 
+    // Locks are shown, also to whoever only reads.
+    let files = Files::open(&pool, &OpenOptions::default()).unwrap();
+    let locked = files.open_file("/small").unwrap();
+    assert!(!works(&["stat", &at(&pool, "/small")]).contains("locked"));
+    locked.lock_shared().unwrap();
+    locked.lock_range(10..20, aquifer::fs::LockMode::Exclusive).unwrap();
+    let shown = works(&["stat", &at(&pool, "/small")]);
+    says(&shown, &["locked       shared; bytes 10 to 19 exclusive"]);
+    let shown = json(&["stat", "--json", &at(&pool, "/small")]);
+    assert_eq!(shown["entries"][0]["locked"], "shared");
+    assert_eq!(shown["entries"][0]["locked_range"]["end"], 20);
+    drop((locked, files));
+
     // A file with two names takes its room once.
     assert_eq!(works(&["du", "-s", &root]), format!("12\t{root}\n"));
     assert_eq!(works(&["du", "-sh", &root]), format!("12 KiB\t{root}\n"));

@@ -369,6 +369,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
     match error {
         PoolError::Full { .. }
         | PoolError::NoFreeInode { .. }
+        | PoolError::SharedMemory(_)
         | PoolError::TooLargeForLog { .. } => libc::ENOSPC,
         PoolError::ReadOnly { .. } => libc::EROFS,
         PoolError::Busy { .. }

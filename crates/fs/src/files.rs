@@ -30,8 +30,10 @@ use crate::{attributes, walk as paths};
 ///
 /// # Durability
 /// What a call has done is seen by all processes at once, and survives the death of any or all of them. A power cut can undo it
-/// until [`Files::sync`], or [`File::sync_all`] of the file or directory, has returned. It never leaves a part of one call, bytes of
-/// another file, or a later call without the ones before it.
+/// until [`Files::sync`], or [`File::sync_all`] of the file or directory, has returned. Names, lengths, attributes and what
+/// [`File::write_atomic`] and [`File::pswap`] have done are then as of one moment: never a part of one call, or a later call
+/// without the ones before it. Bytes that were written over others of the file may be old or new, each for itself, and never another
+/// file's, nor such as belong to another place of it.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -1028,13 +1030,13 @@ impl Files {
     /// [`FsError::Pool`].
     pub fn space(&self) -> Result<Space> {
         const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
-        let info = self.shared.pool.info()?;
+        let (layout, room) = (self.shared.pool.layout(), self.shared.pool.room()?);
         Ok(Space {
-            total_bytes: info.layout.data().len_bytes,
-            free_bytes: info.free_pages * PAGE_BYTES,
-            largest_free_bytes: info.largest_free_pages * PAGE_BYTES,
-            total_slots: info.layout.slots(),
-            free_slots: info.free_slots,
+            total_bytes: layout.data().len_bytes,
+            free_bytes: room.free_pages * PAGE_BYTES,
+            largest_free_bytes: room.largest_free_pages * PAGE_BYTES,
+            total_slots: layout.slots(),
+            free_slots: room.free_slots,
         })
     }
 
@@ -1165,11 +1167,17 @@ impl Shared {
     fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
         let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
         // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
-        let now = self.look(|slots| Ok(walk::inode(slots, inode.number).ok()))?;
+        let now = match self.pool.file_state(inode.number) {
+            Some(now) => Some((now.incarnation, now.links)),
+            None => self.look(|slots| {
+                let now = walk::inode(slots, inode.number).ok();
+                Ok(now.map(|now| (now.incarnation, now.links)))
+            })?,
+        };
         // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
-        let was_linked = |now: &FileInode| now.links > 0 || inode.links == 0;
-        let is_there =
-            now.is_some_and(|now| now.incarnation == inode.incarnation && was_linked(&now));
+        let is_there = now.is_some_and(|(incarnation, links)| {
+            incarnation == inode.incarnation && (links > 0 || inode.links == 0)
+        });
         if !is_there {
             // Whoever removed it may have left it, because it looked open.
             self.close(open, false);
@@ -1182,7 +1190,7 @@ impl Shared {
     pub fn after(&self, gone: Gone) -> Result<()> {
         match gone {
             Gone::Orphan(number) => self.reap(number).map(drop),
-            Gone::Linked => Ok(()),
+            Gone::Linked | Gone::Freed => Ok(()),
         }
     }
 

@@ -9,7 +9,7 @@
 
 use aquifer_pool::ChangeSlots;
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
-use aquifer_pool::format::inode::Inode;
+use aquifer_pool::format::inode::SlotBytes;
 
 use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
@@ -44,8 +44,10 @@ pub(crate) struct New<'a> {
 pub(crate) enum Gone {
     /// It has other names.
     Linked,
-    /// It is without links: to be reaped when nobody has it open. Not by the same transaction: who opens it now may have seen it with a
-    /// link, and be about to say that it is open.
+    /// It is gone as well.
+    Freed,
+    /// It is without links: to be reaped when nobody has it open, by another transaction: who opens it now may have seen it with a link, and
+    /// be about to say that it is open.
     Orphan(u64),
 }
 
@@ -65,12 +67,11 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     pub fn put(&mut self, inode: &FileInode) -> Result<()> {
-        let bytes = inode.encode().map_err(|error| FsError::Damaged {
+        let encode = |bytes: &mut SlotBytes| inode.encode_unsealed(bytes);
+        self.slots.put_with(inode.number, encode).map_err(|error| FsError::Damaged {
             structure: format!("inode {}", inode.number),
             reason: error.to_string(),
-        })?;
-        self.slots.put(inode.number, bytes);
-        Ok(())
+        })
     }
 
     /// The directory that a place is in, to be changed.
@@ -159,8 +160,7 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     fn make_inode(&mut self, new: New<'_>, parent: u64, links: u32) -> Result<FileInode> {
         let number = self.slots.take_slot()?;
-        let before = Inode::decode(&self.slots.slot(number)?, number);
-        let incarnation = before.map_or(0, |before| before.incarnation).wrapping_add(1);
+        let incarnation = self.slots.incarnation(number)?.wrapping_add(1);
         let mut inode = FileInode {
             mode: new.mode & 0o7777,
             uid: new.uid,
@@ -362,11 +362,15 @@ impl<S: ChangeSlots> Names<'_, S> {
             reason: "it has fewer links than names".to_owned(),
         })?;
         inode.changed_ns = self.now_ns;
+        if inode.links > 0 {
+            self.put(&inode)?;
+            return Ok(Gone::Linked);
+        }
+        if self.slots.claim_unused(number) && self.free(&mut inode)? {
+            return Ok(Gone::Freed);
+        }
         self.put(&inode)?;
-        Ok(match inode.links {
-            0 => Gone::Orphan(number),
-            _ => Gone::Linked,
-        })
+        Ok(Gone::Orphan(number))
     }
 
     /// Frees what an inode without links has; whether that was all of it. A part of it only, if it is very much: then the next
@@ -377,17 +381,26 @@ impl<S: ChangeSlots> Names<'_, S> {
         if inode.links > 0 {
             return Ok(true);
         }
+        let is_free = self.free(&mut inode)?;
+        if !is_free {
+            self.put(&inode)?;
+        }
+        Ok(is_free)
+    }
+
+    /// Gives back what an inode has, and the inode, if that can be done at once; else a part of it.
+    fn free(&mut self, inode: &mut FileInode) -> Result<bool> {
+        let number = inode.number;
         if inode.kind == FileKind::File {
-            file_table::give_back(&mut inode, self.slots, REAPED_AT_ONCE_RUNS)?;
+            file_table::give_back(inode, self.slots, REAPED_AT_ONCE_RUNS)?;
             if inode.part != 0 {
-                self.put(&inode)?;
                 return Ok(false);
             }
         }
         if inode.kind == FileKind::Link && inode.part != 0 {
             byte_chain::give_back(self.slots, number, inode.part)?;
         }
-        attributes::give_back(&mut inode, self.slots)?;
+        attributes::give_back(inode, self.slots)?;
         self.slots.give_back(number)?;
         Ok(true)
     }

@@ -1,9 +1,10 @@
 //! Inodes that this process has open: one [`OpenInode`] each, however many handles lead to it.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -23,8 +24,9 @@ pub(crate) struct OpenInode {
     _pin: OwnedPin,
     /// One of the constants of [`ahead`].
     ahead: AtomicU8,
-    /// Its table as it was read last; of the present layout version or of an earlier one.
-    table: ArcSwap<FileTable>,
+    /// Its table as it was read last; of the present layout version or of an earlier one. Nothing before somebody asks for it: many
+    /// files are made or opened, and closed again.
+    table: OnceLock<ArcSwap<FileTable>>,
 }
 
 impl OpenInode {
@@ -35,11 +37,7 @@ impl OpenInode {
             kind: inode.kind,
             _pin: pin,
             ahead: AtomicU8::new(ahead::NONE),
-            // Of no state of the inode unless that has no pages.
-            table: ArcSwap::from_pointee(FileTable::empty(&FileInode {
-                layout_version: u64::MAX,
-                ..inode.clone()
-            })),
+            table: OnceLock::new(),
         }
     }
 
@@ -59,14 +57,18 @@ impl OpenInode {
         self.ahead.load(Relaxed) == ahead::GIVEN
     }
 
-    /// The table that was read last.
-    pub fn table(&self) -> Guard<Arc<FileTable>> {
-        self.table.load()
+    /// The table that was read last, if there was one.
+    pub fn table(&self) -> Option<Guard<Arc<FileTable>>> {
+        self.table.get().map(|table| table.load())
     }
 
     /// Shows a table to all readers in this process.
     pub fn set_table(&self, table: Arc<FileTable>) {
-        self.table.store(table);
+        match self.table.get() {
+            Some(shown) => shown.store(table),
+            // Of two that are the first, the one or the other is shown.
+            None => drop(self.table.set(ArcSwap::new(table))),
+        }
     }
 }
 
@@ -77,14 +79,38 @@ mod ahead {
     pub const ASKED_FOR: u8 = 2;
 }
 
+/// So many are not looked through for those that are closed.
+const FEW: usize = 64;
+
+/// Hashes numbers of slots: they are the pool's own choice, so nobody makes them collide.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 divided by the golden ratio: Fibonacci hashing.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+type ByNumber = HashMap<u64, Weak<OpenInode>, BuildHasherDefault<NumberHasher>>;
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct OpenInodes {
-    by_number: Mutex<HashMap<u64, Weak<OpenInode>>>,
+    by_number: Mutex<ByNumber>,
 }
 
 impl OpenInodes {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Weak<OpenInode>>> {
+    fn lock(&self) -> MutexGuard<'_, ByNumber> {
         self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +128,7 @@ impl OpenInodes {
         }
         let open = Arc::new(OpenInode::new(inode, pin()?));
         by_number.insert(inode.number, Arc::downgrade(&open));
-        if by_number.len().is_power_of_two() {
+        if by_number.len() >= FEW && by_number.len().is_power_of_two() {
             by_number.retain(|_, open| open.strong_count() > 0);
         }
         Ok(open)

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_pool::ReadSlots;
 use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, ROOT_INODE};
-use aquifer_pool::format::inode::MAX_NAME_BYTES;
+use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES};
 
 use crate::byte_chain;
 use crate::directory::{Referent, Tree};
@@ -91,7 +91,9 @@ pub(crate) fn bytes_of(path: &Path) -> &[u8] {
 
 /// The inode in a slot, which something leads to.
 pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
-    FileInode::decode_unsealed(&slots.slot(number)?, number).map_err(|error| FsError::Damaged {
+    let mut bytes = [0; SLOT_BYTES];
+    slots.load(number, &mut bytes)?;
+    FileInode::decode_unsealed(&bytes, number).map_err(|error| FsError::Damaged {
         structure: format!("inode {number}"),
         reason: error.to_string(),
     })
@@ -110,7 +112,7 @@ pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileIn
 }
 
 fn directory(slots: &impl ReadSlots, number: u64) -> Result<DirectoryFields> {
-    DirectoryFields::read(&slots.slot(number)?).ok_or_else(|| FsError::Damaged {
+    DirectoryFields::read(|index| slots.word(number, index))?.ok_or_else(|| FsError::Damaged {
         structure: format!("inode {number}"),
         reason: "it is no directory, and a name says that it is".to_owned(),
     })

@@ -19,7 +19,12 @@ use aquifer_fs::LockMode::{Exclusive, Shared};
 /// The roles of children. Not a test by itself.
 #[test]
 fn child() {
-    child::play(&[("holder", holder), ("waiter", waiter), ("counter", counter)]);
+    child::play(&[
+        ("holder", holder),
+        ("waiter", waiter),
+        ("counter", counter),
+        ("sharers", sharers),
+    ]);
 }
 
 fn scratch() -> Scratch {
@@ -326,17 +331,6 @@ fn a_handle_is_never_in_its_own_way_and_its_clones_are_the_same() {
     assert!(is_locked(other.try_lock_shared()));
     clone.unlock().unwrap();
     other.try_lock().unwrap();
-    // Two that share and both want it alone do not wait for each other.
-    other.lock_shared().unwrap();
-    clone.lock_shared().unwrap();
-    std::thread::scope(|scope| {
-        for handle in [&clone, &other] {
-            scope.spawn(move || {
-                handle.lock().unwrap();
-                handle.unlock().unwrap();
-            });
-        }
-    });
     // A lock belongs to the file, whatever becomes of its names.
     other.lock().unwrap();
     files.rename("/f", "/g").unwrap();
@@ -347,6 +341,27 @@ fn a_handle_is_never_in_its_own_way_and_its_clones_are_the_same() {
     for index in 0..20 {
         files.create_file(format!("/{index}")).unwrap().try_lock().unwrap();
     }
+}
+
+fn sharers() {
+    let scratch = scratch();
+    let files = scratch.open();
+    let handles = [(); 2].map(|()| files.open_file("/f").unwrap());
+    handles.iter().for_each(|handle| handle.lock_shared().unwrap());
+    std::thread::scope(|scope| {
+        for handle in &handles {
+            scope.spawn(move || {
+                handle.lock().unwrap();
+                handle.unlock().unwrap();
+            });
+        }
+    });
+}
+
+/// In a child, which ends if they wait for ever.
+#[test]
+fn two_that_share_a_file_and_both_want_it_alone_do_not_wait_for_each_other() {
+    child::succeeds("sharers");
 }
 
 #[test]
@@ -404,50 +419,54 @@ fn files_of_all_numbers_are_locked_apart() {
     }
 }
 
-/// A forked child has no locks, cannot take any, and keeps none of its parent's.
+/// A forked child has no locks, cannot take any, and neither keeps those of its parent nor gives them up.
 #[test]
 fn a_fork_has_no_locks() {
-    let scratch = scratch();
-    let files = scratch.open();
-    let file = files.open_file("/f").unwrap();
-    file.lock().unwrap();
-    file.lock_range(.., Exclusive).unwrap();
-    let (mut reading, writing) = std::io::pipe().unwrap();
-    // SAFETY: the child only calls what is tested, and ends without unwinding.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let is_forked =
-            |outcome: Result<(), FsError>| matches!(outcome, Err(FsError::Pool(PoolError::Forked)));
-        let refused = [
-            file.try_lock(),
-            file.unlock(),
-            file.unlock_range(..),
-            file.lock_conflict(Shared).map(drop),
-        ];
-        let all = refused.into_iter().all(is_forked);
-        drop(file);
-        drop(files);
-        let mut writing = writing;
-        let _ = std::io::Write::write_all(&mut writing, if all { b"y" } else { b"n" });
-        loop {
-            // SAFETY: waits for its end.
-            unsafe { libc::pause() };
+    for drops in [true, false] {
+        let scratch = scratch();
+        let files = scratch.open();
+        let file = files.open_file("/f").unwrap();
+        file.lock().unwrap();
+        file.lock_range(.., Exclusive).unwrap();
+        let (mut reading, writing) = std::io::pipe().unwrap();
+        // SAFETY: the child only calls what is tested, and ends without unwinding.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_forked = |outcome: Result<(), FsError>| {
+                matches!(outcome, Err(FsError::Pool(PoolError::Forked)))
+            };
+            let refused = [
+                file.try_lock(),
+                file.unlock(),
+                file.unlock_range(..),
+                file.lock_conflict(Shared).map(drop),
+            ];
+            let all = refused.into_iter().all(is_forked);
+            if drops {
+                drop((file, files));
+            }
+            let mut writing = writing;
+            let _ = std::io::Write::write_all(&mut writing, if all { b"y" } else { b"n" });
+            loop {
+                // SAFETY: waits for its end.
+                unsafe { libc::pause() };
+            }
         }
+        drop(writing);
+        let mut answer = [0];
+        std::io::Read::read_exact(&mut reading, &mut answer).unwrap();
+        let other = scratch.open();
+        let others = other.open_file("/f").unwrap();
+        let still_held = is_refused(&others, "file", Shared);
+        drop(file);
+        let free_again = others.try_lock().is_ok() && others.try_lock_range(.., Exclusive).is_ok();
+        // SAFETY: our child.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        let mut status = 0;
+        // SAFETY: as above.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(&answer, b"y");
+        assert!(still_held, "the child gave up its parent's lock");
+        assert!(free_again, "the child keeps its parent's lock");
     }
-    drop(writing);
-    let mut answer = [0];
-    std::io::Read::read_exact(&mut reading, &mut answer).unwrap();
-    let other = scratch.open();
-    let others = other.open_file("/f").unwrap();
-    let still_held = is_refused(&others, "file", Shared);
-    drop(file);
-    let free_again = others.try_lock().is_ok() && others.try_lock_range(.., Exclusive).is_ok();
-    // SAFETY: our child.
-    unsafe { libc::kill(child, libc::SIGKILL) };
-    let mut status = 0;
-    // SAFETY: as above.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(&answer, b"y");
-    assert!(still_held, "the child gave up its parent's lock");
-    assert!(free_again, "the child keeps its parent's lock");
 }

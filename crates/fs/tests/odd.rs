@@ -292,6 +292,31 @@ fn a_pool_full_of_inodes() {
     check_full(&scratch, files, 1, count);
 }
 
+/// What is copied in several parts, to new pages, in place, and to both.
+#[test]
+fn writes_of_many_megabytes() {
+    const LEN: usize = 35 << 20;
+    let scratch = Scratch::with_pool(128 << 20, &small(100));
+    let files = scratch.open();
+    let file = files.open_with("f", &FileOptions::new().write(true).create(true)).unwrap();
+    let bytes = |start: usize| -> Vec<u8> {
+        (start..start + LEN / 4).flat_map(|word| (word as u32).to_le_bytes()).collect()
+    };
+    let mut expected = vec![0; 3];
+    expected.extend(bytes(0));
+    file.write_at(&bytes(0), 3).unwrap();
+    assert!(read_all(&files, "f").unwrap() == expected);
+    for (start, offset) in [(1 << 24, 1), (1 << 25, 1 << 20)] {
+        expected.resize(expected.len().max(offset + LEN), 0);
+        expected[offset..offset + LEN].copy_from_slice(&bytes(start));
+        file.write_at(&bytes(start), offset as u64).unwrap();
+        assert!(read_all(&files, "f").unwrap() == expected, "at {offset}");
+    }
+    expected[..LEN].copy_from_slice(&bytes(7));
+    file.write_atomic(&bytes(7), 0).unwrap();
+    assert!(read_all(&files, "f").unwrap() == expected);
+}
+
 /// A log that is much smaller than what is done between two checkpoints, and than a large file's table.
 #[test]
 fn a_log_that_is_always_full() {

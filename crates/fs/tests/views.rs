@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
-use aquifer_pool::{CreateOptions, OpenOptions};
+use aquifer_pool::media::WriteWindows;
+use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use scratch::Scratch;
 
 const PAGE: usize = 4096;
@@ -221,6 +222,43 @@ fn stores_are_seen_and_stay() {
         assert_eq!(bytes[0], 7);
         files.remove_file("/f").unwrap();
     }
+}
+
+/// Write windows of the pool hold for views as well: pointers only where stores are possible, and `write` everywhere.
+#[test]
+fn guarded_views_are_stored_to_in_windows() {
+    let (scratch, files) = scratch();
+    drop((file_of(&files, "/whole", &[1, 2, 3, 4]), fragmented(&files, "/parts", 4), files));
+    for write_windows in [WriteWindows::Calls, WriteWindows::Keys] {
+        let options = OpenOptions { write_windows, ..OpenOptions::default() };
+        let files = match Files::open(&scratch.path, &options) {
+            Err(FsError::Pool(PoolError::NotOpened(error))) => {
+                eprintln!("skipped: {error}");
+                continue;
+            }
+            files => files.unwrap(),
+        };
+        for path in ["/whole", "/parts"] {
+            let file = files.open_with(path, &read_write()).unwrap();
+            let view = file.view_mut(100..3 * PAGE as u64).unwrap();
+            view.write(PAGE as u64 - 102, &[9; 4]).unwrap();
+            view.write(0, &vec![8; 2 * PAGE]).unwrap();
+            let mut bytes = [0; 2];
+            file.read_at(&mut bytes, 2 * PAGE as u64 + 99).unwrap();
+            assert_eq!(bytes, [8, 3]);
+            let window = files.pool().media().write_window();
+            match (view.as_mut_ptr(), window, path) {
+                // SAFETY: inside the view, in a window of this thread, and nobody else looks.
+                (Some(first), Some(_window), "/whole") => unsafe { first.write(7) },
+                (None, None, _) | (None, Some(_), "/parts") => view.write(0, &[7]).unwrap(),
+                other => panic!("{path}, {write_windows}: {other:?}"),
+            }
+            assert_eq!(view.get::<u8>(0).unwrap(), 7);
+            view.flush().unwrap();
+            view.write(0, &[3; 3 * PAGE - 100]).unwrap();
+        }
+    }
+    scratch.assert_clean();
 }
 
 #[test]

@@ -18,9 +18,10 @@
 //! | wanted | looked for |
 //! |---|---|
 //! | contiguous pages, aligned | the first place that fits. No free run of 2ⁱ pages starts before `first_free_page[i]`, so what is before is not looked at |
-//! | some pages for a file | right behind those it has; else the next run that is long enough, from where the last one was found; else the longest of many |
+//! | some pages for a file | right behind those it has; else the next run that is long enough, from where the last one was found; else the first that fits; else the longest of many |
 //!
-//! Files that need zeros look for known zeros first and others last, a gigabyte further with each try.
+//! Files that need zeros look for known zeros first, and those that do not for others first, so that there are zeros for who needs them: a gigabyte further
+//! with each try.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,12 +31,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::bitmap;
 use crate::core::{Core, Locked};
 use crate::error::Result;
-use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
+use crate::format::file::{LINKS_WORD, is_unlinked};
+use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
-use crate::format::slot::{is_free_slot, named_runs};
+use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
 use crate::freed;
-use crate::image::load_slot;
-use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment};
+use crate::image::{load_slot, load_word};
+use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
 
 /// Pages of a range that one page-table entry can map.
 pub(crate) const HUGE_PAGES: u64 = 512;
@@ -149,15 +151,29 @@ impl<'a> Space<'a> {
         None
     }
 
-    /// The free pages from `page` on, at most `most_pages`; `None` if it is not free.
-    pub fn starting_at(&self, page: u64, most_pages: u64) -> Option<Run> {
+    /// The free pages from `page` on, at most `most_pages`; `None` if it is not such a page.
+    pub fn starting_at(&self, wanted: Wanted, page: u64, most_pages: u64) -> Option<Run> {
         let end = page.checked_add(most_pages)?;
-        let run = self.runs(Wanted::Any, page, end).next()?;
+        let run = self.runs(wanted, page, end).next()?;
         (run.start_page == page).then_some(run)
+    }
+
+    /// Whether looking for such pages is worth it, by what was counted.
+    fn may_have(&self, wanted: Wanted) -> bool {
+        let zeroed_count = self.control.zeroed_count.load(Relaxed);
+        let zeroed = zeroed_count + self.data.end_page().saturating_sub(self.fresh_from_page);
+        match wanted {
+            Wanted::Any => true,
+            Wanted::Zeroed => zeroed > 0,
+            Wanted::Unzeroed => self.control.free_count.load(Relaxed) > zeroed,
+        }
     }
 
     /// Up to `pages` pages, and at least `least_pages` of them, from where room was found last.
     pub fn next_fit(&self, wanted: Wanted, pages: u64, least_pages: u64) -> Option<Run> {
+        if !self.may_have(wanted) {
+            return None;
+        }
         let next_page = &self.control.next_page[wanted as usize];
         let (start, end) = (self.data.start_page, self.data.end_page());
         let from = next_page.load(Relaxed).clamp(start, end);
@@ -203,7 +219,8 @@ fn part_of(free: Run, pages: u64) -> Run {
 /// Notes that pages are not free.
 pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) {
     let (segment, control) = (&locked.core().segment, locked.control());
-    bitmap::set(segment.used_pages(), run, true);
+    let taken = bitmap::set(segment.used_pages(), run, true);
+    control.free_count.store(control.free_count.load(Relaxed).saturating_sub(taken), Relaxed);
     let cleared = bitmap::set(segment.zeroed_pages(), run, false);
     let zeroed = control.zeroed_count.load(Relaxed);
     control.zeroed_count.store(zeroed.saturating_sub(cleared), Relaxed);
@@ -218,7 +235,15 @@ pub(crate) fn mark_free(locked: &Locked<'_>, run: Run) {
             first_free_page.store(from, Relaxed);
         }
     }
-    bitmap::set(locked.core().segment.used_pages(), run, false);
+    let freed = bitmap::set(locked.core().segment.used_pages(), run, false);
+    let free_count = &locked.control().free_count;
+    free_count.store(free_count.load(Relaxed) + freed, Relaxed);
+}
+
+/// How many pages are free, those among them that are just being zeroed.
+pub(crate) fn free_count(control: &Control) -> u64 {
+    let being_zeroed = control.processes.iter().map(|one| one.zeroing_pages.load(Relaxed));
+    control.free_count.load(Relaxed) + being_zeroed.sum::<u64>()
 }
 
 /// Notes that pages that are not used, or will not be in a moment, are all zero.
@@ -253,9 +278,9 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     };
     mark(Run { start_page: 0, pages: core.layout.data_start_page });
     let mut runs = Vec::new();
-    for slot in 0..core.segment.slots() {
+    for slot in 0..core.segment.allocated_slots() {
         let bytes = load_slot(&core.segment, slot);
-        note_slot(&core.segment, slot, &bytes);
+        note_slot(&core.segment, slot);
         if slot != HEAD_SLOT {
             named_runs(&bytes, &mut runs);
             runs.drain(..).for_each(mark);
@@ -266,9 +291,11 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     for (index, process) in control.processes.iter().enumerate() {
         match core.membership.is_alive(index) {
             true => reservations(process).for_each(mark),
-            false => process.reservations.iter().for_each(|word| word.store(0, Relaxed)),
+            false => forget_reservations(process),
         }
     }
+    let used: u64 = map.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum();
+    control.free_count.store(core.layout.page_count - used, Relaxed);
     // What was taken and is given back: nobody had the time to write to it, or it has no bit.
     let mut zeroed = 0;
     for (word, used) in core.segment.zeroed_pages().iter().zip(map) {
@@ -313,21 +340,36 @@ pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
     if reservations(process).next().is_none() {
         return Ok(());
     }
-    process.reservations.iter().for_each(|word| word.store(0, Relaxed));
+    forget_reservations(process);
     rebuild(locked)
+}
+
+fn forget_reservations(process: &ProcessSlot) {
+    process.reservations.iter().for_each(|word| word.store(0, Relaxed));
+    process.zeroing_pages.store(0, Relaxed);
 }
 
 fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
-/// Notes whether there is something in a slot.
-pub(crate) fn note_slot(segment: &Segment, number: u64, bytes: &SlotBytes) {
-    let word = &segment.occupied_slots()[(number / 64) as usize];
-    let bit = 1 << (number % 64);
-    let bits = word.load(Relaxed);
-    let is_free = is_free_slot(bytes);
-    word.store(if is_free { bits & !bit } else { bits | bit }, Relaxed);
+/// Notes what there is in a slot of the image.
+pub(crate) fn note_slot(segment: &Segment, number: u64) {
+    let word = |index| load_word(segment, number, index);
+    let is_free = is_free_slot(word(0));
+    let sets = [
+        (SlotSet::Occupied, !is_free),
+        (SlotSet::Objects, !is_free && is_object_slot(word(0))),
+        (SlotSet::Orphans, is_unlinked(word(0), word(LINKS_WORD))),
+    ];
+    for (set, is_in) in sets {
+        let word = &segment.slot_set(set)[(number / 64) as usize];
+        let (bit, bits) = (1 << (number % 64), word.load(Relaxed));
+        let after = if is_in { bits | bit } else { bits & !bit };
+        if bits != after {
+            word.store(after, Relaxed);
+        }
+    }
     let hint = &segment.control().free_slot_hint;
     if is_free && number < hint.load(Relaxed) {
         hint.store(number, Relaxed);
@@ -337,7 +379,7 @@ pub(crate) fn note_slot(segment: &Segment, number: u64, bytes: &SlotBytes) {
 /// A slot with nothing in it, from `from` on. Called with the metadata mutex.
 pub(crate) fn free_slot(locked: &Locked<'_>, from: u64) -> Option<u64> {
     let segment = &locked.core().segment;
-    let occupied = segment.occupied_slots();
+    let occupied = segment.slot_set(SlotSet::Occupied);
     let free = bitmap::first(|index| !occupied[index].load(Relaxed), from, segment.slots());
     (free < segment.slots()).then_some(free)
 }

@@ -22,10 +22,10 @@ use crate::commit::{PART_BYTES, parts};
 use crate::core::{Core, Maintaining};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
-use crate::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
+use crate::format::layout::METADATA_START_PAGE;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::freed;
-use crate::image::{self, load_slot};
+use crate::image;
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
 use crate::mutant::{self, Mutant};
@@ -185,14 +185,15 @@ impl Core {
             let bits = word.swap(0, Relaxed);
             for bit in (0..64).filter(|bit| bits & (1 << bit) != 0) {
                 let page = index as u64 * 64 + bit;
-                let bytes = (page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE)
-                    .flat_map(|slot| load_slot(&self.segment, slot))
-                    .collect();
-                pages.push((page, bytes));
+                if !mutant::is(self.mutant, Mutant::PatchFirst) {
+                    image::begin_log_of(&self.segment, page);
+                }
+                pages.push((page, image::page_for_media(&self.segment, page)));
             }
         }
         let head_lsn = self.head_lsn();
         drop(locked);
+        pages.iter_mut().for_each(|(_, bytes)| image::seal_page(bytes));
         Ok((head_lsn, pages))
     }
 
@@ -208,8 +209,9 @@ impl Core {
 
     /// Which part of the log is in use, in percent.
     pub fn log_use_percent(&self) -> u64 {
-        let used = self.control().durable_lsn.load(Relaxed)
-            - self.control().tail_lsn.load(Relaxed).min(self.control().durable_lsn.load(Relaxed));
+        let durable_lsn = self.control().durable_lsn.load(Relaxed);
+        // Others move both meanwhile: the tail may be beyond what was durable.
+        let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
         used * 100 / self.layout.log().len_bytes
     }
 

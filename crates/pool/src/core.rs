@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use aquifer_sys::robust::{LockError, RobustGuard, RobustMutex};
+use aquifer_vm::file_mapping::FileMapping;
 use aquifer_vm::{Bytes, ProcessMark};
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ use crate::background::Bell;
 use crate::commit::CommitBuffer;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
-use crate::format::layout::Layout;
+use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::record::LogIdentity;
 use crate::image;
 use crate::log::{FailureKind, ReadError};
@@ -168,8 +169,18 @@ impl Core {
     /// Bytes of the media in place; `None` if they are not mapped.
     #[inline]
     pub fn bytes(&self, range: ByteRange) -> Option<Bytes<'_>> {
+        self.bytes_of(self.media.mapping()?, range)
+    }
+
+    /// Where to store bytes of the media; `None` if they are not mapped so.
+    pub fn place_to_store(&self, range: ByteRange) -> Option<*mut u8> {
+        let bytes = self.bytes_of(self.media.mapping_to_store()?, range)?;
+        Some(bytes.as_ptr().cast_mut())
+    }
+
+    #[inline]
+    fn bytes_of<'a>(&self, mapping: &'a FileMapping, range: ByteRange) -> Option<Bytes<'a>> {
         let len = usize::try_from(range.len_bytes).ok()?;
-        let mapping = self.media.mapping()?;
         mapping.bytes(range.offset_bytes, len).ok().or_else(|| {
             // The media may have grown.
             self.media.extend_mapping();
@@ -281,7 +292,7 @@ impl Core {
         };
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
-            image::mark_changed(self, 0..self.layout.metadata_pages);
+            image::mark_changed(self, 0..self.segment.allocated_slots() / SLOTS_PER_PAGE);
             guard.repaired();
         }
         Ok(Maintaining { guard })
@@ -291,7 +302,8 @@ impl Core {
     ///
     /// 1. a record that is in the log and not wholly in the image is applied (again), and a packed one that is not published is
     ///    erased;
-    /// 2. the map of used pages is computed anew.
+    /// 2. an inode that it had claimed is not claimed any more;
+    /// 3. the map of used pages is computed anew.
     ///
     /// Pending appends need nothing: an entry counts from the store of `pending_next` on, and is removed by the store
     /// of `pending_first` after that of `durable_lsn`.
@@ -317,6 +329,8 @@ impl Core {
                 Err(unreadable) => drop(self.fail_unreadable(lsn, unreadable)),
             }
         }
+        // Its transaction has happened or not. Release: as where a claim is taken away.
+        control.claimed_inode.store(0, Release);
         let version = control.image_version.load(Relaxed);
         if version % 2 == 1 {
             // Release: pairs with the Acquire of readers of the image.

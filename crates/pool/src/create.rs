@@ -21,7 +21,7 @@ use crate::recovery::{self, OnlyOne};
 #[derive(Debug, Clone, Default)]
 pub struct CreateOptions {
     /// How many slots it has for inodes and what belongs to them: an object takes one; a file one, and its name a tenth. By
-    /// default one for each 16 KiB, at most 131,072. Each takes 512 bytes, of memory as well while the pool is open.
+    /// default one for each 16 KiB, at most 131,072. Each takes 512 bytes, and once it was used as much memory while the pool is open.
     pub inodes: Option<u64>,
     /// Length of the log; by default a quarter of the pool, between 64 KiB and 128 MiB.
     pub log_bytes: Option<u64>,

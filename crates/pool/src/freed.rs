@@ -41,7 +41,8 @@ use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
 use crate::format::run::Run;
-use crate::format::slot::{named_runs, owner_of_runs};
+use crate::format::slot::{changes_runs, named_runs, owner_of_runs};
+use crate::format::slot_change::SlotChange;
 use crate::image::load_slot;
 use crate::mutant::{self, Mutant};
 use crate::pins::{PinSet, PinValue};
@@ -51,11 +52,14 @@ use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED};
 /// A run, and the inode and layout version it is, or was, named by.
 type Owned = (Run, PinValue);
 
-/// The pages of `runs` that are not in `others`, in order.
-fn without(mut runs: Vec<Owned>, others: &[Owned]) -> Vec<Owned> {
+/// The pages of `runs` that are not in `others`, which is in order; in order.
+pub(crate) fn without<T: Copy + Ord>(
+    mut runs: Vec<(Run, T)>,
+    others: impl Iterator<Item = Run>,
+) -> Vec<(Run, T)> {
     runs.sort_unstable();
     let mut left = Vec::new();
-    let mut others = others.iter().map(|(run, _)| *run).peekable();
+    let mut others = others.peekable();
     for (run, owner) in runs {
         let mut page = run.start_page;
         while page < run.end_page() {
@@ -70,6 +74,10 @@ fn without(mut runs: Vec<Owned>, others: &[Owned]) -> Vec<Owned> {
         }
     }
     left
+}
+
+fn runs_of(owned: &[Owned]) -> impl Iterator<Item = Run> + '_ {
+    owned.iter().map(|(run, _)| *run)
 }
 
 /// The pages of `before` that another inode has in `after`. Both in order, and no page twice in either.
@@ -95,15 +103,18 @@ fn between_inodes(before: &[Owned], after: &[Owned]) -> Vec<Owned> {
 }
 
 /// What slots name before and after a change of the image, each in order.
-struct Change {
+#[derive(Debug, Default)]
+pub(crate) struct Change {
     before: Vec<Owned>,
     after: Vec<Owned>,
+    /// The pool's head afterwards, if it changes.
+    head: Option<PoolHead>,
 }
 
 impl Change {
     /// Of these slots, before it is applied.
-    fn of<'a>(core: &Core, slots: impl Iterator<Item = (u64, &'a SlotBytes)>) -> Change {
-        let mut change = Change { before: Vec::new(), after: Vec::new() };
+    pub fn of<'a>(core: &Core, changes: impl Iterator<Item = SlotChange<'a>>) -> Change {
+        let mut all = Change::default();
         let mut runs = Vec::new();
         let mut add = |bytes: &SlotBytes, number: u64, list: &mut Vec<Owned>| {
             named_runs(bytes, &mut runs);
@@ -114,15 +125,26 @@ impl Change {
                 list.extend(runs.drain(..).map(|run| (run, owner)));
             }
         };
-        for (number, bytes) in
-            slots.filter(|(number, _)| (1..core.segment.slots()).contains(number))
-        {
-            add(&load_slot(&core.segment, number), number, &mut change.before);
-            add(bytes, number, &mut change.after);
+        for change in changes {
+            // In a log that is replayed there may be any.
+            let Some(before) = core.segment.slot(change.slot) else { continue };
+            let before = |index: usize| before[index].load(Relaxed).to_ne_bytes();
+            if change.slot != HEAD_SLOT && !changes_runs(before, &change) {
+                continue;
+            }
+            let before = load_slot(&core.segment, change.slot);
+            let mut after = before;
+            change.apply(&mut after);
+            if change.slot == HEAD_SLOT {
+                all.head = PoolHead::decode(&after).ok();
+                continue;
+            }
+            add(&before, change.slot, &mut all.before);
+            add(&after, change.slot, &mut all.after);
         }
-        change.before.sort_unstable();
-        change.after.sort_unstable();
-        change
+        all.before.sort_unstable();
+        all.after.sort_unstable();
+        all
     }
 
     fn moved(&self) -> Vec<Owned> {
@@ -135,22 +157,15 @@ impl Change {
 /// * those that one of the slots named before, and none does after, stay used until [`release`];
 /// * those that go from one inode to another;
 /// * those that are not fresh any more: what nobody uses of them is zero as far as is known.
-pub(crate) fn note_change<'a>(
-    locked: &Locked<'_>,
-    slots: impl Iterator<Item = (u64, &'a SlotBytes)> + Clone,
-    end_lsn: u64,
-) {
+pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
     let core = locked.core();
-    for (_, bytes) in slots.clone().filter(|(number, _)| *number == HEAD_SLOT) {
-        if let Ok(head) = PoolHead::decode(bytes) {
-            alloc::raise_fresh(locked, head.fresh_from_page);
-        }
+    if let Some(head) = change.head {
+        alloc::raise_fresh(locked, head.fresh_from_page);
     }
-    let change = Change::of(core, slots);
     if change.before == change.after {
         return;
     }
-    for (run, _) in without(change.after.clone(), &change.before) {
+    for (run, _) in without(change.after.clone(), runs_of(&change.before)) {
         alloc::mark_used(locked, run);
     }
     let control = locked.control();
@@ -164,7 +179,7 @@ pub(crate) fn note_change<'a>(
         .take_while(|freed| freed.lsn.load(Relaxed) == end_lsn)
         .map(|freed| freed.kept.get().0)
         .collect();
-    for (run, owner) in without(change.before, &change.after) {
+    for (run, owner) in without(change.before, runs_of(&change.after)) {
         if noted.contains(&run) {
             continue;
         }
@@ -380,14 +395,10 @@ pub(crate) fn waiting(control: &Control) -> (impl Iterator<Item = Run>, impl Ite
     )
 }
 
-/// Whether a transaction that changes these slots, and frees at most `freed` runs, can be noted.
-pub(crate) fn has_room<'a>(
-    locked: &Locked<'_>,
-    slots: impl Iterator<Item = (u64, &'a SlotBytes)>,
-    freed: usize,
-) -> Result<bool> {
+/// Whether a change that frees at most `freed` runs can be noted.
+pub(crate) fn has_room(locked: &Locked<'_>, change: &Change, freed: usize) -> Result<bool> {
     let control = locked.control();
-    let moved = Change::of(locked.core(), slots).moved().len();
+    let moved = change.moved().len();
     if moved > MOVED || freed > FREED {
         return Err(PoolError::Parameter {
             what: "the number of changed inodes, or of runs that change theirs,",
@@ -420,7 +431,7 @@ mod tests {
     fn pages_that_stay_are_not_freed() {
         let before = vec![owned(1, 10, 10), owned(2, 30, 5)];
         let after = [owned(1, 12, 3), owned(3, 30, 1), owned(3, 34, 9)];
-        let left = without(before, &after);
+        let left = without(before, runs_of(&after));
         assert_eq!(left, [owned(1, 10, 2), owned(1, 15, 5), owned(2, 31, 3)]);
     }
 

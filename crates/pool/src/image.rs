@@ -14,17 +14,19 @@ use aquifer_sys::patience::Waited;
 use crate::alloc;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
+use crate::format::PAGE_BYTES;
 use crate::format::directory;
-use crate::format::file::{DirectoryFields, FileKind, FileState, is_unlinked};
+use crate::format::file::{FileKind, FileState, LINKS_WORD, is_directory, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::format::run::Run;
-use crate::format::slot::Slot;
+use crate::format::slot::{Slot, from_media, to_media, word};
+use crate::format::slot_change::SlotChange;
 use crate::freed;
 use crate::owners::{Flaw, Owners};
 use crate::point;
-use crate::segment::{PENDING, Segment};
+use crate::segment::{PENDING, Segment, SlotSet};
 use crate::slots::ReadSlots;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
@@ -34,28 +36,82 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
     bytes
 }
 
-fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    for (word, target) in segment.slot(slot).iter().zip(bytes.chunks_exact_mut(8)) {
+/// A word of a slot.
+#[inline]
+pub(crate) fn load_word(segment: &Segment, slot: u64, index: usize) -> [u8; 8] {
+    segment.slot(slot).map_or([0; 8], |words| words[index].load(Relaxed).to_ne_bytes())
+}
+
+pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
+    let Some(words) = segment.slot(slot) else { return bytes.fill(0) };
+    for (word, target) in words.iter().zip(bytes.chunks_exact_mut(8)) {
         target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
     }
 }
 
-/// Writes a slot of the image, and notes that its page differs from the media's.
-pub(crate) fn store_slot(segment: &Segment, slot: u64, bytes: &[u8]) {
-    for (index, (word, source)) in segment.slot(slot).iter().zip(bytes.chunks_exact(8)).enumerate()
-    {
-        if index == SLOT_BYTES / 16 {
-            point::pass("apply-half");
-        }
+/// Loads a slot into the image, which has memory for it, as it is on media.
+pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
+    from_media(bytes);
+    let words = segment.slot(slot).expect("it was allocated");
+    for (word, source) in words.iter().zip(bytes.chunks_exact(8)) {
         word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
     }
-    let page = slot / SLOTS_PER_PAGE;
-    set_bit(segment.dirty_image_pages(), page);
+}
+
+/// Makes a change of a slot in the image, which has memory for it, and notes that its page differs from the media's.
+fn store_change(segment: &Segment, change: &SlotChange<'_>) {
+    let slot = segment.slot(change.slot).expect("it was allocated");
+    if change.words.is_whole {
+        // What is not set.
+        for (index, word) in slot.iter().enumerate() {
+            if change.words.set & 1 << index == 0 {
+                word.store(0, Relaxed);
+            }
+        }
+        set_bit(segment.slot_set(SlotSet::Logged), change.slot);
+    }
+    point::pass("apply-half");
+    for (index, value) in change.set() {
+        slot[index].store(u64::from_ne_bytes(value), Relaxed);
+    }
+    set_bit(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
+}
+
+/// A page of the image as it is on media.
+pub(crate) fn page_for_media(segment: &Segment, page: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PAGE_BYTES as usize);
+    for slot in page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE {
+        bytes.extend_from_slice(&load_slot(segment, slot));
+    }
+    bytes
+}
+
+/// Seals the slots of pages that go to media. Not under the metadata mutex: that would be computing for many.
+pub(crate) fn seal_page(page: &mut [u8]) {
+    for slot in page.as_chunks_mut::<SLOT_BYTES>().0 {
+        to_media(slot);
+    }
+}
+
+/// Takes note that the tail will be here, as soon as this page is on media: the next change of each of its slots is whole.
+pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
+    const _: () = assert!(64 % SLOTS_PER_PAGE == 0);
+    let first = page * SLOTS_PER_PAGE;
+    let bits = ((1 << SLOTS_PER_PAGE) - 1) << (first % 64);
+    segment.slot_set(SlotSet::Logged)[(first / 64) as usize].fetch_and(!bits, Relaxed);
+}
+
+/// Whether a change of a slot can be a patch.
+pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
+    segment.slot_set(SlotSet::Logged)[(slot / 64) as usize].load(Relaxed) & 1 << (slot % 64) != 0
 }
 
 /// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
 pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
-    words[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
+    let (word, bit) = (&words[(bit / 64) as usize], 1 << (bit % 64));
+    if word.load(Relaxed) & bit == 0 {
+        word.fetch_or(bit, Relaxed);
+    }
 }
 
 /// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes
@@ -67,22 +123,23 @@ pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
 /// repairs after a death in between still knows of them.
 pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
-    apply_slots(locked, record.slots(), record.header.end_lsn());
+    let (core, end_lsn) = (locked.core(), record.header.end_lsn());
+    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
+    // from the others would be a part of it.
+    if core.control().image_version.load(Relaxed).is_multiple_of(2) {
+        freed::note_change(locked, freed::Change::of(core, record.slots()), end_lsn);
+    }
+    apply_noted(locked, record.slots(), end_lsn);
 }
 
-/// [`apply`] of a record that ends at `end_lsn` and has these slots.
-pub(crate) fn apply_slots<'a>(
+/// [`apply`] of a record that ends at `end_lsn` and makes these changes, of which it is noted what they free.
+pub(crate) fn apply_noted<'a>(
     locked: &Locked<'_>,
-    slots: impl Iterator<Item = (u64, &'a SlotBytes)> + Clone,
+    changes: impl Iterator<Item = SlotChange<'a>>,
     end_lsn: u64,
 ) {
     let core = locked.core();
     let (control, segment) = (core.control(), &core.segment);
-    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
-    // from the others would be a part of it.
-    if control.image_version.load(Relaxed).is_multiple_of(2) {
-        freed::note_change(locked, slots.clone(), end_lsn);
-    }
     point::pass("apply-noted");
     let version = control.image_version.load(Relaxed) | 1;
     control.image_version.store(version, Relaxed);
@@ -90,17 +147,15 @@ pub(crate) fn apply_slots<'a>(
     fence(Release);
     point::pass("apply-odd");
     let mut changes_names = false;
-    for (slot, after) in slots {
-        changes_names |= is_of_names(after);
-        if slot == HEAD_SLOT && raises_fresh(&load_slot(segment, HEAD_SLOT), after) {
+    for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
+        if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
             // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
             // `use_fresh_pages`.
             control.fresh_lsn.store(end_lsn, Release);
         }
-        if slot < segment.slots() {
-            store_slot(segment, slot, after);
-            alloc::note_slot(segment, slot, after);
-        }
+        store_change(segment, &change);
+        alloc::note_slot(segment, change.slot);
+        changes_names |= is_of_names(load_word(segment, change.slot, 0));
     }
     if changes_names {
         // Release: who sees the new version does not take the image for unchanged.
@@ -116,15 +171,18 @@ pub(crate) fn apply_slots<'a>(
     control.image_version.store(version + 1, Release);
 }
 
-/// Whether paths may lead elsewhere when this slot is changed: every change of names changes a directory.
-fn is_of_names(bytes: &SlotBytes) -> bool {
-    bytes[..4] == directory::MAGIC || DirectoryFields::read(bytes).is_some()
+/// Whether paths may lead elsewhere when a slot that begins like this is changed: every change of names changes a directory.
+fn is_of_names(first_word: [u8; 8]) -> bool {
+    first_word[..4] == directory::MAGIC || is_directory(first_word)
 }
 
-/// Whether pages are fresh by one head that are not by the next.
-fn raises_fresh(before: &SlotBytes, after: &SlotBytes) -> bool {
+/// Whether pages are fresh by the head that are not after a change of it.
+fn raises_fresh(segment: &Segment, change: &SlotChange<'_>) -> bool {
     let fresh_from_page = |bytes| PoolHead::decode(bytes).map(|head| head.fresh_from_page).ok();
-    fresh_from_page(before) < fresh_from_page(after)
+    let before = load_slot(segment, HEAD_SLOT);
+    let mut after = before;
+    change.apply(&mut after);
+    fresh_from_page(&before) < fresh_from_page(&after)
 }
 
 /// The metadata as of one moment.
@@ -143,6 +201,14 @@ impl ReadSlots for View<'_> {
         self.copy(number, into);
         Ok(())
     }
+
+    #[inline]
+    fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
+        match self.changing {
+            None if number < self.slots() => Ok(load_word(self.segment, number, index)),
+            _ => Ok(word(&self.bytes(number), index)),
+        }
+    }
 }
 
 impl View<'_> {
@@ -157,23 +223,35 @@ impl View<'_> {
     }
 
     fn copy(&self, slot: u64, into: &mut SlotBytes) {
-        let is_this = |(number, _): &(u64, &SlotBytes)| *number == slot;
-        match self.changing.and_then(|record| record.slots().filter(is_this).last()) {
-            _ if slot >= self.slots() => *into = [0; SLOT_BYTES],
-            Some((_, after)) => *into = *after,
-            None => load_slot_into(self.segment, slot, into),
+        if slot >= self.slots() {
+            return into.fill(0);
+        }
+        load_slot_into(self.segment, slot, into);
+        if let Some(record) = self.changing {
+            // Some of them may be made already, which does no harm.
+            record.slots().filter(|c| c.slot == slot).for_each(|change| change.apply(into));
         }
     }
 
     /// Inodes of files that have no links.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
-        (HEAD_SLOT + 1..self.slots())
-            .filter(|&slot| self.is_used(slot) && is_unlinked(&self.bytes(slot)))
+        self.slots_in(SlotSet::Orphans).filter(|&slot| {
+            let bytes = self.bytes(slot);
+            is_unlinked(word(&bytes, 0), word(&bytes, LINKS_WORD))
+        })
+    }
+
+    /// The slots of a set, and while something is being changed perhaps others.
+    fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
+        let known = self.changing.is_none().then(|| self.segment.slots_in(set));
+        let all = self.changing.is_some().then(|| HEAD_SLOT + 1..self.slots());
+        known.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
     /// Whether there is anything in a slot.
     fn is_used(&self, slot: u64) -> bool {
-        self.changing.is_some() || self.segment.slot(slot)[0].load(Relaxed) != 0
+        self.changing.is_some()
+            || self.segment.slot(slot).is_some_and(|words| words[0].load(Relaxed) != 0)
     }
 }
 
@@ -257,10 +335,19 @@ impl Core {
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
         let state = self.consistent_once(None, |view| {
-            let slot = (number < view.slots()).then(|| view.segment.slot(number))?;
+            let slot = view.segment.slot(number)?;
             FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
         });
         state.flatten()
+    }
+
+    /// Raised by each change of the metadata, and odd during it.
+    #[inline]
+    pub fn metadata_version(&self) -> u64 {
+        // Acquire: what was loaded before stays before, and what is looked at afterwards is at least as new. Pairs with the Release at the end
+        // of `apply`.
+        fence(Acquire);
+        self.control().image_version.load(Acquire)
     }
 
     /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
@@ -275,7 +362,9 @@ impl Core {
     pub fn layout_version(&self, number: u64) -> u64 {
         // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
         fence(Acquire);
-        u64::from_le(self.segment.slot(number)[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        self.segment.slot(number).map_or(0, |words| {
+            u64::from_le(words[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+        })
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
@@ -317,8 +406,9 @@ impl Core {
     /// along whichever way, finds nothing there.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
         if !self.is_writable {
-            for number in flaws.iter().flat_map(Flaw::inodes) {
-                store_slot(&self.segment, number, &[0; SLOT_BYTES]);
+            let slots = flaws.iter().flat_map(Flaw::inodes);
+            for slot in slots.filter_map(|number| self.segment.slot(number)) {
+                slot.iter().for_each(|word| word.store(0, Relaxed));
             }
         }
         let by_inode =
@@ -395,8 +485,10 @@ impl Core {
 
     /// All objects, as of one moment. Damaged ones are left out.
     pub fn inodes(&self) -> Result<Vec<Inode>> {
-        let (used, _) = self.used_slots()?;
-        let inodes = used.into_iter().filter_map(|(slot, bytes)| {
+        let objects: Vec<(u64, SlotBytes)> = self.consistent(|image| {
+            image.slots_in(SlotSet::Objects).map(|slot| (slot, image.bytes(slot))).collect()
+        })?;
+        let inodes = objects.into_iter().filter_map(|(slot, bytes)| {
             let inode = self.decode_inode(&bytes, slot).ok();
             inode.filter(|inode| inode.kind != InodeKind::Free)
         });

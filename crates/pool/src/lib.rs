@@ -98,7 +98,7 @@ pub use pins::{InodeUse, OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::POINTS;
-pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo};
+pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo, Room};
 pub use reservation::Reservation;
 pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;

@@ -32,6 +32,10 @@ pub enum Mutant {
     CountExposed,
     /// Pages are written to that the head still calls fresh, as far as it is durable.
     FreshUnsaid,
+    /// A checkpoint does not make the next change of a slot a whole one.
+    PatchFirst,
+    /// Bytes are stored to pages of a file while a power cut would give these pages to another file.
+    StoreUnsettled,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

@@ -12,7 +12,7 @@ use aquifer_sys::robust::RobustGuard;
 use aquifer_vm::Bytes;
 use uuid::Uuid;
 
-use crate::alloc::{Space, Wanted};
+use crate::alloc::{self, Space, Wanted};
 use crate::background::Worker;
 use crate::broker::{self, AccessKey, Granted};
 use crate::commit::{Commit, CommitContent};
@@ -28,12 +28,12 @@ use crate::freed;
 use crate::image::View as MetadataView;
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
-use crate::mutant::Mutant;
+use crate::mutant::{self, Mutant};
 use crate::point;
 use crate::recovery::{self, Opened};
 use crate::replay::Committed;
 use crate::reservation::Reservation;
-use crate::segment::Segment;
+use crate::segment::{Segment, SlotSet};
 use crate::transaction::Transaction;
 
 /// How to open a pool.
@@ -179,10 +179,84 @@ pub struct PoolInfo {
     pub processes: Vec<u32>,
 }
 
+/// How much is free in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Pages that are free, those among them that are being zeroed.
+    pub free_pages: u64,
+    /// Pages of the longest free range.
+    pub largest_free_pages: u64,
+    /// Slots with nothing in them.
+    pub free_slots: u64,
+}
+
 /// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
+///
+/// # Pages that change hands
+/// What is stored to a page may reach the media before the record that gave the page to its file. That is no harm where a new page is
+/// lost with the record. But a page that was *exchanged* is another file's again, or another part's of the same one, when a
+/// power cut takes the record. So whoever exchanges pages says so ([`FileLock::exchange`]), and nobody stores to pages that a file
+/// has before the last exchange is durable ([`FileLock::settle`]): of any number of exchanges only the last one before a store waits.
 pub struct FileLock<'a> {
-    _first: RobustGuard<'a>,
-    _second: Option<RobustGuard<'a>>,
+    core: &'a Core,
+    mutexes: [usize; 2],
+    first: RobustGuard<'a>,
+    second: Option<RobustGuard<'a>>,
+}
+
+impl FileLock<'_> {
+    /// Says to those who wait that its holder goes on with something long: their [`OpenOptions::stall_timeout`] counts from here.
+    pub fn note_progress(&self) {
+        self.first.note_progress();
+        self.second.iter().for_each(RobustGuard::note_progress);
+    }
+}
+
+impl FileLock<'_> {
+    /// Makes a change that gives pages of these files to each other, or puts them elsewhere in the same one.
+    pub fn exchange<T>(&self, change: impl FnOnce() -> T) -> T {
+        // Who comes after a death in between does not know whether it was made.
+        self.note_exchanged(u64::MAX);
+        let changed = change();
+        self.note_exchanged(self.core.control().metadata_lsn.load(Relaxed));
+        changed
+    }
+
+    fn note_exchanged(&self, lsn: u64) {
+        // Relaxed: the mutexes order it.
+        for mutex in self.mutexes {
+            self.core.control().exchanged_lsn[mutex].store(lsn, Relaxed);
+        }
+    }
+
+    /// Makes sure that pages which these files have stay theirs: to be called before bytes are stored to them. Costs nothing unless pages
+    /// were exchanged and nothing was synced since.
+    ///
+    /// # Errors
+    /// [`PoolError::Failed`], [`PoolError::Media`], [`PoolError::Stalled`].
+    #[inline]
+    pub fn settle(&self) -> Result<()> {
+        let control = self.core.control();
+        let durable_lsn = control.durable_lsn.load(Relaxed);
+        let exchanged = self.mutexes.map(|mutex| control.exchanged_lsn[mutex].load(Relaxed));
+        match exchanged[0].max(exchanged[1]) <= durable_lsn {
+            true => Ok(()),
+            false => self.make_exchange_durable(exchanged[0].max(exchanged[1])),
+        }
+    }
+
+    #[cold]
+    fn make_exchange_durable(&self, exchanged_lsn: u64) -> Result<()> {
+        let core = self.core;
+        if core.media.domain() != PersistenceDomain::Volatile
+            && !mutant::is(core.mutant, Mutant::StoreUnsettled)
+        {
+            let lsn = exchanged_lsn.min(core.close_log()?);
+            core.wait_durable(lsn)?;
+            self.note_exchanged(lsn);
+        }
+        Ok(())
+    }
 }
 
 /// Whether a lock lets others in.
@@ -413,7 +487,7 @@ impl Pool {
         let core = self.core();
         let control = core.control();
         let census = core.census()?;
-        let (free_pages, largest_free_pages) = core.free_pages();
+        let Room { free_pages, largest_free_pages, .. } = self.room()?;
         let zeroed = Space::of(core);
         let (freed, held) = freed::waiting(control);
         let count = |runs: &mut dyn Iterator<Item = Run>| runs.map(|run| run.pages).sum::<u64>();
@@ -453,6 +527,26 @@ impl Pool {
                 .filter(|&index| core.membership.is_alive(index))
                 .map(|index| core.membership.pid_of(control, index))
                 .collect(),
+        })
+    }
+
+    /// How much is free, now: [`Pool::info`] knows more, and looks at all of the metadata.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`].
+    pub fn room(&self) -> Result<Room> {
+        let core = self.core();
+        let free_pages = match core.is_writable {
+            // As of one moment: what is being zeroed is taken and given back.
+            true => alloc::free_count(core.lock()?.control()),
+            false => alloc::free_count(core.control()),
+        };
+        let occupied = core.segment.slot_set(SlotSet::Occupied).iter();
+        let occupied: u32 = occupied.map(|word| word.load(Relaxed).count_ones()).sum();
+        Ok(Room {
+            free_pages,
+            largest_free_pages: core.largest_free_pages(),
+            free_slots: core.segment.slots() - u64::from(occupied),
         })
     }
 
@@ -514,7 +608,7 @@ impl Pool {
 
     /// Takes contiguous pages, at most `pages` of them and at least one: from `near_page` on if that is free, so that a file grows
     /// in place; else as many as there are in one piece, from a multiple of 2 MiB on if these are as much. They are zero if they
-    /// must be; otherwise they hold whatever they held. They can be written to before anything names them.
+    /// must be, and then those are taken first that are so already; otherwise they hold whatever they held. They can be written to before anything names them.
     ///
     /// # Errors
     /// As for [`Pool::reserve_zeroed`]; [`PoolError::Full`] says that not one page is free.
@@ -530,6 +624,22 @@ impl Pool {
             self.zero_rest(&reservation)?;
         }
         Ok(reservation)
+    }
+
+    /// Takes pages that are zero already, in one run and at most `pages` of them; `None` if there is no run that is long enough
+    /// for so many. Nothing is written.
+    ///
+    /// # Errors
+    /// Those of [`Pool::transact`].
+    pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
+        let core = self.core();
+        core.check_writable()?;
+        let Some(reservation) = core.reserve_ready(pages)? else {
+            core.zero_soon();
+            return Ok(None);
+        };
+        core.use_fresh_pages(reservation.whole().end_page())?;
+        Ok(Some(reservation))
     }
 
     fn take_pages<'a>(
@@ -669,6 +779,12 @@ impl Pool {
         self.core().bytes(range)
     }
 
+    /// Where bytes of the data can be stored to; `None` where they can only be written. With write windows by protection keys, a thread
+    /// can store there while it has one ([`Media::write_window`](crate::media::Media::write_window)), and can load there no more than that.
+    pub fn place_to_store(&self, range: ByteRange) -> Option<*mut u8> {
+        self.core().place_to_store(range)
+    }
+
     /// Makes everything durable that was changed before, by any process.
     ///
     /// # Errors
@@ -691,11 +807,13 @@ impl Pool {
     /// Locks a file for writing, against all other writers; waits.
     ///
     /// # Errors
-    /// [`PoolError::Stalled`] if somebody has it for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::Stalled`] if somebody has it and does nothing for longer than [`OpenOptions::stall_timeout`];
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
-        Ok(FileLock { _first: self.core().lock_file(inode)?, _second: None })
+        let core = self.core();
+        let mutexes = [file_mutex(inode); 2];
+        Ok(FileLock { core, mutexes, first: core.lock_file(inode)?, second: None })
     }
 
     /// [`Pool::lock_file`] of two files.
@@ -710,9 +828,9 @@ impl Pool {
             false => (other, one),
         };
         let is_same = file_mutex(one) == file_mutex(other);
-        let _first = self.core().lock_file(first)?;
-        let _second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
-        Ok(FileLock { _first, _second })
+        let first = self.core().lock_file(first)?;
+        let second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
+        Ok(FileLock { core: self.core(), mutexes: [one, other].map(file_mutex), first, second })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process
@@ -727,6 +845,13 @@ impl Pool {
     #[inline]
     pub fn layout_version(&self, number: u64) -> u64 {
         self.core().layout_version(number)
+    }
+
+    /// Raised by each change of the metadata, by any process, and odd during it. If it is even and the same before and after, nothing was
+    /// changed in between.
+    #[inline]
+    pub fn metadata_version(&self) -> u64 {
+        self.core().metadata_version()
     }
 
     /// Raised by each change of names, by any process. Where a path led when this was the same, it leads now, and what is looked at

@@ -30,7 +30,7 @@ use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
-use crate::image::{self, load_slot, store_slot};
+use crate::image;
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media};
 use crate::membership::{Byte, Membership};
@@ -443,19 +443,24 @@ fn build(
 }
 
 fn load_image(core: &Core) -> Result<()> {
-    let mut page = vec![0; PAGE_BYTES as usize];
+    const PIECE_PAGES: u64 = 16;
     let metadata = core.layout.metadata();
-    for page_index in 0..core.layout.metadata_pages {
-        core.media.read_at(metadata.offset_bytes + page_index * PAGE_BYTES, &mut page)?;
-        if page.iter().all(|&byte| byte == 0) {
-            continue; // The segment is fresh: zero already.
-        }
-        for (index, slot) in page.chunks_exact(SLOT_BYTES).enumerate() {
-            let number = page_index * SLOTS_PER_PAGE + index as u64;
-            store_slot(&core.segment, number, slot);
+    let mut piece = vec![0; (PIECE_PAGES * PAGE_BYTES) as usize];
+    for first_page in (0..core.layout.metadata_pages).step_by(PIECE_PAGES as usize) {
+        let pages = PIECE_PAGES.min(core.layout.metadata_pages - first_page);
+        let piece = &mut piece[..(pages * PAGE_BYTES) as usize];
+        core.media.read_at(metadata.offset_bytes + first_page * PAGE_BYTES, piece)?;
+        for (page_index, page) in (first_page..).zip(piece.chunks_exact_mut(PAGE_BYTES as usize)) {
+            if page.iter().all(|&byte| byte == 0) {
+                continue; // The segment is fresh: zero already.
+            }
+            let first_slot = page_index * SLOTS_PER_PAGE;
+            core.segment.allocate_slot(first_slot + SLOTS_PER_PAGE - 1)?;
+            for (number, slot) in (first_slot..).zip(page.as_chunks_mut::<SLOT_BYTES>().0) {
+                image::load_from_media(&core.segment, number, slot);
+            }
         }
     }
-    core.segment.dirty_image_pages().iter().for_each(|word| word.store(0, Relaxed));
     Ok(())
 }
 
@@ -484,6 +489,10 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     let locked = core.lock()?;
     let counted =
         reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(core.boot), |record| {
+            let slots = record.slots().map(|change| change.slot);
+            if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
+                core.segment.allocate_slot(last)?;
+            }
             image::apply(&locked, record);
             records += 1;
             Ok(())
@@ -578,10 +587,9 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
         if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
             continue;
         }
-        let slots = SLOTS_PER_PAGE;
-        let bytes: Vec<u8> = (page * slots..(page + 1) * slots)
-            .flat_map(|slot| load_slot(&core.segment, slot))
-            .collect();
+        let mut bytes = image::page_for_media(&core.segment, page);
+        image::seal_page(&mut bytes);
+        image::begin_log_of(&core.segment, page);
         let offset_bytes = core.layout.metadata().offset_bytes + page * PAGE_BYTES;
         core.media.write_at(offset_bytes, &bytes)?;
         ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });

@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::alloc::{self, HUGE_PAGES, Space, Wanted, to_word};
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
+use crate::format::inode::{HEAD_SLOT, SlotBytes};
 use crate::format::run::{MAX_RUN_PAGES, Run};
+use crate::format::slot::named_runs;
 use crate::freed;
 use crate::mutant::{self, Mutant};
 use crate::point;
@@ -25,6 +27,8 @@ pub struct Reservation<'a> {
     runs: Vec<Run>,
     /// What of them was not known to be zero.
     pub(crate) unzeroed: Vec<Run>,
+    /// Whether they were taken only to zero them.
+    is_for_zeroing: bool,
     /// Whether they are zero when they are given back.
     pub(crate) is_zeroed: bool,
 }
@@ -47,17 +51,37 @@ impl Reservation<'_> {
         Run { start_page: self.runs.first().map_or(0, |run| run.start_page), pages }
     }
 
-    /// Forgets the reservation because an inode names the pages now. With the metadata mutex.
-    pub(crate) fn keep(mut self, _locked: &Locked<'_>) {
-        self.clear_words();
-        point::pass("keep-cleared");
-        self.runs.clear();
-    }
-
     fn clear_words(&self) {
         let process = &self.core.control().processes[self.core.membership.index()];
         for word in &process.reservations[self.index..self.index + self.runs.len()] {
             word.store(0, Relaxed);
+        }
+        if self.is_for_zeroing {
+            process.zeroing_pages.store(0, Relaxed);
+        }
+    }
+}
+
+/// Ends reservations because `slots` name their pages now; those that none of them names are free again.
+pub(crate) fn end<'a>(
+    locked: &Locked<'_>,
+    reservations: Vec<Reservation<'_>>,
+    slots: impl Iterator<Item = (u64, &'a SlotBytes)>,
+) {
+    if reservations.is_empty() {
+        return;
+    }
+    let mut named = Vec::new();
+    slots
+        .filter(|(number, _)| *number != HEAD_SLOT)
+        .for_each(|(_, slot)| named_runs(slot, &mut named));
+    named.sort_unstable();
+    for mut reservation in reservations {
+        reservation.clear_words();
+        point::pass("keep-cleared");
+        let reserved = reservation.runs.drain(..).map(|run| (run, ())).collect();
+        for (run, ()) in freed::without(reserved, named.iter().copied()) {
+            alloc::mark_free(locked, run);
         }
     }
 }
@@ -87,11 +111,19 @@ fn no_pages() -> PoolError {
     }
 }
 
+/// How long a run must be to be taken for `pages` pages although there may be a longer one of another kind: of so many, a file becomes few
+/// pieces.
+fn long_enough(pages: u64) -> u64 {
+    const FEW: u64 = 32;
+    pages.min(HUGE_PAGES).max(pages / FEW)
+}
+
 impl Core {
     /// Finds pages with `find` and takes them.
     fn reserve_with(
         &self,
         wanted_pages: u64,
+        is_for_zeroing: bool,
         find: impl Fn(&Space<'_>) -> Option<Run>,
     ) -> Result<Option<Reservation<'_>>> {
         if wanted_pages == 0 {
@@ -100,13 +132,13 @@ impl Core {
         let locked = self.lock()?;
         freed::release(&locked);
         match find(&Space::of(self)) {
-            Some(run) => self.reserve_free(&locked, run).map(Some),
+            Some(run) => self.reserve_free(&locked, run, is_for_zeroing).map(Some),
             None => Ok(None),
         }
     }
 
     fn full(&self, wanted_pages: u64) -> PoolError {
-        PoolError::Full { wanted_pages, largest_free_pages: self.free_pages().1 }
+        PoolError::Full { wanted_pages, largest_free_pages: self.largest_free_pages() }
     }
 
     /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits. Known zeros, if
@@ -124,13 +156,14 @@ impl Core {
             };
             zeroed.or_else(|| space.first_fit(Wanted::Any, pages, align_pages))
         };
-        self.reserve_with(pages, find)?.ok_or_else(|| self.full(pages))
+        self.reserve_with(pages, false, find)?.ok_or_else(|| self.full(pages))
     }
 
     /// Takes exactly these pages; `None` if not all of them are free.
     pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
-        self.reserve_with(run.pages, |space| {
-            space.starting_at(run.start_page, run.pages).filter(|found| *found == run)
+        self.reserve_with(run.pages, false, |space| {
+            (space.starting_at(Wanted::Any, run.start_page, run.pages))
+                .filter(|found| *found == run)
         })
     }
 
@@ -143,19 +176,32 @@ impl Core {
     ) -> Result<Reservation<'_>> {
         let pages = pages.min(MAX_RUN_PAGES);
         // Those that are zero are for those who need zeros.
-        let preferred = if must_be_zero { Wanted::Zeroed } else { Wanted::Unzeroed };
+        let (near, preferred) = match must_be_zero {
+            true => (Wanted::Zeroed, Wanted::Zeroed),
+            false => (Wanted::Any, Wanted::Unzeroed),
+        };
+        let align_pages = if pages < HUGE_PAGES { 1 } else { HUGE_PAGES };
         let find = |space: &Space<'_>| {
-            (near_page.and_then(|page| space.starting_at(page, pages)))
-                .or_else(|| space.next_fit(preferred, pages, pages.min(HUGE_PAGES)))
+            (near_page.and_then(|page| space.starting_at(near, page, pages)))
+                .or_else(|| space.next_fit(preferred, pages, long_enough(pages)))
+                .or_else(|| space.first_fit(Wanted::Any, pages, align_pages))
                 .or_else(|| space.next_fit(Wanted::Any, pages, 1))
         };
-        self.reserve_with(pages, find)?.ok_or_else(|| self.full(pages))
+        self.reserve_with(pages, false, find)?.ok_or_else(|| self.full(pages))
+    }
+
+    /// Takes up to `pages` pages that are known to be zero, in one run; `None` if there is no run that is long enough.
+    pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
+        let pages = pages.min(MAX_RUN_PAGES);
+        self.reserve_with(pages, false, |space| {
+            space.next_fit(Wanted::Zeroed, pages, long_enough(pages))
+        })
     }
 
     /// Takes pages to be zeroed, at most `most_pages`.
     pub fn reserve_to_zero(&self, most_pages: u64) -> Result<Option<Reservation<'_>>> {
         let next_page = &self.control().next_page_to_zero;
-        self.reserve_with(most_pages, |space| {
+        self.reserve_with(most_pages, true, |space| {
             let from = next_page.load(Relaxed);
             let mut runs = (space.runs(Wanted::Unzeroed, from, u64::MAX)).chain(space.runs(
                 Wanted::Unzeroed,
@@ -170,7 +216,12 @@ impl Core {
     }
 
     /// Takes pages that are free.
-    fn reserve_free(&self, locked: &Locked<'_>, whole: Run) -> Result<Reservation<'_>> {
+    fn reserve_free(
+        &self,
+        locked: &Locked<'_>,
+        whole: Run,
+        is_for_zeroing: bool,
+    ) -> Result<Reservation<'_>> {
         let Run { start_page, pages } = whole;
         let runs: Vec<Run> = (0..pages.div_ceil(MAX_RUN_PAGES))
             .map(|index| Run {
@@ -178,7 +229,8 @@ impl Core {
                 pages: (pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
             })
             .collect();
-        let words = &self.control().processes[self.membership.index()].reservations;
+        let process = &self.control().processes[self.membership.index()];
+        let words = &process.reservations;
         let index = (0..words.len().saturating_sub(runs.len() - 1))
             .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
             .ok_or(PoolError::TooManyReservations { limit: words.len() })?;
@@ -190,7 +242,10 @@ impl Core {
         point::pass("pages-noted");
         alloc::mark_used(locked, whole);
         point::pass("pages-marked");
-        Ok(Reservation { core: self, index, runs, unzeroed, is_zeroed: false })
+        if is_for_zeroing {
+            process.zeroing_pages.store(pages, Relaxed);
+        }
+        Ok(Reservation { core: self, index, runs, unzeroed, is_for_zeroing, is_zeroed: false })
     }
 
     /// Notes that pages before `end_page` are about to be written to. They are not taken for zeros from then on, also if
@@ -223,10 +278,8 @@ impl Core {
         Ok(())
     }
 
-    /// Pages that are free now, and the longest range of them.
-    pub fn free_pages(&self) -> (u64, u64) {
-        let space = Space::of(self);
-        (space.all(Wanted::Any))
-            .fold((0, 0), |(sum, max), run| (sum + run.pages, max.max(run.pages)))
+    /// The longest range of pages that are free now.
+    pub fn largest_free_pages(&self) -> u64 {
+        Space::of(self).all(Wanted::Any).map(|run| run.pages).max().unwrap_or(0)
     }
 }

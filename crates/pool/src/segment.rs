@@ -3,8 +3,9 @@
 //! ```text
 //!  ┌─────────┬──────────────────────────────┬───────────────────────┬───────────────────────┐
 //!  │ mutexes │ control: positions in the    │ image: the metadata,  │ used pages, used      │
-//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros:│
-//!  │         │ runs, slots of the processes │                       │ one bit for each      │
+//!  │         │ log, pending appends, freed  │ as of the last change │ slots, pages of zeros,│
+//!  │         │ runs, slots of the processes │                       │ logged slots: a bit   │
+//!  │         │                              │                       │ for each              │
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
@@ -24,17 +25,20 @@
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
+use crate::bitmap;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::checksum;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
+use crate::format::slot_change::SLOT_WORDS;
 
 /// Appends that can be in flight.
 pub(crate) const PENDING: usize = 512;
@@ -121,6 +125,8 @@ pub(crate) struct ProcessSlot {
     /// Inodes it has locked, for messages: see `InodeLock`.
     pub locked: [AtomicU64; NOTED_LOCKS],
     pub reservations: [AtomicU64; RESERVATIONS],
+    /// Pages of these that are free but for being zeroed.
+    pub zeroing_pages: AtomicU64,
 }
 
 #[repr(C)]
@@ -129,15 +135,21 @@ pub(crate) struct Control {
     /// What a mutex of the maker's C library looks like.
     mutex_layout: AtomicU64,
     uuid: [AtomicU64; 2],
+    /// Slots before this one have memory; those from it on were never used.
+    allocated_slots: AtomicU64,
     pub metadata_mutex: RobustMutex,
     pub maintenance_mutex: RobustMutex,
     pub file_mutexes: [RobustMutex; FILE_MUTEXES],
+    /// Up to where the log must be durable before bytes are stored to pages of files with this mutex, which guards it: `FileLock`.
+    pub exchanged_lsn: [AtomicU64; FILE_MUTEXES],
     /// 0, or 1 + the error that made the pool read-only for everybody.
     pub failure: AtomicU64,
     /// What failed: see `log::FAILURES`.
     pub failure_kind: AtomicU64,
     /// Odd while the image is being changed.
     pub image_version: AtomicU64,
+    /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
+    pub claimed_inode: AtomicU64,
     /// Raised, while the image version is odd, by each change of what a path leads to.
     pub names_version: AtomicU64,
     pub generation: AtomicU64,
@@ -179,6 +191,8 @@ pub(crate) struct Control {
     pub next_page_to_zero: AtomicU64,
     /// The head's, as of the last change.
     pub fresh_from_page: AtomicU64,
+    /// Pages whose bit in `used_pages` is not set.
+    pub free_count: AtomicU64,
     /// Pages whose bit in `zeroed_pages` is set.
     pub zeroed_count: AtomicU64,
     /// Pages before this one are not fresh, and will not be after a power cut.
@@ -192,27 +206,55 @@ pub(crate) struct Control {
     pub processes: [ProcessSlot; PROCESSES],
 }
 
+/// The image gets memory for so many slots at a time.
+const STEP_SLOTS: u64 = 4096;
+
 const CONTROL_BYTES: usize = size_of::<Control>().next_multiple_of(4096);
-const SLOT_WORDS: usize = SLOT_BYTES / 8;
 
 /// The segment, mapped into this process.
 pub(crate) struct Segment {
     memory: SharedMemory,
     slots: usize,
     pages: usize,
+    /// In words behind the control part.
+    image_start: usize,
 }
 
 fn image_dirty_words(layout: &Layout) -> usize {
     (layout.metadata_pages as usize).div_ceil(64)
 }
 
-fn len_bytes(layout: &Layout) -> usize {
-    let words = layout.slots() as usize * SLOT_WORDS
-        + image_dirty_words(layout)
+/// Where the image begins: behind all else, since memory for its end comes last.
+fn image_start_bytes(layout: &Layout) -> usize {
+    let words = image_dirty_words(layout)
         + 2 * (layout.page_count as usize).div_ceil(64)
-        + (layout.slots() as usize).div_ceil(64);
-    CONTROL_BYTES + words * 8
+        + SLOT_SETS * (layout.slots() as usize).div_ceil(64);
+    (CONTROL_BYTES + words * 8).next_multiple_of(4096)
 }
+
+fn len_bytes(layout: &Layout) -> usize {
+    image_start_bytes(layout) + layout.slots() as usize * SLOT_BYTES
+}
+
+/// With as many slots as everybody needs.
+fn first_bytes(layout: &Layout) -> usize {
+    image_start_bytes(layout) + layout.slots().min(STEP_SLOTS) as usize * SLOT_BYTES
+}
+
+/// Of which slots there is a set: one bit for each slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotSet {
+    /// There is something in it.
+    Occupied,
+    /// There is an object in it.
+    Objects,
+    /// There is an inode of a file without links in it.
+    Orphans,
+    /// The log has a whole change of it, behind the place where the next checkpoint's tail will be.
+    Logged,
+}
+
+const SLOT_SETS: usize = 4;
 
 const NAME_START: &str = "aquifer-";
 const PINS_END: &str = "-pins";
@@ -245,23 +287,31 @@ impl Owner {
 impl Segment {
     /// Makes a segment that other processes can open by `id`.
     pub fn create(id: Uuid, pool: Uuid, layout: &Layout, mode: u32) -> Result<Segment> {
-        let len_bytes = len_bytes(layout);
-        let memory = SharedMemory::create(&Self::name(id), len_bytes, mode)
+        let (len_bytes, first_bytes) = (len_bytes(layout), first_bytes(layout));
+        let memory = SharedMemory::create_partly(&Self::name(id), len_bytes, first_bytes, mode)
             .map_err(PoolError::SharedMemory)?;
         Self::initialise(memory, pool, layout)
     }
 
     /// Makes a segment for this process alone.
     pub fn private(pool: Uuid, layout: &Layout) -> Result<Segment> {
-        let len_bytes = len_bytes(layout);
-        let memory = SharedMemory::anonymous(len_bytes).map_err(PoolError::SharedMemory)?;
+        let memory = SharedMemory::anonymous_partly(len_bytes(layout), first_bytes(layout))
+            .map_err(PoolError::SharedMemory)?;
         Self::initialise(memory, pool, layout)
+    }
+
+    fn of(memory: SharedMemory, layout: &Layout) -> Segment {
+        Segment {
+            memory,
+            slots: layout.slots() as usize,
+            pages: layout.page_count as usize,
+            image_start: (image_start_bytes(layout) - CONTROL_BYTES) / 8,
+        }
     }
 
     fn initialise(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Result<Segment> {
         use std::sync::atomic::Ordering::Relaxed;
-        let segment =
-            Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
+        let segment = Self::of(memory, layout);
         let control = segment.control();
         let own = [&control.metadata_mutex, &control.maintenance_mutex];
         for mutex in own.into_iter().chain(&control.file_mutexes) {
@@ -272,6 +322,7 @@ impl Segment {
         let (high, low) = pool.as_u64_pair();
         control.uuid[0].store(high, Relaxed);
         control.uuid[1].store(low, Relaxed);
+        control.allocated_slots.store(layout.slots().min(STEP_SLOTS), Relaxed);
         control.mutex_layout.store(robust::LAYOUT.into(), Relaxed);
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
@@ -300,8 +351,7 @@ impl Segment {
         if memory.len_bytes() < len_bytes(layout) {
             return Err("it is too small for this pool".to_owned());
         }
-        let segment =
-            Segment { memory, slots: layout.slots() as usize, pages: layout.page_count as usize };
+        let segment = Self::of(memory, layout);
         let control = segment.control();
         let (high, low) = pool.as_u64_pair();
         if control.magic.load(Relaxed) != MAGIC
@@ -376,36 +426,70 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), count) }
     }
 
-    /// The image of one slot.
-    pub fn slot(&self, slot: u64) -> &[AtomicU64] {
-        assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
-        self.words(slot as usize * SLOT_WORDS, SLOT_WORDS)
+    /// The image of one slot; `None` of one that was never used.
+    #[inline]
+    pub fn slot(&self, slot: u64) -> Option<&[AtomicU64; SLOT_WORDS]> {
+        (slot < self.allocated_slots()).then(|| {
+            let words = self.words(self.image_start + slot as usize * SLOT_WORDS, SLOT_WORDS);
+            words.try_into().expect("as many as a slot has")
+        })
+    }
+
+    /// Slots before this one can be stored to.
+    #[inline]
+    pub fn allocated_slots(&self) -> u64 {
+        // Acquire: pairs with the Release below.
+        self.control().allocated_slots.load(Acquire)
+    }
+
+    /// Makes sure that a slot can be stored to.
+    pub fn allocate_slot(&self, slot: u64) -> Result<()> {
+        let allocated = self.allocated_slots();
+        if slot < allocated {
+            return Ok(());
+        }
+        let wanted = (slot + 1).next_multiple_of(STEP_SLOTS).min(self.slots());
+        let place =
+            |slots: u64| self.memory.len_bytes() - (self.slots() - slots) as usize * SLOT_BYTES;
+        self.memory.allocate(place(allocated)..place(wanted)).map_err(PoolError::SharedMemory)?;
+        // Release: who sees it may touch the memory.
+        self.control().allocated_slots.fetch_max(wanted, Release);
+        Ok(())
     }
 
     /// One bit for each page of the image: changed since the last checkpoint.
     pub fn dirty_image_pages(&self) -> &[AtomicU64] {
         let pages = self.slots * SLOT_BYTES / 4096;
-        self.words(self.slots * SLOT_WORDS, pages.div_ceil(64))
+        self.words(0, pages.div_ceil(64))
     }
 
     /// One bit for each page of the pool: in use.
     pub fn used_pages(&self) -> &[AtomicU64] {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
-        self.words(self.slots * SLOT_WORDS + dirty, self.pages.div_ceil(64))
+        self.words(dirty, self.pages.div_ceil(64))
     }
 
     /// One bit for each page of the pool: it is free, and all zero.
     pub fn zeroed_pages(&self) -> &[AtomicU64] {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
         let pages = self.pages.div_ceil(64);
-        self.words(self.slots * SLOT_WORDS + dirty + pages, pages)
+        self.words(dirty + pages, pages)
     }
 
-    /// One bit for each slot: there is something in it.
-    pub fn occupied_slots(&self) -> &[AtomicU64] {
+    /// One bit for each slot: whether it is in the set.
+    pub fn slot_set(&self, set: SlotSet) -> &[AtomicU64] {
         let dirty = (self.slots * SLOT_BYTES / 4096).div_ceil(64);
-        let first = self.slots * SLOT_WORDS + dirty + 2 * self.pages.div_ceil(64);
-        self.words(first, self.slots.div_ceil(64))
+        let first = dirty + 2 * self.pages.div_ceil(64);
+        let words = self.slots.div_ceil(64);
+        self.words(first + set as usize * words, words)
+    }
+
+    /// The slots of a set, ascending.
+    pub fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
+        use std::sync::atomic::Ordering::Relaxed;
+        let words = self.slot_set(set);
+        let runs = bitmap::runs(|index| words[index].load(Relaxed), 0, self.slots());
+        runs.flat_map(|run| run.start_page..run.end_page())
     }
 
     /// How many slots there are.

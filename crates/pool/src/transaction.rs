@@ -4,7 +4,9 @@
 //! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
 //! a process that dies anywhere leaves at most one record to apply.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc;
 use crate::core::{Core, Locked};
@@ -13,68 +15,125 @@ use crate::format::FormatError;
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::format::run_list::LIST_RUNS;
-use crate::format::slot::Slot;
+use crate::format::slot::{self, Slot};
+use crate::format::slot_change::SlotWords;
 use crate::freed;
-use crate::image::{self, load_slot};
+use crate::image;
 use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::InodeUse;
 use crate::point;
-use crate::reservation::Reservation;
+use crate::reservation::{self, Reservation};
+use crate::segment::SlotSet;
 use crate::slots::{ChangeSlots, ReadSlots};
 
-/// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
-pub struct Transaction<'a> {
-    locked: Locked<'a>,
+/// What a transaction collects. Its memory is used again by the next one of the thread.
+#[derive(Default)]
+struct Work {
     /// In no order; few.
     changed: Vec<(u64, SlotBytes)>,
     /// Slots that were found free, ascending but for one step back to the first.
     taken: Vec<u64>,
+    exposed: Vec<ByteRange>,
+    builder: RecordBuilder,
+    record: Vec<u8>,
+}
+
+/// Changed slots, and bytes of a record, for which memory is kept.
+const KEPT_SLOTS: usize = 64;
+const KEPT_BYTES: usize = 64 << 10;
+
+thread_local! {
+    static SPARE: Cell<Option<Box<Work>>> = const { Cell::new(None) };
+}
+
+/// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
+pub struct Transaction<'a> {
+    locked: Locked<'a>,
+    work: Box<Work>,
     /// What could not be encoded.
     refused: Option<(u64, FormatError)>,
-    exposed: Vec<ByteRange>,
     /// Pages before this one are not fresh from now on; 0 if that stays as it is.
     used_to_page: u64,
 }
 
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        let control = self.locked.control();
+        if control.claimed_inode.load(Relaxed) != 0 {
+            // Release: who finds nothing claimed finds what has become of the inode. Pairs with `wait_while_claimed`.
+            control.claimed_inode.store(0, Release);
+        }
+        let mut work = std::mem::take(&mut self.work);
+        if work.changed.capacity() <= KEPT_SLOTS && work.record.capacity() <= KEPT_BYTES {
+            work.changed.clear();
+            work.taken.clear();
+            work.exposed.clear();
+            // Not in a thread that ends.
+            let _ = SPARE.try_with(|spare| spare.set(Some(work)));
+        }
+    }
+}
+
 impl ReadSlots for Transaction<'_> {
     fn slot(&self, number: u64) -> Result<SlotBytes> {
-        let is_this = |(changed, _): &&(u64, SlotBytes)| *changed == number;
-        if let Some((_, bytes)) = self.changed.iter().find(is_this) {
-            return Ok(*bytes);
+        let mut bytes = [0; SLOT_BYTES];
+        self.load(number, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
+        match self.changed(number) {
+            Some(bytes) => *into = *bytes,
+            None if number < self.core().segment.slots() => {
+                image::load_slot_into(&self.core().segment, number, into);
+            }
+            None => *into = [0; SLOT_BYTES],
         }
-        match number < self.core().segment.slots() {
-            true => Ok(load_slot(&self.core().segment, number)),
-            false => Ok([0; SLOT_BYTES]),
-        }
+        Ok(())
+    }
+
+    fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
+        Ok(match self.changed(number) {
+            Some(bytes) => slot::word(bytes, index),
+            None if number < self.core().segment.slots() => {
+                image::load_word(&self.core().segment, number, index)
+            }
+            None => [0; 8],
+        })
     }
 }
 
 impl ChangeSlots for Transaction<'_> {
     fn put(&mut self, number: u64, bytes: SlotBytes) {
-        match self.changed.iter_mut().find(|(changed, _)| *changed == number) {
-            Some((_, before)) => *before = bytes,
-            None => self.changed.push((number, bytes)),
-        }
+        *self.place_of(number) = bytes;
+    }
+
+    #[inline]
+    fn put_with<E>(
+        &mut self,
+        number: u64,
+        make: impl FnOnce(&mut SlotBytes) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        make(self.place_of(number))
     }
 
     fn take_slot(&mut self) -> Result<u64> {
         let slots = self.core().segment.slots();
         let hint = self.core().control().free_slot_hint.load(Relaxed);
-        let mut from = self.taken.last().map_or(hint, |last| last + 1).max(HEAD_SLOT + 1);
+        let mut from = self.work.taken.last().map_or(hint, |last| last + 1).max(HEAD_SLOT + 1);
         let mut has_begun_anew = false;
         loop {
             match alloc::free_slot(&self.locked, from.min(slots)) {
                 // What this transaction has put or taken before is not free any more.
                 Some(number)
-                    if self.taken.contains(&number)
-                        || self.changed.iter().any(|(changed, _)| *changed == number) =>
+                    if self.work.taken.contains(&number) || self.changed(number).is_some() =>
                 {
                     from = number + 1;
                 }
                 Some(number) => {
-                    self.taken.push(number);
+                    self.work.taken.push(number);
                     return Ok(number);
                 }
                 None if !has_begun_anew => (from, has_begun_anew) = (HEAD_SLOT + 1, true),
@@ -84,19 +143,46 @@ impl ChangeSlots for Transaction<'_> {
     }
 
     fn give_back(&mut self, number: u64) -> Result<()> {
-        let incarnation = match Slot::decode(&self.slot(number)?, number) {
-            Ok(Slot::Free(inode) | Slot::Object(inode)) => inode.incarnation,
-            Ok(Slot::File(inode)) => inode.incarnation,
-            _ => 0,
-        };
-        Transaction::put(self, Inode::free(number, incarnation));
+        let incarnation = self.incarnation(number)?;
+        Inode::make_free(self.place_of(number), number, incarnation);
         Ok(())
+    }
+
+    fn claim_unused(&mut self, number: u64) -> bool {
+        let claimed_inode = &self.locked.control().claimed_inode;
+        if claimed_inode.load(Relaxed) != 0 {
+            return false;
+        }
+        // Relaxed: before the fence in the look at the pins. See the table in `pins`.
+        claimed_inode.store(number, Relaxed);
+        let is_unused = !self.is_used(number, InodeUse::Open);
+        if !is_unused {
+            claimed_inode.store(0, Relaxed);
+        }
+        is_unused
     }
 }
 
 impl Transaction<'_> {
     fn core(&self) -> &Core {
         self.locked.core()
+    }
+
+    /// Where the bytes go of a slot that is being put.
+    fn place_of(&mut self, number: u64) -> &mut SlotBytes {
+        let changed = &mut self.work.changed;
+        let index = changed.iter().position(|(changed, _)| *changed == number);
+        let index = index.unwrap_or_else(|| {
+            changed.push((number, [0; SLOT_BYTES]));
+            changed.len() - 1
+        });
+        &mut changed[index].1
+    }
+
+    /// The bytes of a slot that this transaction has put.
+    fn changed(&self, number: u64) -> Option<&SlotBytes> {
+        let is_this = |(changed, _): &&(u64, SlotBytes)| *changed == number;
+        self.work.changed.iter().find(is_this).map(|(_, bytes)| bytes)
     }
 
     /// The inode in a slot, as this transaction sees it; a free one for what is not an object.
@@ -112,7 +198,10 @@ impl Transaction<'_> {
 
     /// All objects, as this transaction sees them. Damaged ones are left out.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
-        (HEAD_SLOT + 1..self.core().segment.slots())
+        let changed = self.work.changed.iter().map(|(slot, _)| *slot);
+        let slots: BTreeSet<u64> =
+            self.core().segment.slots_in(SlotSet::Objects).chain(changed).collect();
+        (slots.into_iter())
             .filter_map(|slot| self.inode(slot).ok())
             .filter(|inode| inode.kind != InodeKind::Free)
     }
@@ -141,7 +230,7 @@ impl Transaction<'_> {
     }
 
     /// Whether any process has such a pin of an inode: [`Pool::pin_inode`](crate::Pool::pin_inode). One that had no link before this transaction
-    /// began, and is not open, can be given back.
+    /// began, and is not open, can be given back. For one that had, see [`ChangeSlots::claim_unused`].
     pub fn is_used(&self, inode: u64, usage: InodeUse) -> bool {
         self.core().is_used(&self.locked, inode, usage)
     }
@@ -154,16 +243,8 @@ impl Transaction<'_> {
     /// Says that a name leads to these bytes of the data from now on, which did not before: they are durable before this change
     /// is. They were written before the change began.
     pub fn expose(&mut self, range: ByteRange) {
-        self.exposed.push(range);
+        self.work.exposed.push(range);
     }
-}
-
-/// What a transaction writes.
-struct Prepared {
-    builder: RecordBuilder,
-    bytes: Vec<u8>,
-    body_checksum: u64,
-    slots: Vec<(u64, SlotBytes)>,
 }
 
 /// When a transaction is durable.
@@ -176,18 +257,21 @@ enum Durability {
 }
 
 impl Core {
+    /// Makes the record of a transaction, but for its header. Returns the checksum of all behind that, and what the change frees.
     fn prepare(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &mut Transaction<'_>,
         reservations: &[Reservation<'_>],
         durability: Durability,
-    ) -> Result<Prepared> {
+    ) -> Result<(u64, freed::Change)> {
         let refused = |number, error| self.damaged(format!("new inode {number}"), error);
         if let Some((number, error)) = &transaction.refused {
             return Err(refused(*number, error.clone()));
         }
-        self.check_exposed(&transaction.exposed)?;
-        for (number, bytes) in &transaction.changed {
+        let used_to_page = transaction.used_to_page;
+        let Work { changed, exposed, builder, record, .. } = &mut *transaction.work;
+        self.check_exposed(exposed)?;
+        for (number, bytes) in changed.iter() {
             if *number == HEAD_SLOT || *number >= self.segment.slots() {
                 return Err(PoolError::Parameter {
                     what: "the number of an inode",
@@ -197,42 +281,49 @@ impl Core {
             }
             debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
-        let mut slots = transaction.changed.clone();
-        let mut builder = match durability {
-            Durability::Now => RecordBuilder::new(),
-            Durability::Later => RecordBuilder::packed(),
-        };
-        let head = PoolHead::decode(&load_slot(&self.segment, HEAD_SLOT))
-            .map_err(|error| self.damaged("the pool's head", error))?;
-        let last_slot = transaction.changed.iter().map(|(slot, _)| *slot).max();
+        let head = PoolHead::read(|index| {
+            u64::from_le_bytes(image::load_word(&self.segment, HEAD_SLOT, index))
+        });
+        let last_slot = changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
-            fresh_from_page: head.fresh_from_page.max(transaction.used_to_page),
+            fresh_from_page: head.fresh_from_page.max(used_to_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
         // Below the last used slot none is as if it had never been used.
         for number in head.used_slots..raised.used_slots {
-            if !slots.iter().any(|(changed, _)| *changed == number) {
-                let free = Inode::free(number, 0).encode().map_err(|e| refused(number, e))?;
-                slots.push((number, free));
+            if !changed.iter().any(|(changed, _)| *changed == number) {
+                let mut bytes = [0; SLOT_BYTES];
+                Inode::make_free(&mut bytes, number, 0);
+                changed.push((number, bytes));
             }
         }
         if raised != head {
-            slots.push((HEAD_SLOT, raised.encode()));
+            changed.push((HEAD_SLOT, raised.encode()));
         }
-        slots.iter().for_each(|(slot, _)| builder.slot(*slot));
+        builder.clear(durability == Durability::Later);
+        for (slot, after) in changed.iter() {
+            let before = self.segment.slot(*slot).expect("it was allocated");
+            // The first change behind the tail is a whole one.
+            let words = match image::is_logged(&self.segment, *slot) {
+                true => SlotWords::patch(|at| before[at].load(Relaxed).to_ne_bytes(), after),
+                false => SlotWords::whole(after),
+            };
+            builder.slot(*slot, words);
+        }
         let reserved = reservations.iter().flat_map(|reserved| reserved.runs());
         match durability {
             Durability::Now => reserved.for_each(|run| builder.new_run(run.bytes())),
             Durability::Later => reserved.for_each(|run| builder.exposed(run.bytes())),
         }
         if durability == Durability::Later {
-            transaction.exposed.iter().for_each(|range| builder.exposed(*range));
+            exposed.iter().for_each(|range| builder.exposed(*range));
         }
-        let mut bytes = vec![0; builder.len_bytes() as usize];
-        let images = builder.small_part(&mut bytes).chunks_exact_mut(SLOT_BYTES);
-        slots.iter().zip(images).for_each(|((_, slot), image)| image.copy_from_slice(slot));
-        let body_checksum = builder.finish_body(&mut bytes);
-        Ok(Prepared { builder, bytes, body_checksum, slots })
+        record.clear();
+        record.resize(builder.len_bytes() as usize, 0);
+        builder.copy_slots(changed.iter().map(|(_, after)| after), record);
+        let body_checksum = builder.finish_body(record);
+        let freeing = freed::Change::of(self, builder.slots(record));
+        Ok((body_checksum, freeing))
     }
 
     /// Refuses what recovery would refuse.
@@ -275,10 +366,11 @@ impl Core {
     fn has_room_for_freed(
         &self,
         transaction: &Transaction<'_>,
+        freeing: &freed::Change,
+        most_freed: usize,
         has_made_room: bool,
     ) -> Result<bool> {
-        let changed = transaction.changed.iter().map(|(number, bytes)| (*number, bytes));
-        let has_room = freed::has_room(&transaction.locked, changed, most_freed(transaction))?;
+        let has_room = freed::has_room(&transaction.locked, freeing, most_freed)?;
         if !has_room && has_made_room {
             freed::check_not_pinned(&transaction.locked)?;
         }
@@ -286,14 +378,9 @@ impl Core {
     }
 
     fn begin(&self) -> Result<Transaction<'_>> {
-        let transaction = Transaction {
-            locked: self.lock()?,
-            changed: Vec::new(),
-            taken: Vec::new(),
-            refused: None,
-            exposed: Vec::new(),
-            used_to_page: 0,
-        };
+        let locked = self.lock()?;
+        let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
+        let transaction = Transaction { locked, work, refused: None, used_to_page: 0 };
         // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
         // is appended that could contradict it.
         self.check_not_failed()?;
@@ -320,7 +407,12 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
-            let exposed: Vec<ByteRange> = (transaction.exposed.iter().copied())
+            if let Some(slot) = transaction.without_memory() {
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
+            let exposed: Vec<ByteRange> = (transaction.work.exposed.iter().copied())
                 .filter(|range| !flushed.contains(range))
                 .collect();
             if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
@@ -331,22 +423,27 @@ impl Core {
                 flushed.extend(exposed);
                 continue;
             }
-            let prepared = self.prepare(&transaction, &reservations, Durability::Now)?;
-            let Prepared { builder, mut bytes, body_checksum, .. } = prepared;
-            self.check_size(builder.len_bytes())?;
-            let space = match self.has_room_for_freed(&transaction, has_made_room)? {
-                true => self.reserve(&transaction.locked, builder.len_bytes(), true)?,
-                false => None,
-            };
+            let most_freed = most_freed(&transaction);
+            let (body_checksum, freeing) =
+                self.prepare(&mut transaction, &reservations, Durability::Now)?;
+            let len_bytes = transaction.work.record.len() as u64;
+            self.check_size(len_bytes)?;
+            let space =
+                match self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                    true => self.reserve(&transaction.locked, len_bytes, true)?,
+                    false => None,
+                };
             let Some((mut append, filler)) = space else {
                 drop(transaction);
-                self.make_room(builder.len_bytes())?;
+                self.make_room(len_bytes)?;
                 has_made_room = true;
                 continue;
             };
             point::pass("transact-reserved");
             let identity = self.identity();
             let (lsn, end_lsn) = (append.lsn, append.end_lsn);
+            let mut bytes = std::mem::take(&mut transaction.work.record);
+            let builder = &transaction.work.builder;
             builder.seal(&mut bytes, body_checksum, lsn, append.acknowledged_lsn, identity);
             let record = Header::decode(&bytes, lsn, self.layout.log().len_bytes, identity)
                 .and_then(|header| Record::decode(header, bytes))
@@ -356,9 +453,8 @@ impl Core {
             image::apply(&transaction.locked, &record);
             point::pass("transact-applied");
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            let after = transaction.work.changed.iter().map(|(number, bytes)| (*number, bytes));
+            reservation::end(&transaction.locked, reservations, after);
             drop(transaction);
             point::pass("transact-unlocked");
             if let Some(mut filler) = filler {
@@ -384,35 +480,39 @@ impl Core {
             if transaction.is_empty() {
                 return Ok(value);
             }
-            let prepared = self.prepare(&transaction, &reservations, Durability::Later)?;
-            let Prepared { builder, mut bytes, body_checksum, slots } = prepared;
-            self.check_size(builder.len_bytes())?;
-            let place = match self.has_room_for_freed(&transaction, has_made_room)? {
-                true => self.place_packed(&transaction.locked, builder.len_bytes())?,
-                false => None,
-            };
+            if let Some(slot) = transaction.without_memory() {
+                // Not with the lock.
+                drop(transaction);
+                self.segment.allocate_slot(slot)?;
+                continue;
+            }
+            let most_freed = most_freed(&transaction);
+            let (body_checksum, freeing) =
+                self.prepare(&mut transaction, &reservations, Durability::Later)?;
+            let len_bytes = transaction.work.record.len() as u64;
+            self.check_size(len_bytes)?;
+            let place =
+                match self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                    true => self.place_packed(&transaction.locked, len_bytes)?,
+                    false => None,
+                };
             let Some(place) = place else {
                 drop(transaction);
-                self.make_room(builder.len_bytes())?;
+                self.make_room(len_bytes)?;
                 has_made_room = true;
                 continue;
             };
-            builder.seal(
-                &mut bytes,
-                body_checksum,
-                place.lsn,
-                place.acknowledged_lsn,
-                self.identity(),
-            );
-            let exposes = !reservations.is_empty() || !transaction.exposed.is_empty();
-            self.publish_packed(&place, &bytes, exposes)?;
-            let end_lsn = place.lsn + bytes.len() as u64;
-            let after = slots.iter().map(|(number, bytes)| (*number, bytes));
-            image::apply_slots(&transaction.locked, after, end_lsn);
+            let Work { builder, record, exposed, .. } = &mut *transaction.work;
+            let (lsn, acknowledged_lsn) = (place.lsn, place.acknowledged_lsn);
+            builder.seal(record, body_checksum, lsn, acknowledged_lsn, self.identity());
+            let exposes = !reservations.is_empty() || !exposed.is_empty();
+            self.publish_packed(&place, record, exposes)?;
+            let end_lsn = lsn + len_bytes;
+            freed::note_change(&transaction.locked, freeing, end_lsn);
+            image::apply_noted(&transaction.locked, builder.slots(record), end_lsn);
+            let after = transaction.work.changed.iter().map(|(number, bytes)| (*number, bytes));
             transaction.note_taken();
-            for reserved in reservations {
-                reserved.keep(&transaction.locked);
-            }
+            reservation::end(&transaction.locked, reservations, after);
             return Ok(value);
         }
     }
@@ -421,20 +521,27 @@ impl Core {
 impl Transaction<'_> {
     /// The next one looks for a slot behind the last that was taken.
     fn note_taken(&self) {
-        if let Some(last) = self.taken.last() {
+        if let Some(last) = self.work.taken.last() {
             self.core().control().free_slot_hint.store(last + 1, Relaxed);
         }
     }
 
+    /// The last slot of those that it changes, if the image has no memory for it yet.
+    fn without_memory(&self) -> Option<u64> {
+        let segment = &self.core().segment;
+        let last = self.work.changed.iter().map(|(slot, _)| *slot).max()?;
+        (segment.allocated_slots()..segment.slots()).contains(&last).then_some(last)
+    }
+
     fn is_empty(&self) -> bool {
-        self.changed.is_empty()
+        self.work.changed.is_empty()
             && self.refused.is_none()
-            && self.exposed.is_empty()
+            && self.work.exposed.is_empty()
             && self.used_to_page == 0
     }
 }
 
 /// How many runs a transaction frees at most: between all that a slot names there may be a gap.
 fn most_freed(transaction: &Transaction<'_>) -> usize {
-    2 * transaction.changed.len() * LIST_RUNS
+    2 * transaction.work.changed.len() * LIST_RUNS
 }

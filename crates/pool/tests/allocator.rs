@@ -428,7 +428,7 @@ fn reserving_what_cannot_be_is_an_error() {
     }
     // More at once than one handle can have.
     let mut held: Vec<_> = (0..64).map(|_| pool.reserve(1, 1).unwrap()).collect();
-    assert!(matches!(pool.reserve(1, 1), Err(PoolError::Parameter { .. })));
+    assert!(matches!(pool.reserve(1, 1), Err(PoolError::TooManyReservations { .. })));
     held.pop();
     held.push(pool.reserve(1, 0).unwrap());
     drop(held);

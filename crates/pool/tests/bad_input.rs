@@ -4,7 +4,8 @@ mod support;
 
 use std::sync::Arc;
 
-use aquifer_pool::format::inode::Inode;
+use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_pool::format::inode::{Inode, SLOT_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
@@ -499,6 +500,20 @@ fn inodes_that_share_pages_are_read_by_nobody() {
     }
     let names: Vec<_> = pool.inodes().unwrap().into_iter().map(|inode| inode.name).collect();
     assert_eq!(names.len(), 3, "the others can be read");
+}
+
+/// In memory such a slot would be one that was changed there.
+#[test]
+fn a_slot_without_a_checksum_is_damaged_on_media() {
+    let image = sample::crashed_image(POOL_BYTES);
+    let layout = forge::superblock(&image).layout;
+    let number = number_of(&image, "delta");
+    let mut damaged = image.clone();
+    forge::slot(&mut damaged, &layout, number)[SLOT_BYTES - 8..].fill(0);
+    assert_refused(&damaged, |error| matches!(error, PoolError::Damaged { .. }));
+    let pool = Pool::open_on(FileMedia::of(&damaged), &reading()).unwrap();
+    assert!(matches!(pool.inode(number), Err(PoolError::Damaged { .. })));
+    assert!(!check_on(&*FileMedia::of(&damaged), &CheckOptions::default()).is_sound());
 }
 
 #[test]

@@ -318,6 +318,49 @@ fn answers_that_are_none_are_errors() {
     assert!(error.to_string().contains("says nothing"), "{error}");
 }
 
+/// What a broker sent may be of no use any more when it arrives: then the client opens nothing.
+#[test]
+fn descriptors_of_a_pool_that_was_closed_are_refused() {
+    let scene = scene();
+    let socket = socket_beside(&scene.path);
+    let listener = Listener::bind(&socket).unwrap();
+    let (never, _open) = std::io::pipe().unwrap();
+    for (is_closed, is_opened_again) in [(false, false), (true, false), (true, true)] {
+        let pool = Pool::open(&scene.path, &shared()).unwrap();
+        let id = std::fs::read(&scene.path).unwrap()[96..112].to_vec();
+        let name: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let names = [format!("/dev/shm/aquifer-{name}"), format!("/dev/shm/aquifer-{name}-pins")];
+        let open = |path: &dyn AsRef<Path>| {
+            std::fs::File::options().read(true).write(true).open(path).unwrap()
+        };
+        let files = [open(&scene.path), open(&names[0]), open(&names[1])];
+        let mut answer = b"AQSAYS01".to_vec();
+        answer.extend([0; 8]);
+        answer.extend(pool.uuid().as_bytes());
+        answer.extend(&id);
+        let mut pool = (!is_closed).then_some(pool);
+        if is_opened_again {
+            pool = Some(Pool::open(&scene.path, &shared()).unwrap());
+        }
+        let opened = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let connection = listener.accept(never.as_fd()).unwrap().unwrap();
+                connection.receive(&mut [0; 2000]).unwrap();
+                connection.send(&answer, &files.each_ref().map(AsFd::as_fd)).unwrap();
+            });
+            Pool::open_granted(&scene.path, &key(), &OpenOptions::default())
+        });
+        if !is_closed {
+            assert!(opened.unwrap().is_writable());
+            continue;
+        }
+        let error = access_error(opened);
+        assert!(matches!(error, AccessError::Ended { .. }), "{error}");
+        drop(pool);
+    }
+    std::fs::remove_file(&socket).unwrap();
+}
+
 fn serve_until_killed() {
     let path = path_of_parent();
     let broker =

@@ -152,15 +152,15 @@ fn prepared() -> (Arc<CrashMedia>, Pool) {
 /// Packed records of such lengths that the last ones come to lie before the end of the ring in every possible way.
 #[test]
 fn packed_records_at_the_end_of_the_ring_survive() {
-    for last_bytes in (640..1600).step_by(64) {
+    for last_bytes in (192..768).step_by(64) {
         let (media, pool) = prepared();
         let log = pool.layout().log();
         let number = common::find(&pool, b"object").unwrap().unwrap().number;
         let object = pool.inode(number).unwrap().runs[0].bytes();
-        // A record of one slot has 640 bytes; what it exposes makes it longer.
+        // A record of one word has 192 bytes; what it exposes makes it longer.
         let change = |version: u64, len_bytes: u64| {
             pool.change(vec![], |transaction| {
-                let exposed = (len_bytes - 640).div_ceil(40);
+                let exposed = (len_bytes - 168) / 40;
                 (0..exposed).for_each(|_| transaction.expose(object));
                 let inode = transaction.inode(number)?;
                 transaction.put(Inode { layout_version: version, ..inode });
@@ -171,16 +171,16 @@ fn packed_records_at_the_end_of_the_ring_survive() {
         let mut version = 100;
         while pool.durable_lsn() % log.len_bytes != log.len_bytes - PAGE_BYTES {
             pool.checkpoint().unwrap();
-            change(version, 640);
+            change(version, 192);
             pool.sync().unwrap();
         }
         let left_bytes = PAGE_BYTES - last_bytes;
-        for _ in 0..left_bytes / 640 {
+        for _ in 0..left_bytes / 192 {
             version += 1;
-            change(version, 640);
+            change(version, 192);
         }
         version += 1;
-        change(version, last_bytes + left_bytes % 640);
+        change(version, last_bytes + left_bytes % 192);
         pool.sync().unwrap();
         media.acknowledge(version);
         version += 1;
@@ -323,6 +323,7 @@ fn every_mutant_is_caught() {
         Mutant::NoChecksum,
         Mutant::TailBeforeFlush,
         Mutant::NoFlush,
+        Mutant::PatchFirst,
         Mutant::BothSuperblocksAtOnce,
     ] {
         let caught = (0..20).find_map(|seed| run(seed, 40, domain, 1500, Some(mutant)).err());

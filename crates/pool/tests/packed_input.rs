@@ -6,7 +6,7 @@ use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{OpenOptions, Pool, PoolError, Transaction};
 use support::sample::page;
 use support::*;
 
@@ -125,9 +125,15 @@ fn a_damaged_packed_record_ends_the_log() {
         let start = found.header.lsn % PAGE_BYTES;
         start + found.header.len_bytes > PAGE_BYTES
     };
-    // The records are so long that one of them does, sooner or later.
     let media = FileMedia::of(&image);
     let pool = Pool::open_on(media.clone(), &in_boot(BOOT)).unwrap();
+    // With a record before them that takes most of a page, one of a few does.
+    let exposed = pool.layout().data();
+    let fill = |transaction: &mut Transaction<'_>| {
+        (0..80).for_each(|_| transaction.expose(exposed));
+        Ok(())
+    };
+    pool.change(vec![], fill).unwrap();
     (6..14).for_each(|version| write(&pool, "alpha", version));
     let longer = media.image();
     std::mem::forget(pool);
@@ -212,6 +218,40 @@ fn a_close_without_room_for_its_mark_is_none() {
     forge::seal_record(bytes);
     assert_eq!(version_in(&short, BOOT).unwrap(), 4);
     assert_eq!(version_in(&short, BOOT + 1).unwrap(), 2);
+}
+
+/// Words of a slot count only over a slot that the log has, whole: over what is at its place they might make one that never was.
+#[test]
+fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let pool = Pool::create_on(media.clone(), &small(), &in_boot(BOOT)).unwrap();
+    write(&pool, "alpha", 1);
+    let number = pool.inodes().unwrap()[0].number;
+    pool.checkpoint().unwrap();
+    write(&pool, "alpha", 2);
+    write(&pool, "alpha", 3);
+    let image = media.image();
+    std::mem::forget(pool);
+    assert_eq!(version_in(&image, BOOT).unwrap(), 3);
+    let mut found = found(&image);
+    let entry = |record: &Found| &image[record.offset + HEADER_BYTES..][..16];
+    found.retain(|found| entry(found)[8..] == number.to_le_bytes());
+    let kind_of = |record: &Found| entry(record)[0];
+    let (whole, patch) = (1, 7);
+    assert_eq!([kind_of(&found[0]), kind_of(&found[1])], [whole, patch], "behind a checkpoint");
+    let mut forged = image.clone();
+    let record = found[0];
+    forged[record.offset + HEADER_BYTES] = patch;
+    forge::seal_record(&mut forged[record.offset..][..record.header.len_bytes as usize]);
+    let error = version_in(&forged, BOOT).expect_err("a patch of what is not there");
+    assert!(matches!(error, PoolError::Damaged { .. }), "{error:?}");
+    let reading = OpenOptions { read_only: true, ..in_boot(BOOT) };
+    let pool = Pool::open_on(FileMedia::of(&forged), &reading).unwrap();
+    let error = pool.inode(number).unwrap_err();
+    assert!(matches!(error, PoolError::Damaged { .. }), "{error:?}");
+    let options = CheckOptions { boot: Some(BOOT), ..CheckOptions::default() };
+    let report = check_on(&*FileMedia::of(&forged), &options).to_string();
+    assert!(report.contains("whose others the log does not have"), "{report}");
 }
 
 /// What a record exposes is data, or somebody made it up.

@@ -194,6 +194,30 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
     drop(pool.reserve(1, 1).unwrap());
 }
 
+/// Who writes much to a file is not taken for stopped by those who wait for its lock, and who does nothing is.
+#[test]
+fn who_goes_on_writing_a_file_is_waited_for() {
+    let media = prepared(1, PersistenceDomain::Volatile);
+    let patience = Duration::from_secs(1);
+    let pool = open(&media, &OpenOptions { stall_timeout: patience, ..alone(None) }).unwrap();
+    std::thread::scope(|scope| {
+        let held = pool.lock_two_files(1, 2).unwrap();
+        let refused = scope.spawn(|| pool.lock_file(2).map(drop)).join().unwrap();
+        assert!(matches!(refused, Err(PoolError::Stalled { .. })), "{refused:?}");
+        let waiting = [1, 2].map(|inode| {
+            let pool = &pool;
+            scope.spawn(move || pool.lock_file(inode).map(drop))
+        });
+        // All of it together takes longer than anybody's patience.
+        for _ in 0..8 {
+            std::thread::sleep(patience / 5);
+            held.note_progress();
+        }
+        drop(held);
+        waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
+    });
+}
+
 /// What recovery would not read is refused, and not written where everything behind it would be lost.
 #[test]
 fn commits_and_inodes_that_recovery_would_refuse_are_refused_before() {

@@ -29,7 +29,7 @@ type Outcome<T> = aquifer_pool::Result<T>;
 /// What a child does. Not a test by itself.
 #[test]
 fn child() {
-    child::play(&[("pinner", pinner), ("opener", opener)]);
+    child::play(&[("pinner", pinner), ("opener", opener), ("zeroer", zeroer)]);
 }
 
 fn environment(name: &str) -> String {
@@ -70,17 +70,27 @@ fn opener() {
     say_and_stay("opened");
 }
 
+/// Zeroes what is free.
+fn zeroer() {
+    let pool = pool_of_parent();
+    pool.zero_free_pages(1 << 20).unwrap();
+    say_and_stay("zeroed");
+}
+
 fn spawn(role: &str, pool: &Path, reads: bool, said: &str) -> Reaped {
     let mut command = child::command(role);
     command.env("POOL", pool).env("READS", if reads { "yes" } else { "no" });
     let mut child = Reaped(command.spawn().unwrap());
-    let mut output = BufReader::new(child.0.stdout.as_mut().unwrap());
+    wait_for(&mut BufReader::new(child.0.stdout.as_mut().unwrap()), said);
+    child
+}
+
+fn wait_for(output: &mut impl BufRead, said: &str) {
     let mut line = String::new();
     while !line.starts_with(said) {
         line.clear();
         assert!(output.read_line(&mut line).unwrap() > 0, "the child ended early");
     }
-    child
 }
 
 fn signal(child: &Reaped, number: i32) {
@@ -271,6 +281,43 @@ fn a_pin_keeps_pages_that_another_file_frees() {
     drop(pin);
     pool.checkpoint().unwrap();
     assert_eq!(free_pages(&pool), free);
+}
+
+#[test]
+fn what_was_exchanged_is_durable_before_it_is_stored_to() {
+    let media = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let [one, other] = [7, 8].map(|stamp| create(&pool, 10, stamp).unwrap().number);
+    let settle = |number| pool.lock_file(number).unwrap().settle().unwrap();
+    let before = pool.durable_lsn();
+    settle(one);
+    assert_eq!(pool.durable_lsn(), before, "nothing was exchanged");
+    let exchange_them = || {
+        let lock = pool.lock_two_files(one, other).unwrap();
+        lock.exchange(|| exchange(&pool, one, other)).unwrap();
+    };
+    exchange_them();
+    exchange_them();
+    assert_eq!(pool.durable_lsn(), before, "it is not stored to");
+    settle(other + 1);
+    assert_eq!(pool.durable_lsn(), before, "another file has nothing to do with it");
+    settle(other);
+    let durable = pool.durable_lsn();
+    assert!(durable > before);
+    create(&pool, 1, 9).unwrap();
+    [one, other].into_iter().for_each(settle);
+    assert_eq!(pool.durable_lsn(), durable, "what came later is nobody's business");
+    // Who died in the middle may have made it or not.
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let lock = pool.lock_two_files(one, other).unwrap();
+        lock.exchange(|| {
+            exchange(&pool, one, other).unwrap();
+            std::panic::resume_unwind(Box::new(()));
+        })
+    }));
+    assert!(died.is_err());
+    settle(one);
+    assert!(pool.durable_lsn() > durable);
 }
 
 /// Neither many frees under a pin nor many exchanges make the pool hang.
@@ -713,4 +760,78 @@ fn deliberate_mistakes_show_bytes_of_another_file() {
         }
     }
     assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+/// What a change does not name of the pages that were reserved for it is free again.
+#[test]
+fn what_is_reserved_and_not_named_is_given_back() {
+    let pool = pool_alone();
+    let made = create(&pool, 4, 7).unwrap();
+    let free = free_pages(&pool);
+    let named = |whole: Run| {
+        let start_page = whole.start_page;
+        [Run { start_page: start_page + 2, pages: 3 }, Run { start_page: start_page + 7, pages: 1 }]
+    };
+    let name = |transaction: &mut Transaction<'_>, runs: &[Run]| {
+        let mut inode = made.clone();
+        inode.runs.extend(runs);
+        inode.layout_version += 1;
+        put(transaction, &inode);
+        Ok(())
+    };
+    for is_durable in [false, true] {
+        let reservations =
+            vec![pool.reserve_some(10, None, false).unwrap(), pool.reserve(5, 1).unwrap()];
+        let runs = named(reservations[0].whole());
+        assert_eq!(free_pages(&pool), free - 15);
+        match is_durable {
+            false => pool.change(reservations, |transaction| name(transaction, &runs)).unwrap(),
+            true => pool.transact(reservations, |transaction| name(transaction, &runs)).unwrap(),
+        }
+        assert_eq!(free_pages(&pool), free - 4, "durable: {is_durable}");
+        assert!(!can_be_had(&pool, runs[0]) && !can_be_had(&pool, runs[1]));
+        let between = Run { start_page: runs[0].end_page(), pages: 2 };
+        assert!(can_be_had(&pool, between));
+        set_runs(&pool, made.number, &made.runs).unwrap();
+        pool.checkpoint().unwrap();
+        assert_eq!(free_pages(&pool), free);
+    }
+}
+
+/// What is being zeroed is nobody's.
+#[test]
+fn pages_count_as_free_while_they_are_zeroed() {
+    let directory = scratch();
+    let pool = shared_pool(directory.path());
+    let free = free_pages(&pool);
+    let made = create(&pool, 40, 7).unwrap();
+    remove(&pool, made.number).unwrap();
+    pool.checkpoint().unwrap();
+    let mut command = child::command("zeroer");
+    command.env("POOL", directory.path().join("pool")).env("READS", "no");
+    command.env("AQUIFER_HOLD_AT", "zero-written").stdin(std::process::Stdio::piped());
+    let mut child = Reaped(command.spawn().unwrap());
+    let mut output = BufReader::new(child.0.stdout.take().unwrap());
+    wait_for(&mut output, "held");
+    let room = pool.room().unwrap();
+    assert_eq!((room.free_pages, pool.info().unwrap().free_pages), (free, free));
+    assert!(!can_be_had(&pool, made.runs[0]), "they are just being written to");
+    // It goes on, and is held no more.
+    drop(child.0.stdin.take());
+    wait_for(&mut output, "zeroed");
+    assert_eq!(pool.room().unwrap().free_pages, free);
+    assert!(can_be_had(&pool, made.runs[0]));
+    // One that dies meanwhile takes none of them along.
+    let mut command = child::command("zeroer");
+    command.env("POOL", directory.path().join("pool")).env("READS", "no");
+    command.env("AQUIFER_DIE_AT", "zero-written");
+    let other = create(&pool, 40, 7).unwrap();
+    remove(&pool, other.number).unwrap();
+    pool.checkpoint().unwrap();
+    assert!(!Reaped(command.spawn().unwrap()).0.wait().unwrap().success());
+    assert_eq!(pool.room().unwrap().free_pages, free);
+    pool.checkpoint().unwrap();
+    let room = pool.room().unwrap();
+    let info = pool.info().unwrap();
+    assert_eq!((room.free_pages, room.free_slots), (free, info.free_slots));
 }

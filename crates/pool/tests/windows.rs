@@ -306,6 +306,11 @@ fn guarded_media_grow() {
             assert_eq!(in_file(&path, len_bytes - 8), 0x0505_0505_0505_0505);
             assert_eq!(in_file(&path, len_bytes - 16), 0x0606_0606_0606_0606);
         }
-        assert!(media.store_at(8 << 20, &[1]).is_err(), "behind the end");
+        // Readers look for what is new without writing.
+        media.grow(16 << 20).unwrap();
+        other.extend_mapping();
+        other.store_at((16 << 20) - 8, &[7; 8]).unwrap();
+        assert_eq!(in_file(&path, (16 << 20) - 8), 0x0707_0707_0707_0707);
+        assert!(media.store_at(16 << 20, &[1]).is_err(), "behind the end");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A segment is *fully allocated* when it is made. A file system in memory gives out pages as they are stored
 //! to, and a store when none is left raises SIGBUS, in whichever process makes it; `/dev/shm` is small in
-//! containers. So creating reports [`SharedMemoryError::NoSpace`], and using never fails.
+//! containers. So creating reports [`SharedMemoryError::NoSpace`], and using never fails. What may never be needed can be left out, and
+//! allocated later ([`SharedMemory::allocate`]): until then nobody may touch it, not even to read.
 //!
 //! A name is what `shm_open` takes without the slash, and lives in `/dev/shm`. It stays until it is
 //! unlinked, whoever has died; the memory stays until nobody maps it. The content of a new segment is
@@ -14,6 +15,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
@@ -98,6 +100,16 @@ impl SharedMemory {
         len_bytes: usize,
         mode: u32,
     ) -> Result<SharedMemory, SharedMemoryError> {
+        Self::create_partly(name, len_bytes, len_bytes, mode)
+    }
+
+    /// As [`SharedMemory::create`], with memory for the first `allocated_bytes` only.
+    pub fn create_partly(
+        name: &str,
+        len_bytes: usize,
+        allocated_bytes: usize,
+        mode: u32,
+    ) -> Result<SharedMemory, SharedMemoryError> {
         let path = path_of(name)?;
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
         let file = open_raw(&path, flags, mode).map_err(|source| refused(name, "make", source))?;
@@ -106,7 +118,7 @@ impl SharedMemory {
             let permissions = std::fs::Permissions::from_mode(mode & 0o777);
             file.set_permissions(permissions)
                 .map_err(|source| refused(name, "set the mode of", source))?;
-            allocate(&file, len_bytes, name)?;
+            allocate(&file, len_bytes, 0..allocated_bytes, name)?;
             Self::map(file, len_bytes, Protection::ReadWrite, name)
         })();
         if made.is_err() {
@@ -148,14 +160,30 @@ impl SharedMemory {
 
     /// Makes a segment without a name. Other processes reach it only through [`SharedMemory::file`].
     pub fn anonymous(len_bytes: usize) -> Result<SharedMemory, SharedMemoryError> {
+        Self::anonymous_partly(len_bytes, len_bytes)
+    }
+
+    /// As [`SharedMemory::anonymous`], with memory for the first `allocated_bytes` only.
+    pub fn anonymous_partly(
+        len_bytes: usize,
+        allocated_bytes: usize,
+    ) -> Result<SharedMemory, SharedMemoryError> {
         const NAME: &str = "(unnamed)";
         // SAFETY: a NUL-terminated name.
         let fd = unsafe { libc::memfd_create(c"aquifer".as_ptr(), libc::MFD_CLOEXEC) };
         let fd = crate::check(fd.into()).map_err(|source| refused(NAME, "make", source))?;
         // SAFETY: just made, owned by nobody else.
         let file = unsafe { File::from_raw_fd(fd as libc::c_int) };
-        allocate(&file, len_bytes, NAME)?;
+        allocate(&file, len_bytes, 0..allocated_bytes, NAME)?;
         Self::map(file, len_bytes, Protection::ReadWrite, NAME)
+    }
+
+    /// Allocates a part of it, for all who map it. What is allocated already stays as it is.
+    ///
+    /// # Errors
+    /// [`SharedMemoryError::NoSpace`], and nothing has changed for those who have not touched it.
+    pub fn allocate(&self, range: Range<usize>) -> Result<(), SharedMemoryError> {
+        allocate(&self.file, self.len_bytes, range, "(open)")
     }
 
     /// Removes the name. Whoever has mapped the segment keeps it.
@@ -225,20 +253,31 @@ fn open_raw(path: &CString, flags: libc::c_int, mode: u32) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
-/// Gives the file its length and every page its memory.
-fn allocate(file: &File, len_bytes: usize, name: &str) -> Result<(), SharedMemoryError> {
-    let len_bytes = len_bytes as u64;
-    if len_bytes == 0 {
+/// Gives the file its length, and every page of a range its memory.
+fn allocate(
+    file: &File,
+    file_bytes: usize,
+    range: Range<usize>,
+    name: &str,
+) -> Result<(), SharedMemoryError> {
+    if range.is_empty() || file_bytes < range.end {
         return Err(SharedMemoryError::Empty { name: name.into() });
     }
+    let len_bytes = range.end as u64;
     // A file system without a limit of its own would go on until the kernel kills somebody.
     if len_bytes > machine_memory_bytes().map_err(|source| refused(name, "allocate", source))? {
         let source = io::Error::from_raw_os_error(libc::ENOMEM);
         return Err(SharedMemoryError::NoSpace { len_bytes, source });
     }
-    crate::io::allocate(file.as_fd(), 0, len_bytes).map_err(|source| match source.raw_os_error() {
+    let (start, range_bytes) = (range.start as u64, range.len() as u64);
+    let allocated =
+        crate::io::allocate(file.as_fd(), start, range_bytes).and_then(|()| match range.start {
+            0 => file.set_len(file_bytes as u64),
+            _ => Ok(()),
+        });
+    allocated.map_err(|source| match source.raw_os_error() {
         Some(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EFBIG) => {
-            SharedMemoryError::NoSpace { len_bytes, source }
+            SharedMemoryError::NoSpace { len_bytes: range_bytes, source }
         }
         _ => refused(name, "allocate", source),
     })
@@ -331,6 +370,23 @@ mod tests {
         assert!(matches!(gone, SharedMemoryError::Missing { .. }), "{gone}");
         let error = SharedMemory::anonymous(1 << 55).unwrap_err();
         assert!(matches!(error, SharedMemoryError::NoSpace { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_part_can_be_allocated_later() {
+        let name = Name::new("partly");
+        let made = SharedMemory::create_partly(&name.0, 1 << 30, 8192, 0o600).unwrap();
+        let blocks = || made.file.metadata().unwrap().blocks() * 512;
+        assert!((8192..1 << 20).contains(&blocks()), "{}", blocks());
+        let other = SharedMemory::open(&name.0, true).unwrap();
+        assert_eq!(other.len_bytes(), 1 << 30);
+        other.allocate(1 << 20..2 << 20).unwrap();
+        assert!(blocks() >= (1 << 20) + 8192);
+        // SAFETY: inside the mapping, and allocated.
+        unsafe { made.start().add(1 << 20).write_volatile(7) };
+        other.allocate(1 << 20..3 << 20).unwrap();
+        assert_eq!(byte(&other, 1 << 20), 7);
+        assert!(other.allocate(1 << 30..(1 << 30) + 1).is_err(), "behind its end");
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! `aquifer stat` of files: everything that their inodes say.
+//! `aquifer stat` of files: everything that their inodes say, and whether somebody has them locked.
 
 use anyhow::Result;
+use aquifer::fs::LockMode;
+use aquifer::{FileOptions, Files};
 use aquifer_bench::Bytes;
 use serde::Serialize;
 
@@ -19,7 +21,61 @@ pub struct StatArgs {
 
 #[derive(Serialize)]
 struct Report {
-    entries: Vec<Entry>,
+    entries: Vec<Shown>,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    entry: Entry,
+    /// How somebody has all of the file locked.
+    locked: Option<&'static str>,
+    /// The first range that somebody has locked.
+    locked_range: Option<LockedRange>,
+}
+
+#[derive(Serialize)]
+struct LockedRange {
+    start: u64,
+    /// None if it goes on for ever.
+    end: Option<u64>,
+    locked: &'static str,
+}
+
+fn mode_name(mode: LockMode) -> &'static str {
+    match mode {
+        LockMode::Shared => "shared",
+        LockMode::Exclusive => "exclusive",
+    }
+}
+
+impl Shown {
+    fn of(files: &Files, place: &Place, entry: Entry) -> Result<Shown> {
+        if entry.kind() != "file" {
+            return Ok(Shown { entry, locked: None, locked_range: None });
+        }
+        let file = files.open_with(place.path(), &FileOptions::new().read(true)).at(place)?;
+        let range = file.range_lock_conflict(.., LockMode::Exclusive).at(place)?;
+        Ok(Shown {
+            entry,
+            locked: file.lock_conflict(LockMode::Exclusive).at(place)?.map(mode_name),
+            locked_range: range.map(|held| LockedRange {
+                start: held.range.start,
+                end: Some(held.range.end).filter(|end| *end < u64::MAX),
+                locked: mode_name(held.mode),
+            }),
+        })
+    }
+
+    fn locks(&self) -> Option<String> {
+        let range =
+            self.locked_range.as_ref().map(|LockedRange { start, end, locked }| match end {
+                Some(end) => format!("bytes {start} to {} {locked}", end - 1),
+                None => format!("bytes from {start} on {locked}"),
+            });
+        let parts: Vec<String> = self.locked.map(str::to_owned).into_iter().chain(range).collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
 }
 
 /// Prints it.
@@ -29,8 +85,8 @@ pub fn run(args: StatArgs, places: &[Place]) -> Result<()> {
     let mut entries = Vec::new();
     for place in places {
         match look(args, &mut pools, place) {
-            Ok(entry) if args.json => entries.push(entry),
-            Ok(entry) => output::print(&to_text(place, &entry))?,
+            Ok(shown) if args.json => entries.push(shown),
+            Ok(shown) => output::print(&to_text(place, &shown))?,
             Err(error) => failures.note(Err(error))?,
         }
     }
@@ -40,17 +96,19 @@ pub fn run(args: StatArgs, places: &[Place]) -> Result<()> {
     failures.end()
 }
 
-fn look(args: StatArgs, pools: &mut Pools, place: &Place) -> Result<Entry> {
+fn look(args: StatArgs, pools: &mut Pools, place: &Place) -> Result<Shown> {
     let files = pools.files(place)?;
     let metadata = match args.follow {
         true => files.metadata(place.path()),
         false => files.symlink_metadata(place.path()),
     };
     let name = last_name(place.path()).unwrap_or("/".into());
-    Entry::of(&files, place, &name, &metadata.at(place)?)
+    let entry = Entry::of(&files, place, &name, &metadata.at(place)?)?;
+    Shown::of(&files, place, entry)
 }
 
-fn to_text(place: &Place, entry: &Entry) -> String {
+fn to_text(place: &Place, shown: &Shown) -> String {
+    let entry = &shown.entry;
     let (uid, gid) = entry.owner();
     let len = match entry.kind() {
         "directory" => output::several(entry.len(), "name"),
@@ -77,6 +135,7 @@ fn to_text(place: &Place, entry: &Entry) -> String {
     if entry.is_immutable() {
         lines.push(("immutable", "yes".to_owned()));
     }
+    lines.extend(shown.locks().map(|locks| ("locked", locks)));
     let lines: Vec<_> = lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
     format!("{}\n{}", place.show(), output::columns(&lines))
 }

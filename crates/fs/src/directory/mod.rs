@@ -232,9 +232,9 @@ impl Tree {
         count: usize,
         parts: &[&[u8]],
     ) -> Result<()> {
-        let bytes = compose_leaf(number, self.owner, count, parts);
-        slots.put(number, bytes.map_err(|error| self.damaged(number, error))?);
-        Ok(())
+        slots
+            .put_with(number, |bytes| compose_leaf(bytes, number, self.owner, count, parts))
+            .map_err(|error| self.damaged(number, error))
     }
 
     fn put_interior(&self, slots: &mut impl ChangeSlots, node: Interior) -> Result<()> {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
+use aquifer_pool::{PoolError, Transaction};
 
 use super::File;
 use super::write::{Edit, Write, one_more};
@@ -43,12 +43,12 @@ impl File {
             return Ok(());
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        let write = Write { shared, open: self.inode(), inode, table };
+        let write = Write { shared, lock, open: self.inode(), inode, table };
         write.replace(bytes, range)
     }
 
@@ -56,6 +56,9 @@ impl File {
     /// `other` from `other_offset_bytes` on. Nothing is copied, however many they are, and everybody always sees both files
     /// before or both after it, also after a crash. So a large part of a file is replaced at once: it is written to a file without
     /// readers, and exchanged.
+    ///
+    /// Until it is durable, a power cut can undo it. So whoever writes next over bytes that one of the two files has waits
+    /// for that, once, or the other one would get them back with these bytes in them.
     ///
     /// All three numbers are multiples of 4,096, and both ranges end at the last page of their file at the latest.
     ///
@@ -99,11 +102,11 @@ impl File {
         if is_one_file && overlap {
             return Err(FsError::NotPages { reason: "the two parts of the file overlap" });
         }
-        let _writing = shared.pool.lock_two_files(own.number, others.number)?;
+        let lock = &shared.pool.lock_two_files(own.number, others.number)?;
         // Not `OpenInode::table` later: a reader may show an older one there at any time.
         let of = |open| {
             let (inode, table) = shared.table(open)?;
-            Ok::<_, FsError>(Write { shared, open, inode, table })
+            Ok::<_, FsError>(Write { shared, lock, open, inode, table })
         };
         let (own_write, other_write) = (of(own)?, of(others)?);
         let mut exposed = Vec::new();
@@ -113,7 +116,7 @@ impl File {
             exposed.append(&mut write.make_exchangeable(range)?);
         }
         let now_ns = now_ns();
-        let tables = shared.pool.try_change(Vec::new(), |slots| {
+        let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
             let mut own_table = FileTable::clone(&own_write.table);
             let mut other_table = FileTable::clone(&other_write.table);
@@ -134,7 +137,8 @@ impl File {
             }
             exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>((own_table, other_table))
-        })?;
+        };
+        let tables = lock.exchange(|| shared.pool.try_change(Vec::new(), change))?;
         own.set_table(Arc::new(tables.0));
         if !is_one_file {
             others.set_table(Arc::new(tables.1));
@@ -194,8 +198,8 @@ impl Write<'_> {
         let pages = range.pages();
         let mut first = pages.first.0;
         while first < pages.end().0 {
-            let left = pages.end().0 - first;
-            let Some(reservation) = one_more(&reservations, || self.reserve(left, left))? else {
+            let left = FilePages::between(FilePage(first), pages.end());
+            let Some(reservation) = one_more(&reservations, || self.reserve(left, false))? else {
                 // It cannot be done in pieces.
                 let longest = reservations.iter().map(|reserved| reserved.whole().pages).max();
                 let largest_free_pages = longest.unwrap_or(0);
@@ -229,16 +233,15 @@ impl Write<'_> {
         let start = pages.first.0 * PAGE_BYTES;
         let end = pages.end().0 * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        let pool = &self.shared.pool;
         let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - start);
         // Less than a page before and behind.
         for (edge_from, edge_to) in [(start, from), (to, end)] {
             let mut edge = vec![0; (edge_to - edge_from) as usize];
             self.shared.read_at(self.open, &mut edge, edge_from)?;
-            pool.store(at(edge_from), &edge)?;
+            self.put(at(edge_from), &edge)?;
         }
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        Ok(pool.store(at(from), &bytes[part])?)
+        self.put(at(from), &bytes[part])
     }
 
     /// Makes sure that pages hold nothing but the file's bytes, and returns where they lie. They end with the file's last page at the
@@ -255,7 +258,7 @@ impl Write<'_> {
             len_bytes: end_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+            self.store_zeros(place)?;
         }
         let whole = FileBytes {
             offset_bytes: pages.first.0 * PAGE_BYTES,

@@ -312,15 +312,20 @@ impl crate::files::Shared {
         let known = open.table();
         let (inode, table) = self.look(|slots| {
             let inode = open.read(slots)?;
-            let table = match known.is_current(&inode) {
-                true => None,
-                false => Some(FileTable::load(&inode, slots)?),
+            let table = match &known {
+                Some(known) if known.is_current(&inode) => None,
+                _ => Some(FileTable::load(&inode, slots)?),
             };
             Ok((inode, table))
         })?;
-        let Some(table) = table else { return Ok((inode, Guard::into_inner(known))) };
-        let table = Arc::new(table);
-        open.set_table(table.clone());
+        let table = match table {
+            Some(table) => {
+                let table = Arc::new(table);
+                open.set_table(table.clone());
+                table
+            }
+            None => Guard::into_inner(known.expect("it is the current one")),
+        };
         Ok((inode, table))
     }
 }

@@ -93,15 +93,14 @@ impl Shared {
     /// Size, layout version, and the table of that version.
     pub(crate) fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
         loop {
-            let table = open.table();
-            if let Some(state) = self.pool.file_state(open.number)
+            if let Some(table) = open.table()
+                && let Some(state) = self.pool.file_state(open.number)
                 && table.is_of(open.number, state.incarnation, state.layout_version)
             {
                 return Ok((state.size_bytes, state.layout_version, table));
             }
             let (inode, _) = self.table(open)?;
-            let table = open.table();
-            if table.is_current(&inode) {
+            if let Some(table) = open.table().filter(|table| table.is_current(&inode)) {
                 return Ok((inode.size_bytes, inode.layout_version, table));
             }
             // Another thread has shown another one meanwhile.

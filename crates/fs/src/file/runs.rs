@@ -115,13 +115,13 @@ impl File {
     /// Moves the next pages behind a page of the pool, if that is free; `None` if there are no more.
     fn move_some(&self, from: FilePage, near_page: Option<u64>) -> Result<Option<Moved>> {
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let rest = FilePages::between(from, FilePage(table.pages()));
         let Some(extent) = table.extents(rest).find(|extent| !extent.run.is_hole()) else {
             return Ok(None);
         };
-        let write = Write { shared, open: self.inode(), inode, table };
+        let write = Write { shared, lock, open: self.inode(), inode, table };
         write.check()?;
         write.check_not_viewed()?;
         let wanted = extent.run.pages.min(STEP_PAGES);

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
-use aquifer_pool::{PoolError, Reservation};
 
 use super::File;
 use super::write::{Edit, REMOVED_AT_ONCE_RUNS, Write};
@@ -67,9 +66,9 @@ impl File {
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
         match mode {
             Allocate::PunchHole => write.punch(range),
@@ -79,7 +78,7 @@ impl File {
                 write.allocate(range, None)
             }
             Allocate::ZeroRange => {
-                write.zero(range)?;
+                write.clear(range)?;
                 write.allocate(range, Some(end_bytes))
             }
         }
@@ -133,7 +132,7 @@ impl Write<'_> {
             let mut edit = Edit::default();
             let pages = range.pages();
             let (reservations, end) =
-                self.take_pages(pages, &mut edit, |hole| self.reserve_zeroed(hole.pages))?;
+                self.take_pages(pages, &mut edit, |hole| self.reserve(hole, true))?;
             let is_last = end == pages.end();
             let size_bytes = size_bytes.filter(|size| is_last && *size > self.inode.size_bytes);
             if let Some(size_bytes) = size_bytes {
@@ -148,26 +147,20 @@ impl Write<'_> {
         }
     }
 
-    /// Zero pages in one run, as many as there are of `pages`.
-    fn reserve_zeroed(&self, pages: u64) -> Result<Reservation<'_>> {
-        let pool = &self.shared.pool;
-        let reserve = |pages| self.shared.with_room(|| pool.reserve_zeroed(pages, 1));
-        match pool.reserve_zeroed(pages, 1) {
-            Err(PoolError::Full { largest_free_pages, .. }) => {
-                Ok(reserve(largest_free_pages.clamp(1, pages))?)
-            }
-            reserved => Ok(reserved?),
-        }
+    /// What of a range lies inside of the file.
+    fn inside(&self, range: FileBytes) -> FileBytes {
+        let end_bytes = range.end_bytes().min(self.inode.size_bytes);
+        FileBytes { len_bytes: end_bytes.saturating_sub(range.offset_bytes), ..range }
     }
 
-    /// Writes zeros over what the file has in a range, up to its end.
-    fn zero(&self, range: FileBytes) -> Result<()> {
+    /// Has what the file has in a range read as zeros.
+    fn clear(&mut self, range: FileBytes) -> Result<()> {
         self.check()?;
-        let len_bytes =
-            range.end_bytes().min(self.inode.size_bytes).saturating_sub(range.offset_bytes);
-        let inside = FileBytes { len_bytes, ..range };
-        for place in self.table.pieces(inside).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
+        let mut edit = Edit::default();
+        self.zero(self.inside(range), &mut edit)?;
+        if !edit.splices.is_empty() {
+            self.commit(edit, Vec::new())?;
+            (self.inode, self.table) = self.shared.table(self.open)?;
         }
         Ok(())
     }
@@ -178,13 +171,12 @@ impl Write<'_> {
         let end = range.end_bytes() / PAGE_BYTES;
         // What shares a page with other bytes is zeroed.
         if first >= end {
-            self.zero(range)?;
+            self.clear(range)?;
             return self.commit(Edit::default(), Vec::new());
         }
-        let before = first * PAGE_BYTES - range.offset_bytes;
-        self.zero(FileBytes { len_bytes: before, ..range })?;
-        let behind = range.end_bytes() - end * PAGE_BYTES;
-        self.zero(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes: behind })?;
+        self.clear(FileBytes { len_bytes: first * PAGE_BYTES - range.offset_bytes, ..range })?;
+        let len_bytes = range.end_bytes() - end * PAGE_BYTES;
+        self.clear(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes })?;
         self.remove(FilePages::between(FilePage(first), FilePage(end)))
     }
 

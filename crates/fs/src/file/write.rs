@@ -7,11 +7,11 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{InodeUse, PoolError, Reservation};
+use aquifer_pool::{FileLock, InodeUse, Pool, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
+use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use crate::files::{Shared, now_ns};
 use crate::names::Names;
 use crate::open_inodes::OpenInode;
@@ -20,8 +20,14 @@ use crate::open_inodes::OpenInode;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A file that grows is given so much more than it needs at most.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
+/// How much is copied between two signs to other writers of the file that it goes on.
+const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
 /// How long a thread waits until others have used the pages that they have reserved.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
+const LEAST_REPLACED_PAGES: u64 = 512;
+/// So many times in one transaction at most.
+const MOST_REPLACED: usize = 16;
 /// Runs that one transaction takes away from a file at most.
 pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
 
@@ -58,16 +64,16 @@ impl File {
             return Ok(offset_bytes);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        if !self.opened.options.appends() && shared.overwrite(self.inode(), bytes, range)? {
+        if !self.opened.options.appends() && shared.overwrite(lock, self.inode(), bytes, range)? {
             return Ok(range.end_bytes());
         }
         let (inode, table) = shared.table(self.inode())?;
         let offset_bytes =
             if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         write.write(bytes, range)?;
         Ok(range.end_bytes())
     }
@@ -123,9 +129,9 @@ impl File {
             return Err(FsError::FileTooLarge);
         }
         let shared = &self.files().shared;
-        let _writing = shared.pool.lock_file(self.inode().number)?;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table };
         match size_bytes <= write.inode.size_bytes {
             true => write.shrink(size_bytes),
             false => write.extend(size_bytes),
@@ -139,6 +145,7 @@ const COPIED_BYTES: u64 = 1 << 20;
 /// A file that is being written, locked.
 pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
+    pub lock: &'a FileLock<'a>,
     pub open: &'a OpenInode,
     pub inode: FileInode,
     pub table: Arc<FileTable>,
@@ -146,9 +153,11 @@ pub(crate) struct Write<'a> {
 
 /// What changes in an inode and its table.
 #[derive(Default)]
-pub(crate) struct Edit {
+pub(crate) struct Edit<'a> {
     /// Pages that get these runs.
     pub splices: Vec<(FilePages, Vec<Run>)>,
+    /// Of these runs, such as were taken because they are zero.
+    pub zeros: Vec<Reservation<'a>>,
     pub size_bytes: Option<u64>,
     /// Bytes of the pool that come to be inside of the file, besides those of reservations.
     pub exposed: Vec<ByteRange>,
@@ -198,12 +207,29 @@ impl Write<'_> {
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
-            self.expose(self.inode.size_bytes, end_bytes, &mut edit);
+            self.expose(self.inode.size_bytes.max(range.offset_bytes), end_bytes, &mut edit);
         }
         // Where there were pages before, which may be inside of the file or behind its end.
         self.copy_in(&bytes[..done.len_bytes as usize], done)?;
         self.commit(edit, reservations)?;
         Ok(done.len_bytes)
+    }
+
+    /// Copies bytes to pages that are no file's yet.
+    pub fn put(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        put(&self.shared.pool, self.lock, offset_bytes, bytes)
+    }
+
+    /// Writes zeros to pages that are no file's yet.
+    pub fn put_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len_bytes {
+            let part = (len_bytes - done).min(ZEROS.len() as u64);
+            self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
+            self.lock.note_progress();
+            done += part;
+        }
+        Ok(())
     }
 
     /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
@@ -212,9 +238,21 @@ impl Write<'_> {
             let Some(place) = piece.pool else { continue };
             let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
             let part = &bytes[start..start + piece.file.len_bytes as usize];
-            self.shared.pool.store(place.offset_bytes, part)?;
+            self.store(place, part)?;
         }
         Ok(())
+    }
+
+    /// Writes over bytes of a page that the file has.
+    fn store(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
+        self.lock.settle()?;
+        self.put(place.offset_bytes, bytes)
+    }
+
+    /// Writes zeros over bytes of pages that the file has.
+    pub fn store_zeros(&self, place: ByteRange) -> Result<()> {
+        self.lock.settle()?;
+        self.put_zeros(place.offset_bytes, place.len_bytes)
     }
 
     /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. As [`Write::take_pages`].
@@ -222,7 +260,7 @@ impl Write<'_> {
         &self,
         bytes: &[u8],
         range: FileBytes,
-        edit: &mut Edit,
+        edit: &mut Edit<'_>,
     ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
         self.take_pages(pages, edit, |hole| {
@@ -235,7 +273,8 @@ impl Write<'_> {
             if ahead_pages > 0 {
                 self.open.note_ahead();
             }
-            let reservation = self.reserve(hole.pages + ahead_pages, hole.pages)?;
+            let wanted = FilePages { pages: hole.pages + ahead_pages, ..hole };
+            let reservation = self.reserve(wanted, false)?;
             self.fill(reservation.whole(), hole.first, bytes, range)?;
             Ok(reservation)
         })
@@ -246,7 +285,7 @@ impl Write<'_> {
     pub fn take_pages<'r>(
         &self,
         pages: FilePages,
-        edit: &mut Edit,
+        edit: &mut Edit<'_>,
         reserve: impl Fn(FilePages) -> Result<Reservation<'r>>,
     ) -> Result<(Vec<Reservation<'r>>, FilePage)> {
         let mut reservations = Vec::new();
@@ -270,26 +309,14 @@ impl Write<'_> {
         (self.inode.size_bytes / 4).min(MOST_AHEAD_BYTES) / PAGE_BYTES
     }
 
-    /// Pages in one run: as many as wanted, or as many as there are, or as are needed.
-    pub fn reserve(&self, wanted_pages: u64, needed_pages: u64) -> Result<Reservation<'_>> {
+    /// Pages for the beginning of a hole, in one run, as many as there are: behind those before the hole if these are free.
+    pub fn reserve(&self, hole: FilePages, must_be_zero: bool) -> Result<Reservation<'_>> {
         let pool = &self.shared.pool;
-        let reserve = |pages| self.shared.with_room(|| pool.reserve(pages, 1));
-        let mut largest_pages = match pool.reserve(wanted_pages, 1) {
-            Err(PoolError::Full { largest_free_pages, .. }) => largest_free_pages,
-            reserved => return Ok(reserved?),
-        };
-        loop {
-            let pages = largest_pages.min(needed_pages).max(1);
-            match reserve(pages) {
-                // Somebody else was faster.
-                Err(PoolError::Full { largest_free_pages, .. })
-                    if largest_free_pages > 0 && largest_free_pages < largest_pages =>
-                {
-                    largest_pages = largest_free_pages;
-                }
-                reserved => return Ok(reserved?),
-            }
-        }
+        let near_page = (hole.first.0.checked_sub(1))
+            .and_then(|before| self.table.find(FilePage(before)))
+            .filter(|extent| !extent.run.is_hole())
+            .map(|extent| extent.run.start_page + 1);
+        Ok(self.shared.with_room(|| pool.reserve_some(hole.pages, near_page, must_be_zero))?)
     }
 
     /// Fills new pages, of the file from `first` on, with what belongs there: up to the end of the last page that `range` touches.
@@ -298,28 +325,67 @@ impl Write<'_> {
         let start = first.0 * PAGE_BYTES;
         let end = (first.0 + run.pages).min(range.pages().end().0) * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        self.shared.store_zeros(at(start), from - start)?;
+        self.put_zeros(at(start), from - start)?;
         let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        self.shared.pool.store(at(from), &bytes[part])?;
-        self.shared.store_zeros(at(to), end - to)
+        self.put(at(from), &bytes[part])?;
+        self.put_zeros(at(to), end - to)
     }
 
     /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
-    pub fn zero_behind_end(&self, offset_bytes: u64, edit: &mut Edit) -> Result<()> {
+    pub fn zero_behind_end<'r>(&'r self, offset_bytes: u64, edit: &mut Edit<'r>) -> Result<()> {
         let size_bytes = self.inode.size_bytes;
-        let gap = FileBytes {
-            offset_bytes: size_bytes,
-            len_bytes: offset_bytes.saturating_sub(size_bytes),
-        };
-        for place in self.table.pieces(gap).filter_map(|piece| piece.pool) {
-            self.shared.store_zeros(place.offset_bytes, place.len_bytes)?;
-            edit.exposed.push(place);
-        }
+        let len_bytes = offset_bytes.saturating_sub(size_bytes);
+        let gap = FileBytes { offset_bytes: size_bytes, len_bytes };
+        let zeroed = self.zero(gap, edit)?;
+        edit.exposed.extend(zeroed);
         Ok(())
     }
 
+    /// Has what the file has in a range read as zeros, and returns what it wrote zeros over. Where there are many pages, they are replaced
+    /// by such as are zero already, as long as there are any.
+    pub fn zero<'r>(&'r self, range: FileBytes, edit: &mut Edit<'r>) -> Result<Vec<ByteRange>> {
+        let mut zeroed = Vec::new();
+        for Piece { file, pool } in self.table.pieces(range) {
+            let Some(place) = pool else { continue };
+            let mut zero_in_place = |from_bytes: u64, to_bytes: u64| {
+                let offset_bytes = place.offset_bytes + (from_bytes - file.offset_bytes);
+                let part = ByteRange { offset_bytes, len_bytes: to_bytes - from_bytes };
+                zeroed.push(part);
+                self.store_zeros(part)
+            };
+            let first = FilePage(file.offset_bytes.div_ceil(PAGE_BYTES));
+            let end = FilePage(file.end_bytes() / PAGE_BYTES);
+            let replaced_to = match FilePages::between(first, end).pages < LEAST_REPLACED_PAGES {
+                true => first,
+                false => self.replace_by_zeros(FilePages::between(first, end), edit)?,
+            };
+            if replaced_to == first {
+                zero_in_place(file.offset_bytes, file.end_bytes())?;
+            } else {
+                zero_in_place(file.offset_bytes, first.0 * PAGE_BYTES)?;
+                zero_in_place(replaced_to.0 * PAGE_BYTES, file.end_bytes())?;
+            }
+        }
+        Ok(zeroed)
+    }
+
+    /// Puts zero pages in the place of others, from the front on and as long as there are such, and returns up to where.
+    fn replace_by_zeros<'r>(&'r self, pages: FilePages, edit: &mut Edit<'r>) -> Result<FilePage> {
+        let mut left = pages;
+        // Who stores to a view of these pages stores to the file.
+        let is_viewed = self.shared.pool.is_used(self.open.number, InodeUse::Writable)?;
+        while !is_viewed && left.pages >= LEAST_REPLACED_PAGES && edit.zeros.len() < MOST_REPLACED {
+            let Some(ready) = self.shared.pool.reserve_ready(left.pages)? else { break };
+            let taken = FilePages { pages: ready.whole().pages, ..left };
+            edit.splices.push((taken, ready.runs().to_vec()));
+            edit.zeros.push(ready);
+            left = FilePages::between(taken.end(), pages.end());
+        }
+        Ok(left.first)
+    }
+
     /// Notes that these bytes of pages that the file has come to be inside of it.
-    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit) {
+    fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit<'_>) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
     }
@@ -391,8 +457,13 @@ impl Write<'_> {
     }
 
     /// Makes an edit, and shows the new table to the readers in this process.
-    pub fn commit(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+    pub fn commit<'r>(
+        &'r self,
+        edit: Edit<'r>,
+        mut reservations: Vec<Reservation<'r>>,
+    ) -> Result<()> {
         let pool = &self.shared.pool;
+        reservations.extend(edit.zeros);
         let now_ns = now_ns();
         let table = pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns };
@@ -412,6 +483,15 @@ impl Write<'_> {
         self.open.set_table(Arc::new(table));
         Ok(())
     }
+}
+
+/// Copies bytes to the pool, which belong to a file that is locked.
+fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
+        pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)?;
+        lock.note_progress();
+    }
+    Ok(())
 }
 
 /// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for
@@ -438,8 +518,14 @@ pub(super) fn one_more<'r>(
 
 impl Shared {
     /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
-    fn overwrite(&self, open: &OpenInode, bytes: &[u8], range: FileBytes) -> Result<bool> {
-        let table = open.table();
+    fn overwrite(
+        &self,
+        lock: &FileLock<'_>,
+        open: &OpenInode,
+        bytes: &[u8],
+        range: FileBytes,
+    ) -> Result<bool> {
+        let Some(table) = open.table() else { return Ok(false) };
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
             || range.end_bytes() > state.size_bytes
@@ -448,7 +534,8 @@ impl Shared {
             return Ok(false);
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
-        self.pool.store(place.offset_bytes, bytes)?;
+        lock.settle()?;
+        put(&self.pool, lock, place.offset_bytes, bytes)?;
         self.note_modified(open, state.modified_ns)?;
         Ok(true)
     }
@@ -466,23 +553,12 @@ impl Shared {
         })
     }
 
-    /// Writes zeros over bytes of the pool.
-    pub(super) fn store_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
-        let mut done = 0;
-        while done < len_bytes {
-            let part = (len_bytes - done).min(ZEROS.len() as u64);
-            self.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
-            done += part;
-        }
-        Ok(())
-    }
-
     /// Gives back what a file was given to grow into, and the file if it has no name any more.
     pub(super) fn close_written(&self, open: &OpenInode) -> Result<()> {
         if !open.was_given_ahead() {
             return Ok(());
         }
-        let _writing = self.pool.lock_file(open.number)?;
+        let lock = &self.pool.lock_file(open.number)?;
         let (inode, table) = self.table(open)?;
         if inode.is_immutable
             || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES)
@@ -491,7 +567,7 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, open, inode, table }
+        Write { shared: self, lock, open, inode, table }
             .relocate(Edit { splices, ..Edit::default() }, Vec::new())
     }
 }
@@ -499,20 +575,19 @@ impl Shared {
 impl Write<'_> {
     /// Copies pages from an offset of the pool to a run.
     pub fn copy_pages(&self, from_bytes: u64, to: Run) -> Result<()> {
-        let pool = &self.shared.pool;
         let (to, mut done) = (to.bytes(), 0);
         let mut bytes = vec![0; COPIED_BYTES.min(to.len_bytes) as usize];
         while done < to.len_bytes {
             let part = &mut bytes[..COPIED_BYTES.min(to.len_bytes - done) as usize];
-            pool.load(from_bytes + done, part)?;
-            pool.store(to.offset_bytes + done, part)?;
+            self.shared.pool.load(from_bytes + done, part)?;
+            self.put(to.offset_bytes + done, part)?;
             done += part.len() as u64;
         }
         Ok(())
     }
 
     /// An edit that changes nothing that anybody reads: not even times.
-    pub fn relocate(&self, edit: Edit, reservations: Vec<Reservation<'_>>) -> Result<()> {
+    pub fn relocate(&self, edit: Edit<'_>, reservations: Vec<Reservation<'_>>) -> Result<()> {
         let table = self.shared.pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;

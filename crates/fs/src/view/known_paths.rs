@@ -1,11 +1,12 @@
-//! Where paths led: what a process has looked up before, so that a file is found again with two cache lines.
+//! Where paths led: what a process has looked up before, so that a file is found again with one cache line.
 //!
-//! An entry says which inode a path led to, and, if the content of the file was one run, where that lies. It is used only if
-//! no name in the pool has been changed since ([`Pool::names_version`](aquifer_pool::Pool::names_version)); that the file itself has not changed
-//! is seen by who pins it. So an entry is never wrong, only useless.
+//! An entry says which inode a path led to, how long the file was, and, if its content was one run, where that lies. As long as nothing
+//! at all has been changed in the pool since ([`Pool::metadata_version`](aquifer_pool::Pool::metadata_version)), that is how it is. As long as no name has
+//! been changed ([`Pool::names_version`](aquifer_pool::Pool::names_version)), it is the inode. The caller looks at these versions again after it has
+//! pinned what it found. So an entry is never wrong, only useless.
 //!
-//! An entry has a cache line for itself, at a place that its path decides. Paths are told apart by 128 bits of SipHash with a key that
-//! the process has drawn: whoever does not know it cannot find two paths that are taken for one, and by chance that happens once in
+//! An entry is at one of two places that its path decides. Paths are told apart by 128 bits of SipHash with a key that the process has
+//! drawn: whoever does not know it cannot find two paths that are taken for one, and by chance that happens once in
 //! 2¹¹⁰ lookups of a full table.
 //!
 //! # Threads
@@ -20,8 +21,10 @@ use aquifer_pool::format::run::Run;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use zerocopy::FromZeros;
 
-/// Entries: 8 MiB, which are there only as far as they are used.
-const ENTRIES: usize = 1 << 17;
+/// Places for an entry: 8 MiB together, which are there only as far as they are used.
+const BUCKETS: usize = 1 << 15;
+/// Entries that can be at one of them.
+const WAYS: usize = 2;
 /// Bits of the length of a run: one that is longer is not known.
 const PAGES_BITS: u32 = 24;
 
@@ -31,8 +34,13 @@ pub(crate) struct Known {
     pub inode: u64,
     pub incarnation: u64,
     pub layout_version: u64,
+    pub size_bytes: u64,
     /// Where the content lies; empty if it is not one run.
     pub run: Run,
+    /// Of the names, when it was found.
+    pub names_version: u64,
+    /// Of all metadata, when it was found; odd if that was changed meanwhile.
+    pub metadata_version: u64,
 }
 
 /// A path, by its hash.
@@ -40,23 +48,90 @@ pub(crate) struct Known {
 pub(crate) struct PathHash(u64, u64);
 
 #[derive(FromZeros)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 struct Entry {
     /// Odd while it is written.
     version: AtomicU64,
-    /// Hash, version of the names, inode, incarnation, layout version, run.
-    words: [AtomicU64; 7],
+    /// Hash, version of the metadata, inode, layout version, size, run; and in the next cache line version of the names, incarnation.
+    words: [AtomicU64; 9],
 }
 
 /// See the module's documentation.
 pub(crate) struct KnownPaths {
     key: (u64, u64),
-    entries: Box<[Entry]>,
+    buckets: Box<[[Entry; WAYS]]>,
 }
 
 impl std::fmt::Debug for KnownPaths {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("KnownPaths").finish_non_exhaustive()
+    }
+}
+
+impl Entry {
+    fn is_of(&self, path: PathHash) -> bool {
+        self.words[0].load(Relaxed) == path.0
+    }
+
+    #[inline]
+    fn read(&self, path: PathHash) -> Option<Known> {
+        // Acquire: pairs with the Release at the end of `write`.
+        let version = self.version.load(Acquire);
+        let [
+            first,
+            second,
+            metadata_version,
+            inode,
+            layout_version,
+            size_bytes,
+            run,
+            names,
+            incarnation,
+        ] = self.words.each_ref().map(|word| word.load(Relaxed));
+        // Acquire: the loads above come before the one below. Pairs with the fence in `write`.
+        fence(Acquire);
+        let is_whole = version.is_multiple_of(2) && self.version.load(Relaxed) == version;
+        let is_it = (first, second) == (path.0, path.1) && inode != 0;
+        (is_whole && is_it).then_some(Known {
+            inode,
+            incarnation,
+            layout_version,
+            size_bytes,
+            run: Run { start_page: run >> PAGES_BITS, pages: run & ((1 << PAGES_BITS) - 1) },
+            names_version: names,
+            metadata_version,
+        })
+    }
+
+    fn write(&self, path: PathHash, known: Known) {
+        let version = self.version.load(Relaxed);
+        let is_taken = !version.is_multiple_of(2)
+            || self.version.compare_exchange(version, version + 1, Relaxed, Relaxed).is_err();
+        if is_taken {
+            return;
+        }
+        // Release: the odd version is seen before any of the stores below.
+        fence(Release);
+        let run = known.run;
+        let run = match run.pages >> PAGES_BITS == 0 && run.start_page >> (64 - PAGES_BITS) == 0 {
+            true => run.start_page << PAGES_BITS | run.pages,
+            false => 0,
+        };
+        let words = [
+            path.0,
+            path.1,
+            known.metadata_version,
+            known.inode,
+            known.layout_version,
+            known.size_bytes,
+            run,
+            known.names_version,
+            known.incarnation,
+        ];
+        for (word, value) in self.words.iter().zip(words) {
+            word.store(value, Relaxed);
+        }
+        self.version.store(version + 2, Release);
     }
 }
 
@@ -67,14 +142,14 @@ impl KnownPaths {
         KnownPaths {
             // Without a key nothing is known: see `hash`.
             key: drawn().zip(drawn()).unwrap_or((0, 0)),
-            entries: <[Entry]>::new_box_zeroed_with_elems(ENTRIES).unwrap_or_default(),
+            buckets: <[[Entry; WAYS]]>::new_box_zeroed_with_elems(BUCKETS).unwrap_or_default(),
         }
     }
 
     /// The hash of a path; `None` if nothing can be known.
     #[inline]
     pub fn hash(&self, path: &[u8]) -> Option<PathHash> {
-        if self.key == (0, 0) || self.entries.is_empty() {
+        if self.key == (0, 0) || self.buckets.is_empty() {
             return None;
         }
         let mut hasher = SipHasher13::new_with_keys(self.key.0, self.key.1);
@@ -83,47 +158,24 @@ impl KnownPaths {
         Some(PathHash(hash.h1, hash.h2))
     }
 
-    fn entry(&self, path: PathHash) -> &Entry {
-        &self.entries[path.0 as usize % ENTRIES]
+    fn bucket(&self, path: PathHash) -> &[Entry; WAYS] {
+        &self.buckets[path.0 as usize % BUCKETS]
     }
 
-    /// What was learnt when the names had this version.
+    /// What is known of a path.
     #[inline]
-    pub fn find(&self, path: PathHash, names_version: u64) -> Option<Known> {
-        let entry = self.entry(path);
-        // Acquire: pairs with the Release at the end of `learn`.
-        let version = entry.version.load(Acquire);
-        let [first, second, names, inode, incarnation, layout_version, run] =
-            entry.words.each_ref().map(|word| word.load(Relaxed));
-        // Acquire: the loads above come before the one below. Pairs with the fence in `learn`.
-        fence(Acquire);
-        let is_whole = version.is_multiple_of(2) && entry.version.load(Relaxed) == version;
-        let is_it = first == path.0 && second == path.1 && names == names_version && inode != 0;
-        let run = Run { start_page: run >> PAGES_BITS, pages: run & ((1 << PAGES_BITS) - 1) };
-        (is_whole && is_it).then_some(Known { inode, incarnation, layout_version, run })
+    pub fn find(&self, path: PathHash) -> Option<Known> {
+        self.bucket(path).iter().find(|entry| entry.is_of(path))?.read(path)
     }
 
-    /// Notes what was looked up after the names had this version.
-    pub fn learn(&self, path: PathHash, names_version: u64, known: Known) {
-        let entry = self.entry(path);
-        let version = entry.version.load(Relaxed);
-        let is_taken = !version.is_multiple_of(2)
-            || entry.version.compare_exchange(version, version + 1, Relaxed, Relaxed).is_err();
-        if is_taken {
-            return;
-        }
-        // Release: the odd version is seen before any of the stores below.
-        fence(Release);
-        let Known { inode, incarnation, layout_version, run } = known;
-        let run = match run.pages >> PAGES_BITS == 0 && run.start_page >> (64 - PAGES_BITS) == 0 {
-            true => run.start_page << PAGES_BITS | run.pages,
-            false => 0,
-        };
-        let words = [path.0, path.1, names_version, inode, incarnation, layout_version, run];
-        for (word, value) in entry.words.iter().zip(words) {
-            word.store(value, Relaxed);
-        }
-        entry.version.store(version + 2, Release);
+    /// Notes what was found.
+    pub fn learn(&self, path: PathHash, known: Known) {
+        let bucket = self.bucket(path);
+        let own = bucket.iter().position(|entry| entry.is_of(path));
+        let empty = || bucket.iter().position(|entry| entry.version.load(Relaxed) == 0);
+        // Bits that the place does not depend on.
+        let any = || (path.1 as usize) % WAYS;
+        bucket[own.or_else(empty).unwrap_or_else(any)].write(path, known);
     }
 }
 
@@ -132,21 +184,42 @@ mod tests {
     use super::*;
 
     fn known(inode: u64) -> Known {
-        let run = Run { start_page: inode * 2, pages: inode };
-        Known { inode, incarnation: inode, layout_version: inode, run }
+        Known {
+            inode,
+            incarnation: inode + 1,
+            layout_version: inode + 2,
+            size_bytes: inode + 3,
+            run: Run { start_page: inode * 2, pages: inode },
+            names_version: inode + 4,
+            metadata_version: inode + 5,
+        }
     }
 
     #[test]
-    fn what_was_learnt_is_known_until_names_change() {
+    fn what_was_learnt_is_known() {
         let paths = KnownPaths::new();
         let hash = |path: &str| paths.hash(path.as_bytes()).unwrap();
-        assert_eq!(paths.find(hash("/a"), 0), None, "an empty entry is nothing");
-        paths.learn(hash("/a"), 5, known(7));
-        assert_eq!(paths.find(hash("/a"), 5), Some(known(7)));
-        assert_eq!(paths.find(hash("/a"), 6), None);
-        assert_eq!(paths.find(hash("/b"), 5), None);
-        paths.learn(hash("/a"), 6, known(8));
-        assert_eq!(paths.find(hash("/a"), 6), Some(known(8)));
+        assert_eq!(paths.find(hash("/a")), None, "an empty entry is nothing");
+        paths.learn(hash("/a"), known(7));
+        assert_eq!(paths.find(hash("/a")), Some(known(7)));
+        assert_eq!(paths.find(hash("/b")), None);
+        paths.learn(hash("/a"), known(8));
+        assert_eq!(paths.find(hash("/a")), Some(known(8)));
+    }
+
+    #[test]
+    fn a_place_has_room_for_two() {
+        let paths = KnownPaths::new();
+        let one = paths.hash(b"/a").unwrap();
+        let others = [1, 2, 3].map(|n| PathHash(one.0 + n * BUCKETS as u64, one.1 + n));
+        paths.learn(one, known(1));
+        paths.learn(others[0], known(2));
+        assert_eq!(paths.find(one), Some(known(1)));
+        assert_eq!(paths.find(others[0]), Some(known(2)));
+        for (number, other) in (3..).zip(&others[1..]) {
+            paths.learn(*other, known(number));
+            assert_eq!(paths.find(*other), Some(known(number)));
+        }
     }
 
     #[test]
@@ -154,8 +227,8 @@ mod tests {
         let paths = KnownPaths::new();
         let path = paths.hash(b"/a").unwrap();
         let run = Run { start_page: 9, pages: 1 << PAGES_BITS };
-        paths.learn(path, 5, Known { run, ..known(7) });
-        assert!(paths.find(path, 5).unwrap().run.is_empty());
+        paths.learn(path, Known { run, ..known(7) });
+        assert!(paths.find(path).unwrap().run.is_empty());
     }
 
     /// All words of an entry say the same, whoever writes to it meanwhile.
@@ -168,12 +241,12 @@ mod tests {
                 let (paths, known) = (&paths, &known);
                 scope.spawn(move || {
                     for number in 0..200_000_u64 {
-                        paths.learn(path, 5, known(first + number % 1000));
+                        paths.learn(path, known(first + number % 1000));
                     }
                 })
             });
             while !writers.iter().all(|writer| writer.is_finished()) {
-                if let Some(found) = paths.find(path, 5) {
+                if let Some(found) = paths.find(path) {
                     assert_eq!(found, known(found.inode));
                 }
             }

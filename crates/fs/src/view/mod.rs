@@ -37,7 +37,7 @@ use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};
 use crate::files::{Files, Shared};
 use crate::walk::{self, Last, bytes_of, owned, walk};
-use known_paths::Known;
+use known_paths::{Known, PathHash};
 
 /// The most pieces that a view of a fragmented file is made of: each is a mapping, and takes about a microsecond.
 pub const MAX_VIEW_PIECES: usize = 1024;
@@ -124,29 +124,36 @@ impl Files {
     pub fn view(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<View<'_>> {
         let path = bytes_of(path.as_ref());
         let shared = &*self.shared;
-        let names_version = shared.pool.names_version();
         let hash = shared.known_paths.hash(path);
-        if let Some(known) = hash.and_then(|hash| shared.known_paths.find(hash, names_version))
-            && let Some(view) = self.view_of_known(known, &range)?
+        if let Some(hash) = hash
+            && let Some(known) = shared.known_paths.find(hash)
+            && let Some(view) = self.view_of_known(hash, known, &range)?
         {
             return Ok(view);
         }
         loop {
-            let (inode, table) = shared
-                .look(|slots| {
-                    let found = walk(slots, path, Last::Follow)?.referent(path)?;
-                    let inode = walk::referred(slots, found)?;
-                    match inode.kind {
-                        FileKind::File => Ok((FileTable::load(&inode, slots)?, inode)),
-                        _ => Err(FsError::IsADirectory { path: owned(path) }),
-                    }
-                })
-                .map(|(table, inode)| (inode, table))?;
+            let versions = Versions::of(&shared.pool);
+            let (inode, table) = shared.look(|slots| {
+                let found = walk(slots, path, Last::Follow)?.referent(path)?;
+                let inode = walk::referred(slots, found)?;
+                if inode.kind != FileKind::File {
+                    return Err(FsError::IsADirectory { path: owned(path) });
+                }
+                let table = FileTable::load(&inode, slots)?;
+                Ok((inode, table))
+            })?;
             if let Some(hash) = hash {
-                let run = table.as_one_run().unwrap_or_default();
-                let Layout { inode, incarnation, layout_version } = Layout::of(&inode);
-                let known = Known { inode, incarnation, layout_version, run };
-                shared.known_paths.learn(hash, names_version, known);
+                let Layout { inode: number, incarnation, layout_version } = Layout::of(&inode);
+                let known = Known {
+                    inode: number,
+                    incarnation,
+                    layout_version,
+                    size_bytes: inode.size_bytes,
+                    run: table.as_one_run().unwrap_or_default(),
+                    names_version: versions.names,
+                    metadata_version: versions.metadata_if_unchanged(&shared.pool),
+                };
+                shared.known_paths.learn(hash, known);
             }
             let range = resolve(&range, inode.size_bytes)?;
             if let Some(view) = self.view_of(Layout::of(&inode), &table, range, false)? {
@@ -159,27 +166,42 @@ impl Files {
     #[inline]
     fn view_of_known(
         &self,
+        hash: PathHash,
         known: Known,
         range: &impl RangeBounds<u64>,
     ) -> Result<Option<View<'_>>> {
         let pool = &self.shared.pool;
-        let Known { inode, incarnation, layout_version, run } = known;
+        if known.run.is_empty() {
+            return Ok(None);
+        }
         // While the CPU waits for the inode and the pin. Usually a view begins where the file does.
-        pool.prefetch(run.bytes());
-        let Some(state) = pool.file_state(inode) else { return Ok(None) };
-        if run.is_empty()
-            || (state.incarnation, state.layout_version) != (incarnation, layout_version)
-        {
-            return Ok(None);
-        }
-        let range = resolve(range, state.size_bytes)?;
-        if range.end_bytes() > run.pages * PAGE_BYTES || range.len_bytes == 0 {
-            return Ok(None);
-        }
-        let offset_bytes = run.bytes().offset_bytes + range.offset_bytes;
-        let bytes = ByteRange { offset_bytes, len_bytes: range.len_bytes };
+        pool.prefetch(known.run.bytes());
+        let Known { inode, incarnation, layout_version, metadata_version, .. } = known;
         let of = Layout { inode, incarnation, layout_version };
-        self.pinned(of, range.offset_bytes, || Ok(Place::Linear(bytes)))
+        if pool.metadata_version() == metadata_version {
+            let Some((offset_bytes, place)) = place_of_known(&known, known.size_bytes, range)?
+            else {
+                return Ok(None);
+            };
+            let pin = pool.pin_unchanged(inode, layout_version, metadata_version)?;
+            let Some(pin) = pin else { return Ok(None) };
+            return Ok(Some(View { held: Held::Borrowed(self, pin), place, offset_bytes, of }));
+        }
+        // Something was changed; perhaps neither names nor this file.
+        let versions = Versions::of(pool);
+        let Some(state) = pool.file_state(inode) else { return Ok(None) };
+        let is_it = versions.names == known.names_version
+            && (state.incarnation, state.layout_version) == (incarnation, layout_version);
+        if !is_it {
+            return Ok(None);
+        }
+        let metadata_version = versions.metadata_if_unchanged(pool);
+        let size_bytes = state.size_bytes;
+        self.shared.known_paths.learn(hash, Known { metadata_version, size_bytes, ..known });
+        let Some((offset_bytes, place)) = place_of_known(&known, size_bytes, range)? else {
+            return Ok(None);
+        };
+        self.pinned(of, offset_bytes, || Ok(place))
     }
 
     /// A view of this layout of a file, if it still has it.
@@ -205,6 +227,45 @@ impl Files {
         let Some(pin) = pin else { return Ok(None) };
         Ok(Some(View { held: Held::Borrowed(self, pin), place: place()?, offset_bytes, of }))
     }
+}
+
+/// What has been changed in the pool, and how often.
+struct Versions {
+    names: u64,
+    metadata: u64,
+}
+
+impl Versions {
+    #[inline]
+    fn of(pool: &Pool) -> Versions {
+        Versions { names: pool.names_version(), metadata: pool.metadata_version() }
+    }
+
+    /// That of the metadata if nothing was changed since these were asked for; else an odd one, which no metadata have at rest.
+    #[inline]
+    fn metadata_if_unchanged(&self, pool: &Pool) -> u64 {
+        let is_at_rest = self.metadata.is_multiple_of(2);
+        match is_at_rest && pool.metadata_version() == self.metadata {
+            true => self.metadata,
+            false => 1,
+        }
+    }
+}
+
+/// Where in the file and in the pool a range of a known file of this length lies; `None` if it has no bytes, or not all in the run.
+#[inline]
+fn place_of_known(
+    known: &Known,
+    size_bytes: u64,
+    range: &impl RangeBounds<u64>,
+) -> Result<Option<(u64, Place)>> {
+    let range = resolve(range, size_bytes)?;
+    if range.end_bytes() > known.run.pages * PAGE_BYTES || range.len_bytes == 0 {
+        return Ok(None);
+    }
+    let offset_bytes = known.run.bytes().offset_bytes + range.offset_bytes;
+    let bytes = ByteRange { offset_bytes, len_bytes: range.len_bytes };
+    Ok(Some((range.offset_bytes, Place::Linear(bytes))))
 }
 
 /// A range of a file of this length.

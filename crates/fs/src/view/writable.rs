@@ -11,7 +11,7 @@ use std::ops::{Deref, Range, RangeBounds};
 
 use aquifer_pool::format::file::FileInode;
 use aquifer_pool::media::{ByteRange, WriteWindows};
-use aquifer_pool::{InodeUse, OwnedPin};
+use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
 use super::{Layout, Place, View, resolve, within};
 use crate::error::{FsError, Result};
@@ -62,8 +62,8 @@ impl File {
                 self.allocate(Allocate::Extend, offset_bytes, len_bytes)?;
                 continue;
             }
-            let _writing = files.shared.pool.lock_file(open.number)?;
-            if let Some(view) = self.view_of_locked(&inode, &table, range)? {
+            let lock = files.shared.pool.lock_file(open.number)?;
+            if let Some(view) = self.view_of_locked(&lock, &inode, &table, range)? {
                 return Ok(view);
             }
         }
@@ -92,25 +92,28 @@ impl File {
         self.check_reads()?;
         self.check_writes()?;
         let (shared, open) = (&self.files().shared, self.inode());
-        let _writing = shared.pool.lock_file(open.number)?;
+        let lock = &shared.pool.lock_file(open.number)?;
         let (inode, table) = shared.table(open)?;
         let range = FileBytes { offset_bytes: inode.size_bytes, len_bytes };
         if len_bytes > 0 {
-            Write { shared, open, inode, table }.append_zeros(len_bytes)?;
+            Write { shared, lock, open, inode, table }.append_zeros(len_bytes)?;
         }
         let (inode, table) = shared.table(open)?;
         // With the lock nobody else changes the layout.
-        self.view_of_locked(&inode, &table, range)?.ok_or(FsError::LayoutChanged)
+        self.view_of_locked(lock, &inode, &table, range)?.ok_or(FsError::LayoutChanged)
     }
 
     /// A view of this layout of the file, if it still has it. With the file's lock: who puts something in the place of the pages later
     /// sees the pin.
     fn view_of_locked(
         &self,
+        lock: &FileLock<'_>,
         inode: &FileInode,
         table: &FileTable,
         range: FileBytes,
     ) -> Result<Option<ViewMut>> {
+        // Nobody exchanges pages as long as there is the view.
+        lock.settle()?;
         let (files, open) = (self.files(), self.inode());
         let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
         let Some(view) = files.view_of(Layout::of(inode), table, range, true)? else {
@@ -166,15 +169,20 @@ impl ViewMut {
     ///
     /// `None` where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
     /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
-    /// lies in several pieces. With protection keys, stores are made while a [`window`](aquifer_pool::media::Media::write_window) is open.
+    /// lies in several pieces. With protection keys, a thread can store, and load, through it while it has a [`window`](aquifer_pool::media::Media::write_window)
+    /// open.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        let can_store = match (self.view.pool().media().write_windows(), &self.view.place) {
-            (WriteWindows::None, _) => true,
-            (WriteWindows::Keys, place) => !matches!(place, Place::Stitched { .. }),
-            _ => false,
-        };
-        let bytes = self.view.bytes().filter(|_| can_store)?;
-        Some(bytes.as_ptr().cast_mut())
+        match &self.view.place {
+            Place::Linear(range) => self.view.pool().place_to_store(*range),
+            Place::Stitched { .. }
+                if self.view.pool().media().write_windows() != WriteWindows::None =>
+            {
+                None
+            }
+            Place::Empty | Place::Stitched { .. } => {
+                self.view.bytes().map(|bytes| bytes.as_ptr().cast_mut())
+            }
+        }
     }
 
     /// Makes a range durable, counted from the first byte of the view, and what it takes to find it again: the size of the file, and its

@@ -65,6 +65,10 @@ impl Actor {
         Ok(Actor { child, output })
     }
 
+    pub fn is_running(&mut self) -> bool {
+        self.child.0.try_wait().expect("the child is ours").is_none()
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.0.id()
     }
@@ -81,6 +85,16 @@ impl Actor {
             line.clear();
         }
         None
+    }
+
+    /// Waits for a line that it writes without saying it.
+    pub fn until_line(&mut self, wanted: &str) {
+        let mut line = String::new();
+        while line.trim_end() != wanted {
+            line.clear();
+            let got = self.output.read_line(&mut line).unwrap_or(0);
+            assert!(got > 0, "it ended without the line {wanted:?}");
+        }
     }
 
     /// Waits until it says this.

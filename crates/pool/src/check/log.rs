@@ -29,6 +29,39 @@ pub(super) struct LogView {
     pub slots: BTreeMap<u64, (u64, SlotBytes)>,
 }
 
+impl LogView {
+    /// Makes the changes of slots that a record has, and says which cannot be.
+    fn change_slots(&mut self, record: &Record, layout: &Layout) -> Vec<String> {
+        let mut flaws = Vec::new();
+        for change in record.slots() {
+            let slot = change.slot;
+            if slot >= layout.slots() {
+                flaws.push(format!("changes slot {slot}, which the pool does not have"));
+                continue;
+            }
+            if !change.words.is_whole && !self.slots.contains_key(&slot) {
+                flaws.push(format!(
+                    "changes words of slot {slot}, whose others the log does not have"
+                ));
+                continue;
+            }
+            let (at_lsn, bytes) = self.slots.entry(slot).or_insert((0, [0; SLOT_BYTES]));
+            *at_lsn = record.header.lsn;
+            change.apply(bytes);
+            let decoded = match slot {
+                HEAD_SLOT => {
+                    PoolHead::decode(bytes).and_then(|head| head.validate(layout)).map(drop)
+                }
+                _ => Slot::decode(bytes, slot).map(drop),
+            };
+            if let Err(error) = decoded {
+                flaws.push(format!("changes slot {slot} to something damaged: {error}"));
+            }
+        }
+        flaws
+    }
+}
+
 /// Where in the log a position lies on media.
 fn place_of(layout: &Layout, lsn: u64, len_bytes: u64) -> ByteRange {
     let log = layout.log();
@@ -67,10 +100,9 @@ impl Checker<'_> {
                 view.records += u64::from(!record.header.is_skip);
                 view.end_lsn = record.header.end_lsn();
                 let lsn = record.header.lsn;
-                flaws.extend(flaws_of(record, &layout).into_iter().map(|flaw| (lsn, flaw)));
-                for (slot, bytes) in record.slots().filter(|(slot, _)| *slot < layout.slots()) {
-                    view.slots.insert(slot, (lsn, *bytes));
-                }
+                let found = flaws_of(record, &layout).into_iter();
+                let found = found.chain(view.change_slots(record, &layout));
+                flaws.extend(found.map(|flaw| (lsn, flaw)));
                 Ok(())
             });
         match counted {
@@ -318,23 +350,8 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
     };
     for entry in &record.entries {
         match *entry {
-            Entry::Slot { slot, payload_offset } => {
-                let bytes = record.payload(payload_offset, SLOT_BYTES as u64);
-                let bytes: &SlotBytes = bytes.try_into().expect("as long as a slot");
-                let decoded = match slot {
-                    _ if slot >= layout.slots() => {
-                        flaws.push(format!("changes slot {slot}, which the pool does not have"));
-                        continue;
-                    }
-                    HEAD_SLOT => {
-                        PoolHead::decode(bytes).and_then(|head| head.validate(layout)).map(drop)
-                    }
-                    _ => Slot::decode(bytes, slot).map(drop),
-                };
-                if let Err(error) = decoded {
-                    flaws.push(format!("changes slot {slot} to something damaged: {error}"));
-                }
-            }
+            // See `change_slots`.
+            Entry::Slot { .. } => {}
             Entry::Pages { inode, target, .. }
             | Entry::Patches { inode, target, .. }
             | Entry::Copied { inode, target, .. } => {

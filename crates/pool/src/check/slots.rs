@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::format::PAGE_BYTES;
 use crate::format::inode::{SLOT_BYTES, SlotBytes};
 use crate::format::layout::{Layout, SLOTS_PER_PAGE};
+use crate::format::slot::{from_media, to_media};
 use crate::media::{ByteRange, Media};
 use crate::slots::ReadSlots;
 
@@ -32,7 +33,9 @@ impl<'a> Slots<'a> {
             return None;
         }
         if let Some((_, bytes)) = self.log.slots.get(&number) {
-            return Some(*bytes);
+            let mut bytes = *bytes;
+            to_media(&mut bytes);
+            return Some(bytes);
         }
         let index = number / SLOTS_PER_PAGE;
         let mut page = self.page.borrow_mut();
@@ -41,7 +44,9 @@ impl<'a> Slots<'a> {
         }
         let (_, bytes) = page.as_ref()?;
         let start = (number % SLOTS_PER_PAGE) as usize * SLOT_BYTES;
-        bytes[start..start + SLOT_BYTES].try_into().ok()
+        let mut bytes = bytes[start..start + SLOT_BYTES].try_into().ok()?;
+        from_media(&mut bytes);
+        Some(bytes)
     }
 
     fn read_page(&self, index: u64) -> Option<Vec<u8>> {

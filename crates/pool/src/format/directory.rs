@@ -26,7 +26,7 @@ pub use view::{Entries, EntryView, NodeView, Place};
 use super::FormatError;
 use super::file::FileKind;
 use super::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
-use super::slot::{check, seal};
+use super::slot::{UNSEALED, check, seal};
 
 /// How such a slot begins.
 pub const MAGIC: [u8; 4] = *b"AQDN";
@@ -172,44 +172,42 @@ pub fn entry_head(
     Ok(zerocopy::transmute!(raw))
 }
 
-/// A leaf of `count` entries, whose bytes are those of `parts`, one behind the other.
+/// Makes, over any bytes, a leaf of `count` entries, whose bytes are those of `parts`, one behind the other; without the checksum.
 ///
 /// # Errors
 /// [`FormatError::Field`] if they do not fit.
 pub fn compose_leaf(
+    bytes: &mut SlotBytes,
     number: u64,
     owner: u64,
     count: usize,
     parts: &[&[u8]],
-) -> Result<SlotBytes, FormatError> {
-    compose(number, owner, 0, count, parts)
+) -> Result<(), FormatError> {
+    compose(bytes, (number, owner), 0, count, parts)
 }
 
 fn compose(
-    number: u64,
-    owner: u64,
+    bytes: &mut SlotBytes,
+    (number, owner): (u64, u64),
     level: u16,
     count: usize,
     parts: &[&[u8]],
-) -> Result<SlotBytes, FormatError> {
-    let mut raw = RawNode {
-        magic: MAGIC,
-        level: U16::new(level),
-        count: U16::new(count as u16),
-        number: U64::new(number),
-        owner: U64::new(owner),
-        entries: [0; NODE_BYTES],
-        checksum: U64::ZERO,
-    };
+) -> Result<(), FormatError> {
+    let raw = RawNode::mut_from_bytes(bytes).map_err(|_| FormatError::Short)?;
+    raw.magic = MAGIC;
+    raw.level = U16::new(level);
+    raw.count = U16::new(count as u16);
+    raw.number = U64::new(number);
+    raw.owner = U64::new(owner);
+    raw.checksum = U64::new(UNSEALED);
     let mut end = 0;
     for part in parts {
         let wrong = FormatError::Field { field: "entries", value: (end + part.len()) as u64 };
         raw.entries.get_mut(end..end + part.len()).ok_or(wrong)?.copy_from_slice(part);
         end += part.len();
     }
-    let mut bytes = zerocopy::transmute!(raw);
-    seal(&mut bytes);
-    Ok(bytes)
+    raw.entries[end..].fill(0);
+    Ok(())
 }
 
 impl Node {
@@ -239,7 +237,10 @@ impl Node {
                 (*level, children.len())
             }
         };
-        compose(self.number, self.owner, level, count, &[&entries])
+        let mut bytes = [0; SLOT_BYTES];
+        compose(&mut bytes, (self.number, self.owner), level, count, &[&entries])?;
+        seal(&mut bytes);
+        Ok(bytes)
     }
 
     /// Reads the node in slot `number`.

@@ -15,7 +15,7 @@ use super::FormatError;
 use super::inode::{SLOT_BYTES, SlotBytes};
 use super::run::{RawRun, Run};
 use super::run_list::{pack, unpack};
-use super::slot::{check, seal};
+use super::slot::{UNSEALED, check, seal};
 
 /// How such a slot begins.
 pub const MAGIC: [u8; 4] = *b"AQFI";
@@ -153,9 +153,11 @@ pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
     start..start + FILE_RUNS * 8
 };
 
-/// Whether such a slot has a target where others have runs.
+/// Whether a slot has a target where others have runs.
 pub(super) fn is_link(bytes: &SlotBytes) -> bool {
-    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.kind.get() == FileKind::Link.code().into())
+    let is_link =
+        |raw: &RawFile| raw.magic == MAGIC && raw.kind.get() == FileKind::Link.code().into();
+    RawFile::ref_from_bytes(bytes).is_ok_and(is_link)
 }
 
 /// What a reader of an open file asks each time.
@@ -204,9 +206,18 @@ impl FileState {
 
 const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
 
-/// Whether that is an inode of a file without links, of bytes that are known to be right.
-pub(crate) fn is_unlinked(bytes: &SlotBytes) -> bool {
-    RawFile::ref_from_bytes(bytes).is_ok_and(|raw| raw.magic == MAGIC && raw.links.get() == 0)
+/// Whether a slot that begins with this word, and has these links, is an inode of a file without any; of bytes that are known to be right.
+pub(crate) fn is_unlinked(first_word: [u8; 8], links: [u8; 8]) -> bool {
+    first_word[..4] == MAGIC && links[4..] == [0; 4]
+}
+
+/// The word that has the links of a file, in its second half.
+pub(crate) const LINKS_WORD: usize = FileState::LINKS_OFFSET / 8;
+
+/// Whether a slot that begins with this word is the inode of a directory.
+#[inline]
+pub(crate) fn is_directory(first_word: [u8; 8]) -> bool {
+    first_word[..4] == MAGIC && first_word[4..6] == [FileKind::Directory.code(), 0]
 }
 
 /// What a walk along a path asks of a directory, read where it lies.
@@ -221,17 +232,24 @@ pub struct DirectoryFields {
 }
 
 impl DirectoryFields {
-    /// Of bytes that are known to be right; `None` if that is no directory.
+    /// From the words of a slot, given by their index; `None` if that is no directory.
+    ///
+    /// # Errors
+    /// Those of `word`.
     #[inline]
-    pub fn read(bytes: &SlotBytes) -> Option<DirectoryFields> {
-        let raw = RawFile::ref_from_bytes(bytes).ok()?;
-        let is_directory =
-            raw.magic == MAGIC && raw.kind.get() == FileKind::Directory.code().into();
-        is_directory.then(|| DirectoryFields {
-            parent: raw.parent.get(),
-            part: raw.part.get(),
-            seed: raw.seed.get(),
-        })
+    pub fn read<E>(
+        word: impl Fn(usize) -> Result<[u8; 8], E>,
+    ) -> Result<Option<DirectoryFields>, E> {
+        let first = word(0)?;
+        if !is_directory(first) {
+            return Ok(None);
+        }
+        let number = |offset: usize| word(offset / 8).map(u64::from_le_bytes);
+        Ok(Some(DirectoryFields {
+            parent: number(std::mem::offset_of!(RawFile, parent))?,
+            part: number(std::mem::offset_of!(RawFile, part))?,
+            seed: number(std::mem::offset_of!(RawFile, seed))?,
+        }))
     }
 }
 
@@ -274,36 +292,46 @@ impl FileInode {
     /// # Errors
     /// [`FormatError::Field`] if there are too many runs, or the target is too long.
     pub fn encode(&self) -> Result<SlotBytes, FormatError> {
-        let mut raw = RawFile {
-            magic: MAGIC,
-            kind: U16::new(self.kind.code().into()),
-            flags: U16::new(
-                if self.is_immutable { IMMUTABLE } else { 0 }
-                    | if self.is_thawing { THAWING } else { 0 },
-            ),
-            number: U64::new(self.number),
-            incarnation: U64::new(self.incarnation),
-            layout_version: U64::new(self.layout_version),
-            size_bytes: U64::new(self.size_bytes),
-            pages: U64::new(self.pages),
-            created_ns: U64::new(self.created_ns as u64),
-            changed_ns: U64::new(self.changed_ns as u64),
-            modified_ns: U64::new(self.modified_ns as u64),
-            accessed_ns: U64::new(self.accessed_ns as u64),
-            mode: U32::new(self.mode),
-            uid: U32::new(self.uid),
-            gid: U32::new(self.gid),
-            links: U32::new(self.links),
-            parent: U64::new(self.parent),
-            part: U64::new(self.part),
-            attributes: U64::new(self.attributes),
-            seed: U64::new(self.seed),
-            entries: U64::new(self.entries),
-            run_count: U16::new(self.runs.len() as u16),
-            reserved: [0; 46],
-            runs: [RawRun::EMPTY; FILE_RUNS],
-            checksum: U64::ZERO,
-        };
+        let mut bytes = [0; SLOT_BYTES];
+        self.encode_unsealed(&mut bytes)?;
+        seal(&mut bytes);
+        Ok(bytes)
+    }
+
+    /// [`FileInode::encode`] for memory, without the checksum, over any bytes.
+    ///
+    /// # Errors
+    /// As for [`FileInode::encode`].
+    pub fn encode_unsealed(&self, bytes: &mut SlotBytes) -> Result<(), FormatError> {
+        let raw = RawFile::mut_from_bytes(bytes).map_err(|_| FormatError::Short)?;
+        raw.magic = MAGIC;
+        raw.kind = U16::new(self.kind.code().into());
+        raw.flags = U16::new(
+            if self.is_immutable { IMMUTABLE } else { 0 }
+                | if self.is_thawing { THAWING } else { 0 },
+        );
+        raw.number = U64::new(self.number);
+        raw.incarnation = U64::new(self.incarnation);
+        raw.layout_version = U64::new(self.layout_version);
+        raw.size_bytes = U64::new(self.size_bytes);
+        raw.pages = U64::new(self.pages);
+        raw.created_ns = U64::new(self.created_ns as u64);
+        raw.changed_ns = U64::new(self.changed_ns as u64);
+        raw.modified_ns = U64::new(self.modified_ns as u64);
+        raw.accessed_ns = U64::new(self.accessed_ns as u64);
+        raw.mode = U32::new(self.mode);
+        raw.uid = U32::new(self.uid);
+        raw.gid = U32::new(self.gid);
+        raw.links = U32::new(self.links);
+        raw.parent = U64::new(self.parent);
+        raw.part = U64::new(self.part);
+        raw.attributes = U64::new(self.attributes);
+        raw.seed = U64::new(self.seed);
+        raw.entries = U64::new(self.entries);
+        raw.run_count = U16::new(self.runs.len() as u16);
+        raw.reserved = [0; 46];
+        raw.runs = [RawRun::EMPTY; FILE_RUNS];
+        raw.checksum = U64::new(UNSEALED);
         pack(&self.runs, &mut raw.runs)?;
         if self.kind == FileKind::Link {
             if !self.runs.is_empty() {
@@ -315,10 +343,7 @@ impl FileInode {
                 .ok_or(FormatError::Field { field: "target", value: len })?
                 .copy_from_slice(&self.target);
         }
-        let mut bytes = [0; SLOT_BYTES];
-        bytes.copy_from_slice(raw.as_bytes());
-        seal(&mut bytes);
-        Ok(bytes)
+        Ok(())
     }
 
     /// Reads the inode in slot `number`.

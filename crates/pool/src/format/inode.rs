@@ -7,9 +7,10 @@
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::FormatError;
 use super::layout::Layout;
 use super::run::{RawRun, Run};
-use super::{FormatError, checksum};
+use super::slot::{check_sum, checksum_of};
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 512;
@@ -103,6 +104,7 @@ struct RawInode {
 
 const _: () = {
     assert!(size_of::<RawInode>() == SLOT_BYTES);
+    assert!(std::mem::offset_of!(RawInode, incarnation) == 16);
     assert!(std::mem::offset_of!(RawInode, runs) == 64);
     assert!(std::mem::offset_of!(RawInode, shadow) == 128);
     assert!(std::mem::offset_of!(RawInode, name_len) == 248);
@@ -123,10 +125,6 @@ const KIND_OBJECT: u16 = 1;
 
 /// Bytes of one slot.
 pub type SlotBytes = [u8; SLOT_BYTES];
-
-fn sealed_checksum(bytes: &[u8]) -> u64 {
-    checksum(&[&bytes[..SLOT_BYTES - 8]])
-}
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
@@ -151,6 +149,14 @@ impl Inode {
             keys: KeyHashes::default(),
             name: Vec::new(),
         }
+    }
+
+    /// Makes these bytes those of [`Inode::free`], unsealed.
+    pub(crate) fn make_free(bytes: &mut SlotBytes, number: u64, incarnation: u64) {
+        bytes.fill(0);
+        bytes[..4].copy_from_slice(&INODE_MAGIC);
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
+        bytes[16..24].copy_from_slice(&incarnation.to_le_bytes());
     }
 
     /// All pages it names.
@@ -207,7 +213,7 @@ impl Inode {
         raw.name_len = u8::try_from(name_len)
             .map_err(|_| FormatError::Field { field: "name length", value: name_len as u64 })?;
         raw.name[..name_len].copy_from_slice(&self.name);
-        raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
+        raw.checksum = U64::new(checksum_of(raw.as_bytes()));
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(raw.as_bytes());
         Ok(bytes)
@@ -225,10 +231,7 @@ impl Inode {
         if raw.magic != INODE_MAGIC {
             return Err(FormatError::Magic);
         }
-        let computed = sealed_checksum(raw.as_bytes());
-        if raw.checksum.get() != computed {
-            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
-        }
+        check_sum(raw.as_bytes(), raw.checksum.get())?;
         if raw.number.get() != number {
             return Err(FormatError::Identity { found: raw.number.get(), expected: number });
         }
@@ -307,7 +310,11 @@ struct RawHead {
     checksum: U64,
 }
 
-const _: () = assert!(size_of::<RawHead>() == SLOT_BYTES);
+const _: () = {
+    assert!(size_of::<RawHead>() == SLOT_BYTES);
+    assert!(std::mem::offset_of!(RawHead, fresh_from_page) == 8);
+    assert!(std::mem::offset_of!(RawHead, used_slots) == 16);
+};
 
 impl PoolHead {
     /// As bytes.
@@ -320,10 +327,15 @@ impl PoolHead {
             reserved: [0; 480],
             checksum: U64::ZERO,
         };
-        raw.checksum = U64::new(sealed_checksum(raw.as_bytes()));
+        raw.checksum = U64::new(checksum_of(raw.as_bytes()));
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(raw.as_bytes());
         bytes
+    }
+
+    /// Of words of a slot that are known to be right.
+    pub(crate) fn read(word: impl Fn(usize) -> u64) -> PoolHead {
+        PoolHead { fresh_from_page: word(1), used_slots: word(2) }
     }
 
     /// Reads the head.
@@ -335,10 +347,7 @@ impl PoolHead {
         if raw.magic != HEAD_MAGIC {
             return Err(FormatError::Magic);
         }
-        let computed = sealed_checksum(raw.as_bytes());
-        if raw.checksum.get() != computed {
-            return Err(FormatError::Checksum { stored: raw.checksum.get(), computed });
-        }
+        check_sum(raw.as_bytes(), raw.checksum.get())?;
         Ok(PoolHead {
             fresh_from_page: raw.fresh_from_page.get(),
             used_slots: raw.used_slots.get(),
@@ -385,6 +394,11 @@ mod tests {
         let inode = object();
         assert_eq!(Inode::decode(&inode.encode().unwrap(), 7), Ok(inode));
         assert_eq!(Inode::decode(&[0; SLOT_BYTES], 9), Ok(Inode::free(9, 0)));
+        let free = Inode::free(9, 4);
+        let mut bytes = [7; SLOT_BYTES];
+        Inode::make_free(&mut bytes, 9, 4);
+        super::super::slot::seal(&mut bytes);
+        assert_eq!(Ok(bytes), free.encode());
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub mod record;
 pub mod run;
 pub mod run_list;
 pub mod slot;
+pub mod slot_change;
 pub mod superblock;
 
 use xxhash_rust::xxh3::Xxh3;

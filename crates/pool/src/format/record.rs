@@ -1,6 +1,6 @@
 //! Records of the log.
 //!
-//! A record is one atomic change of the pool: after-images of metadata slots, pages of objects or patches of them,
+//! A record is one atomic change of the pool: words of metadata slots, pages of objects or patches of them,
 //! or the place where pages too many for the log were put. It never crosses the end of the ring.
 //!
 //! There are two ways into the log. A *durable* record starts and ends at page boundaries, so that writing it never rewrites
@@ -24,7 +24,8 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::inode::{SLOT_BYTES, SlotBytes};
+use super::inode::SlotBytes;
+use super::slot_change::{SETTABLE_WORDS, SlotChange, SlotWords};
 use super::{FormatError, PAGE_BYTES, checksum, patch};
 use crate::media::ByteRange;
 
@@ -56,11 +57,13 @@ pub struct LogIdentity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Entry {
-    /// The after-image of a metadata slot; the payload has it.
+    /// Words of a metadata slot; the payload has them.
     Slot {
         /// The slot.
         slot: u64,
-        /// Where in the record its bytes lie.
+        /// Which words.
+        words: SlotWords,
+        /// Where in the record they lie.
         payload_offset: u64,
     },
     /// Pages of an object's content; the payload has them.
@@ -130,7 +133,7 @@ struct RawEntry {
     target: U64,
     len_bytes: U64,
     source: U64,
-    /// Of `Copied`, the checksum of the content; of `Patches`, their length.
+    /// Of `Copied`, the checksum of the content; of `Patches`, their length; of a slot, a bit for each of its words.
     detail: U64,
 }
 
@@ -141,6 +144,7 @@ const _: () = {
 };
 
 const ENTRY_SLOT: u32 = 1;
+const ENTRY_SLOT_PATCH: u32 = 7;
 const ENTRY_PAGES: u32 = 2;
 const ENTRY_COPIED: u32 = 3;
 const ENTRY_NEW_RUN: u32 = 4;
@@ -169,7 +173,10 @@ pub struct Header {
 /// one needs no position and is done before space in the log is taken.
 fn record_checksum(header: &RawHeader, body_checksum: u64) -> u64 {
     let zeroed = RawHeader { checksum: U64::ZERO, ..*header };
-    checksum(&[zeroed.as_bytes(), &body_checksum.to_le_bytes()])
+    let mut bytes = [0; HEADER_BYTES + 8];
+    bytes[..HEADER_BYTES].copy_from_slice(zeroed.as_bytes());
+    bytes[HEADER_BYTES..].copy_from_slice(&body_checksum.to_le_bytes());
+    checksum(&[&bytes])
 }
 
 impl Header {
@@ -326,12 +333,12 @@ impl Record {
             && self.bytes.get(HEADER_BYTES..HEADER_BYTES + 8) == Some(&self.header.close_mark())
     }
 
-    /// The after-images of slots.
-    pub fn slots(&self) -> impl Iterator<Item = (u64, &SlotBytes)> + Clone + '_ {
+    /// The changes of slots.
+    pub fn slots(&self) -> impl Iterator<Item = SlotChange<'_>> + Clone + '_ {
         self.entries.iter().filter_map(|entry| match *entry {
-            Entry::Slot { slot, payload_offset } => {
-                let bytes = self.payload(payload_offset, SLOT_BYTES as u64);
-                Some((slot, bytes.try_into().expect("as long as a slot")))
+            Entry::Slot { slot, words, payload_offset } => {
+                let bytes = self.payload(payload_offset, words.len_bytes());
+                Some(SlotChange { slot, words, bytes })
             }
             _ => None,
         })
@@ -342,7 +349,7 @@ impl Record {
 fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), FormatError> {
     let small_bytes = (entries.iter())
         .map(|entry| match *entry {
-            Entry::Slot { .. } => SLOT_BYTES as u64,
+            Entry::Slot { words, .. } => words.len_bytes(),
             Entry::Patches { len_bytes, .. } => len_bytes,
             Entry::Pages { .. }
             | Entry::Copied { .. }
@@ -353,8 +360,8 @@ fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), F
     let (mut next_small, mut next_pages) = payload_places(entries.len(), small_bytes);
     for entry in entries {
         let (payload_offset, len_bytes, next) = match *entry {
-            Entry::Slot { payload_offset, .. } => {
-                (payload_offset, SLOT_BYTES as u64, &mut next_small)
+            Entry::Slot { words, payload_offset, .. } => {
+                (payload_offset, words.len_bytes(), &mut next_small)
             }
             Entry::Patches { payload_offset, len_bytes, .. } => {
                 (payload_offset, len_bytes, &mut next_small)
@@ -392,8 +399,12 @@ fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
         && range.offset_bytes.checked_add(len_bytes).is_some();
     let payload_offset = raw.source.get();
     match raw.kind.get() {
-        ENTRY_SLOT if len_bytes == SLOT_BYTES as u64 => {
-            Ok(Entry::Slot { slot: raw.target.get(), payload_offset })
+        kind @ (ENTRY_SLOT | ENTRY_SLOT_PATCH) => {
+            let words = SlotWords { is_whole: kind == ENTRY_SLOT, set: raw.detail.get() };
+            match words.set & !SETTABLE_WORDS == 0 && len_bytes == words.len_bytes() {
+                true => Ok(Entry::Slot { slot: raw.target.get(), words, payload_offset }),
+                false => field("words", words.set),
+            }
         }
         ENTRY_PAGES if is_page_range => {
             Ok(Entry::Pages { inode: raw.inode.get().into(), target: range, payload_offset })
@@ -416,7 +427,7 @@ fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
         ENTRY_EXPOSED if range.offset_bytes.checked_add(len_bytes).is_some() => {
             Ok(Entry::Exposed { range })
         }
-        ENTRY_EXPOSED | ENTRY_SLOT | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN | ENTRY_PATCHES => {
+        ENTRY_EXPOSED | ENTRY_PAGES | ENTRY_COPIED | ENTRY_NEW_RUN | ENTRY_PATCHES => {
             field("entry", len_bytes)
         }
         other => field("entry kind", other.into()),
@@ -438,9 +449,11 @@ impl RecordBuilder {
         RecordBuilder::default()
     }
 
-    /// An empty record that will follow another one closely; it has no pages.
-    pub fn packed() -> RecordBuilder {
-        RecordBuilder { is_packed: true, ..RecordBuilder::default() }
+    /// Forgets everything, and keeps its memory for another record: one that will follow another one closely and has no pages, if
+    /// it is packed.
+    pub fn clear(&mut self, is_packed: bool) {
+        self.entries.clear();
+        (self.small_bytes, self.page_bytes, self.is_packed) = (0, 0, is_packed);
     }
 
     fn push(&mut self, kind: u32, inode: u64, target: ByteRange, source: u64, detail: u64) {
@@ -454,11 +467,12 @@ impl RecordBuilder {
         });
     }
 
-    /// Announces an after-image of a slot: the next 512 bytes of slots and patches.
-    pub fn slot(&mut self, slot: u64) {
-        let target = ByteRange { offset_bytes: slot, len_bytes: SLOT_BYTES as u64 };
-        self.push(ENTRY_SLOT, 0, target, self.small_bytes, 0);
-        self.small_bytes += SLOT_BYTES as u64;
+    /// Announces words of a slot: as many of the next bytes of slots and patches.
+    pub fn slot(&mut self, slot: u64, words: SlotWords) {
+        let target = ByteRange { offset_bytes: slot, len_bytes: words.len_bytes() };
+        let kind = if words.is_whole { ENTRY_SLOT } else { ENTRY_SLOT_PATCH };
+        self.push(kind, 0, target, self.small_bytes, words.set);
+        self.small_bytes += words.len_bytes();
     }
 
     /// Announces patches of pages of `target`: the next `len_bytes` of slots and patches.
@@ -502,6 +516,31 @@ impl RecordBuilder {
         &mut record[self.places().0..][..self.small_bytes as usize]
     }
 
+    /// Copies the words of slots to `record`, as they were announced; `after` has all slots in this order.
+    pub fn copy_slots<'a>(&self, after: impl Iterator<Item = &'a SlotBytes>, record: &mut [u8]) {
+        let mut rest = self.small_part(record);
+        for (entry, after) in self.entries.iter().zip(after) {
+            let words = SlotWords { is_whole: false, set: entry.detail.get() };
+            let (part, behind) = rest.split_at_mut(words.len_bytes() as usize);
+            words.copy_from(after, part);
+            rest = behind;
+        }
+    }
+
+    /// The changes of slots, from `record`, in which the words of all that were announced are.
+    pub fn slots<'a>(&'a self, record: &'a [u8]) -> impl Iterator<Item = SlotChange<'a>> + 'a {
+        let payload = &record[self.places().0..][..self.small_bytes as usize];
+        self.entries.iter().filter_map(|entry| {
+            let is_whole = entry.kind.get() == ENTRY_SLOT;
+            let is_slot = is_whole || entry.kind.get() == ENTRY_SLOT_PATCH;
+            is_slot.then(|| {
+                let words = SlotWords { is_whole, set: entry.detail.get() };
+                let bytes = &payload[entry.source.get() as usize..][..words.len_bytes() as usize];
+                SlotChange { slot: entry.target.get(), words, bytes }
+            })
+        })
+    }
+
     /// Where in `record` pages lie.
     pub fn page_part<'a>(&self, record: &'a mut [u8]) -> &'a mut [u8] {
         &mut record[self.places().1..][..self.page_bytes as usize]
@@ -523,7 +562,7 @@ impl RecordBuilder {
         for (index, entry) in self.entries.iter().enumerate() {
             let mut entry = *entry;
             let part = match entry.kind.get() {
-                ENTRY_SLOT | ENTRY_PATCHES => small,
+                ENTRY_SLOT | ENTRY_SLOT_PATCH | ENTRY_PATCHES => small,
                 ENTRY_PAGES => pages,
                 _ => 0,
             };
@@ -618,6 +657,7 @@ mod tests {
 
     fn record() -> Vec<u8> {
         let mut builder = RecordBuilder::new();
+        builder.slot(5, SlotWords { is_whole: false, set: 0b101 });
         builder.pages(3, ByteRange { offset_bytes: 8192, len_bytes: 4096 });
         builder.pages(4, ByteRange { offset_bytes: 40960, len_bytes: 8192 });
         builder.new_run(ByteRange { offset_bytes: 40960, len_bytes: 8192 });
@@ -633,12 +673,14 @@ mod tests {
         assert_eq!(bytes.len(), 4 * 4096);
         let header = Header::decode(&bytes, 4096, LOG_BYTES, IDENTITY).unwrap();
         let record = Record::decode(header, bytes).unwrap();
-        assert_eq!(record.entries.len(), 3);
-        let Entry::Pages { inode: 4, target, payload_offset: 8192 } = record.entries[1] else {
-            panic!("{:?}", record.entries[1]);
+        assert_eq!(record.entries.len(), 4);
+        let Entry::Pages { inode: 4, target, payload_offset: 8192 } = record.entries[2] else {
+            panic!("{:?}", record.entries[2]);
         };
         assert_eq!(target, ByteRange { offset_bytes: 40960, len_bytes: 8192 });
         assert_eq!(record.payload(8192, 8192), [9; 8192]);
+        let slots: Vec<_> = record.slots().map(|change| (change.slot, change.bytes)).collect();
+        assert_eq!(slots, [(5, &[9; 16][..])]);
     }
 
     #[test]
@@ -657,7 +699,7 @@ mod tests {
     #[test]
     fn each_flipped_bit_is_noticed() {
         let bytes = record();
-        for bit in (0..HEADER_BYTES * 8 + 40 * 8 * 3).chain([4096 * 8, 4096 * 8 * 4 - 1]) {
+        for bit in (0..HEADER_BYTES * 8 + 40 * 8 * 4).chain([4096 * 8, 4096 * 8 * 4 - 1]) {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let outcome = Header::decode(&damaged, 4096, LOG_BYTES, IDENTITY).and_then(|header| {

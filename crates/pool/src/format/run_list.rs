@@ -69,8 +69,13 @@ pub(super) fn pack(runs: &[Run], places: &mut [RawRun]) -> Result<(), FormatErro
 /// Unpacks the first `count` places; the others must be zero, and each of these as [`pack`] makes it and not empty.
 pub(super) fn unpack(places: &[RawRun], count: usize) -> Result<Vec<Run>, FormatError> {
     let wrong = FormatError::Field { field: "runs", value: count as u64 };
-    if count > places.len() || places[count..].iter().any(|run| *run != RawRun::EMPTY) {
+    // All of them, without looking at each by itself: nearly always they are zero.
+    let rest = places.get(count..).ok_or_else(|| wrong.clone())?.as_bytes();
+    if rest.as_chunks::<8>().0.iter().fold(0, |any, run| any | u64::from_ne_bytes(*run)) != 0 {
         return Err(wrong);
+    }
+    if count == 0 {
+        return Ok(Vec::new());
     }
     let runs: Vec<Run> = places[..count].iter().map(|run| run.unpack()).collect();
     let is_right = |(run, raw): (&Run, &RawRun)| !run.is_empty() && raw.is_canonical();

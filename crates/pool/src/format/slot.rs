@@ -20,6 +20,12 @@
 //! | `AQBC` | part | bytes: extended attributes, a long symbolic link | [`byte_chain`](super::byte_chain) |
 //!
 //! A part names its owner, and is reached from it in exactly one way. A part that is given back becomes a free inode.
+//!
+//! # Sealed or not
+//! On media each slot has its checksum. In memory a slot that was changed has none: it would be computed with every change, and is of no
+//! use before the slot goes to media. There the checksum is [`UNSEALED`], which none is, and it gets its own on the
+//! way: [`to_media`]. Bytes that come the other way pass [`from_media`], so that what lost its checksum there is not taken for
+//! what needs none.
 
 use super::byte_chain::ByteChain;
 use super::directory::Node;
@@ -27,19 +33,65 @@ use super::file::FileInode;
 use super::inode::{Inode, InodeKind, SLOT_BYTES, SlotBytes};
 use super::run::{RawRun, Run};
 use super::run_list::RunList;
+use super::slot_change::SlotChange;
 use super::{FormatError, checksum};
 
 /// Where the checksum lies.
 pub const CHECKSUM_OFFSET: usize = SLOT_BYTES - 8;
 const NUMBER_OFFSET: usize = 8;
 
-/// Puts the checksum where it belongs.
-pub fn seal(bytes: &mut SlotBytes) {
-    let (covered, sum) = bytes.split_at_mut(CHECKSUM_OFFSET);
-    sum.copy_from_slice(&checksum(&[covered]).to_le_bytes());
+/// Where a slot that has one has its incarnation.
+pub(crate) const INCARNATION_WORD: usize = 2;
+
+/// A word of a slot.
+pub(crate) fn word(bytes: &SlotBytes, index: usize) -> [u8; 8] {
+    bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes")
 }
 
-/// Whether these are whole bytes of slot `number` that begin with `magic`.
+/// Whether a slot that begins with this word has an incarnation.
+pub(crate) fn has_incarnation(first_word: [u8; 8]) -> bool {
+    matches!(first_word[..4].try_into(), Ok(super::inode::INODE_MAGIC | super::file::MAGIC))
+}
+
+/// In place of the checksum of a slot that was changed in memory.
+pub const UNSEALED: u64 = 0;
+
+/// The checksum of a slot, which is never [`UNSEALED`].
+pub(super) fn checksum_of(bytes: &[u8]) -> u64 {
+    checksum(&[&bytes[..CHECKSUM_OFFSET]]).max(1)
+}
+
+fn stored_checksum(bytes: &SlotBytes) -> u64 {
+    u64::from_le_bytes(bytes[CHECKSUM_OFFSET..].try_into().expect("eight bytes"))
+}
+
+fn set_checksum(bytes: &mut SlotBytes, sum: u64) {
+    bytes[CHECKSUM_OFFSET..].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Puts the checksum where it belongs.
+pub fn seal(bytes: &mut SlotBytes) {
+    set_checksum(bytes, checksum_of(bytes));
+}
+
+/// Seals a slot on its way from memory to media, if it was changed in memory. One that was never used stays as it is, and so does
+/// a damaged one.
+pub fn to_media(bytes: &mut SlotBytes) {
+    if stored_checksum(bytes) == UNSEALED && bytes[..4] != [0; 4] {
+        seal(bytes);
+    }
+}
+
+/// Takes a slot from media to memory: one that has no checksum there is damaged, and stays so.
+pub fn from_media(bytes: &mut SlotBytes) {
+    if stored_checksum(bytes) == UNSEALED && bytes.iter().any(|&byte| byte != 0) {
+        let wrong = if checksum_of(bytes) == 1 { 2 } else { 1 };
+        set_checksum(bytes, wrong);
+    }
+}
+
+/// Whether these are whole bytes of slot `number` that begin with `magic`. The checksum of those that are unsealed is not
+/// looked at.
 ///
 /// # Errors
 /// What is wrong.
@@ -47,18 +99,25 @@ pub fn check(bytes: &SlotBytes, magic: [u8; 4], number: u64) -> Result<(), Forma
     if bytes[..4] != magic {
         return Err(FormatError::Magic);
     }
-    let (covered, sum) = bytes.split_at(CHECKSUM_OFFSET);
-    let stored = u64::from_le_bytes(sum.try_into().expect("eight bytes"));
-    let computed = checksum(&[covered]);
-    if stored != computed {
-        return Err(FormatError::Checksum { stored, computed });
-    }
+    check_sum(bytes, stored_checksum(bytes))?;
     let found = &bytes[NUMBER_OFFSET..NUMBER_OFFSET + 8];
     let found = u64::from_le_bytes(found.try_into().expect("eight bytes"));
     if found != number {
         return Err(FormatError::Identity { found, expected: number });
     }
     Ok(())
+}
+
+/// An error if that is not the checksum of a slot, and the slot is sealed.
+pub(super) fn check_sum(bytes: &[u8], stored: u64) -> Result<(), FormatError> {
+    if stored == UNSEALED {
+        return Ok(());
+    }
+    let computed = checksum_of(bytes);
+    match stored == computed {
+        true => Ok(()),
+        false => Err(FormatError::Checksum { stored, computed }),
+    }
 }
 
 /// A slot, decoded.
@@ -138,19 +197,51 @@ impl Slot {
     }
 }
 
+/// Where a slot that begins like this has runs.
+fn place_of_runs(magic: &[u8]) -> Option<std::ops::Range<usize>> {
+    match *magic.first_chunk::<4>()? {
+        super::inode::INODE_MAGIC => Some(super::inode::RUNS_RANGE),
+        super::file::MAGIC => Some(super::file::RUNS_RANGE),
+        super::run_list::MAGIC => Some(super::run_list::RUNS_RANGE),
+        _ => None,
+    }
+}
+
 /// All pages that a slot names, of bytes that are known to be right; of others, some pages or none.
 pub(crate) fn named_runs(bytes: &SlotBytes, runs: &mut Vec<Run>) {
     use zerocopy::FromBytes;
 
-    let part = match bytes[..4].try_into().expect("four bytes") {
-        super::inode::INODE_MAGIC => super::inode::RUNS_RANGE,
-        super::file::MAGIC if !super::file::is_link(bytes) => super::file::RUNS_RANGE,
-        super::run_list::MAGIC => super::run_list::RUNS_RANGE,
-        _ => return,
-    };
+    let Some(part) = place_of_runs(bytes) else { return };
+    if super::file::is_link(bytes) {
+        return;
+    }
     let raw = <[RawRun]>::ref_from_bytes(&bytes[part]).expect("whole runs");
-    let named = raw.iter().map(|run| run.unpack()).filter(|run| !run.is_empty() && !run.is_hole());
-    runs.extend(named);
+    let used = raw.iter().filter(|run| **run != RawRun::EMPTY).map(|run| run.unpack());
+    runs.extend(used.filter(|run| !run.is_empty() && !run.is_hole()));
+}
+
+/// The words that have the runs of a slot that begins with this one.
+fn words_of_runs(first_word: [u8; 8]) -> std::ops::Range<usize> {
+    place_of_runs(&first_word).map_or(0..0, |part| part.start / 8..part.end.div_ceil(8))
+}
+
+/// Whether a change of a slot, which has these words before, can make it name other pages.
+pub(crate) fn changes_runs(before: impl Fn(usize) -> [u8; 8], change: &SlotChange<'_>) -> bool {
+    let (first, after) = (before(0), change.first_word(before(0)));
+    let (had, has) = (words_of_runs(first), words_of_runs(after));
+    let bits = |words: &std::ops::Range<usize>| (1u64 << words.end) - (1 << words.start);
+    if first == after && !change.words.is_whole {
+        return change.words.set & bits(&had) != 0;
+    }
+    // Without stopping at the first: nearly always there is none.
+    let any = |words: std::ops::Range<usize>, of: u64| {
+        let of =
+            |index| if of & (1u64 << index) != 0 { u64::from_ne_bytes(before(index)) } else { 0 };
+        words.fold(0, |any, index| any | of(index)) != 0
+    };
+    let sets_any = || change.set().any(|(index, value)| has.contains(&index) && value != [0; 8]);
+    let left = if change.words.is_whole { 0 } else { !change.words.set };
+    any(had, u64::MAX) || any(has.clone(), left) || sets_any()
 }
 
 /// The inode whose pages slot `number` names, of bytes that are known to be right.
@@ -161,9 +252,38 @@ pub(crate) fn owner_of_runs(bytes: &SlotBytes, number: u64) -> u64 {
     }
 }
 
-/// Whether a slot has nothing in it, of bytes that are known to be right.
-pub(crate) fn is_free_slot(bytes: &SlotBytes) -> bool {
+/// Whether there is an object in a slot, by its first word, of bytes that are known to be right.
+pub(crate) fn is_object_slot(bytes: [u8; 8]) -> bool {
+    bytes[..4] == super::inode::INODE_MAGIC && !is_free_slot(bytes)
+}
+
+/// Whether there is nothing in a slot, by its first word, of bytes that are known to be right.
+pub(crate) fn is_free_slot(bytes: [u8; 8]) -> bool {
     const FREE_KIND: [u8; 2] = [0, 0];
     let magic: [u8; 4] = bytes[..4].try_into().expect("four bytes");
     magic == [0; 4] || (magic == super::inode::INODE_MAGIC && bytes[4..6] == FREE_KIND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unsealed_in_memory_is_sealed_on_media() {
+        let sealed = Inode::free(7, 3).encode().unwrap();
+        let mut bytes = sealed;
+        set_checksum(&mut bytes, UNSEALED);
+        assert!(Slot::decode(&bytes, 7).is_ok() && Slot::decode(&bytes, 8).is_err());
+        let mut on_media = bytes;
+        to_media(&mut on_media);
+        assert_eq!(on_media, sealed);
+        from_media(&mut bytes);
+        assert!(Slot::decode(&bytes, 7).is_err(), "it has lost its checksum on media");
+        to_media(&mut bytes);
+        assert!(Slot::decode(&bytes, 7).is_err(), "and does not get it back");
+        let mut never_used = [0; SLOT_BYTES];
+        to_media(&mut never_used);
+        from_media(&mut never_used);
+        assert_eq!(never_used, [0; SLOT_BYTES]);
+    }
 }

@@ -400,6 +400,10 @@ impl Media for FileMedia {
         Some(mapping)
     }
 
+    fn mapping_to_store(&self) -> Option<&FileMapping> {
+        self.mapping().filter(|_| self.is_writable() && !self.is_guarded)
+    }
+
     fn extend_mapping(&self) {
         let Some(mapping) = self.mapping() else { return };
         // Who finds it too short sees that.

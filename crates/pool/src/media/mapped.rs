@@ -42,6 +42,8 @@ use super::{
 };
 
 /// Zeros written at a time.
+/// Made huge pages of at a time.
+const COLLAPSED_BYTES: u64 = 32 << 20;
 const ZEROS_BYTES: u64 = 4 << 20;
 
 /// A file or device whose bytes are memory. See the module's documentation.
@@ -280,9 +282,33 @@ impl MappedMedia {
             self.write_zeros(from_bytes, to_bytes, progress)?;
             self.file.sync_all()?;
         } else {
-            progress(total_bytes, total_bytes);
+            self.use_huge_pages(from_bytes, to_bytes, progress);
         }
         Ok(())
+    }
+
+    /// Has a file in memory consist of huge pages as far as it can: a file of a pool is then reached with few faults and few entries of the
+    /// TLB (views of 4 KiB are two to three times as fast).
+    pub(super) fn use_huge_pages(
+        &self,
+        from_bytes: u64,
+        to_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) {
+        let total_bytes = to_bytes - from_bytes;
+        let region_bytes = REGION_BYTES as u64;
+        let end_bytes = to_bytes / region_bytes * region_bytes;
+        let mut at_bytes = from_bytes.next_multiple_of(region_bytes);
+        while at_bytes < end_bytes {
+            let part_bytes = (end_bytes - at_bytes).min(COLLAPSED_BYTES);
+            if !self.mapping.use_huge_pages(at_bytes, part_bytes as usize) {
+                // It cannot, or has none left: small ones serve.
+                break;
+            }
+            at_bytes += part_bytes;
+            progress(at_bytes - from_bytes, total_bytes);
+        }
+        progress(total_bytes, total_bytes);
     }
 
     /// Zeroes a range, durably in the domain `Dax`.
@@ -439,8 +465,7 @@ impl Media for MappedMedia {
 
     fn extend_mapping(&self) {
         // Who finds it too short sees that.
-        let len_bytes = self.present_len_bytes().and_then(in_memory);
-        let _ = len_bytes.and_then(|len_bytes| self.mapping.extend(self.file.as_fd(), len_bytes));
+        let _ = self.present_len_bytes().and_then(|len_bytes| self.extend(len_bytes));
     }
 
     fn maps_small_pages(&self) -> bool {
@@ -449,6 +474,14 @@ impl Media for MappedMedia {
 
     fn write_windows(&self) -> WriteWindows {
         self.stores.windows()
+    }
+
+    fn mapping_to_store(&self) -> Option<&FileMapping> {
+        match &self.stores {
+            Stores::Nowhere | Stores::Calls => None,
+            Stores::Linear => Some(&self.mapping),
+            Stores::Guarded { mapping, .. } => Some(mapping),
+        }
     }
 
     fn write_window(&self) -> Option<WriteWindow> {

@@ -293,6 +293,12 @@ pub trait Media: Send + Sync + 'static {
         WriteWindows::None
     }
 
+    /// Where all bytes can be stored to; `None` where they can only be written. Where protection keys guard them, that is no place to
+    /// load from, and one to store to only in a thread that has a [window](Media::write_window).
+    fn mapping_to_store(&self) -> Option<&FileMapping> {
+        None
+    }
+
     /// Lets the calling thread store to all that protection keys guard in this process, until the result is dropped; `None` where these
     /// media have no keys. No operation of the media needs it.
     fn write_window(&self) -> Option<WriteWindow> {

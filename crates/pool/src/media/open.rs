@@ -389,7 +389,7 @@ impl Form {
             Form::File(media) => write_zeros(media.file(), 0, len_bytes, progress)?,
             // Fresh memory is zero.
             Form::Mapped(media) if media.domain() == PersistenceDomain::Volatile => {
-                progress(len_bytes, len_bytes);
+                media.use_huge_pages(0, len_bytes, progress);
             }
             Form::Mapped(media) => media.write_zeros(0, len_bytes, progress)?,
         }

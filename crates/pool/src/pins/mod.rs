@@ -23,8 +23,20 @@
 //! # Open
 //! A pin of the inode itself says how somebody uses it ([`InodeUse`]), and nothing about its pages. An *open* pin keeps a file that has no name any more in existence: its inode
 //! is given back by whoever takes the last open pin away, or when the pool is recovered. Who opens a file pins it *and then* looks whether it still has a
-//! name; who removes the last name *first* makes that visible, in a transaction of its own, *and then* looks for open pins. So at
-//! least one of them sees the other.
+//! name; who removes the last name *first* makes that visible *and then* looks for open pins. So at least one of them sees the other.
+//!
+//! A name is nearly always removed of a file that nobody has open, and then the transaction that does it gives the inode back as well. What
+//! it makes visible first is a *claim*: the inode's number in a word of the segment.
+//!
+//! | who opens | | who removes the last name, with the metadata mutex |
+//! |---|---|---|
+//! | stores the pin | | stores the claim |
+//! | **fence** | | **fence** |
+//! | loads the claim: none | | loads the pins: none, or it leaves the inode for later |
+//! | looks whether it has a name | | publishes the change; then takes the claim away |
+//!
+//! As with pins of pages, not both find none. Who finds the claim waits until it is gone, which is as long as the mutex is held, and
+//! looks for the name then. A holder that dies leaves its claim to whoever repairs.
 //!
 //! In a forked child pins are inert: they stay the parent's.
 
@@ -51,6 +63,7 @@ use crate::membership::{Byte, Membership};
 use crate::pool::Pool;
 
 use aquifer_sys::lock::LockKind;
+use aquifer_sys::patience::Waited;
 use aquifer_sys::shared_memory::SharedMemory;
 
 /// How many words are looked at for a free one before another block is claimed.
@@ -338,6 +351,24 @@ impl Core {
         self.pins.set(&self.membership, value)
     }
 
+    /// Waits until no transaction is about to give an inode back without having looked at a pin that was just set.
+    fn wait_while_claimed(&self, inode: u64) -> Result<()> {
+        // Acquire: pairs with the Release when the claim is taken away; the inode is as that transaction left it.
+        let is_claimed = || self.control().claimed_inode.load(Acquire) == inode;
+        let mut waited = Waited::new();
+        while is_claimed() {
+            if self.is_writable {
+                // It waits for whoever runs, and repairs what a dead one left.
+                drop(self.lock()?);
+            } else if waited.look() > self.stall_timeout {
+                return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
     #[inline]
     fn unpin(&self, place: usize) {
         // In a fork the pin is the parent's.
@@ -349,10 +380,7 @@ impl Core {
     /// What a file's inode has for incarnation and layout version; `None` if it is none.
     #[inline]
     pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
-        if inode >= self.segment.slots() {
-            return None;
-        }
-        let words = self.segment.slot(inode);
+        let words = self.segment.slot(inode)?;
         // Acquire: before whatever the caller does next. A pin that was set before is seen by whoever frees pages by a change that
         // these do not show: pairs with the fence in `Pins::look`.
         let load = |index: usize| words[index].load(Acquire).to_ne_bytes();
@@ -401,6 +429,24 @@ impl Pool {
         Ok(is_current.then_some(pin))
     }
 
+    /// As [`Pool::pin_current`], if nothing at all was changed in the pool since its metadata had this version
+    /// ([`Pool::metadata_version`]), when the inode had this layout version.
+    ///
+    /// # Errors
+    /// As for [`Pool::pin`].
+    #[inline]
+    pub fn pin_unchanged(
+        &self,
+        inode: u64,
+        layout_version: u64,
+        metadata_version: u64,
+    ) -> Result<Option<Pin<'_>>> {
+        let pin = self.pin(inode, layout_version)?;
+        // After the pin, as in `pin_current`: a change of the layout is one of the metadata.
+        let is_unchanged = self.core().metadata_version() == metadata_version;
+        Ok(is_unchanged.then_some(pin))
+    }
+
     /// As [`Pool::pin`], for something that keeps the pool open by itself.
     ///
     /// # Errors
@@ -417,7 +463,9 @@ impl Pool {
     /// As for [`Pool::pin`].
     pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
         let place = self.core().set_pin(inode, PinValue::of_use(inode, usage))?;
-        Ok(OwnedPin { pool: self.clone(), place })
+        let pin = OwnedPin { pool: self.clone(), place };
+        self.core().wait_while_claimed(inode)?;
+        Ok(pin)
     }
 
     /// Whether any process says that it uses an inode so: [`Pool::pin_inode`].

@@ -269,7 +269,7 @@ mod loom_models {
     use loom::sync::atomic::{AtomicU64, Ordering, fence};
     use loom::thread;
 
-    use super::{PinSet, PinValue, PinWord};
+    use super::{InodeUse, PinSet, PinValue, PinWord};
 
     /// As the real one, with a fence for the CPUs of loom; or without, if `IS_FENCED` is false.
     struct Word<const IS_FENCED: bool>(AtomicU64);
@@ -396,6 +396,70 @@ mod loom_models {
     #[test]
     fn loom_without_fences_a_page_is_reused_under_its_reader() {
         let outcome = std::panic::catch_unwind(|| explore(one_reader::<false>));
+        assert!(outcome.is_err(), "the model notices nothing");
+    }
+
+    /// An inode that is opened while its last name is removed.
+    struct Named<const IS_CLAIMED: bool> {
+        pin: Word<true>,
+        claim: AtomicU64,
+        links: AtomicU64,
+        mutex: Mutex<()>,
+        /// Loom ends the model if it is looked at while it is given back.
+        inode: UnsafeCell<u64>,
+    }
+
+    impl<const IS_CLAIMED: bool> Named<IS_CLAIMED> {
+        fn open(&self) {
+            assert!(self.pin.try_set(PinValue::of_use(INODE, InodeUse::Open).unwrap()));
+            while self.claim.load(Ordering::Acquire) == INODE {
+                drop(self.mutex.lock().unwrap());
+            }
+            if self.links.load(Ordering::Acquire) == 1 {
+                // SAFETY: loom sees to it that nobody writes meanwhile.
+                self.inode.with(|inode| assert_eq!(unsafe { *inode }, 1));
+            }
+            self.pin.clear();
+        }
+
+        fn remove(&self) {
+            let _locked = self.mutex.lock().unwrap();
+            if IS_CLAIMED {
+                self.claim.store(INODE, Ordering::Relaxed);
+            }
+            Word::<true>::fence_before_look();
+            let is_unused = self.pin.get().is_none();
+            self.links.store(0, Ordering::Release);
+            if is_unused {
+                // SAFETY: as above.
+                self.inode.with_mut(|inode| unsafe { *inode = 2 });
+            }
+            self.claim.store(0, Ordering::Release);
+        }
+    }
+
+    fn one_opener<const IS_CLAIMED: bool>() {
+        let named = Arc::new(Named::<IS_CLAIMED> {
+            pin: Word(AtomicU64::new(0)),
+            claim: AtomicU64::new(0),
+            links: AtomicU64::new(1),
+            mutex: Mutex::new(()),
+            inode: UnsafeCell::new(1),
+        });
+        let removing = named.clone();
+        let remover = thread::spawn(move || removing.remove());
+        named.open();
+        remover.join().unwrap();
+    }
+
+    #[test]
+    fn loom_an_inode_that_is_being_opened_is_not_given_back() {
+        explore(one_opener::<true>);
+    }
+
+    #[test]
+    fn loom_without_a_claim_an_inode_is_given_back_under_who_opens_it() {
+        let outcome = std::panic::catch_unwind(|| explore(one_opener::<false>));
         assert!(outcome.is_err(), "the model notices nothing");
     }
 }

@@ -229,14 +229,15 @@ fn record_at(data: &[u8], lsn: u64, log_bytes: u64, identity: LogIdentity) {
             assert!(record.is_marked());
         }
         let _ = record.content_inodes().count();
-        for (_, bytes) in record.slots() {
-            assert_eq!(bytes.len(), SLOT_BYTES);
+        for change in record.slots() {
+            assert_eq!(change.bytes.len() as u64, change.words.len_bytes());
+            change.apply(&mut [0; SLOT_BYTES]);
         }
         let mut payload_bytes = 0;
         for entry in &record.entries {
             match *entry {
-                Entry::Slot { payload_offset, .. } => {
-                    payload_bytes += record.payload(payload_offset, SLOT_BYTES as u64).len();
+                Entry::Slot { words, payload_offset, .. } => {
+                    payload_bytes += record.payload(payload_offset, words.len_bytes()).len();
                 }
                 Entry::Pages { target, payload_offset, .. } => {
                     payload_bytes += record.payload(payload_offset, target.len_bytes).len();

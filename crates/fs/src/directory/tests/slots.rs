@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use aquifer_pool::format::inode::{SLOT_BYTES, SlotBytes};
+use aquifer_pool::format::slot::to_media;
 use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
 
 const FIRST: u64 = 100;
@@ -41,7 +42,8 @@ impl ReadSlots for Slots {
 }
 
 impl ChangeSlots for Slots {
-    fn put(&mut self, number: u64, bytes: SlotBytes) {
+    fn put(&mut self, number: u64, mut bytes: SlotBytes) {
+        to_media(&mut bytes);
         let is_taken = self.used.contains_key(&number) || number == self.first_free();
         assert!(is_taken || self.is_damaged, "slot {number} was not taken");
         self.used.insert(number, bytes);

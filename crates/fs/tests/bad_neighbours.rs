@@ -1,0 +1,454 @@
+//! Processes that share a pool and do not behave: they die at each named moment, are stopped with a lock or a pin, lose their shared memory, or
+//! have a copy of the file. Whoever else has the pool goes on, or is told.
+
+#[path = "../../object/tests/support/actor.rs"]
+mod actor;
+mod killed;
+mod scratch;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use actor::{Actor, command, hear, say, told};
+use aquifer_fs::{FileOptions, Files, FsError};
+use aquifer_pool::{CreateOptions, OpenOptions, POINTS, Pool, PoolError};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child;
+use aquifer_testkit::rng::Rng;
+use killed::{LOG, State, Turn, Worker};
+use scratch::soundness::assert_sound;
+use scratch::{Scratch, names, read_all};
+
+/// The roles of children. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[
+        ("turner", turner),
+        ("changer", changer),
+        ("keeper", keeper),
+        ("elsewhere", elsewhere),
+    ]);
+}
+
+fn options() -> OpenOptions {
+    // Whoever waits this long waits for ever.
+    OpenOptions { stall_timeout: Duration::from_secs(4), background: false, ..Default::default() }
+}
+
+fn hasty() -> OpenOptions {
+    OpenOptions { stall_timeout: Duration::from_millis(50), ..options() }
+}
+
+fn reading() -> OpenOptions {
+    OpenOptions { read_only: true, ..hasty() }
+}
+
+fn small() -> CreateOptions {
+    CreateOptions { inodes: Some(127), log_bytes: Some(128 << 10), ..CreateOptions::default() }
+}
+
+// ---- death ------------------------------------------------------------------------------------------------------------------
+
+const TURNS: u64 = 60;
+
+/// Takes turns, with a checkpoint and zeroing now and then, and closes and opens the pool.
+fn turner() {
+    let open = || Files::open(told("POOL"), &options()).unwrap();
+    let mut rng = Rng::new(told("SEED").parse().unwrap());
+    for count in 0..TURNS / 10 {
+        let files = open();
+        let mut worker = Worker::new(files.clone(), "own", 0);
+        for turn in 0..10 {
+            worker.take(Turn::random(&mut rng));
+            if turn % 4 == 3 {
+                files.pool().checkpoint().unwrap();
+                files.pool().zero_free_pages(2).unwrap();
+            }
+            say(count * 10 + turn);
+        }
+    }
+}
+
+/// What only commits of objects come by, and those that make pools, recover them, or complete what others began.
+fn is_elsewhere(point: &str) -> bool {
+    point.starts_with("help-")
+        || point.starts_with("create-")
+        || [
+            "capture-reserved",
+            "finish-filler",
+            "reserve-filler",
+            "apply-moved",
+            "held-noted",
+            "held-freed",
+            "held-moved",
+            "open-secured",
+        ]
+        .contains(&point)
+}
+
+#[test]
+fn a_process_may_die_at_every_point() {
+    let mut rng = Rng::new(seed(41));
+    let mut visited = BTreeSet::new();
+    for point in POINTS.iter().filter(|point| !is_elsewhere(point)) {
+        for round in 0..steps(2).max(2) {
+            let scratch = Scratch::with_pool(4 << 20, &small());
+            let files = Files::open(&scratch.path, &options()).unwrap();
+            files.create_dir("own").unwrap();
+            files.create_dir("shared").unwrap();
+            files.create_file(LOG).unwrap();
+            files.sync().unwrap();
+            // Who is there when it dies, or who comes afterwards.
+            let staying = (round % 2 == 0).then_some(files);
+            let seed = rng.next_u64();
+            let nth = if round < 2 { 1 } else { 1 + rng.below(3 * round as u64) };
+            let die_at = format!("{point}*{nth}");
+            let when = format!("{die_at}, others stay: {}, seed {seed}", staying.is_some());
+            let mut turner = command("turner", &scratch.path, &[("SEED", &seed.to_string())]);
+            let output = turner.env("AQUIFER_DIE_AT", &die_at).output().unwrap();
+            let has_died = std::os::unix::process::ExitStatusExt::signal(&output.status).is_some();
+            assert!(has_died || output.status.success(), "{when}");
+            if has_died {
+                visited.insert(*point);
+            }
+            let said = String::from_utf8_lossy(&output.stdout);
+            let done = said.lines().filter_map(|line| line.strip_prefix("says: ")?.parse().ok());
+            let done = done.max().map_or(0, |last: u64| last + 1);
+            let files = staying.unwrap_or_else(|| {
+                Files::open(&scratch.path, &options()).unwrap_or_else(|e| panic!("{when}: {e}"))
+            });
+            let (mut before, mut turns) = (State::default(), Rng::new(seed));
+            (0..done).for_each(|_| before.apply(Turn::random(&mut turns).step));
+            let next = Turn::random(&mut turns).step;
+            let found = State::found(&files, "own");
+            assert!(
+                found.may_be_between(&before, next),
+                "{when}: {done} done, then {next:?}: found {}\nbefore {}",
+                found.summary(),
+                before.summary()
+            );
+            assert_sound(files.pool());
+            // Those that are there and those that come work on.
+            files.create_file("/one").unwrap_or_else(|error| panic!("{when}: {error}"));
+            let other = Files::open(&scratch.path, &options()).unwrap();
+            other.create_file("/other").unwrap().write_at(&[7; 10_000], 0).unwrap();
+            other.sync().unwrap_or_else(|error| panic!("{when}: {error}"));
+            drop((files, other));
+            drop(Files::open(&scratch.path, &options()).unwrap());
+            scratch.assert_clean();
+        }
+    }
+    let missed: Vec<_> =
+        POINTS.iter().filter(|p| !is_elsewhere(p) && !visited.contains(*p)).collect();
+    assert!(missed.is_empty(), "nobody came by {missed:?}");
+}
+
+// ---- standstill -------------------------------------------------------------------------------------------------------------
+
+/// Makes a file, or writes to one.
+fn changer() {
+    let files = Files::open(told("POOL"), &options()).unwrap();
+    match told("DOES").as_str() {
+        "makes" => drop(files.create_file("/new").unwrap()),
+        _ => {
+            let file = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
+            file.write_at(&[9; 200_000], 0).unwrap();
+        }
+    }
+}
+
+/// Starts a changer that stops at a point.
+fn held(scratch: &Scratch, does: &str, point: &str) -> Actor {
+    let told = [("DOES", does), ("AQUIFER_HOLD_AT", point)];
+    let mut changer = Actor::start("changer", &scratch.path, &told);
+    changer.until_line("held");
+    changer
+}
+
+fn is_stalled_by<T>(outcome: Result<T, FsError>, pid: u32) -> bool {
+    matches!(outcome, Err(FsError::Pool(PoolError::Stalled { pid: found, .. })) if found == pid)
+}
+
+/// A pool with a file, whose writers do not wait long.
+fn scene() -> (Scratch, Files) {
+    let scratch = Scratch::with_pool(4 << 20, &small());
+    let files = Files::open(&scratch.path, &hasty()).unwrap();
+    files.create_file("/f").unwrap().write_at(b"text", 0).unwrap();
+    files.create_file("/g").unwrap().write_at(b"other", 0).unwrap();
+    files.sync().unwrap();
+    (scratch, files)
+}
+
+/// Everything that a reader does goes on.
+fn assert_readable(files: &Files, expected: &[&str]) {
+    assert_eq!(read_all(files, "/f").unwrap(), b"text");
+    assert_eq!(names(files, "/").unwrap(), expected);
+    assert_eq!(files.metadata("/g").unwrap().len(), 5);
+    files.open_file("/g").unwrap().lock_shared().unwrap();
+    assert!(matches!(files.open_file("/none"), Err(FsError::NotFound { .. })));
+}
+
+#[test]
+fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
+    for (point, expected) in
+        [("packed-written", &["f", "g"][..]), ("apply-half", &["f", "g", "new"])]
+    {
+        for ends in ["goes on", "is killed"] {
+            let (scratch, files) = scene();
+            let reader = Files::open(&scratch.path, &reading()).unwrap();
+            let writing = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
+            let mut changer = held(&scratch, "makes", point);
+            let pid = changer.pid();
+            assert!(is_stalled_by(files.create_file("/h"), pid), "{point}");
+            assert!(is_stalled_by(files.rename("/f", "/h"), pid), "{point}");
+            assert!(is_stalled_by(files.remove_file("/g"), pid), "{point}");
+            assert!(is_stalled_by(files.sync(), pid), "{point}");
+            assert!(is_stalled_by(writing.write_at(&[1; 100], 100_000), pid), "{point}");
+            assert_readable(&files, expected);
+            assert_readable(&reader, expected);
+            match ends {
+                "goes on" => {
+                    changer.tell("on");
+                    changer.finish();
+                }
+                _ => drop(changer.kill()),
+            }
+            // What was stalled can be done.
+            files.rename("/f", "/h").unwrap();
+            files.sync().unwrap();
+            let is_there = ends == "goes on" || expected.len() == 3;
+            assert_eq!(files.exists("/new").unwrap(), is_there, "{point}, {ends}");
+            assert_sound(files.pool());
+        }
+    }
+}
+
+#[test]
+fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
+    let (scratch, files) = scene();
+    let reader = Files::open(&scratch.path, &reading()).unwrap();
+    let writing = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
+    // It has the file's lock, and takes pages that were never used.
+    let changer = held(&scratch, "writes", "transact-unlocked");
+    let pid = changer.pid();
+    assert!(is_stalled_by(writing.write_at(b"T", 0), pid));
+    assert!(is_stalled_by(writing.set_len(2), pid));
+    // Others are changed.
+    files.open_with("/g", &FileOptions::new().write(true)).unwrap().write_at(b"O", 0).unwrap();
+    files.create_file("/h").unwrap();
+    files.remove_file("/h").unwrap();
+    assert_readable(&files, &["f", "g"]);
+    assert_readable(&reader, &["f", "g"]);
+    changer.kill();
+    writing.write_at(b"T", 0).unwrap();
+    files.sync().unwrap();
+    assert_eq!(read_all(&reader, "/f").unwrap(), b"Text");
+    assert_sound(files.pool());
+}
+
+/// Has a file open, or a view of it, until it is killed; opens the pool for reading.
+fn keeper() {
+    let files = Files::open(told("POOL"), &reading()).unwrap();
+    let file = files.open_file("/large").unwrap();
+    let (_file, _view) = match told("KEEPS").as_str() {
+        "a view" => (None, Some(file.view(..).unwrap())),
+        _ => (Some(file), None),
+    };
+    say("keeping");
+    hear();
+}
+
+/// What a reader that never lets go keeps is not used for anything else. Everything else goes on, and when the reader dies it is given
+/// back.
+#[test]
+fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
+    for keeps in ["the file", "a view"] {
+        let scratch = Scratch::with_pool(4 << 20, &small());
+        let files = Files::open(&scratch.path, &hasty()).unwrap();
+        let free_bytes = files.space().unwrap().free_bytes;
+        let large = vec![3; free_bytes as usize * 2 / 3];
+        files.create_file("/large").unwrap().write_at(&large, 0).unwrap();
+        let mut keeper = Actor::start("keeper", &scratch.path, &[("KEEPS", keeps)]);
+        keeper.until("keeping");
+        // SAFETY: our child.
+        unsafe { libc::kill(keeper.pid() as i32, libc::SIGSTOP) };
+        files.remove_file("/large").unwrap();
+        files.sync().unwrap();
+        let next = files.create_file("/next").unwrap();
+        for _ in 0..3 {
+            files.pool().checkpoint().unwrap();
+            assert_eq!(next.write_at(&large, 0).unwrap_err().errno(), libc::ENOSPC, "{keeps}");
+        }
+        next.write_at(&large[..100_000], 0).unwrap();
+        files.rename("/next", "/later").unwrap();
+        assert_sound(files.pool());
+        keeper.kill();
+        next.write_at(&large, 0).unwrap_or_else(|error| panic!("{keeps}: {error}"));
+        assert!(read_all(&files, "/later").unwrap() == large);
+        drop(next);
+        files.remove_file("/later").unwrap();
+        files.pool().checkpoint().unwrap();
+        assert_eq!(files.space().unwrap().free_bytes, free_bytes, "{keeps}");
+        assert_sound(files.pool());
+    }
+}
+
+/// Who reads a pool that nobody writes shares nothing, and a writer could take nothing back from it: it is told to come later.
+#[test]
+fn a_stopped_reader_that_was_the_first_keeps_writers_out_until_it_dies() {
+    let scratch = Scratch::with_pool(4 << 20, &small());
+    scratch.open().create_file("/large").unwrap();
+    let mut keeper = Actor::start("keeper", &scratch.path, &[("KEEPS", "the file")]);
+    keeper.until("keeping");
+    // SAFETY: our child.
+    unsafe { libc::kill(keeper.pid() as i32, libc::SIGSTOP) };
+    let refused = Files::open(&scratch.path, &hasty()).map(drop);
+    assert!(matches!(refused, Err(FsError::Pool(PoolError::Busy { .. }))), "{refused:?}");
+    assert!(Files::open(&scratch.path, &reading()).unwrap().exists("/large").unwrap());
+    keeper.kill();
+    Files::open(&scratch.path, &hasty()).unwrap().remove_file("/large").unwrap();
+}
+
+// ---- shared memory ----------------------------------------------------------------------------------------------------------
+
+/// How the names of shared memory begin that belongs to the pool in a file, which is open.
+fn start_of_segments(pool: &Path) -> String {
+    let bytes = std::fs::read(pool).unwrap();
+    let owner: String = bytes[96..104].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_ne!(owner, "0".repeat(16));
+    format!("aquifer-{owner}")
+}
+
+fn segments(start: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
+    let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(start));
+    named.map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn shared_memory_that_is_deleted_keeps_new_processes_out_and_loses_nothing() {
+    let (scratch, files) = scene();
+    let both = segments(&start_of_segments(&scratch.path));
+    assert_eq!(both.len(), 2, "{both:?}");
+    for deleted in [&both[..1], &both[1..]] {
+        // One of them is as good as both.
+        let copies: Vec<_> =
+            deleted.iter().map(|path| (path, path.with_extension("kept"))).collect();
+        copies.iter().for_each(|(path, kept)| std::fs::rename(path, kept).unwrap());
+        for options in [hasty(), reading()] {
+            let refused = Files::open(&scratch.path, &options).map(drop);
+            let is_told = matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. })));
+            assert!(is_told, "without {deleted:?}: {refused:?}");
+        }
+        copies.iter().for_each(|(path, kept)| std::fs::rename(kept, path).unwrap());
+        drop(Files::open(&scratch.path, &hasty()).unwrap());
+    }
+    both.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    // Who has it open works on, and closes it as ever.
+    files.create_file("/new").unwrap().write_at(b"new", 0).unwrap();
+    files.sync().unwrap();
+    drop(files);
+    let files = Files::open(&scratch.path, &hasty()).unwrap();
+    assert_eq!(read_all(&files, "/new").unwrap(), b"new");
+    drop(files);
+    scratch.assert_clean();
+}
+
+#[test]
+fn shared_memory_that_the_dead_left_is_removed_by_who_comes_next() {
+    let (scratch, files) = scene();
+    let start = start_of_segments(&scratch.path);
+    drop(files);
+    for point in ["packed-published", "close-last", "close-superblock", "open-segment"] {
+        let told = [("DOES", "makes"), ("AQUIFER_DIE_AT", point)];
+        let mut changer = command("changer", &scratch.path, &told);
+        let status = changer.stderr(Stdio::null()).stdout(Stdio::null()).status().unwrap();
+        assert!(!status.success(), "{point}");
+        let left = segments(&start);
+        assert!(!left.is_empty(), "{point}");
+        let files = Files::open(&scratch.path, &hasty()).unwrap();
+        let now = segments(&start);
+        assert!(now.len() == 2 && left.iter().all(|left| !now.contains(left)), "{point}: {now:?}");
+        match files.remove_file("/new") {
+            Err(FsError::NotFound { .. }) => {}
+            removed => removed.unwrap(),
+        }
+        drop(files);
+        assert_eq!(segments(&start), [] as [PathBuf; 0], "{point}");
+    }
+}
+
+/// A copy of the file is another pool with the same uuid. Both are used at once.
+#[test]
+fn a_copied_pool_is_another_one() {
+    let (scratch, files) = scene();
+    files.create_file("/not synced").unwrap().write_at(b"all the same", 0).unwrap();
+    let copy = scratch.directory.path().join("copy");
+    std::fs::copy(&scratch.path, &copy).unwrap();
+    let copied = Files::open(&copy, &hasty()).unwrap();
+    assert_eq!(copied.pool().uuid(), files.pool().uuid());
+    assert_eq!(read_all(&copied, "/not synced").unwrap(), b"all the same");
+    let [own, others] = [&scratch.path, &copy].map(|path| segments(&start_of_segments(path)));
+    assert!(own.len() == 2 && others.len() == 2 && own.iter().all(|path| !others.contains(path)));
+    for (files, content) in [(&files, b"one"), (&copied, b"two")] {
+        files.create_file("/f").unwrap().write_at(content, 0).unwrap();
+        files.open_file("/f").unwrap().lock().unwrap();
+    }
+    let lock = files.open_file("/f").unwrap();
+    lock.lock().unwrap();
+    copied.open_file("/f").unwrap().try_lock().unwrap();
+    // Each has its processes, and who closes one leaves the other.
+    let other = Files::open(&copy, &hasty()).unwrap();
+    assert_eq!(read_all(&other, "/f").unwrap(), b"two");
+    drop((copied, other));
+    assert_eq!(read_all(&Files::open(&scratch.path, &hasty()).unwrap(), "/f").unwrap(), b"one");
+    assert!(own.iter().all(|path| path.exists()));
+    drop((lock, files));
+    for (path, content) in [(&scratch.path, b"one"), (&copy, b"two")] {
+        let files = Files::open(path, &hasty()).unwrap();
+        assert_eq!(read_all(&files, "/f").unwrap(), content);
+        assert_sound(files.pool());
+    }
+}
+
+/// With mounts of its own: a process has the pool open, and the next one finds another /dev/shm.
+fn elsewhere() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let path = directory.path().join("pool");
+    let files = Files::new(Pool::create(&path, 4 << 20, &small(), &hasty()).unwrap());
+    files.create_file("/large").unwrap().write_at(b"text", 0).unwrap();
+    let mut keeper = Actor::start("keeper", &path, &[("KEEPS", "the file")]);
+    keeper.until("keeping");
+    let mount = |arguments: &[&str]| {
+        let mounted = Command::new("mount").args(arguments).stderr(Stdio::null()).status();
+        mounted.is_ok_and(|status| status.success())
+    };
+    let is_own = std::fs::read_link("/proc/self/ns/mnt").ok()
+        != std::fs::read_link(format!("/proc/{}/ns/mnt", std::os::unix::process::parent_id())).ok();
+    if !is_own || !mount(&["--make-rprivate", "/"]) || !mount(&["-t", "tmpfs", "none", "/dev/shm"])
+    {
+        return println!("skipped: no other /dev/shm can be mounted here");
+    }
+    for options in [hasty(), reading()] {
+        let refused = Files::open(&path, &options).map(drop);
+        let is_told = matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. })));
+        assert!(is_told, "{refused:?}");
+    }
+    // Nothing has happened to who was there.
+    files.create_file("/new").unwrap().write_at(b"new", 0).unwrap();
+    drop(files);
+    // The reader keeps what it shares with nobody.
+    let refused = Files::open(&path, &hasty()).map(drop);
+    assert!(matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. }))), "{refused:?}");
+    keeper.kill();
+    let files = Files::open(&path, &hasty()).unwrap();
+    assert_eq!(read_all(&files, "/new").unwrap(), b"new");
+    assert_sound(files.pool());
+}
+
+#[test]
+fn a_pool_that_is_open_beside_another_dev_shm_is_refused() {
+    child::succeeds_with_mounts("elsewhere");
+}

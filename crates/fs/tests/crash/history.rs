@@ -1,0 +1,324 @@
+//! What a program has done, and what a crash may leave of it.
+//!
+//! After each operation everything is read and kept: [`Snapshot`]. Every operation is one change of the metadata, so the tree after a
+//! crash is that of a snapshot, not older than the last one that a sync covered and not newer than the operation under way. Content is
+//! written in place, so each byte may be what it was in *any* of these snapshots. Each operation writes bytes of its own value: a byte
+//! of another file, or of an earlier owner of the page, is none of those. What is free afterwards is zero for whoever asks for zeros.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aquifer_fs::{Allocate, File, Files, FsError};
+use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_pool::format::file::FileKind;
+use aquifer_pool::media::PersistenceDomain;
+use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool};
+use aquifer_testkit::crash::{CrashMedia, CrashState, Mark, Marks, Verdict};
+
+use crate::scratch::{self, soundness};
+
+const POOL_BYTES: u64 = 512 << 10;
+/// The number of the machine's start; each power cut raises it.
+pub const BOOT: u64 = 1;
+/// Made by a check whose recovery was crashed.
+const AFTER: &str = "/after";
+
+/// Inode and incarnation: names a file for ever.
+pub type Identity = (u64, u64);
+
+/// Everything that a path says, but for bytes and times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    identity: Identity,
+    kind: FileKind,
+    links: u32,
+    mode: u32,
+    size_bytes: u64,
+    target: Option<PathBuf>,
+    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// All files at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    entries: BTreeMap<PathBuf, Entry>,
+    contents: BTreeMap<Identity, Vec<u8>>,
+}
+
+impl Snapshot {
+    fn take(files: &Files) -> Result<Snapshot, FsError> {
+        let (mut snapshot, mut left) = (Snapshot::default(), vec![PathBuf::from("/")]);
+        while let Some(directory) = left.pop() {
+            for name in scratch::names(files, &directory)? {
+                let path = directory.join(name);
+                let metadata = files.symlink_metadata(&path)?;
+                let identity = (metadata.number(), metadata.incarnation());
+                let mut attributes = BTreeMap::new();
+                match metadata.kind() {
+                    FileKind::Directory => left.push(path.clone()),
+                    FileKind::File => {
+                        for name in files.attributes(&path)? {
+                            let value = files.attribute(&path, &name)?;
+                            attributes.insert(name, value);
+                        }
+                        let content = scratch::read_all(files, &path)?;
+                        snapshot.contents.insert(identity, content);
+                    }
+                    _ => {}
+                }
+                let target = match metadata.is_symlink() {
+                    true => Some(files.read_link(&path)?),
+                    false => None,
+                };
+                let entry = Entry {
+                    identity,
+                    kind: metadata.kind(),
+                    links: metadata.links(),
+                    mode: metadata.mode(),
+                    size_bytes: metadata.len(),
+                    target,
+                    attributes,
+                };
+                snapshot.entries.insert(path, entry);
+            }
+        }
+        Ok(snapshot)
+    }
+}
+
+/// What an operation has made durable, once it is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durable {
+    /// All names, and the content of all files.
+    All,
+    /// All names, and the content of this file.
+    Content(Identity),
+}
+
+/// The snapshot with index *id* was taken after operation *id*.
+#[derive(Default)]
+pub struct History {
+    snapshots: Vec<Snapshot>,
+    pub operations: Vec<String>,
+    /// Of operations that are acknowledged.
+    durable: BTreeMap<u64, Durable>,
+}
+
+fn options(boot: u64, mutant: Option<Mutant>) -> OpenOptions {
+    let boot = Some(boot);
+    OpenOptions { exclusive: true, background: false, boot, mutant, ..OpenOptions::default() }
+}
+
+pub fn open(media: &Arc<CrashMedia>, boot: u64, mutant: Option<Mutant>) -> Result<Files, FsError> {
+    Ok(Files::new(Pool::open_on(media.clone(), &options(boot, mutant))?))
+}
+
+/// Everything, with the content of files that are open and have no name any more: a crash may undo that they were removed.
+fn observe(files: &Files, handles: &[File]) -> Result<Snapshot, FsError> {
+    let mut snapshot = Snapshot::take(files)?;
+    for file in handles {
+        let metadata = file.metadata()?;
+        let mut content = vec![0; metadata.len() as usize];
+        file.read_at(&mut content, 0)?;
+        snapshot.contents.insert(identity(file), content);
+    }
+    Ok(snapshot)
+}
+
+pub fn identity(file: &File) -> Identity {
+    let metadata = file.metadata().unwrap();
+    (metadata.number(), metadata.incarnation())
+}
+
+/// A tiny pool on media that record, all of it durable; `fill` makes what is to be in it.
+pub fn fresh_media(domain: PersistenceDomain, fill: impl FnOnce(&Files)) -> Arc<CrashMedia> {
+    let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
+    let create =
+        CreateOptions { inodes: Some(127), log_bytes: Some(64 << 10), ..CreateOptions::default() };
+    let files = Files::new(Pool::create_on(fresh.clone(), &create, &options(BOOT, None)).unwrap());
+    fill(&files);
+    drop(files);
+    Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap())
+}
+
+impl History {
+    /// Begins with what is there, which is durable.
+    pub fn begin(media: &CrashMedia, files: &Files) -> History {
+        let mut history = History::default();
+        history.snapshots.push(observe(files, &[]).unwrap());
+        history.operations.push("nothing".to_owned());
+        history.durable.insert(0, Durable::All);
+        media.begin(0);
+        media.acknowledge(0);
+        history
+    }
+
+    /// How many operations there were: the number of the last one.
+    pub fn last(&self) -> u64 {
+        self.operations.len() as u64 - 1
+    }
+
+    /// Notes that the operation that was begun has returned.
+    pub fn note(
+        &mut self,
+        media: &CrashMedia,
+        domain: PersistenceDomain,
+        (files, handles): (&Files, &[File]),
+        (text, outcome): (String, Result<Option<Durable>, FsError>),
+    ) {
+        let refused = outcome.as_ref().err().map(|error| format!(", refused: {error}"));
+        if let Err(error) = &outcome {
+            assert!(!matches!(error, FsError::Damaged { .. }), "{text}: {error}");
+        }
+        self.operations.push(text + &refused.unwrap_or_default());
+        self.snapshots.push(observe(files, handles).unwrap());
+        // A process that dies loses nothing that it has done.
+        let dies = domain == PersistenceDomain::Volatile;
+        if let Some(durable) = if dies { Some(Durable::All) } else { outcome.ok().flatten() } {
+            self.durable.insert(self.last(), durable);
+            media.acknowledge(self.last());
+        }
+    }
+}
+
+/// If only the process dies, everything that it has done is there.
+pub fn check_killed(media: &CrashMedia, domain: PersistenceDomain, history: &History) {
+    let media = Arc::new(CrashMedia::from_image(&media.image(), domain).unwrap());
+    let files = open(&media, BOOT, None).unwrap();
+    let found = Snapshot::take(&files).unwrap();
+    let last = history.snapshots.last().unwrap();
+    let operations = &history.operations;
+    assert_eq!(found.entries, last.entries, "killed after {operations:#?}");
+    for (identity, content) in &found.contents {
+        assert!(last.contents[identity] == *content, "killed after {operations:#?}");
+    }
+    soundness::assert_sound(files.pool());
+}
+
+/// Recovers a crash state and compares it with what the marks allow.
+pub fn check(
+    state: &CrashState<'_>,
+    history: &History,
+    domain: PersistenceDomain,
+    mutant: Option<Mutant>,
+) -> Verdict {
+    let boot = match domain {
+        PersistenceDomain::Volatile => BOOT,
+        _ => BOOT + 1 + u64::from(state.depth()),
+    };
+    let media = Arc::new(state.media()?);
+    let report = check_on(&*media, &CheckOptions { boot: Some(boot), ..Default::default() });
+    if !report.is_sound() {
+        return Err(format!("before recovery: {report}").into());
+    }
+    let files = open(&media, boot, mutant)?;
+    let flaws = soundness::flaws(files.pool());
+    if !flaws.is_empty() || !files.pool().orphans()?.is_empty() {
+        return Err(format!("not sound: {flaws:?}").into());
+    }
+    let mut found = Snapshot::take(&files)?;
+    if let Some(after) = found.entries.remove(&PathBuf::from(AFTER)) {
+        let content = found.contents.remove(&after.identity).unwrap_or_default();
+        if content.iter().any(|byte| *byte != 255) {
+            return Err("what was made after recovery has foreign bytes".into());
+        }
+    }
+    let id = match_with(&found, history, state)?;
+    // From here on the caller has seen this state: a second crash must not change it.
+    media.mark(Mark::Note(id as u64));
+    // The pool works on, and reuses what is free.
+    if !files.exists(AFTER)? {
+        match files.create_file(AFTER).and_then(|file| file.write_at(&[255; 6000], 0)) {
+            Err(error) if error.errno() != libc::ENOSPC => return Err(error.into()),
+            _ => files.sync()?,
+        }
+    }
+    let recording = media.recording();
+    check_zeros(&files)?;
+    drop(files);
+    Ok(Some(recording))
+}
+
+/// What is free is zero for who asks for zeros, whoever had it.
+fn check_zeros(files: &Files) -> Result<(), Box<dyn std::error::Error>> {
+    files.pool().checkpoint()?;
+    let space = files.space()?;
+    if space.free_slots < 8 || space.free_bytes == 0 {
+        return Ok(());
+    }
+    let zeros = files.create_file("/zeros")?;
+    zeros.allocate(Allocate::Extend, 0, space.free_bytes)?;
+    let content = scratch::read_all(files, "/zeros")?;
+    match content.iter().position(|byte| *byte != 0) {
+        Some(at) => Err(format!("new space has {} at {at}", content[at]).into()),
+        None => Ok(()),
+    }
+}
+
+/// The snapshot that this is, give or take content that was written in place.
+fn match_with(
+    found: &Snapshot,
+    history: &History,
+    state: &CrashState<'_>,
+) -> Result<usize, String> {
+    let marks = state.marks();
+    let floor = marks.last_acknowledged().unwrap_or(0) as usize;
+    let newest = (marks.in_flight().last().copied().unwrap_or(0) as usize).max(floor);
+    let (from, to) = match marks.notes().last() {
+        Some(shown) => (*shown as usize, *shown as usize),
+        None => (floor, newest),
+    };
+    let around = |id: usize| {
+        let operations: Vec<String> = (id.saturating_sub(6)..=newest)
+            .map(|id| format!("{id}: {}", history.operations[id]))
+            .collect();
+        format!("{operations:#?}")
+    };
+    let mut reason = None;
+    for id in (from..=to).rev().filter(|id| history.snapshots[*id].entries == found.entries) {
+        match check_contents(found, history, marks, newest) {
+            Ok(()) => return Ok(id),
+            Err(error) => reason = Some(format!("as after {id}: {error}; {}", around(id))),
+        }
+    }
+    Err(reason.unwrap_or_else(|| {
+        let names: Vec<_> = found.entries.iter().map(|(path, e)| (path, e.size_bytes)).collect();
+        format!("a tree of no moment from {from} to {to}: {names:?}; {}", around(from))
+    }))
+}
+
+fn check_contents(
+    found: &Snapshot,
+    history: &History,
+    marks: &Marks,
+    newest: usize,
+) -> Result<(), String> {
+    for (identity, content) in &found.contents {
+        let covers = |durable: &Durable| match durable {
+            Durable::All => true,
+            Durable::Content(file) => file == identity,
+        };
+        let floor = (history.durable.iter())
+            .filter(|(id, durable)| marks.is_acknowledged(**id) && covers(durable))
+            .map(|(id, _)| *id as usize)
+            .max()
+            .unwrap_or(0);
+        let versions: Vec<&Vec<u8>> = (history.snapshots[floor..=newest].iter())
+            .filter_map(|snapshot| snapshot.contents.get(identity))
+            .collect();
+        if versions.contains(&content) {
+            continue;
+        }
+        let is_foreign = |(at, byte): &(usize, &u8)| {
+            versions.iter().all(|version| version.get(*at) != Some(*byte))
+        };
+        if let Some((at, byte)) = content.iter().enumerate().find(is_foreign) {
+            let had: Vec<_> = versions.iter().map(|version| version.get(at)).collect();
+            return Err(format!(
+                "inode {identity:?} has {byte} at {at}, and since {floor} it had {had:?} there"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Each change of what pages belong to whom, followed by each way to store bytes, and nothing synced.
+//!
+//! A store to a page of the page cache may reach the disk before the record that gave the page to its file. If the page was
+//! another's before, or another part's of the file, and the record is lost, it is so again, with the bytes of the new owner.
+
+use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_pool::Mutant;
+use aquifer_pool::media::PersistenceDomain;
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::crash::{CrashFailure, Explored, Plan, explore};
+use aquifer_testkit::rng::Rng;
+
+use crate::history::{BOOT, History, check, fresh_media, open};
+
+const PAGE: u64 = 4096;
+
+/// The files of each run: two of three pages each, the last of which is not full.
+struct Scene {
+    files: Files,
+    one: File,
+    other: File,
+}
+
+type Step = fn(&Scene, u8) -> Result<(), FsError>;
+
+/// One call after the other.
+type Operation = (&'static str, &'static [Step]);
+
+/// What gives pages to a file, or takes them away.
+const CHANGES: &[Operation] = &[
+    ("pswap of first pages", &[|scene, _| scene.one.pswap(0, &scene.other, 0, PAGE)]),
+    ("pswap of all pages", &[|scene, _| scene.one.pswap(0, &scene.other, 0, 3 * PAGE)]),
+    (
+        "pswap of last and first page",
+        &[|scene, _| scene.one.pswap(2 * PAGE, &scene.other, 0, PAGE)],
+    ),
+    ("pswap inside of a file", &[|scene, _| scene.one.pswap(0, &scene.one, PAGE, PAGE)]),
+    (
+        "pswap with a hole",
+        &[
+            |scene, _| scene.one.set_len(6 * PAGE),
+            |scene, _| scene.one.pswap(4 * PAGE, &scene.other, PAGE, PAGE),
+        ],
+    ),
+    ("append a view", &[|scene, _| scene.one.append_view(5000).map(drop)]),
+    (
+        "fill a hole and defragment",
+        &[
+            |scene, _| scene.one.allocate(Allocate::PunchHole, PAGE, PAGE),
+            |scene, byte| scene.one.write_at(&[byte; 5], PAGE + 10),
+            |scene, _| scene.one.defragment().map(drop),
+        ],
+    ),
+    ("append", &[|scene, byte| scene.one.write_at(&[byte; 5000], 10_000)]),
+    ("cut", &[|scene, _| scene.one.set_len(100)]),
+    ("cut and extend", &[|scene, _| scene.one.set_len(100), |scene, _| scene.one.set_len(12_000)]),
+    ("punch", &[|scene, _| scene.one.allocate(Allocate::PunchHole, 0, 2 * PAGE)]),
+    ("room behind the end", &[|scene, _| scene.one.allocate(Allocate::KeepSize, 0, 6 * PAGE)]),
+    ("zeros", &[|scene, _| scene.one.allocate(Allocate::ZeroRange, 100, 2 * PAGE)]),
+    ("write atomically", &[|scene, byte| scene.one.write_atomic(&[byte; 6000], 50)]),
+    ("rename over the other", &[|scene, _| scene.files.rename("/one", "/other")]),
+    ("remove the other", &[|scene, _| scene.files.remove_file("/other")]),
+    (
+        "a new file of its name",
+        &[
+            |scene, _| scene.files.remove_file("/one"),
+            |scene, _| scene.files.create_file("/one").map(drop),
+            |scene, byte| scene.files.create_file("/one")?.write_at(&[byte; 5000], 0),
+        ],
+    ),
+    (
+        "free and zero what is free",
+        &[|scene, _| {
+            scene.files.remove_file("/other")?;
+            scene.files.pool().checkpoint()?;
+            scene.files.pool().zero_free_pages(100)?;
+            Ok(())
+        }],
+    ),
+];
+
+/// What stores bytes to pages that a file has.
+const STORES: &[Operation] = &[
+    ("write the first page", &[|scene, byte| scene.one.write_at(&[byte; PAGE as usize], 0)]),
+    (
+        "write the other's first page",
+        &[|scene, byte| scene.other.write_at(&[byte; PAGE as usize], 0)],
+    ),
+    ("store to a view", &[|scene, byte| scene.one.view_mut(100..PAGE)?.write(0, &[byte; 3000])]),
+    ("write across pages", &[|scene, byte| scene.one.write_at(&[byte; 2 * PAGE as usize], 2000)]),
+    ("zeros in the other", &[|scene, _| scene.other.allocate(Allocate::ZeroRange, 10, 5000)]),
+    ("punch edges", &[|scene, _| scene.one.allocate(Allocate::PunchHole, 10, 3000)]),
+    ("extend", &[|scene, _| scene.one.set_len(5 * PAGE)]),
+    ("write behind the end", &[|scene, byte| scene.one.write_at(&[byte; 100], 4 * PAGE)]),
+    ("append to the other", &[|scene, byte| scene.other.write_at(&[byte; 3000], 10_000)]),
+    ("pswap again", &[|scene, _| scene.one.pswap(PAGE, &scene.other, 2 * PAGE, PAGE)]),
+];
+
+fn fill(files: &Files) {
+    for (path, byte) in [("/one", 1), ("/other", 2)] {
+        files.create_file(path).unwrap().write_at(&[byte; 10_000], 0).unwrap();
+    }
+}
+
+/// Does all of these, and looks at what crashes leave.
+fn run(
+    operations: &[&Operation],
+    domain: PersistenceDomain,
+    plan: Plan,
+    mutant: Option<Mutant>,
+) -> Result<Explored, Box<CrashFailure>> {
+    let media = fresh_media(domain, fill);
+    let files = open(&media, BOOT, mutant).unwrap();
+    let options = FileOptions::new().read(true).write(true);
+    let [one, other] = ["/one", "/other"].map(|path| files.open_with(path, &options).unwrap());
+    let scene = Scene { files, one, other };
+    let mut history = History::begin(&media, &scene.files);
+    let handles = [scene.one.clone(), scene.other.clone()];
+    for (name, operate) in
+        operations.iter().flat_map(|(name, steps)| steps.iter().map(move |step| (name, step)))
+    {
+        let id = history.last() + 1;
+        media.begin(id);
+        let outcome = operate(&scene, 10 + id as u8).map(|()| None);
+        history.note(&media, domain, (&scene.files, &handles), ((*name).to_owned(), outcome));
+    }
+    let recording = media.recording();
+    explore(&recording, plan, |state| check(state, &history, domain, mutant))
+}
+
+fn survives(domain: PersistenceDomain) {
+    let first = seed(0);
+    let mut states = 0;
+    let mut explore = |operations: &[&Operation], budget, seed| {
+        let plan = Plan { depth: 0, budget, seed };
+        match run(operations, domain, plan, None) {
+            Ok(explored) => states += explored.states(),
+            Err(failure) => {
+                let names: Vec<_> = operations.iter().map(|(name, _)| name).collect();
+                panic!("seed {seed}, {names:?}: {failure}");
+            }
+        }
+    };
+    for change in CHANGES {
+        for store in STORES {
+            explore(&[change, store], steps(8) as u64, first);
+        }
+    }
+    for seed in first..first + steps(15) as u64 {
+        let mut rng = Rng::new(seed);
+        let mut one_of = |list: &'static [Operation]| &list[rng.below(list.len() as u64) as usize];
+        let operations =
+            [one_of(CHANGES), one_of(STORES), one_of(CHANGES), one_of(STORES), one_of(STORES)];
+        explore(&operations, 60, seed);
+    }
+    println!("{states} crash states on {domain}");
+}
+
+#[test]
+fn stores_to_pages_that_changed_hands_on_a_disk() {
+    survives(PersistenceDomain::PageCache);
+}
+
+#[test]
+fn stores_to_pages_that_changed_hands_in_persistent_memory() {
+    survives(PersistenceDomain::Dax);
+}
+
+/// Without waiting for an exchange before pages are stored to, they are found out of place.
+#[test]
+fn a_store_that_does_not_wait_is_noticed() {
+    let (exchange, write) = (&CHANGES[0], &STORES[1]);
+    let plan = Plan { depth: 0, budget: 24, seed: 0 };
+    let mutant = Some(Mutant::StoreUnsettled);
+    for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
+        let failure = run(&[exchange, write], domain, plan, mutant).unwrap_err();
+        assert!(failure.reason.contains("and since 0 it had"), "{failure}");
+        run(&[exchange, write], domain, plan, None).unwrap();
+    }
+}
