@@ -5,7 +5,7 @@ mod scratch;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, SetMode};
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, read_all};
@@ -159,16 +159,13 @@ fn what_a_reader_had_open_is_free_when_inodes_are_wanted() {
     let scratch = Scratch::with_pool(4 << 20, &create(127, 64 << 10));
     let files = scratch.open();
     let (read, _) = removed_while_read(&scratch, &files);
-    let mut made = 0;
-    let full = loop {
-        match files.create_file(format!("{made}")) {
-            Ok(_) => made += 1,
-            Err(error) => break error,
-        }
-    };
+    files.create_file("g").unwrap();
+    // One slot after the other.
+    let grow = |len| files.set_attribute("g", "user.a", vec![0; len], SetMode::Any);
+    let (len, full) = (400..).step_by(400).find_map(|len| Some((len, grow(len).err()?))).unwrap();
     assert!(matches!(full, FsError::Pool(PoolError::NoFreeInode { .. })), "{full}");
     drop(read);
-    files.create_file("one more").unwrap();
+    grow(len).unwrap();
     assert_sound(files.pool());
 }
 
