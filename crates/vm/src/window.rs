@@ -2,7 +2,7 @@
 //!
 //! Guarded memory carries the process's protection key ([`aquifer_sys::pkey`]), and every thread is without rights to it, except
 //! inside a window. A store that goes astray, through a stale pointer or an index out of bounds, in this or another thread,
-//! meets no rights and ends in SIGSEGV instead of on media. Opening and closing takes some ten nanoseconds and no system call.
+//! meets no rights and ends in SIGSEGV instead of on media. Opening and closing takes two instructions each, and no system call.
 //!
 //! # What to mind
 //! * The key is one for all that this process guards: a window opened for one pool lets the thread store to all.
