@@ -36,6 +36,8 @@ fn guarded() -> OpenOptions {
 /// Huge pages that are there while this lives.
 struct Pages {
     taken: u64,
+    /// Whoever else runs this waits: a number that two change at the same time is nobody's.
+    _alone: File,
 }
 
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
@@ -52,15 +54,20 @@ impl Pages {
         if number_in("/proc/meminfo", "Hugepagesize:") << 10 != HUGE_PAGE_BYTES {
             return Err("huge pages are not of 2 MiB here".to_owned());
         }
-        let is_enough = || number_in("/proc/meminfo", "HugePages_Free:") >= pages;
+        let alone = File::open(COUNT).and_then(|file| file.lock().map(|()| file));
+        let _alone = alone.map_err(|error| format!("{COUNT}: {error}"))?;
+        let is_enough = || {
+            let found = |line| number_in("/proc/meminfo", line);
+            found("HugePages_Free:").saturating_sub(found("HugePages_Rsvd:")) >= pages
+        };
         if is_enough() {
-            return Ok(Pages { taken: 0 });
+            return Ok(Pages { taken: 0, _alone });
         }
         let before = number_in(COUNT, "");
         let asked = std::fs::write(COUNT, (before + pages).to_string());
         asked.map_err(|error| format!("no huge pages are free, and {COUNT}: {error}"))?;
         // Given back when that was not enough.
-        let taken = Pages { taken: number_in(COUNT, "").saturating_sub(before) };
+        let taken = Pages { taken: number_in(COUNT, "").saturating_sub(before), _alone };
         match is_enough() {
             true => Ok(taken),
             false => Err(format!("the system found {} of {pages} huge pages", taken.taken)),
