@@ -319,7 +319,8 @@ impl Core {
                 }
             }
             std::thread::yield_now();
-            if waited.look() > self.stall_timeout {
+            // Not before the record that is being applied was looked at, however impatient the reader is.
+            if is_late && waited.look() > self.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             }
             if self.is_writable && is_late {
