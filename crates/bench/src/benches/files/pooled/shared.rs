@@ -6,6 +6,7 @@
 //! `second_process_faults_2g` is a count: page faults of a process that reads a file on hugetlbfs that another process has read.
 
 use anyhow::Result;
+use aquifer_pool::Pool;
 use serde_json::json;
 
 use super::huge_pages::HugePages;
@@ -18,7 +19,7 @@ use crate::benches::stage::Stage;
 use crate::contender::System;
 use crate::harness::{PooledWork, RecordWork, TeamWork};
 use crate::options::SharedOptions;
-use crate::pooled_set::{self, Age};
+use crate::pooled_set::{self, Age, POOL};
 use crate::report::{Report, Row};
 use crate::units::Bytes;
 use crate::workload::record_files;
@@ -97,10 +98,19 @@ fn block(
     run_block(stage, cells, notes, |_, _| Ok(()))
 }
 
+/// What processes share the page tables of on hugetlbfs.
+const SHARED_TABLES_BYTES: u64 = 1 << 30;
+
 /// Page faults of a second process on hugetlbfs.
 fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Result<Option<Row>> {
     let metric = format!("second_process_faults_{}", Bytes(file_bytes).suffix());
-    let place = match HugePages::take(pooled_set::pool_bytes(file_bytes, 1)) {
+    let pool_bytes = pooled_set::pool_bytes(file_bytes, 1);
+    // Page tables are shared by whole ranges of this length: a large pool is made of such, as its documentation says.
+    let pool_bytes = match pool_bytes >= SHARED_TABLES_BYTES {
+        true => pool_bytes.next_multiple_of(SHARED_TABLES_BYTES),
+        false => pool_bytes,
+    };
+    let place = match HugePages::take(pool_bytes) {
         Ok(place) => place,
         Err(reason) => {
             notes.push(format!("{metric} is left out: {reason}"));
@@ -108,6 +118,10 @@ fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Re
         }
     };
     pooled_set::create_pool(place.path(), 1, file_bytes, stage.seed, Age::New, || ())?;
+    let pool = place.path().join(POOL);
+    if std::fs::metadata(&pool)?.len() < pool_bytes {
+        Pool::grow(&pool, pool_bytes, &mut |_, _| {})?;
+    }
     let work = PooledWork::SecondProcess { file_bytes, member: None };
     let job = job(stage, System::Pool, place.path(), 0, work);
     let cells = vec![cell(metric, ("faults", 1.0), job)];
