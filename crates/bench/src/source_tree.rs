@@ -124,6 +124,10 @@ impl SourceTree {
                     made.insert(folder);
                 }
                 let copied = fs::copy(&source.path, &target);
+                if copied.is_err() {
+                    // A call that a signal has cut short.
+                    interrupt::check()?;
+                }
                 tree.bytes += copied.with_context(|| {
                     format!("cannot copy {} to {}", source.path.display(), target.display())
                 })?;
