@@ -29,7 +29,6 @@ fn a_pool_is_made_and_described() {
 
     let info = json(&["pool", "info", &path, "--json"]);
     assert_eq!(info["path"], path.as_str());
-    assert_eq!(info["format_version"], 0);
     assert_eq!(info["format_version"], 1);
     assert_eq!(info["size_bytes"], 4 << 20);
     assert_eq!(info["log"]["len_bytes"], 1 << 20);
