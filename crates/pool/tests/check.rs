@@ -409,7 +409,7 @@ fn a_superblock_is_not_repaired_under_those_who_have_the_pool_open() {
 #[test]
 fn a_superblock_of_a_later_version_beside_one_of_this_is_left_alone() {
     let mut image = closed_image();
-    image[8] = 1;
+    image[8] = 2;
     forge::seal_superblock(&mut image, 0);
     let report = report_of(&image);
     assert_eq!(only(&report, FindingKind::FutureVersion).severity, Severity::Damage);
