@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(decode(page), HeapError::NotAHeap { address: 5 });
         let mut page = header().encode();
         page[8] = 3;
-        assert_eq!(decode(page), HeapError::Version { found: 3, known: 0 });
+        assert_eq!(decode(page), HeapError::Version { found: 3, known: 1 });
         let damaged = |damage| HeapError::Damaged { offset_bytes: 0, damage };
         for at in [12, 16, 40, 100, 3000, 4095] {
             let mut page = header().encode();

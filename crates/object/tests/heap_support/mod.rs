@@ -16,6 +16,7 @@ pub fn header_of_small_zones(address: u64, count: u64) -> [u8; PAGE] {
     let mut page = [0; PAGE];
     page[..8].copy_from_slice(b"AQFRHEAP");
     let mut put = |at: usize, value: u64| page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    put(8, aquifer_object::heap::HEAP_FORMAT_VERSION.into());
     put(16, address);
     put(24, (1 + 2 * count) * PAGE_BYTES);
     put(72, count);
