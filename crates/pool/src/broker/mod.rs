@@ -18,7 +18,7 @@
 //! where two differ. A client tells its key only to a broker that runs as the pool's owner or as root (`SO_PEERCRED`).
 //!
 //! # One at a time
-//! A broker holds a byte of the pool file locked ([`membership`](crate::membership)), so a pool has one broker, and
+//! A broker holds a byte of the pool file locked (`membership`), so a pool has one broker, and
 //! what a dead one has left at the socket's path can be removed.
 //!
 //! ```no_run
