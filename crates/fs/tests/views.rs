@@ -30,17 +30,14 @@ fn file_of(files: &Files, path: &str, pages: &[u8]) -> File {
     file
 }
 
-/// A file each page of which lies somewhere else.
+/// A file the pages of which lie the other way round.
 fn fragmented(files: &Files, path: &str, pages: u8) -> File {
-    let (file, other) = (file_of(files, path, &[]), file_of(files, "/other", &[]));
-    for page in 0..pages {
-        for file in [&file, &other] {
-            // No room is given ahead to what replaces pages.
-            file.set_len(u64::from(page + 1) * PAGE as u64).unwrap();
-            file.write_atomic(&[page + 1; PAGE], u64::from(page) * PAGE as u64).unwrap();
-        }
+    let backwards: Vec<u8> = (1..=pages).rev().collect();
+    let file = file_of(files, path, &backwards);
+    let at = |page: u8| u64::from(page) * PAGE as u64;
+    for page in 0..pages / 2 {
+        file.pswap(at(page), &file, at(pages - 1 - page), PAGE as u64).unwrap();
     }
-    files.remove_file("/other").unwrap();
     assert!(file.runs().unwrap().len() > usize::from(pages) / 2);
     file
 }
@@ -369,7 +366,7 @@ fn a_file_in_very_many_pieces_is_brought_together() {
     let before: Vec<u8> = (1..=20).flat_map(|page| [page; PAGE]).collect();
     let view = files.view("/f", ..).unwrap();
     let done = file.defragment().unwrap();
-    assert_eq!((done.runs_before, done.runs_after), (20, 1));
+    assert!(done.runs_before > 1 && done.runs_after == 1, "{done:?}");
     assert_eq!(file.runs().unwrap().len(), 1);
     for view in [view, files.view("/f", ..).unwrap()] {
         assert_eq!(bytes_of(&view), before);
