@@ -10,8 +10,6 @@ use crate::check;
 pub const SMALL_PAGE_BYTES: usize = 4096;
 /// Reach of one last-level page table, and size of the usual huge page.
 pub const REGION_BYTES: usize = 2 << 20;
-/// Not in the `libc` crate.
-const MADV_COLLAPSE: libc::c_int = 25;
 /// What the CPU fetches at a time.
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -272,7 +270,7 @@ pub enum Advice {
     PopulateRead = libc::MADV_POPULATE_READ,
     PopulateWrite = libc::MADV_POPULATE_WRITE,
     /// Puts huge pages in the place of small ones, with the same content, where whole ones fit (since Linux 6.1).
-    Collapse = MADV_COLLAPSE,
+    Collapse = libc::MADV_COLLAPSE,
 }
 
 /// Advises the kernel about a range.
