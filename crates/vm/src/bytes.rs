@@ -1,6 +1,7 @@
 //! Looking at mapped bytes without pretending that nobody else can change them.
 
 use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
 
 use aquifer_sys::memory::copy_racy;
 
@@ -36,6 +37,21 @@ pub unsafe fn read_racy<T: Pod>(source: *const u8) -> T {
     struct Unaligned<T>(T);
     // SAFETY: forwarded to the caller; the wrapper has alignment 1.
     unsafe { source.cast::<Unaligned<T>>().read_volatile() }.0
+}
+
+/// The first byte that a range names, and the one behind the last; an open end is at `end`. The start may lie behind the end.
+pub fn bounds_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => end,
+    };
+    start..end
 }
 
 const BLOCK_BYTES: usize = 4096;

@@ -3,11 +3,12 @@
 //! The kernel keeps them ([`AdvisoryLocks`] says how), so they end with their handle and with its process,
 //! however that ends, and are seen between PID namespaces. They keep nobody from reading and writing who does not ask for them.
 
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::time::Duration;
 
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::{AdvisoryLocks, LockArea, LockMode, PoolError};
+use aquifer_vm::bytes::bounds_of;
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -24,16 +25,7 @@ pub struct HeldRange {
 
 /// The range as an area; an empty one is an error.
 fn area_of(range: impl RangeBounds<u64>) -> Result<LockArea> {
-    let start = match range.start_bound() {
-        Bound::Included(start) => *start,
-        Bound::Excluded(before) => before.saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(last) => last.saturating_add(1),
-        Bound::Excluded(end) => *end,
-        Bound::Unbounded => u64::MAX,
-    };
+    let Range { start, end } = bounds_of(&range, u64::MAX);
     match start < end {
         true => Ok(LockArea::Bytes(start..end)),
         false => Err(FsError::EmptyRange),

@@ -74,7 +74,7 @@ pub(crate) mod write_back;
 
 use std::fmt;
 use std::fs::File;
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,7 +93,7 @@ pub use view::FileView;
 use aquifer_sys::residency::{self, Backing};
 
 use crate::ProcessMark;
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, bounds_of};
 use budget::ResidentBudget;
 use descriptors::{Duplicates, FileName, Opened, path_of};
 use heap::{Heap, NoAddresses, VmaBudget};
@@ -643,16 +643,7 @@ fn range_of(
     range: &impl RangeBounds<u64>,
     len_bytes: u64,
 ) -> Result<Range<u64>> {
-    let start = match range.start_bound() {
-        Bound::Included(start) => *start,
-        Bound::Excluded(before) => before.saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(last) => last.saturating_add(1),
-        Bound::Excluded(end) => *end,
-        Bound::Unbounded => len_bytes,
-    };
+    let Range { start, end } = bounds_of(range, len_bytes);
     if start > end || end > len_bytes {
         return Err(MapError::Range { path: path(), start, end, len_bytes });
     }
