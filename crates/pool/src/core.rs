@@ -127,43 +127,50 @@ impl Core {
         Ok(self.media.read_at(offset_bytes, bytes)?)
     }
 
+    /// An error in a fork of the process that opened the pool.
+    pub fn check_process(&self) -> Result<()> {
+        match self.process.is_current() {
+            true => Ok(()),
+            false => Err(PoolError::Forked),
+        }
+    }
+
     /// Shows bytes of the media to a closure.
     pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
-        if !self.process.is_current() {
-            return Err(PoolError::Forked);
-        }
+        self.check_process()?;
         let len = usize::try_from(range.len_bytes).unwrap_or(usize::MAX);
         if self.bytes(range).is_some()
             && let Some(mapping) = self.media.mapping()
         {
             let looked = mapping.guarded(self.media.file(), range.offset_bytes, len, look);
-            return looked.map_err(|_| self.unreadable(range));
+            return looked.map_err(|_| self.unreadable([range]));
         }
         let mut bytes = vec![0; len];
         self.media.read_at(range.offset_bytes, &mut bytes)?;
         Ok(look(Bytes::from(&bytes[..])))
     }
 
-    /// Why bytes of the media could not be looked at.
+    /// Why bytes of the media could not be looked at, which lie in these ranges.
     #[cold]
-    pub fn unreadable(&self, range: ByteRange) -> PoolError {
-        let page = |at: u64| self.media.read_at(at, &mut [0]).err();
-        let found =
-            (range.offset_bytes..range.end_bytes()).step_by(PAGE_BYTES as usize).find_map(page);
-        found.map_or_else(
-            || {
-                // It is there again, and what was looked at before is not to be believed.
-                MediaError {
-                    operation: MediaOperation::Read,
-                    path: self.media.path().to_path_buf(),
-                    offset_bytes: range.offset_bytes,
-                    len_bytes: range.len_bytes,
-                    source: std::io::Error::from_raw_os_error(libc::EIO),
+    pub fn unreadable(&self, ranges: impl IntoIterator<Item = ByteRange>) -> PoolError {
+        let mut first = None;
+        for range in ranges {
+            first.get_or_insert(range);
+            for at in (range.offset_bytes..range.end_bytes()).step_by(PAGE_BYTES as usize) {
+                if let Err(error) = self.media.read_at(at, &mut [0]) {
+                    return error.into();
                 }
-                .into()
-            },
-            PoolError::from,
-        )
+            }
+        }
+        // They are there again, and what was looked at before is not to be believed.
+        let range = first.unwrap_or(ByteRange { offset_bytes: 0, len_bytes: 0 });
+        PoolError::Media(MediaError {
+            operation: MediaOperation::Read,
+            path: self.media.path().to_path_buf(),
+            offset_bytes: range.offset_bytes,
+            len_bytes: range.len_bytes,
+            source: std::io::Error::from_raw_os_error(libc::EIO),
+        })
     }
 
     /// Bytes of the media in place; `None` if they are not mapped.
@@ -206,9 +213,7 @@ impl Core {
 
     /// An error if nothing may be changed: in a fork, opened for reading, or after a failure.
     pub fn check_writable(&self) -> Result<()> {
-        if !self.process.is_current() {
-            return Err(PoolError::Forked);
-        }
+        self.check_process()?;
         if !self.is_writable {
             return Err(PoolError::ReadOnly {
                 path: self.media.path().to_path_buf(),

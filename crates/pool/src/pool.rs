@@ -767,9 +767,17 @@ impl Pool {
         }
     }
 
-    /// Why bytes could not be looked at in another way than [`Pool::look_at`].
-    pub fn unreadable(&self, range: ByteRange) -> PoolError {
-        self.core().unreadable(range)
+    /// Why bytes in these ranges could not be looked at in another way than [`Pool::look_at`].
+    pub fn unreadable(&self, ranges: impl IntoIterator<Item = ByteRange>) -> PoolError {
+        self.core().unreadable(ranges)
+    }
+
+    /// An error in a fork of the process that opened the pool.
+    ///
+    /// # Errors
+    /// [`PoolError::Forked`].
+    pub fn check_process(&self) -> Result<()> {
+        self.core().check_process()
     }
 
     /// Bytes of the data in place, for who has them pinned; `None` where the media are not mapped. Where a byte cannot be had any

@@ -201,6 +201,24 @@ impl Replaceable {
         true
     }
 
+    /// Serves a fault that the calling thread guards, page by page, so that others lose nothing that is there; if very many are gone,
+    /// so is the rest. Called by the fault handler.
+    ///
+    /// # Safety
+    /// As for [`Replaceable::replace`].
+    pub unsafe fn serve(&self, fault: &FaultContext) -> Served {
+        if fault.signal != libc::SIGBUS || fault.fallible {
+            return Served::No;
+        }
+        let Some(guarded) = self.guarded_around(fault.address) else { return Served::No };
+        let has_ended = guarded.has_ended || guarded.has_many_gone;
+        // SAFETY: forwarded to the caller.
+        match unsafe { self.replace(fault.address, has_ended) } {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
+
     /// What the calling thread guards around `address`. Async-signal-safe.
     pub fn guarded_around(&self, address: usize) -> Option<Guarded> {
         // Relaxed: this thread's own.
@@ -219,20 +237,12 @@ impl Replaceable {
 
 /// Serves a fault at an address outside of the arena, if the calling thread guards it: its page is gone. Async-signal-safe.
 pub(crate) fn serve_unowned(fault: &FaultContext) -> Served {
-    if fault.signal != libc::SIGBUS || fault.fallible {
-        return Served::No;
-    }
     // SAFETY: the mapping of a guard in the list is alive, as the guard is.
     let mapping = |guard: &Guard| unsafe { &*guard.mapping };
-    let Some(guard) = Guard::innermost(fault.address, |guard| mapping(guard).is_unowned) else {
-        return Served::No;
-    };
-    // If very many pages were gone, so is the rest.
-    let has_ended = guard.replacements.load(Ordering::Relaxed) >= MANY;
-    // SAFETY: the guarded addresses are the mapping's, into which nobody has references.
-    match unsafe { mapping(guard).replace(fault.address, has_ended) } {
-        true => Served::Yes,
-        false => Served::No,
+    match Guard::innermost(fault.address, |guard| mapping(guard).is_unowned) {
+        // SAFETY: the guarded addresses are the mapping's, into which nobody has references.
+        Some(guard) => unsafe { mapping(guard).serve(fault) },
+        None => Served::No,
     }
 }
 

@@ -221,18 +221,8 @@ impl Mapping {
 
 impl FaultOwner for Mapping {
     fn serve(&self, fault: &FaultContext) -> Served {
-        if fault.signal != libc::SIGBUS || fault.fallible {
-            return Served::No;
-        }
-        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
-            return Served::No;
-        };
-        let has_ended = guarded.has_ended || guarded.has_many_gone;
         // SAFETY: the guarded addresses are this mapping's.
-        match unsafe { self.replaceable.replace(fault.address, has_ended) } {
-            true => Served::Yes,
-            false => Served::No,
-        }
+        unsafe { self.replaceable.serve(fault) }
     }
 }
 

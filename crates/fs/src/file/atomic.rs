@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
-use aquifer_pool::{PoolError, Transaction};
 
 use super::File;
-use super::write::{Edit, Write, one_more};
+use super::write::{Edit, Write, in_small_pieces, one_more};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use crate::files::now_ns;
@@ -200,12 +200,7 @@ impl Write<'_> {
         while first < pages.end().0 {
             let left = FilePages::between(FilePage(first), pages.end());
             let Some(reservation) = one_more(&reservations, || self.reserve(left, false))? else {
-                // It cannot be done in pieces.
-                let longest = reservations.iter().map(|reserved| reserved.whole().pages).max();
-                let largest_free_pages = longest.unwrap_or(0);
-                return Err(
-                    PoolError::Full { wanted_pages: pages.pages, largest_free_pages }.into()
-                );
+                return Err(in_small_pieces(&reservations, pages));
             };
             let run = reservation.whole();
             let taken = FilePages { first: FilePage(first), pages: run.pages };

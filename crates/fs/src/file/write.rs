@@ -398,32 +398,13 @@ impl Write<'_> {
         let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
         let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
         self.zero_behind_end(end_bytes, &mut edit)?;
-        let mut reservations = Vec::new();
-        let added = FileBytes { offset_bytes: size_bytes, len_bytes };
-        let mut near_page = self.end_page();
-        for extent in self.table.extents(added.pages()).filter(|extent| extent.run.is_hole()) {
-            let (mut first, end) = (extent.first, extent.pages().end());
-            while first < end {
-                let wanted = end.0 - first.0;
-                let pool = &self.shared.pool;
-                let reservation =
-                    self.shared.with_room(|| pool.reserve_some(wanted, near_page, true))?;
-                let run = reservation.whole();
-                near_page = Some(run.end_page());
-                let taken = FilePages { first, pages: run.pages };
-                first = taken.end();
-                edit.splices.push((taken, reservation.runs().to_vec()));
-                reservations.push(reservation);
-            }
+        let pages = FileBytes { offset_bytes: size_bytes, len_bytes }.pages();
+        let (reservations, end) =
+            self.take_pages(pages, &mut edit, |hole| self.reserve(hole, true))?;
+        if end < pages.end() {
+            return Err(in_small_pieces(&reservations, pages));
         }
         self.commit(edit, reservations)
-    }
-
-    /// The page of the pool behind the last page of the file.
-    fn end_page(&self) -> Option<u64> {
-        let last = FilePage(self.table.pages().checked_sub(1)?);
-        let extent = self.table.find(last)?;
-        (!extent.run.is_hole()).then(|| extent.run.end_page())
     }
 
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {
@@ -492,6 +473,13 @@ fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Res
         lock.note_progress();
     }
     Ok(())
+}
+
+/// The error of what cannot be done in pieces, and has not so few that they can be reserved together.
+pub(super) fn in_small_pieces(reserved: &[Reservation<'_>], wanted: FilePages) -> FsError {
+    let largest_free_pages = reserved.iter().map(|reserved| reserved.whole().pages).max();
+    let largest_free_pages = largest_free_pages.unwrap_or(0);
+    PoolError::Full { wanted_pages: wanted.pages, largest_free_pages }.into()
 }
 
 /// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for

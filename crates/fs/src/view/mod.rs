@@ -20,13 +20,14 @@ mod lease;
 mod writable;
 
 use std::fmt;
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::path::Path;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
+use aquifer_vm::bytes::bounds_of;
 use aquifer_vm::stitched::{StitchPiece, Stitched};
 use aquifer_vm::{Bytes, Pod};
 
@@ -270,16 +271,7 @@ fn place_of_known(
 
 /// A range of a file of this length.
 fn resolve(range: &impl RangeBounds<u64>, size_bytes: u64) -> Result<FileBytes> {
-    let start = match range.start_bound() {
-        Bound::Included(start) => *start,
-        Bound::Excluded(before) => before.saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(last) => last.saturating_add(1),
-        Bound::Excluded(end) => *end,
-        Bound::Unbounded => size_bytes,
-    };
+    let Range { start, end } = bounds_of(range, size_bytes);
     match start <= end && end <= size_bytes {
         true => Ok(FileBytes { offset_bytes: start, len_bytes: end - start }),
         false => Err(FsError::OutsideFile { range: start..end, len_bytes: size_bytes }),
@@ -327,7 +319,7 @@ impl Shared {
             return Ok(Place::Linear(bytes));
         }
         let media = self.pool.media();
-        let limit = match media.maps_small_pages() {
+        let limit = match media.maps_privately() {
             true => MAX_VIEW_PIECES,
             false => 1,
         };
@@ -447,10 +439,10 @@ impl View<'_> {
             Place::Empty => Ok(look(Bytes::from(&[][..]))),
             Place::Linear(all) => Ok(self.pool().look_at(within(*all, &range), look)?),
             Place::Stitched { stitched, skipped_bytes, .. } => {
-                self.check_process()?;
+                self.pool().check_process()?;
                 let (at, file) = (skipped_bytes + range.start as usize, self.pool().media().file());
                 let looked = stitched.guarded(file, at, len_bytes as usize, look);
-                looked.map_err(|_| self.unreadable())
+                looked.map_err(|_| self.unreadable(stitched, at..at + len_bytes as usize))
             }
         }
     }
@@ -466,8 +458,9 @@ impl View<'_> {
             Place::Empty => Ok(()),
             Place::Linear(all) => Ok(self.pool().load(within(*all, &range).offset_bytes, bytes)?),
             Place::Stitched { stitched, skipped_bytes, .. } => {
-                let read = stitched.read(skipped_bytes + offset_bytes as usize, bytes);
-                read.map_err(|_| self.unreadable())
+                let at = skipped_bytes + offset_bytes as usize;
+                let read = stitched.read(at, bytes);
+                read.map_err(|_| self.unreadable(stitched, at..at + bytes.len()))
             }
         }
     }
@@ -514,15 +507,10 @@ impl View<'_> {
         }
     }
 
-    /// An error in a fork of the process that made the view.
-    fn check_process(&self) -> Result<()> {
-        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
-        Ok(self.pool().look_at(nothing, |_| ())?)
-    }
-
-    fn unreadable(&self) -> FsError {
-        let all = ByteRange { offset_bytes: 0, len_bytes: self.pool().layout().len_bytes() };
-        FsError::Pool(self.pool().unreadable(all))
+    /// Why bytes of the pieces could not be looked at.
+    fn unreadable(&self, stitched: &Stitched, bytes: Range<usize>) -> FsError {
+        let place = |(offset_bytes, len_bytes)| ByteRange { offset_bytes, len_bytes };
+        self.pool().unreadable(stitched.file_offsets(bytes).map(place)).into()
     }
 }
 

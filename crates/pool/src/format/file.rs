@@ -175,8 +175,6 @@ pub struct FileState {
     pub links: u32,
     /// Whether it is not to be changed.
     pub is_immutable: bool,
-    /// Whether that may be relied on from now on.
-    pub is_leasable: bool,
 }
 
 impl FileState {
@@ -192,7 +190,6 @@ impl FileState {
             modified_ns: word(Self::MODIFIED_OFFSET) as i64,
             links: (word(Self::LINKS_OFFSET - 4) >> 32) as u32,
             is_immutable: flags & IMMUTABLE != 0,
-            is_leasable: flags == IMMUTABLE,
         })
     }
 

@@ -411,10 +411,6 @@ impl Media for FileMedia {
         let _ = len_bytes.and_then(|len_bytes| mapping.extend(self.file.as_fd(), len_bytes));
     }
 
-    fn maps_small_pages(&self) -> bool {
-        true
-    }
-
     fn write_windows(&self) -> WriteWindows {
         if self.is_guarded { WriteWindows::Calls } else { WriteWindows::None }
     }

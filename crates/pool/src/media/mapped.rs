@@ -468,10 +468,6 @@ impl Media for MappedMedia {
         let _ = self.present_len_bytes().and_then(|len_bytes| self.extend(len_bytes));
     }
 
-    fn maps_small_pages(&self) -> bool {
-        self.maps_privately
-    }
-
     fn write_windows(&self) -> WriteWindows {
         self.stores.windows()
     }

@@ -283,11 +283,6 @@ pub trait Media: Send + Sync + 'static {
     /// Makes [`Media::mapping`] as long as the media are, if it can.
     fn extend_mapping(&self) {}
 
-    /// Whether parts of [`Media::file`] can be mapped by pages of 4,096 bytes. Not so on hugetlbfs and on device DAX.
-    fn maps_small_pages(&self) -> bool {
-        false
-    }
-
     /// What guards the bytes against stray stores of this process: never [`WriteWindows::Best`].
     fn write_windows(&self) -> WriteWindows {
         WriteWindows::None
@@ -305,7 +300,7 @@ pub trait Media: Send + Sync + 'static {
         None
     }
 
-    /// Whether `mmap(MAP_PRIVATE)` of [`Media::file`] copies single small pages. Not so on hugetlbfs (2 MiB
+    /// Whether parts of [`Media::file`] can be mapped by small pages, and `mmap(MAP_PRIVATE)` copies single ones. Not so on hugetlbfs (2 MiB
     /// at a time) and on device DAX (refused).
     fn maps_privately(&self) -> bool;
 }

@@ -21,7 +21,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::System;
+use super::{System, Unavailable};
 
 pub use plain::ReadLoop;
 
@@ -67,13 +67,15 @@ pub trait WholeFile {
         self.by_path(path, look)
     }
 
-    /// The same with a file that is open and stays so.
+    /// The same with a file that is open and stays so, where the kernel opens it.
     fn opened<R>(
         &mut self,
-        file: &File,
-        len_bytes: usize,
-        look: impl FnOnce(&[u8]) -> R,
-    ) -> Result<R>;
+        _file: &File,
+        _len_bytes: usize,
+        _look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        Err(Unavailable("its files have no descriptor".to_owned()).into())
+    }
 }
 
 /// What to do with files.

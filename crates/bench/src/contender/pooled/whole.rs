@@ -6,13 +6,8 @@ use anyhow::Result;
 use aquifer_fs::Files as PoolFiles;
 
 use super::pool::open_pool;
-use crate::contender::Unavailable;
 use crate::contender::files::{Files, WholeFile};
 use crate::raw::{AlignedBuffer, PAGE_BYTES};
-
-fn opened_by_the_kernel() -> anyhow::Error {
-    Unavailable("files of a pool have no descriptor".to_owned()).into()
-}
 
 /// Each file is opened, read into a buffer that stays, and closed.
 #[derive(Debug)]
@@ -53,15 +48,6 @@ impl WholeFile for PoolReadLane<'_> {
         let read_bytes = file.read_at(bytes, 0)?;
         Ok(look(&bytes[..read_bytes]))
     }
-
-    fn opened<R>(
-        &mut self,
-        _file: &std::fs::File,
-        _len_bytes: usize,
-        _look: impl FnOnce(&[u8]) -> R,
-    ) -> Result<R> {
-        Err(opened_by_the_kernel())
-    }
 }
 
 /// Each file is looked at where its bytes lie.
@@ -91,14 +77,5 @@ impl WholeFile for &PoolFiles {
         // SAFETY: nobody writes to the files of the set while they are looked at.
         let bytes = unsafe { view.as_slice() }.expect("the pool is mapped");
         Ok(look(bytes))
-    }
-
-    fn opened<R>(
-        &mut self,
-        _file: &std::fs::File,
-        _len_bytes: usize,
-        _look: impl FnOnce(&[u8]) -> R,
-    ) -> Result<R> {
-        Err(opened_by_the_kernel())
     }
 }
