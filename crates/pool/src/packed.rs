@@ -97,9 +97,7 @@ impl Core {
 
     /// Writes a packed record: from now on it counts, for all processes.
     pub fn publish_packed(&self, place: &PackedPlace, record: &[u8], exposes: bool) -> Result<()> {
-        let write = || self.store(self.position(place.lsn), record);
-        // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
-        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))?;
+        self.store_packed(place.lsn, record)?;
         if exposes {
             // Before the end: it is never too few.
             self.pending(place.index).exposes.store(1, Relaxed);
@@ -110,6 +108,22 @@ impl Core {
         self.pending(place.index).end_lsn.store(end_lsn, Release);
         point::pass("packed-published");
         Ok(())
+    }
+
+    /// Writes bytes behind the end of what counts.
+    fn store_packed(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
+        let end_lsn = lsn + bytes.len() as u64;
+        let begins_page = end_lsn > lsn.next_multiple_of(PAGE_BYTES);
+        let mut whole_pages = Vec::new();
+        if begins_page && self.media.domain() == PersistenceDomain::PageCache {
+            // With zeros up to the end of the page: a part of a page that is not cached is written only after the system has read the rest.
+            whole_pages.extend_from_slice(bytes);
+            whole_pages.resize((end_lsn.next_multiple_of(PAGE_BYTES) - lsn) as usize, 0);
+        }
+        let bytes = if whole_pages.is_empty() { bytes } else { &whole_pages };
+        let write = || self.store(self.position(lsn), bytes);
+        // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
+        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))
     }
 
     /// Closes packed records, if there are any that more could follow: what is appended next begins a page.
@@ -134,8 +148,7 @@ impl Core {
         let (index, lsn) = self.open_packed().expect("the caller has looked, or begun one");
         let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
         let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
-        let write = || self.store(self.position(lsn), &close);
-        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))?;
+        self.store_packed(lsn, &close)?;
         let end_lsn = lsn + len_bytes;
         self.pending(index).close_lsn.store(lsn, Relaxed);
         self.pending(index).end_lsn.store(end_lsn, Release);
