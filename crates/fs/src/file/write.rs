@@ -7,7 +7,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{FileLock, InodeUse, Pool, PoolError, Reservation};
+use aquifer_pool::{ChangeSlots, FileLock, InodeUse, Pool, PoolError, Reservation};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -391,9 +391,13 @@ impl Write<'_> {
     }
 
     /// Makes the file longer by zeros that have pages, behind those that it has if there is room.
-    pub fn append_zeros(&self, len_bytes: u64) -> Result<()> {
+    pub fn append_zeros(&mut self, len_bytes: u64) -> Result<()> {
         self.check()?;
         let size_bytes = self.inode.size_bytes;
+        if let Some(zeros) = ZEROS.get(..usize::try_from(len_bytes).unwrap_or(usize::MAX)) {
+            // So that there is room for those that follow: writing a few zeros takes less than giving the file pages each time.
+            return self.write(zeros, FileBytes { offset_bytes: size_bytes, len_bytes });
+        }
         let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
         let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
         let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
@@ -446,23 +450,39 @@ impl Write<'_> {
         let pool = &self.shared.pool;
         reservations.extend(edit.zeros);
         let now_ns = now_ns();
-        let table = pool.try_change(reservations, |slots| {
+        let edited = pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns };
             let mut inode = self.open.read(names.slots)?;
-            let mut table = FileTable::clone(&self.table);
-            for (pages, runs) in &edit.splices {
-                table.splice(*pages, runs)?;
-            }
-            table.store(&mut inode, names.slots)?;
+            let edited = match edit.splices.is_empty() {
+                true => None,
+                false => Some(self.splice(&edit.splices, &mut inode, names.slots)?),
+            };
             inode.size_bytes = edit.size_bytes.unwrap_or(inode.size_bytes);
             inode.modified_ns = now_ns;
             inode.changed_ns = now_ns;
             names.put(&inode)?;
             edit.exposed.iter().for_each(|range| names.slots.expose(*range));
-            Ok::<_, FsError>(table)
+            Ok::<_, FsError>(edited)
         })?;
-        self.open.set_table(Arc::new(table));
+        if let Some(table) = edited {
+            self.open.set_table(Arc::new(table));
+        }
         Ok(())
+    }
+
+    /// The table with these pages in it, which is stored.
+    fn splice(
+        &self,
+        splices: &[(FilePages, Vec<Run>)],
+        inode: &mut FileInode,
+        slots: &mut impl ChangeSlots,
+    ) -> Result<FileTable> {
+        let mut table = FileTable::clone(&self.table);
+        for (pages, runs) in splices {
+            table.splice(*pages, runs)?;
+        }
+        table.store(inode, slots)?;
+        Ok(table)
     }
 }
 
@@ -579,11 +599,7 @@ impl Write<'_> {
         let table = self.shared.pool.try_change(reservations, |slots| {
             let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;
-            let mut table = FileTable::clone(&self.table);
-            for (pages, runs) in &edit.splices {
-                table.splice(*pages, runs)?;
-            }
-            table.store(&mut inode, names.slots)?;
+            let table = self.splice(&edit.splices, &mut inode, names.slots)?;
             names.put(&inode)?;
             Ok::<_, FsError>(table)
         })?;

@@ -70,7 +70,8 @@ impl File {
     }
 
     /// Makes the file longer by so many zeros, and returns them as a view that can be stored to: what is written to it needs no other copy.
-    /// Zeros are written only where there is no space left that is known to be zero.
+    /// More than 64 KiB are written zeros to only where there is no space left that is known to be zero; fewer are written, with room for those
+    /// that follow.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
