@@ -16,6 +16,7 @@
 //! did not, 2 when the command line is wrong. A reader that closes the pipe early is no failure.
 #![deny(unsafe_code)]
 
+mod access;
 mod completions;
 mod doctor;
 mod files;

@@ -98,6 +98,40 @@ fn a_pool_is_served_until_the_command_is_told_to_end() {
     assert_eq!(server.end("-TERM").1, Some(0));
 }
 
+/// Whoever may only read the file of a pool changes what is in it, with the key.
+#[test]
+fn commands_ask_for_access_with_a_key() {
+    let place = Place::new();
+    let pool = place.pool();
+    let [root, made, moved] = ["/", "/made", "/moved"].map(|path| format!("{pool}:{path}"));
+    let [socket, key_file, notes] = ["here", "there", "notes"].map(|name| place.text(name));
+    fs::write(&notes, "some text").unwrap();
+    let mut server = Server::start(&["--socket", &socket, "--key-file", &key_file, &pool]);
+    let access = ["--access-key-file", &key_file, "--broker-socket", &socket];
+    let with_key = |command: &[&str]| works(&[command, &access].concat());
+    let own = ["granted"];
+    with_key(&["mkdir", &made]);
+    says(&server.line(), &own);
+    with_key(&["put", &notes, &made]);
+    with_key(&["mv", &made, &moved]);
+    with_key(&["cp", "-r", &moved, &made]);
+    with_key(&["ln", "-s", "moved", &format!("{pool}:/link")]);
+    with_key(&["rm", "-r", &made]);
+    with_key(&["object", "create", &pool, "thing", "--size", "4K"]);
+    with_key(&["object", "resize", &pool, "thing", "--size", "8K"]);
+    with_key(&["object", "destroy", &pool, "thing", "--yes"]);
+    for _ in 0..8 {
+        says(&server.line(), &own);
+    }
+    says(&works(&["ls", "-R", &root]), &["link", "moved", "notes"]);
+
+    // Without the broker the key opens nothing, and a socket without a key means nothing.
+    server.end("-TERM");
+    says(&fails(&["mkdir", &made, access[0], access[1]], 1), &["broker"]);
+    says(&fails(&["mkdir", &made, access[2], access[3]], 2), &["--access-key-file"]);
+    says(&fails(&["mkdir", &made, access[0], &notes], 1), &["chmod 600"]);
+}
+
 #[test]
 fn socket_and_key_lie_where_they_are_wanted() {
     let place = Place::new();

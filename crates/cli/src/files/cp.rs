@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use super::copying::{self, CopyArgs, HELP};
 use super::tree::{Kind, Pooled, Tree, into_itself};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::Access;
 
 /// Arguments of `aquifer cp`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,9 @@ pub struct Args {
 
     #[command(flatten)]
     copy: CopyArgs,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -33,7 +37,7 @@ Examples:
 /// Copies, and makes it durable.
 pub fn run(args: &Args) -> Result<()> {
     let (first, sources) = super::of_one_pool(&args.sources)?;
-    let mut pools = Pools::to_write();
+    let mut pools = Pools::to_write(&args.access);
     let to = Pooled::new(pools.files(&args.destination)?, &args.destination);
     let is_same = first.is_in_pool_of(&args.destination);
     let from = match is_same {

@@ -9,6 +9,7 @@ use aquifer::{Files, FsError};
 use super::failure::{At, shown};
 use super::place::last_name;
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::Access;
 
 /// Arguments of `aquifer ln`.
 #[derive(Debug, clap::Args)]
@@ -33,6 +34,9 @@ pub struct Args {
     /// LINK is the name, also where it is a directory
     #[arg(short = 'T', long)]
     no_target_directory: bool,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -43,7 +47,7 @@ Examples:
 
 /// Makes it, durably.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_write();
+    let mut pools = Pools::to_write(&args.access);
     let original = match args.symbolic {
         true => check_target(args)?,
         false => hard_target(args)?,

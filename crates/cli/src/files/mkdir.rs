@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::failure::{At, Failures};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::Access;
 
 /// Arguments of `aquifer mkdir`.
 #[derive(Debug, clap::Args)]
@@ -20,6 +21,9 @@ pub struct Args {
     /// Permissions, in octal [default: 777 less the umask]
     #[arg(short, long, value_name = "MODE", value_parser = mode)]
     mode: Option<u32>,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -37,7 +41,7 @@ fn mode(text: &str) -> Result<u32, String> {
 
 /// Makes them, durably.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_write();
+    let mut pools = Pools::to_write(&args.access);
     let mut failures = Failures::default();
     let mut outcome = Ok(());
     for place in &args.places {

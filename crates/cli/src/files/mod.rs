@@ -31,7 +31,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use aquifer::{Files, OpenOptions};
+use aquifer::Files;
+
+use crate::access::Access;
+use crate::pool::open_to_read;
 
 pub use find::with_two_dashes;
 pub use place::Place;
@@ -100,19 +103,20 @@ fn of_one_pool(places: &[Place]) -> Result<(&Place, Vec<PathBuf>)> {
 
 /// The pools that one command works on, each opened once.
 struct Pools {
-    read_only: bool,
+    /// How those are opened that are changed; `None` if none is.
+    access: Option<Access>,
     opened: HashMap<PathBuf, Files>,
 }
 
 impl Pools {
     /// To be looked at.
     fn to_read() -> Pools {
-        Pools { read_only: true, opened: HashMap::new() }
+        Pools { access: None, opened: HashMap::new() }
     }
 
     /// To be changed.
-    fn to_write() -> Pools {
-        Pools { read_only: false, opened: HashMap::new() }
+    fn to_write(access: &Access) -> Pools {
+        Pools { access: Some(access.clone()), opened: HashMap::new() }
     }
 
     /// The files of the pool that a place is in.
@@ -120,8 +124,10 @@ impl Pools {
         if let Some(files) = self.opened.get(place.pool()) {
             return Ok(files.clone());
         }
-        let options = OpenOptions { read_only: self.read_only, ..OpenOptions::default() };
-        let files = Files::open(place.pool(), &options)?;
+        let files = Files::new(match &self.access {
+            Some(access) => access.open(place.pool())?,
+            None => open_to_read(place.pool())?,
+        });
         self.opened.insert(place.pool().to_owned(), files.clone());
         Ok(files)
     }

@@ -9,6 +9,7 @@ use aquifer::fs::RenameMode;
 use super::failure::{At, Failures};
 use super::place::last_name;
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::Access;
 use crate::output;
 
 /// Arguments of `aquifer mv`.
@@ -38,6 +39,9 @@ pub struct Args {
     /// Print each move
     #[arg(short, long)]
     verbose: bool,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -58,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
             args.destination.show()
         );
     }
-    let mut pools = Pools::to_write();
+    let mut pools = Pools::to_write(&args.access);
     let files = pools.files(&args.destination)?;
     let mut failures = Failures::default();
     let mut outcome = Ok(());

@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::copying::{self, CopyArgs, HELP};
 use super::tree::{Local, Pooled};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::Access;
 
 /// Arguments of `aquifer put`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,9 @@ pub struct Args {
 
     #[command(flatten)]
     copy: CopyArgs,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -33,7 +37,7 @@ Examples:
 
 /// Copies, and makes it durable.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_write();
+    let mut pools = Pools::to_write(&args.access);
     let pool = Pooled::new(pools.files(&args.destination)?, &args.destination);
     let done = copying::copy(
         &args.copy,

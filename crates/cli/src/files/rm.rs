@@ -6,6 +6,7 @@ use aquifer::FsError;
 use super::failure::{At, Failures};
 use super::place::last_name;
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::Access;
 use crate::output;
 
 /// Arguments of `aquifer rm`.
@@ -31,6 +32,9 @@ pub struct Args {
     /// Print what is removed
     #[arg(short, long)]
     verbose: bool,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -43,7 +47,7 @@ Nothing is asked. A program that has a removed file open goes on with it.";
 
 /// Removes them, durably.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_write();
+    let mut pools = Pools::to_write(&args.access);
     let mut failures = Failures::default();
     let mut outcome = Ok(());
     for place in &args.places {

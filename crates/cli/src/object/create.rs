@@ -5,11 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use aquifer::{CreateObject, Keys};
+use aquifer::{CreateObject, Keys, Objects};
 use aquifer_bench::Bytes;
 
+use super::describe;
 use super::keys::{NEW_KEYS_HELP, NewKeysArgs};
-use super::{describe, open_to_write};
+use crate::access::Access;
 use crate::output;
 
 /// Arguments of `aquifer object create`.
@@ -44,6 +45,9 @@ pub struct Args {
     /// Print what was made as one JSON object, like `aquifer object info`
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -71,7 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         heap: args.heap,
     };
     let name = args.name.as_bytes();
-    let objects = open_to_write(&args.pool)?;
+    let objects = Objects::new(args.access.open(&args.pool)?);
     objects.create(name, args.size.0, &options)?;
     let object = describe::one(&objects, name)?;
     if args.json {

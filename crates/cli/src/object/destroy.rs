@@ -6,10 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
+use aquifer::Objects;
 use aquifer_bench::Bytes;
 
+use super::describe;
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};
-use super::{describe, open_to_write};
+use crate::access::Access;
 use crate::output;
 
 /// Arguments of `aquifer object destroy`.
@@ -28,6 +30,9 @@ pub struct Args {
     /// Do not ask whether it is meant
     #[arg(long)]
     yes: bool,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 const EXAMPLES: &str = "\
@@ -41,7 +46,7 @@ Needs the key for writing, and that nobody has the object attached.";
 pub fn run(args: &Args) -> Result<()> {
     let name = args.name.as_bytes();
     let key = args.key.key()?;
-    let objects = open_to_write(&args.pool)?;
+    let objects = Objects::new(args.access.open(&args.pool)?);
     let object = describe::one(&objects, name)?;
     let (shown, size) = (object.shown_name(), Bytes(object.size_bytes));
     if !args.yes {

@@ -65,8 +65,3 @@ pub fn run(args: &Args) -> Result<()> {
 fn open_to_read(path: &Path) -> Result<Objects> {
     Ok(Objects::open(path, &OpenOptions { read_only: true, ..OpenOptions::default() })?)
 }
-
-/// The objects of a pool, to be changed.
-fn open_to_write(path: &Path) -> Result<Objects> {
-    Ok(Objects::open(path, &OpenOptions::default())?)
-}

@@ -5,13 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use aquifer::Resized;
+use aquifer::{Objects, Resized};
 use aquifer_bench::Bytes;
 use serde::Serialize;
 
+use super::describe;
 use super::describe::Object;
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};
-use super::{describe, open_to_write};
+use crate::access::Access;
 use crate::output;
 
 /// Arguments of `aquifer object resize`.
@@ -34,6 +35,9 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    access: Access,
 }
 
 /// What is printed.
@@ -76,7 +80,7 @@ address, and any other is not resized.";
 pub fn run(args: &Args) -> Result<()> {
     let name = args.name.as_bytes();
     let key = args.key.key()?;
-    let objects = open_to_write(&args.pool)?;
+    let objects = Objects::new(args.access.open(&args.pool)?);
     let before = describe::one(&objects, name)?;
     let resized = objects.resize(name, args.size.0, key.as_deref()).map_err(keys::explain)?;
     if args.json {

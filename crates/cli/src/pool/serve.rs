@@ -25,7 +25,7 @@ Examples:
   aquifer pool serve /dev/dax0.0 --socket /run/dax.socket --key-file /etc/dax.key
 
 Run it as the owner of the pool. It opens the pool for writing and hands it, opened for writing, to processes that present the \
-key (`Pool::grant_access`); it says who they are. Those go on when it ends, which it does on SIGTERM and Ctrl-C: then its \
+key (`Pool::grant_access`, and commands with --access-key-file); it says who they are. Those go on when it ends, which it does on SIGTERM and Ctrl-C: then its \
 socket is removed, and the key file stays. Who may read the pool file may ask. A pool has one broker.")]
 pub struct Args {
     /// The pool

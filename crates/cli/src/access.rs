@@ -1,0 +1,32 @@
+//! How commands that change a pool get at it: as whoever may write its file, or with a key, from the pool's broker.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use aquifer::pool::AccessKey;
+use aquifer::{OpenOptions, Pool};
+
+/// Arguments of each command that changes a pool.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Access from a broker (`aquifer pool serve`)")]
+pub struct Access {
+    /// Ask for access for writing with the key in this file, where the pool file may only be read
+    #[arg(long, value_name = "FILE")]
+    access_key_file: Option<PathBuf>,
+
+    /// Where the broker listens [default: the pool's path and `.socket`]
+    #[arg(long, value_name = "PATH", requires = "access_key_file")]
+    broker_socket: Option<PathBuf>,
+}
+
+impl Access {
+    /// Opens a pool to change it.
+    pub fn open(&self, path: &Path) -> Result<Pool> {
+        let options =
+            OpenOptions { broker_socket: self.broker_socket.clone(), ..OpenOptions::default() };
+        Ok(match &self.access_key_file {
+            None => Pool::open(path, &options)?,
+            Some(key_file) => Pool::open_granted(path, &AccessKey::from_file(key_file)?, &options)?,
+        })
+    }
+}
