@@ -446,6 +446,11 @@ fn elsewhere() {
     let files = Files::open(&path, &hasty()).unwrap();
     assert_eq!(read_all(&files, "/new").unwrap(), b"new");
     assert_sound(files.pool());
+    drop(files);
+    // What the dead have left lies where they were, until the pool is opened there.
+    assert!(Command::new("umount").arg("/dev/shm").status().unwrap().success());
+    let files = Files::open(&path, &hasty()).unwrap();
+    assert_eq!(read_all(&files, "/new").unwrap(), b"new");
 }
 
 #[test]
