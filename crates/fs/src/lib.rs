@@ -22,10 +22,13 @@ mod error;
 mod file;
 pub mod file_table;
 mod files;
+#[cfg(all(test, loom))]
+mod loom_models;
 mod metadata;
 mod names;
 mod open_inodes;
 mod read_dir;
+mod sync;
 mod unnamed;
 mod view;
 mod walk;

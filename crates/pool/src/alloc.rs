@@ -23,7 +23,6 @@
 //! Files that need zeros look for known zeros first, and those that do not for others first, so that there are zeros for who needs them: a gigabyte further
 //! with each try.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,6 +37,7 @@ use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
 use crate::freed;
 use crate::image::{load_slot, load_word};
 use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
+use crate::sync::AtomicU64;
 
 /// Pages of a range that one page-table entry can map.
 pub(crate) const HUGE_PAGES: u64 = 512;

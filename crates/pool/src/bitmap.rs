@@ -1,9 +1,9 @@
 //! Bits in shared memory, one for each page or slot, in words that only the holder of the metadata mutex changes.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::format::run::Run;
+use crate::sync::AtomicU64;
 
 /// Sets the bits of a run to `value`, a word at a time. Returns how many were different.
 pub(crate) fn set(map: &[AtomicU64], run: Run, value: bool) -> u64 {

@@ -209,7 +209,7 @@ impl Core {
 
     /// Which part of the log is in use, in percent.
     pub fn log_use_percent(&self) -> u64 {
-        let durable_lsn = self.control().durable_lsn.load(Relaxed);
+        let durable_lsn = self.control().appends.durable_lsn.load(Relaxed);
         // Others move both meanwhile: the tail may be beyond what was durable.
         let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
         used * 100 / self.layout.log().len_bytes

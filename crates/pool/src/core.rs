@@ -23,6 +23,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::record::LogIdentity;
 use crate::image;
+use crate::image_words::before_bytes_are_stored;
 use crate::log::{FailureKind, ReadError};
 use crate::media::{ByteRange, Media, MediaError, MediaOperation};
 use crate::membership::Membership;
@@ -200,6 +201,7 @@ impl Core {
     /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
     /// folio has all of that written back.
     pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        before_bytes_are_stored();
         Ok(self.media.store_at(offset_bytes, bytes)?)
     }
 
@@ -310,19 +312,20 @@ impl Core {
     /// 2. an inode that it had claimed is not claimed any more;
     /// 3. the map of used pages is computed anew.
     ///
-    /// Pending appends need nothing: an entry counts from the store of `pending_next` on, and is removed by the store
-    /// of `pending_first` after that of `durable_lsn`.
+    /// Pending appends need nothing: an entry counts from the last store of [`Appends::push`](crate::appends::Appends::push) on, and is
+    /// removed after the store of `durable_lsn`.
     fn repair(&self, locked: &Locked<'_>) -> Result<()> {
         let control = self.control();
-        let pending = control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed);
-        for index in pending {
+        for index in control.appends.indexes() {
             let pending = self.pending(index);
             let lsn = pending.lsn.load(Relaxed);
             if pending.is_packed.load(Relaxed) != 0 {
                 self.repair_packed(locked, index)?;
                 continue;
             }
-            if pending.is_metadata.load(Relaxed) == 0 || lsn < control.metadata_lsn.load(Relaxed) {
+            if pending.is_metadata.load(Relaxed) == 0
+                || lsn < control.appends.metadata_lsn.load(Relaxed)
+            {
                 continue;
             }
             // Only the holder of the metadata mutex makes metadata records, so this one is the dead process's. It
@@ -336,11 +339,7 @@ impl Core {
         }
         // Its transaction has happened or not. Release: as where a claim is taken away.
         control.claimed_inode.store(0, Release);
-        let version = control.image_version.load(Relaxed);
-        if version % 2 == 1 {
-            // Release: pairs with the Acquire of readers of the image.
-            control.image_version.store(version + 1, Release);
-        }
+        control.image.end_any_change();
         crate::alloc::rebuild(locked)
     }
 }

@@ -33,7 +33,6 @@
 //! | `held`, `moved` | the last entry twice, or an empty entry | the same look decides about both |
 //! | map of used pages | anything | it is computed anew from all of these |
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc::{self, from_word, to_word};
@@ -48,6 +47,7 @@ use crate::mutant::{self, Mutant};
 use crate::pins::{PinSet, PinValue};
 use crate::point;
 use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED};
+use crate::sync::AtomicU64;
 
 /// A run, and the inode and layout version it is, or was, named by.
 type Owned = (Run, PinValue);
@@ -294,7 +294,7 @@ pub(crate) fn release(locked: &Locked<'_>) {
     let control = locked.control();
     let passed_lsn = match mutant::is(locked.core().mutant, Mutant::NoRevoke) {
         false => control.tail_lsn.load(Relaxed),
-        true => control.durable_lsn.load(Relaxed),
+        true => control.appends.durable_lsn.load(Relaxed),
     };
     let due = || {
         let first = control.freed_first.load(Relaxed);

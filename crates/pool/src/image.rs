@@ -2,11 +2,10 @@
 //!
 //! Changes are applied by [`apply`] only, from a log record, under the metadata mutex: a transaction, recovery and the
 //! repair after a dead process all go this way. It is idempotent. Readers take no lock: they
-//! copy, and copy again if `image_version` was odd or has changed. If it stays odd, whoever changes the image is stopped or
-//! dead; the record being applied is whole in the log, and they read its slots there.
+//! copy, and copy again if the image's version was odd or has changed ([`image_words`]). If it stays odd, whoever changes the image is
+//! stopped or dead; the record being applied is whole in the log, and they read its slots there.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 
 use aquifer_sys::patience::Waited;
@@ -24,10 +23,12 @@ use crate::format::run::Run;
 use crate::format::slot::{Slot, from_media, to_media, word};
 use crate::format::slot_change::SlotChange;
 use crate::freed;
+use crate::image_words;
 use crate::owners::{Flaw, Owners};
 use crate::point;
-use crate::segment::{PENDING, Segment, SlotSet};
+use crate::segment::{Segment, SlotSet};
 use crate::slots::ReadSlots;
+use crate::sync::AtomicU64;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
@@ -39,13 +40,13 @@ pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
 /// A word of a slot.
 #[inline]
 pub(crate) fn load_word(segment: &Segment, slot: u64, index: usize) -> [u8; 8] {
-    segment.slot(slot).map_or([0; 8], |words| words[index].load(Relaxed).to_ne_bytes())
+    segment.slot(slot).map_or([0; 8], |words| image_words::word(words, index))
 }
 
 pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    let Some(words) = segment.slot(slot) else { return bytes.fill(0) };
-    for (word, target) in words.iter().zip(bytes.chunks_exact_mut(8)) {
-        target.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+    match segment.slot(slot) {
+        Some(words) => image_words::copy_out(words, bytes),
+        None => bytes.fill(0),
     }
 }
 
@@ -60,20 +61,10 @@ pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotByte
 
 /// Makes a change of a slot in the image, which has memory for it, and notes that its page differs from the media's.
 fn store_change(segment: &Segment, change: &SlotChange<'_>) {
-    let slot = segment.slot(change.slot).expect("it was allocated");
     if change.words.is_whole {
-        // What is not set.
-        for (index, word) in slot.iter().enumerate() {
-            if change.words.set & 1 << index == 0 {
-                word.store(0, Relaxed);
-            }
-        }
         set_bit(segment.slot_set(SlotSet::Logged), change.slot);
     }
-    point::pass("apply-half");
-    for (index, value) in change.set() {
-        slot[index].store(u64::from_ne_bytes(value), Relaxed);
-    }
+    image_words::change(segment.slot(change.slot).expect("it was allocated"), change);
     set_bit(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
 }
 
@@ -126,7 +117,7 @@ pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     let (core, end_lsn) = (locked.core(), record.header.end_lsn());
     // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
     // from the others would be a part of it.
-    if core.control().image_version.load(Relaxed).is_multiple_of(2) {
+    if !core.control().image.is_odd() {
         freed::note_change(locked, freed::Change::of(core, record.slots()), end_lsn);
     }
     apply_noted(locked, record.slots(), end_lsn);
@@ -141,10 +132,7 @@ pub(crate) fn apply_noted<'a>(
     let core = locked.core();
     let (control, segment) = (core.control(), &core.segment);
     point::pass("apply-noted");
-    let version = control.image_version.load(Relaxed) | 1;
-    control.image_version.store(version, Relaxed);
-    // Release: the odd version is seen before any of the stores below. Pairs with the fence in `consistent`.
-    fence(Release);
+    let version = control.image.begin_change();
     point::pass("apply-odd");
     let mut changes_names = false;
     for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
@@ -158,17 +146,13 @@ pub(crate) fn apply_noted<'a>(
         changes_names |= is_of_names(load_word(segment, change.slot, 0));
     }
     if changes_names {
-        // Release: who sees the new version does not take the image for unchanged.
-        control.names_version.fetch_add(1, Release);
+        control.image.note_names();
     }
     point::pass("apply-stored");
     // Before the version: who sees the change also sees how far the log must be durable for it to last.
-    if control.metadata_lsn.load(Relaxed) < end_lsn {
-        control.metadata_lsn.store(end_lsn, Release);
-    }
+    control.appends.note_applied(end_lsn);
     point::pass("apply-counted");
-    // Release: pairs with the Acquire in `consistent`.
-    control.image_version.store(version + 1, Release);
+    control.image.end_change(version);
 }
 
 /// Whether paths may lead elsewhere when a slot that begins like this is changed: every change of names changes a directory.
@@ -272,29 +256,11 @@ impl Core {
             return Err(PoolError::Forked);
         }
         // Nearly always nobody changes anything.
-        match self.consistent_once(None, &mut read) {
+        let at_rest = || read(&View { segment: &self.segment, changing: None });
+        match self.control().image.at_rest(at_rest) {
             Some(value) => Ok(value),
             None => self.consistent_in_time(read),
         }
-    }
-
-    /// Reads once; `None` if something was changed meanwhile. `changing` is the record that is being applied.
-    #[inline]
-    fn consistent_once<T>(
-        &self,
-        changing: Option<&Record>,
-        read: impl FnOnce(&View<'_>) -> T,
-    ) -> Option<T> {
-        // Acquire: pairs with the Release at the end of `apply`.
-        let version = self.control().image_version.load(Acquire);
-        if version % 2 == 1 && changing.is_none() {
-            return None;
-        }
-        let value = read(&View { segment: &self.segment, changing });
-        // Acquire: the loads above come before the one below. Pairs with the fence in `apply`. While an odd
-        // version stays, only slots of its record are written to.
-        fence(Acquire);
-        (self.control().image_version.load(Relaxed) == version).then_some(value)
     }
 
     #[cold]
@@ -303,20 +269,17 @@ impl Core {
         let mut waited = Waited::new();
         loop {
             let is_late = waited.look() > PATIENCE;
-            // Acquire: pairs with the Release at the end of `apply`.
-            let version = control.image_version.load(Acquire);
-            let changing = match version % 2 {
-                0 => Some(None),
-                _ if is_late => self.record_being_applied(),
-                _ => None,
-            };
-            if let Some(changing) = changing {
-                let value = read(&View { segment: &self.segment, changing: changing.as_ref() });
-                // Acquire: as in `consistent_once`.
-                fence(Acquire);
-                if control.image_version.load(Relaxed) == version {
-                    return Ok(value);
-                }
+            let value = control.image.unchanged_during(|version| {
+                // While an odd version stays, only slots of its record are written to.
+                let changing = match version % 2 {
+                    0 => None,
+                    _ if is_late => self.record_being_applied()?,
+                    _ => return None,
+                };
+                Some(read(&View { segment: &self.segment, changing: changing.as_ref() }))
+            });
+            if let Some(value) = value {
+                return Ok(value);
             }
             std::thread::yield_now();
             // Not before the record that is being applied was looked at, however impatient the reader is.
@@ -335,58 +298,33 @@ impl Core {
     /// What a reader asks of an open file each time; `None` if it is being changed.
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
-        let state = self.consistent_once(None, |view| {
-            let slot = view.segment.slot(number)?;
-            FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
-        });
-        state.flatten()
+        let state = || self.segment.slot(number).and_then(image_words::state_of_file);
+        self.control().image.at_rest(state)?
     }
 
     /// Raised by each change of the metadata, and odd during it.
     #[inline]
     pub fn metadata_version(&self) -> u64 {
-        // Acquire: what was loaded before stays before, and what is looked at afterwards is at least as new. Pairs with the Release at the end
-        // of `apply`.
-        fence(Acquire);
-        self.control().image_version.load(Acquire)
+        self.control().image.now()
     }
 
     /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
     #[inline]
     pub fn names_version(&self) -> u64 {
-        // Acquire: the metadata that is looked at afterwards is at least as new. Pairs with the Release in `apply`.
-        self.control().names_version.load(Acquire)
+        self.control().image.names()
     }
 
     /// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.
     #[inline]
     pub fn layout_version(&self, number: u64) -> u64 {
-        // Acquire: what was loaded before stays before. Pairs with the fence in `apply`, which comes before the version is stored.
-        fence(Acquire);
-        self.segment.slot(number).map_or(0, |words| {
-            u64::from_le(words[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
-        })
+        self.segment.slot(number).map_or(0, image_words::layout_version)
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
     /// that cannot be told.
     fn record_being_applied(&self) -> Option<Option<Record>> {
-        let control = self.control();
-        let applied_lsn = control.metadata_lsn.load(Acquire);
-        let pending = control.pending_first.load(Acquire)..control.pending_next.load(Acquire);
-        let unapplied = pending.take(PENDING).map(|index| self.pending(index)).filter(|pending| {
-            pending.is_metadata.load(Relaxed) != 0 && pending.end_lsn.load(Relaxed) > applied_lsn
-        });
-        // Only the holder of the metadata mutex makes such records, one after the other.
-        match unapplied.last() {
-            Some(pending) => {
-                // Of packed records, those before it are applied.
-                let lsn = pending.lsn.load(Relaxed).max(match pending.is_packed.load(Relaxed) {
-                    0 => 0,
-                    _ => applied_lsn,
-                });
-                self.read_record(lsn).ok().map(Some)
-            }
+        match self.control().appends.being_applied() {
+            Some(lsn) => self.read_record(lsn).ok().map(Some),
             None => Some(None),
         }
     }

@@ -54,6 +54,7 @@
 
 mod advisory;
 mod alloc;
+mod appends;
 mod background;
 mod bitmap;
 pub mod broker;
@@ -67,9 +68,12 @@ pub mod format;
 mod freed;
 mod grow;
 mod image;
+mod image_words;
 mod links;
 mod log;
 mod logged_page;
+#[cfg(all(test, loom))]
+mod loom_models;
 pub mod media;
 mod membership;
 mod mutant;
@@ -82,9 +86,21 @@ mod recovery;
 mod replay;
 mod reservation;
 mod segment;
+mod signal;
 mod slots;
+mod sync;
 mod transaction;
 mod zero;
+
+/// What the models of crates above are made of.
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod modelled {
+    pub use crate::image_words::{
+        ImageSlot, ImageVersion, before_bytes_are_stored, change, image_slot, layout_version,
+        state_of_file,
+    };
+}
 
 pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
 pub use broker::{AccessError, AccessKey, Broker};

@@ -35,18 +35,22 @@
 //! are not there. Recovery takes them only if a marked record follows, or if the machine has not been restarted
 //! since: then only processes have died, and everything is still in memory.
 //!
+//! # Without the lock
+//! Room is reserved, and the durable prefix moved on, under the metadata mutex. What is stored and loaded without it, and why its order
+//! suffices, is in [`appends`](crate::appends) and [`signal`](crate::signal), with their models.
+//!
 //! # A failed write (rule 5)
 //! is repeated once at the same place. If that fails too, the pool is read-only for everybody from then on,
 //! and nothing behind the failed record is ever acknowledged.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use aquifer_sys::futex;
 use aquifer_sys::patience::WaitedFor;
 
+use crate::appends::{Appends, NewAppend, Pending, append};
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::record::{Header, MIN_CLOSE_BYTES, RECORD_UNIT_BYTES, Record, skip_page};
@@ -54,7 +58,6 @@ use crate::format::{FormatError, PAGE_BYTES};
 use crate::media::{Media, MediaError};
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::segment::{PENDING, Pending, append};
 
 /// How long to wait before looking whether the append that all wait for still has an owner.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
@@ -111,16 +114,15 @@ impl Drop for Append {
         }
         let pending = self.core.pending(self.index);
         let is_unapplied_metadata = pending.is_metadata.load(Relaxed) != 0
-            && self.core.control().metadata_lsn.load(Relaxed) < self.end_lsn;
+            && self.core.control().appends.metadata_lsn.load(Relaxed) < self.end_lsn;
         if is_unapplied_metadata {
             // The record may be in the log, and the image does not know it: whatever is appended from here on might
             // contradict it. So nothing is.
             self.core.fail(FailureKind::Log, &io::Error::from_raw_os_error(libc::EIO));
         }
         // Without the lock: the entry is this append's own until it is durable. Whoever waits behind it
-        // completes it.
-        // Release: who finds it abandoned finds the failure that came before it.
-        pending.state.store(append::ABANDONED, Release);
+        // completes it, and finds the failure that came before.
+        self.core.control().appends.give_up(self.index);
         self.core.signal();
     }
 }
@@ -168,28 +170,16 @@ pub(crate) enum ReadError {
 impl Core {
     /// Wakes all that wait for the log.
     pub fn signal(&self) {
-        let control = self.control();
-        // AcqRel: what led to the signal is visible to who sees the new value, and the load of `waiters` below
-        // comes after it.
-        control.signal.fetch_add(1, AcqRel);
-        if control.waiters.load(Acquire) > 0 {
-            futex::wake_shared(&control.signal, u32::MAX);
-        }
+        self.control().signal.ring();
     }
 
     pub fn pending(&self, index: u64) -> &Pending {
-        &self.control().pending[index as usize % PENDING]
+        self.control().appends.entry(index)
     }
 
     /// Where the next record will lie.
     pub fn head_lsn(&self) -> u64 {
-        let control = self.control();
-        let (first, next) =
-            (control.pending_first.load(Relaxed), control.pending_next.load(Relaxed));
-        match first == next {
-            true => control.durable_lsn.load(Relaxed),
-            false => self.pending(next - 1).end_lsn.load(Relaxed),
-        }
+        self.control().appends.head_lsn()
     }
 
     pub(crate) fn position(&self, lsn: u64) -> u64 {
@@ -218,21 +208,9 @@ impl Core {
         is_metadata: bool,
         depends_lsn: u64,
     ) -> u64 {
-        let control = self.control();
-        let index = control.pending_next.load(Relaxed);
-        let pending = self.pending(index);
-        pending.lsn.store(lsn, Relaxed);
-        pending.end_lsn.store(end_lsn, Relaxed);
-        pending.state.store(state, Relaxed);
-        pending.is_packed.store((state == append::PACKED).into(), Relaxed);
-        pending.exposes.store(0, Relaxed);
-        pending.owner.store(self.membership.index() as u64, Relaxed);
-        pending.is_metadata.store(is_metadata.into(), Relaxed);
-        pending.depends_lsn.store(depends_lsn, Relaxed);
-        // Release: from this store on the entry counts, so it comes after its fields, also for whoever repairs
-        // after this process died here.
-        control.pending_next.store(index + 1, Release);
-        index
+        let owner = self.membership.index() as u64;
+        let new = NewAppend { lsn, end_lsn, state, owner, is_metadata, depends_lsn };
+        self.control().appends.push(new)
     }
 
     /// Takes space for a record of `len_bytes` with the metadata mutex held; `None` if there is not enough
@@ -245,11 +223,11 @@ impl Core {
     ) -> Result<Option<(Append, Option<Append>)>> {
         self.close_packed(locked)?;
         let control = self.control();
-        if !self.has_room(len_bytes) || !self.has_entries(2) {
+        if !self.has_room(len_bytes) || !control.appends.has_entries(2) {
             return Ok(None);
         }
         let log_bytes = self.layout.log().len_bytes;
-        let acknowledged_lsn = control.durable_lsn.load(Relaxed);
+        let acknowledged_lsn = control.appends.durable_lsn.load(Relaxed);
         let take = |lsn: u64, len_bytes: u64, is_metadata, depends_lsn| Append {
             core: self.share(),
             index: self.push_pending(
@@ -287,17 +265,10 @@ impl Core {
         Ok(Some((append, filler)))
     }
 
-    /// Whether `count` more appends can be begun.
-    pub(crate) fn has_entries(&self, count: u64) -> bool {
-        let control = self.control();
-        let in_flight = control.pending_next.load(Relaxed) - control.pending_first.load(Relaxed);
-        in_flight + count <= PENDING as u64
-    }
-
     /// Reports an append as durable, and moves the durable prefix on.
     pub(crate) fn complete(&self, append: &mut Append) -> Result<()> {
         let locked = self.lock()?;
-        self.pending(append.index).state.store(append::DURABLE, Relaxed);
+        self.control().appends.note_durable(append.index);
         append.is_complete = true;
         point::pass("complete-durable");
         let has_moved = self.advance();
@@ -310,29 +281,8 @@ impl Core {
 
     /// Moves the durable prefix over the appends that are durable. Called with the metadata mutex.
     fn advance(&self) -> bool {
-        let control = self.control();
-        let mut has_moved = false;
-        loop {
-            let first = control.pending_first.load(Relaxed);
-            if first == control.pending_next.load(Relaxed) {
-                return has_moved;
-            }
-            let pending = self.pending(first);
-            let end_lsn = pending.end_lsn.load(Relaxed);
-            let is_applied = pending.is_metadata.load(Relaxed) == 0
-                || control.metadata_lsn.load(Relaxed) >= end_lsn;
-            let is_durable = pending.state.load(Relaxed) == append::DURABLE
-                || mutant::is(self.mutant, Mutant::AcknowledgeOutOfOrder);
-            if !is_durable || !is_applied {
-                return has_moved;
-            }
-            // Release: pairs with the Acquire in `wait_durable`. Before the entry is removed: who repairs after
-            // a death in between only removes it again.
-            control.durable_lsn.store(end_lsn, Release);
-            point::pass("advance-between");
-            control.pending_first.store(first + 1, Release);
-            has_moved = true;
-        }
+        let believes_all = mutant::is(self.mutant, Mutant::AcknowledgeOutOfOrder);
+        self.control().appends.advance(believes_all, || point::pass("advance-between"))
     }
 
     /// Writes `bytes` durably at `lsn`, twice if the first time fails; the second failure is everybody's.
@@ -375,8 +325,7 @@ impl Core {
         write().or_else(|_| write()).inspect_err(|error| {
             self.fail(FailureKind::Log, &error.source);
         })?;
-        // Release: the state is seen after the bytes.
-        self.pending(append.index).state.store(append::WRITTEN, Release);
+        self.control().appends.note_written(append.index);
         Ok(())
     }
 
@@ -392,10 +341,8 @@ impl Core {
         let control = self.control();
         let mut waited = WaitedFor::new(self.log_progress());
         loop {
-            // Acquire: pairs with `signal`; a change after this load makes the wait return at once.
-            let signal = control.signal.load(Acquire);
-            // Acquire: pairs with the Release in `advance`.
-            if control.durable_lsn.load(Acquire) >= lsn {
+            let signal = control.signal.now();
+            if control.appends.durable_lsn() >= lsn {
                 return Ok(());
             }
             self.check_not_failed()?;
@@ -403,11 +350,7 @@ impl Core {
                 self.help()?;
                 continue;
             }
-            // AcqRel: counted before sleeping, so that `signal` wakes.
-            control.waiters.fetch_add(1, AcqRel);
-            futex::wait_shared(&control.signal, signal, Some(LOOK_AFTER));
-            control.waiters.fetch_sub(1, AcqRel);
-            if control.signal.load(Acquire) == signal
+            if !control.signal.wait(signal, LOOK_AFTER)
                 && !self.help()?
                 && waited.look(self.log_progress()) > self.stall_timeout
             {
@@ -418,20 +361,19 @@ impl Core {
 
     /// Changes when the log becomes durable further, or a part of what its first append is to make so.
     pub(crate) fn log_progress(&self) -> (u64, u64) {
-        let first = self.control().pending_first.load(Relaxed);
-        (self.control().durable_lsn.load(Acquire), self.pending(first).progress.load(Relaxed))
+        let appends = &self.control().appends;
+        (appends.durable_lsn(), appends.first().progress.load(Relaxed))
     }
 
     /// Whether the first append is one that whoever needs it completes.
     fn is_waiting_for_anybody(&self) -> bool {
-        let first = self.control().pending_first.load(Acquire);
-        first != self.control().pending_next.load(Acquire)
-            && matches!(self.pending(first).state.load(Relaxed), append::PACKED | append::ABANDONED)
+        let appends = &self.control().appends;
+        let state = || appends.first().state.load(Relaxed);
+        !appends.are_none() && matches!(state(), append::PACKED | append::ABANDONED)
     }
 
     pub(crate) fn stalled_append(&self) -> PoolError {
-        let first = self.control().pending_first.load(Acquire);
-        let owner = self.pending(first).owner.load(Relaxed) as usize;
+        let owner = self.control().appends.first().owner.load(Relaxed) as usize;
         PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "a commit" }
     }
 
@@ -451,14 +393,14 @@ impl Core {
 
     /// Leaves the appends of a process slot, whose owner is dead, to whoever waits for them.
     pub fn abandon_appends_of(&self, locked: &Locked<'_>, slot: usize) {
-        let control = locked.control();
-        let pending = control.pending_first.load(Relaxed)..control.pending_next.load(Relaxed);
-        for pending in pending.map(|index| self.pending(index)) {
+        let appends = &locked.control().appends;
+        for index in appends.indexes() {
+            let pending = appends.entry(index);
             let state = pending.state.load(Relaxed);
             let is_its = pending.owner.load(Relaxed) == slot as u64;
             // Packed records are whole, and everybody's.
             if is_its && !matches!(state, append::DURABLE | append::PACKED) {
-                pending.state.store(append::ABANDONED, Release);
+                appends.give_up(index);
             }
         }
     }
@@ -467,21 +409,18 @@ impl Core {
     fn help(&self) -> Result<bool> {
         let locked = self.lock()?;
         let control = self.control();
-        let first = control.pending_first.load(Relaxed);
-        if first == control.pending_next.load(Relaxed) {
-            return Ok(false);
-        }
-        let pending = self.pending(first);
+        let appends = &control.appends;
+        let Some(first) = appends.indexes().next() else { return Ok(false) };
+        let pending = appends.entry(first);
         if pending.state.load(Relaxed) == append::PACKED {
             // It is the last one as well.
             self.close_packed(&locked)?;
-            if control.pending_next.load(Relaxed) == first {
+            if appends.are_none() {
                 return Ok(true);
             }
         }
         let owner = pending.owner.load(Relaxed) as usize;
-        // Acquire: pairs with the Release in the drop of an append.
-        let is_abandoned = pending.state.load(Acquire) == append::ABANDONED;
+        let is_abandoned = appends.is_given_up(first);
         // What was given up because it cannot be written is not tried a third time, or something behind it might be
         // acknowledged.
         self.check_not_failed()?;
@@ -500,15 +439,13 @@ impl Core {
             self.signal();
             return Ok(has_moved);
         }
-        // From here on it is ours; if this process dies as well, the next one takes it.
-        pending.owner.store(self.membership.index() as u64, Relaxed);
-        pending.state.store(append::RESERVED, Relaxed);
+        appends.adopt(first, self.membership.index() as u64);
         let mut adopted = Append {
             core: self.share(),
             index: first,
             lsn: pending.lsn.load(Relaxed),
             end_lsn: pending.end_lsn.load(Relaxed),
-            acknowledged_lsn: control.durable_lsn.load(Relaxed),
+            acknowledged_lsn: control.appends.durable_lsn.load(Relaxed),
             is_complete: false,
         };
         let is_metadata = pending.is_metadata.load(Relaxed) != 0;
@@ -523,7 +460,7 @@ impl Core {
             Ok(record) if record.header.end_lsn() == adopted.end_lsn => {
                 if is_metadata {
                     let locked = self.lock()?;
-                    if control.metadata_lsn.load(Relaxed) < adopted.end_lsn {
+                    if control.appends.metadata_lsn.load(Relaxed) < adopted.end_lsn {
                         crate::image::apply(&locked, &record);
                     }
                 }
@@ -533,7 +470,7 @@ impl Core {
             unread => {
                 if is_metadata {
                     let _locked = self.lock()?;
-                    if control.metadata_lsn.load(Relaxed) >= adopted.end_lsn {
+                    if control.appends.metadata_lsn.load(Relaxed) >= adopted.end_lsn {
                         // Others have seen it, and it cannot be written again.
                         let error = unread.err().unwrap_or(FormatError::Short.into());
                         return Err(self.fail_unreadable(adopted.lsn, error));
@@ -542,32 +479,28 @@ impl Core {
                     self.pending(adopted.index).is_metadata.store(0, Relaxed);
                 }
                 point::pass("help-decided");
-                if !mutant::is(self.mutant, Mutant::KeepDependents) {
-                    self.void_dependents(&adopted)?;
-                }
-                point::pass("help-void");
-                self.write_filler(&mut adopted)?;
+                self.close_hole(adopted)?;
             }
         }
         Ok(true)
     }
 
-    /// Overwrites the commits that say what changed since this one, which is not there. Their process is dead.
-    fn void_dependents(&self, hole: &Append) -> Result<()> {
-        let mut void = vec![(hole.lsn, hole.end_lsn)];
+    /// Fills the space of an append that is not there, and before that of the commits that say what changed since it. Their process is dead.
+    fn close_hole(&self, mut hole: Append) -> Result<()> {
         let locked = self.lock()?;
-        for index in hole.index + 1..self.control().pending_next.load(Relaxed) {
-            let pending = self.pending(index);
-            let depends_lsn = pending.depends_lsn.load(Relaxed);
-            if void.iter().any(|(lsn, _)| *lsn == depends_lsn) {
-                void.push((pending.lsn.load(Relaxed), pending.end_lsn.load(Relaxed)));
-            }
-        }
+        let dependents = match mutant::is(self.mutant, Mutant::KeepDependents) {
+            false => self.control().appends.dependents_of(hole.index),
+            true => Vec::new(),
+        };
         drop(locked);
-        for &(lsn, end_lsn) in &void[1..] {
+        Appends::close_hole(&dependents, (hole.lsn, hole.end_lsn), |lsn, end_lsn| {
+            if lsn == hole.lsn {
+                point::pass("help-void");
+            }
             let page = skip_page(lsn, end_lsn - lsn, hole.acknowledged_lsn, self.identity());
-            self.write_log(lsn, &page)?;
-        }
-        Ok(())
+            self.write_log(lsn, &page)
+        })?;
+        point::pass("append-written");
+        self.complete(&mut hole)
     }
 }

@@ -21,8 +21,9 @@
 //! Behind a packed record there is always room for a close, in its page or with the next one, and before the end of the ring: an
 //! append never crosses that.
 
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
+use crate::appends::append;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
@@ -32,7 +33,6 @@ use crate::log::{Append, FailureKind};
 use crate::media::{ByteRange, PersistenceDomain};
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::segment::append;
 
 /// How much of a packed append is written at a time.
 const CHUNK_BYTES: u64 = 4 << 20;
@@ -55,26 +55,20 @@ impl Core {
 
     /// The append that packed records are being added to, with its end.
     fn open_packed(&self) -> Option<(u64, u64)> {
-        let control = self.control();
-        let next = control.pending_next.load(Relaxed);
-        let last =
-            next.checked_sub(1).filter(|last| *last >= control.pending_first.load(Relaxed))?;
-        let pending = self.pending(last);
-        (pending.state.load(Relaxed) == append::PACKED)
-            .then(|| (last, pending.end_lsn.load(Relaxed)))
+        self.control().appends.open_packed()
     }
 
     /// A place for a packed record of `len_bytes`; `None` if the log has no room for it now.
     pub fn place_packed(&self, locked: &Locked<'_>, len_bytes: u64) -> Result<Option<PackedPlace>> {
         // With a close behind it and one before it, each up to a page boundary.
-        if !self.has_room(len_bytes + 4 * PAGE_BYTES) || !self.has_entries(4) {
+        if !self.has_room(len_bytes + 4 * PAGE_BYTES) || !self.control().appends.has_entries(4) {
             return Ok(None);
         }
         let is_full = |lsn, end_lsn| {
             let left = self.to_end_of_ring(end_lsn);
             end_lsn - lsn + len_bytes > MAX_PACKED_BYTES || len_bytes + MIN_CLOSE_BYTES > left
         };
-        let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
+        let acknowledged_lsn = self.control().appends.durable_lsn.load(Relaxed);
         if let Some((index, end_lsn)) = self.open_packed() {
             if !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
                 return Ok(Some(PackedPlace { index, lsn: end_lsn, acknowledged_lsn }));
@@ -103,9 +97,7 @@ impl Core {
             self.pending(place.index).exposes.store(1, Relaxed);
         }
         point::pass("packed-written");
-        // Release: who sees the end sees the record.
-        let end_lsn = place.lsn + record.len() as u64;
-        self.pending(place.index).end_lsn.store(end_lsn, Release);
+        self.control().appends.extend_packed(place.index, place.lsn + record.len() as u64);
         point::pass("packed-published");
         Ok(())
     }
@@ -131,7 +123,7 @@ impl Core {
         let Some((index, end_lsn)) = self.open_packed() else { return Ok(()) };
         if self.pending(index).lsn.load(Relaxed) == end_lsn {
             // Nothing was added since it was begun.
-            self.control().pending_next.store(index, Release);
+            self.control().appends.take_back(index);
             return Ok(());
         }
         let in_page = PAGE_BYTES - end_lsn % PAGE_BYTES;
@@ -146,17 +138,17 @@ impl Core {
 
     fn write_close(&self, _locked: &Locked<'_>, len_bytes: u64) -> Result<()> {
         let (index, lsn) = self.open_packed().expect("the caller has looked, or begun one");
-        let acknowledged_lsn = self.control().durable_lsn.load(Relaxed);
+        let acknowledged_lsn = self.control().appends.durable_lsn.load(Relaxed);
         let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
         self.store_packed(lsn, &close)?;
         let end_lsn = lsn + len_bytes;
         self.pending(index).close_lsn.store(lsn, Relaxed);
-        self.pending(index).end_lsn.store(end_lsn, Release);
+        self.control().appends.extend_packed(index, end_lsn);
         point::pass("packed-closed");
         // Before the position of what is applied, by which whoever repairs after a death here finds the close.
-        self.pending(index).state.store(append::ABANDONED, Release);
+        self.control().appends.give_up(index);
         // All before it is applied, or the mutex could not be held.
-        self.control().metadata_lsn.store(end_lsn, Release);
+        self.control().appends.note_applied(end_lsn);
         Ok(())
     }
 
@@ -172,7 +164,7 @@ impl Core {
     pub fn repair_packed(&self, locked: &Locked<'_>, index: u64) -> Result<()> {
         let (control, pending) = (self.control(), self.pending(index));
         let end_lsn = pending.end_lsn.load(Relaxed);
-        let mut lsn = pending.lsn.load(Relaxed).max(control.metadata_lsn.load(Relaxed));
+        let mut lsn = pending.lsn.load(Relaxed).max(control.appends.metadata_lsn.load(Relaxed));
         let mut is_closed = false;
         while lsn < end_lsn {
             let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
@@ -184,7 +176,7 @@ impl Core {
             return Ok(());
         }
         if is_closed {
-            pending.state.store(append::ABANDONED, Release);
+            control.appends.give_up(index);
             return Ok(());
         }
         // What it had written behind the end and not published has not happened, for all who look from now on. It names pages

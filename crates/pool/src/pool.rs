@@ -218,7 +218,7 @@ impl FileLock<'_> {
         // Who comes after a death in between does not know whether it was made.
         self.note_exchanged(u64::MAX);
         let changed = change();
-        self.note_exchanged(self.core.control().metadata_lsn.load(Relaxed));
+        self.note_exchanged(self.core.control().appends.metadata_lsn.load(Relaxed));
         changed
     }
 
@@ -237,7 +237,7 @@ impl FileLock<'_> {
     #[inline]
     pub fn settle(&self) -> Result<()> {
         let control = self.core.control();
-        let durable_lsn = control.durable_lsn.load(Relaxed);
+        let durable_lsn = control.appends.durable_lsn.load(Relaxed);
         let exchanged = self.mutexes.map(|mutex| control.exchanged_lsn[mutex].load(Relaxed));
         match exchanged[0].max(exchanged[1]) <= durable_lsn {
             true => Ok(()),
@@ -507,7 +507,7 @@ impl Pool {
             generation: control.generation.load(Relaxed),
             tail_lsn: control.tail_lsn.load(Relaxed),
             applied_lsn: control.applied_lsn.load(Relaxed),
-            durable_lsn: control.durable_lsn.load(Relaxed),
+            durable_lsn: control.appends.durable_lsn.load(Relaxed),
             objects: census.objects,
             files: census.files,
             directories: census.directories,
@@ -923,7 +923,7 @@ impl Pool {
 
     /// Up to where the log is durable.
     pub fn durable_lsn(&self) -> u64 {
-        self.core().control().durable_lsn.load(Relaxed)
+        self.core().control().appends.durable_lsn.load(Relaxed)
     }
 
     /// Up to where the log may be written over: everything before it is durable at its place.

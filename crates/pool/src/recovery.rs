@@ -19,6 +19,7 @@ use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
 use crate::alloc;
+use crate::appends::append;
 use crate::broker::AccessError;
 use crate::checkpoint::write_superblocks;
 use crate::core::Core;
@@ -40,7 +41,7 @@ use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
 use crate::replay::{Committed, Counted};
-use crate::segment::{Owner, Segment, append};
+use crate::segment::{Owner, Segment};
 
 /// The superblock that counts.
 #[derive(Debug)]
@@ -479,9 +480,12 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     let tail_lsn = superblock.tail_lsn;
     control.generation.store(superblock.generation, Relaxed);
     control.sequence.store(superblock.sequence, Relaxed);
-    for position in
-        [&control.tail_lsn, &control.applied_lsn, &control.durable_lsn, &control.metadata_lsn]
-    {
+    for position in [
+        &control.tail_lsn,
+        &control.applied_lsn,
+        &control.appends.durable_lsn,
+        &control.appends.metadata_lsn,
+    ] {
         position.store(tail_lsn, Relaxed);
     }
     let reader = core.log_reader();
@@ -514,7 +518,9 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     drop(locked);
     // The log goes on with a page. What lies before it in this one is of the generation that ends here.
     let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
-    for position in [&control.applied_lsn, &control.durable_lsn, &control.metadata_lsn] {
+    for position in
+        [&control.applied_lsn, &control.appends.durable_lsn, &control.appends.metadata_lsn]
+    {
         position.store(next_lsn, Relaxed);
     }
     if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end_lsn)?
@@ -575,7 +581,7 @@ fn write_again(media: &dyn Media, range: ByteRange) -> Result<()> {
 
 /// Makes what was replayed durable at its place, and then the new generation and tail.
 fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed) -> Result<()> {
-    let end_lsn = core.control().durable_lsn.load(Relaxed);
+    let end_lsn = core.control().appends.durable_lsn.load(Relaxed);
     let superblock = &superblocks.valid;
     let mut ranges = Vec::new();
     if !mutant::is(core.mutant, Mutant::TrustStoredState) {

@@ -15,7 +15,6 @@ use crate::logged_page::LoggedPage;
 use crate::media::{ByteRange, Media};
 use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
-use crate::segment::PENDING;
 
 /// How far the log could be read, and why not further.
 #[derive(Debug)]
@@ -403,10 +402,10 @@ impl Core {
         let control = self.control();
         loop {
             // Before the positions: what is decided after this is before the durable position, or found undecided.
-            let pending = self.pending_lsns();
+            let pending = control.appends.lsns();
             // Acquire: the media has what was applied before this position.
             let from_lsn = control.applied_lsn.load(Acquire);
-            let to_lsn = control.durable_lsn.load(Acquire);
+            let to_lsn = control.appends.durable_lsn();
             let value = self.committed_between(from_lsn, to_lsn).and_then(|committed| {
                 let undecided = self.undecided(range, pending.iter().filter(|l| **l >= to_lsn));
                 read(&Seen { committed: &committed, undecided: &undecided.pages })
@@ -419,17 +418,10 @@ impl Core {
             }
             let (value, undecided_lsn) = value?;
             // What was taken for undecided was not copied to its place meanwhile if it still is.
-            if undecided_lsn.is_none_or(|lsn| control.durable_lsn.load(Relaxed) <= lsn) {
+            if undecided_lsn.is_none_or(|lsn| control.appends.durable_lsn.load(Relaxed) <= lsn) {
                 return Ok(value);
             }
         }
-    }
-
-    /// Where appends begin that are not known to be durable.
-    fn pending_lsns(&self) -> Vec<u64> {
-        let control = self.control();
-        let pending = control.pending_first.load(Acquire)..control.pending_next.load(Acquire);
-        pending.take(PENDING).map(|index| self.pending(index).lsn.load(Acquire)).collect()
     }
 
     /// Pages of `range` that whole records at these positions are for: nobody knows whether they will count.

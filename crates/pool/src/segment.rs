@@ -17,8 +17,9 @@
 //! # Who may touch what
 //! Everything is an atomic, because a process may die or be stopped between any two instructions, and because others
 //! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal word, of
-//! the failure word, and of fields that only the holder of the maintenance mutex changes (`applied`,
-//! `sequence`). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
+//! the failure word, of the states by which the owner of an append speaks of it, and of fields that only the holder of the
+//! maintenance mutex changes (`applied`, `sequence`). What is looked at without a lock has modules of its own, with models:
+//! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
 //!
 //! Beside it lies a second segment, of the [`pins`](crate::pins), which readers can write to as well.
@@ -26,12 +27,12 @@
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
+use crate::appends::Appends;
 use crate::bitmap;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
@@ -39,9 +40,10 @@ use crate::format::checksum;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
 use crate::format::slot_change::SLOT_WORDS;
+use crate::image_words::{ImageSlot, ImageVersion};
+use crate::signal::Signal;
+use crate::sync::AtomicU64;
 
-/// Appends that can be in flight.
-pub(crate) const PENDING: usize = 512;
 /// Freed runs that can wait for the durable tail.
 pub(crate) const FREED: usize = 1 << 16;
 /// Processes, or handles, that can have a pool open.
@@ -60,48 +62,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM03");
-
-/// An append that was begun and is not yet part of the durable prefix.
-#[repr(C)]
-pub(crate) struct Pending {
-    pub lsn: AtomicU64,
-    pub end_lsn: AtomicU64,
-    /// One of the constants of [`append`].
-    pub state: AtomicU64,
-    /// Index of the process slot.
-    pub owner: AtomicU64,
-    /// 1 if the record changes metadata.
-    pub is_metadata: AtomicU64,
-    /// 1 for packed records: also when somebody is making them durable.
-    pub is_packed: AtomicU64,
-    /// 1 if one of the packed records exposes something.
-    pub exposes: AtomicU64,
-    /// Where the record lies that closes packed ones.
-    pub close_lsn: AtomicU64,
-    /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
-    pub depends_lsn: AtomicU64,
-    /// Raised by who makes it durable, with each part that is: it may be gigabytes, and others wait for it.
-    pub progress: AtomicU64,
-}
-
-/// States of a pending append.
-pub(crate) mod append {
-    /// Its bytes are not in the log yet.
-    pub const RESERVED: u64 = 1;
-    /// Its bytes are in the log, visible to all processes, not durable.
-    pub const WRITTEN: u64 = 2;
-    /// Its bytes are durable.
-    pub const DURABLE: u64 = 3;
-    /// Its owner gave up: somebody else completes it.
-    pub const ABANDONED: u64 = 4;
-    /// Packed records, whole and visible to all processes, not durable. While it is the last append, more may follow. Whoever
-    /// wants them durable makes them so.
-    pub const PACKED: u64 = 5;
-
-    /// No position in the log.
-    pub const NOTHING: u64 = u64::MAX;
-}
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM04");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]
@@ -146,12 +107,9 @@ pub(crate) struct Control {
     pub failure: AtomicU64,
     /// What failed: see `log::FAILURES`.
     pub failure_kind: AtomicU64,
-    /// Odd while the image is being changed.
-    pub image_version: AtomicU64,
+    pub image: ImageVersion,
     /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
     pub claimed_inode: AtomicU64,
-    /// Raised, while the image version is odd, by each change of what a path leads to.
-    pub names_version: AtomicU64,
     pub generation: AtomicU64,
     /// Sequence number of the superblocks on media.
     pub sequence: AtomicU64,
@@ -159,21 +117,12 @@ pub(crate) struct Control {
     pub tail_lsn: AtomicU64,
     /// Everything before it was copied to its place, and is visible there.
     pub applied_lsn: AtomicU64,
-    /// Everything before it is durable in the log.
-    pub durable_lsn: AtomicU64,
-    /// Metadata records before it are in the image.
-    pub metadata_lsn: AtomicU64,
     /// Behind the last commit: from here on, the log has only metadata.
     pub content_end_lsn: AtomicU64,
     /// Behind the last record that made fresh pages used ones.
     pub fresh_lsn: AtomicU64,
-    /// Raised and woken when `durable_lsn` or `failure` changed.
-    pub signal: AtomicU32,
-    /// How many wait for it.
-    pub waiters: AtomicU32,
-    /// Pending appends are `pending[first % PENDING] .. pending[next % PENDING]`, in log order.
-    pub pending_first: AtomicU64,
-    pub pending_next: AtomicU64,
+    /// Rung when the log is durable further, or `failure` changed.
+    pub signal: Signal,
     /// Entries of `freed` in use are `freed[first % FREED] .. freed[next % FREED]`, in the order of their positions.
     pub freed_first: AtomicU64,
     pub freed_next: AtomicU64,
@@ -199,7 +148,7 @@ pub(crate) struct Control {
     pub durable_fresh_from_page: AtomicU64,
     /// Where to look for a free slot first.
     pub free_slot_hint: AtomicU64,
-    pub pending: [Pending; PENDING],
+    pub appends: Appends,
     pub freed: [Freed; FREED],
     pub held: [Kept; HELD],
     pub moved: [Kept; MOVED],
@@ -428,7 +377,7 @@ impl Segment {
 
     /// The image of one slot; `None` of one that was never used.
     #[inline]
-    pub fn slot(&self, slot: u64) -> Option<&[AtomicU64; SLOT_WORDS]> {
+    pub fn slot(&self, slot: u64) -> Option<&ImageSlot> {
         (slot < self.allocated_slots()).then(|| {
             let words = self.words(self.image_start + slot as usize * SLOT_WORDS, SLOT_WORDS);
             words.try_into().expect("as many as a slot has")

@@ -30,6 +30,7 @@ use aquifer_sys::lock::LockKind;
 use crate::core::Core;
 use crate::error::Result;
 use crate::format::PAGE_BYTES;
+use crate::image_words::before_bytes_are_stored;
 use crate::media::ByteRange;
 use crate::membership::Byte;
 use crate::point;
@@ -44,6 +45,7 @@ static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
 impl Core {
     /// Writes zeros over a range; not durable.
     pub fn zero(&self, range: ByteRange) -> Result<()> {
+        before_bytes_are_stored();
         for done in (0..range.len_bytes).step_by(ZEROS.len()) {
             let len_bytes = (range.len_bytes - done).min(ZEROS.len() as u64);
             self.media.write_at(range.offset_bytes + done, &ZEROS[..len_bytes as usize])?;

@@ -38,6 +38,8 @@ use aquifer_pool::{AdvisoryLocks, ReadSlots};
 
 pub use lock::HeldRange;
 pub use options::FileOptions;
+#[cfg(all(test, loom))]
+pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
 pub use space::Allocate;
 pub(crate) use write::Write;

@@ -70,6 +70,23 @@ impl File {
     }
 }
 
+/// What `copy` returns for a state of the file whose layout version, the first part, is still the file's afterwards.
+#[inline]
+pub(crate) fn copy_of_one_layout<S, T>(
+    state: impl Fn() -> Result<(u64, S)>,
+    mut copy: impl FnMut(&S) -> Result<T>,
+    layout_version: impl Fn() -> u64,
+) -> Result<T> {
+    loop {
+        let (version, state) = state()?;
+        let copied = copy(&state)?;
+        // A change of the layout raises the version before any page can be given up.
+        if layout_version() == version {
+            return Ok(copied);
+        }
+    }
+}
+
 impl Shared {
     pub(crate) fn read_at(
         &self,
@@ -77,17 +94,20 @@ impl Shared {
         bytes: &mut [u8],
         offset_bytes: u64,
     ) -> Result<usize> {
-        loop {
-            let (size_bytes, layout_version, table) = self.state(open)?;
-            let left = size_bytes.saturating_sub(offset_bytes);
-            let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let range = FileBytes { offset_bytes, len_bytes: len as u64 };
-            self.copy_out(&table, range, &mut bytes[..len])?;
-            // A change of the layout raises the version before any page can be given up.
-            if self.pool.layout_version(open.number) == layout_version {
-                return Ok(len);
-            }
-        }
+        copy_of_one_layout(
+            || {
+                let (size_bytes, layout_version, table) = self.state(open)?;
+                Ok((layout_version, (size_bytes, table)))
+            },
+            |(size_bytes, table)| {
+                let left = size_bytes.saturating_sub(offset_bytes);
+                let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                let range = FileBytes { offset_bytes, len_bytes: len as u64 };
+                self.copy_out(table, range, &mut bytes[..len])?;
+                Ok(len)
+            },
+            || self.pool.layout_version(open.number),
+        )
     }
 
     /// Size, layout version, and the table of that version.

@@ -15,14 +15,18 @@
 
 use std::hash::Hasher;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, fence};
 
+use aquifer_pool::Pool;
+use aquifer_pool::format::file::FileState;
 use aquifer_pool::format::run::Run;
 use siphasher::sip128::{Hasher128, SipHasher13};
+#[cfg(not(loom))]
 use zerocopy::FromZeros;
 
+use crate::sync::{AtomicU64, fence};
+
 /// Places for an entry: 8 MiB together, which are there only as far as they are used.
-const BUCKETS: usize = 1 << 15;
+const BUCKETS: usize = if cfg!(loom) { 1 } else { 1 << 15 };
 /// Entries that can be at one of them.
 const WAYS: usize = 2;
 /// Bits of the length of a run: one that is longer is not known.
@@ -39,15 +43,82 @@ pub(crate) struct Known {
     pub run: Run,
     /// Of the names, when it was found.
     pub names_version: u64,
-    /// Of all metadata, when it was found; odd if that was changed meanwhile.
+    /// Of all metadata, when it was found; one that they never have if they were changed meanwhile.
     pub metadata_version: u64,
+}
+
+impl Known {
+    /// The same as it is now; `None` if the path may lead elsewhere, or the content lie elsewhere.
+    #[inline]
+    pub fn renewed(self, pool: &impl Versioned) -> Option<Known> {
+        let versions = Versions::of(pool);
+        let state = pool.file_state(self.inode)?;
+        let is_it = versions.names == self.names_version
+            && (state.incarnation, state.layout_version) == (self.incarnation, self.layout_version);
+        is_it.then(|| Known {
+            metadata_version: versions.metadata_if_unchanged(pool),
+            size_bytes: state.size_bytes,
+            ..self
+        })
+    }
+}
+
+/// What says whether something was changed: a pool.
+pub(crate) trait Versioned {
+    fn names_version(&self) -> u64;
+    fn metadata_version(&self) -> u64;
+    fn file_state(&self, inode: u64) -> Option<FileState>;
+}
+
+impl Versioned for Pool {
+    #[inline]
+    fn names_version(&self) -> u64 {
+        Pool::names_version(self)
+    }
+
+    #[inline]
+    fn metadata_version(&self) -> u64 {
+        Pool::metadata_version(self)
+    }
+
+    #[inline]
+    fn file_state(&self, inode: u64) -> Option<FileState> {
+        Pool::file_state(self, inode)
+    }
+}
+
+/// What has been changed in the pool, and how often.
+pub(crate) struct Versions {
+    pub names: u64,
+    metadata: u64,
+}
+
+impl Versions {
+    /// Those before what is looked up next.
+    #[inline]
+    pub fn of(pool: &impl Versioned) -> Versions {
+        // That of the metadata first: that of the names is as new, or newer. The other way round, names could change in between, and an
+        // entry of before would be taken for one of after that.
+        let metadata = pool.metadata_version();
+        Versions { names: pool.names_version(), metadata }
+    }
+
+    /// That of the metadata if nothing was changed since these were asked for; else one that metadata never have.
+    #[inline]
+    pub fn metadata_if_unchanged(&self, pool: &impl Versioned) -> u64 {
+        let is_at_rest = self.metadata.is_multiple_of(2);
+        match is_at_rest && pool.metadata_version() == self.metadata {
+            true => self.metadata,
+            false => u64::MAX,
+        }
+    }
 }
 
 /// A path, by its hash.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PathHash(u64, u64);
+pub(crate) struct PathHash(pub u64, pub u64);
 
-#[derive(FromZeros)]
+#[cfg_attr(not(loom), derive(FromZeros))]
 #[repr(C, align(128))]
 struct Entry {
     /// Odd while it is written.
@@ -106,7 +177,8 @@ impl Entry {
     fn write(&self, path: PathHash, known: Known) {
         let version = self.version.load(Relaxed);
         let is_taken = !version.is_multiple_of(2)
-            || self.version.compare_exchange(version, version + 1, Relaxed, Relaxed).is_err();
+            // Acquire: what the last one wrote to it comes before what is written now. Pairs with the Release at the end.
+            || self.version.compare_exchange(version, version + 1, Acquire, Relaxed).is_err();
         if is_taken {
             return;
         }
@@ -131,8 +203,21 @@ impl Entry {
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Relaxed);
         }
+        // Release: pairs with the Acquire in `read`.
         self.version.store(version + 2, Release);
     }
+}
+
+#[cfg(not(loom))]
+fn no_entries() -> Box<[[Entry; WAYS]]> {
+    <[[Entry; WAYS]]>::new_box_zeroed_with_elems(BUCKETS).unwrap_or_default()
+}
+
+#[cfg(loom)]
+fn no_entries() -> Box<[[Entry; WAYS]]> {
+    let zero = || AtomicU64::new(0);
+    let entry = || Entry { version: zero(), words: std::array::from_fn(|_| zero()) };
+    (0..BUCKETS).map(|_| std::array::from_fn(|_| entry())).collect()
 }
 
 impl KnownPaths {
@@ -142,7 +227,7 @@ impl KnownPaths {
         KnownPaths {
             // Without a key nothing is known: see `hash`.
             key: drawn().zip(drawn()).unwrap_or((0, 0)),
-            buckets: <[[Entry; WAYS]]>::new_box_zeroed_with_elems(BUCKETS).unwrap_or_default(),
+            buckets: no_entries(),
         }
     }
 
@@ -179,7 +264,7 @@ impl KnownPaths {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -38,7 +38,7 @@ use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};
 use crate::files::{Files, Shared};
 use crate::walk::{self, Last, bytes_of, owned, walk};
-use known_paths::{Known, PathHash};
+use known_paths::{Known, PathHash, Versions};
 
 /// The most pieces that a view of a fragmented file is made of: each is a mapping, and takes about a microsecond.
 pub const MAX_VIEW_PIECES: usize = 1024;
@@ -180,8 +180,7 @@ impl Files {
         let Known { inode, incarnation, layout_version, metadata_version, .. } = known;
         let of = Layout { inode, incarnation, layout_version };
         if pool.metadata_version() == metadata_version {
-            let Some((offset_bytes, place)) = place_of_known(&known, known.size_bytes, range)?
-            else {
+            let Some((offset_bytes, place)) = place_of_known(&known, range)? else {
                 return Ok(None);
             };
             let pin = pool.pin_unchanged(inode, layout_version, metadata_version)?;
@@ -189,17 +188,9 @@ impl Files {
             return Ok(Some(View { held: Held::Borrowed(self, pin), place, offset_bytes, of }));
         }
         // Something was changed; perhaps neither names nor this file.
-        let versions = Versions::of(pool);
-        let Some(state) = pool.file_state(inode) else { return Ok(None) };
-        let is_it = versions.names == known.names_version
-            && (state.incarnation, state.layout_version) == (incarnation, layout_version);
-        if !is_it {
-            return Ok(None);
-        }
-        let metadata_version = versions.metadata_if_unchanged(pool);
-        let size_bytes = state.size_bytes;
-        self.shared.known_paths.learn(hash, Known { metadata_version, size_bytes, ..known });
-        let Some((offset_bytes, place)) = place_of_known(&known, size_bytes, range)? else {
+        let Some(known) = known.renewed(pool) else { return Ok(None) };
+        self.shared.known_paths.learn(hash, known);
+        let Some((offset_bytes, place)) = place_of_known(&known, range)? else {
             return Ok(None);
         };
         self.pinned(of, offset_bytes, || Ok(place))
@@ -230,37 +221,10 @@ impl Files {
     }
 }
 
-/// What has been changed in the pool, and how often.
-struct Versions {
-    names: u64,
-    metadata: u64,
-}
-
-impl Versions {
-    #[inline]
-    fn of(pool: &Pool) -> Versions {
-        Versions { names: pool.names_version(), metadata: pool.metadata_version() }
-    }
-
-    /// That of the metadata if nothing was changed since these were asked for; else an odd one, which no metadata have at rest.
-    #[inline]
-    fn metadata_if_unchanged(&self, pool: &Pool) -> u64 {
-        let is_at_rest = self.metadata.is_multiple_of(2);
-        match is_at_rest && pool.metadata_version() == self.metadata {
-            true => self.metadata,
-            false => 1,
-        }
-    }
-}
-
-/// Where in the file and in the pool a range of a known file of this length lies; `None` if it has no bytes, or not all in the run.
+/// Where in the file and in the pool a range of a known file lies; `None` if it has no bytes, or not all in the run.
 #[inline]
-fn place_of_known(
-    known: &Known,
-    size_bytes: u64,
-    range: &impl RangeBounds<u64>,
-) -> Result<Option<(u64, Place)>> {
-    let range = resolve(range, size_bytes)?;
+fn place_of_known(known: &Known, range: &impl RangeBounds<u64>) -> Result<Option<(u64, Place)>> {
+    let range = resolve(range, known.size_bytes)?;
     if range.end_bytes() > known.run.pages * PAGE_BYTES || range.len_bytes == 0 {
         return Ok(None);
     }

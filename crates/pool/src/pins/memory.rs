@@ -11,7 +11,6 @@
 //! scribbled there can only delay that pages are used again, or spoil the scribbler's own views and those of others.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_sys::memory;
@@ -19,6 +18,7 @@ use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
 use uuid::Uuid;
 
 use crate::error::{PoolError, Result};
+use crate::sync::AtomicU64;
 
 /// Blocks of pins that all handles can claim together.
 pub(crate) const BLOCKS: usize = 1024;

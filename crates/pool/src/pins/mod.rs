@@ -54,11 +54,11 @@ use uuid::Uuid;
 use self::memory::PinMemory;
 pub(crate) use self::memory::{BLOCK_PINS, BLOCKS};
 pub use self::word::InodeUse;
-use self::word::PinWord;
-pub(crate) use self::word::{PinSet, PinValue};
+pub(crate) use self::word::{PinSet, PinValue, PinWord};
 use crate::core::Core;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
+use crate::image_words::{self, pin_in_time};
 use crate::membership::{Byte, Membership};
 use crate::pool::Pool;
 
@@ -256,7 +256,7 @@ impl Pins {
     }
 
     fn look_for(&self, members: &Membership, is_wanted: impl Fn(PinValue) -> bool) -> PinSet {
-        std::sync::atomic::AtomicU64::fence_before_look();
+        <crate::sync::AtomicU64 as PinWord>::fence_before_look();
         let mut values = Vec::new();
         // Relaxed, here and below: stored before the first pin of the block, so seen if that is.
         let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(BLOCKS);
@@ -380,13 +380,7 @@ impl Core {
     /// What a file's inode has for incarnation and layout version; `None` if it is none.
     #[inline]
     pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
-        let words = self.segment.slot(inode)?;
-        // Acquire: before whatever the caller does next. A pin that was set before is seen by whoever frees pages by a change that
-        // these do not show: pairs with the fence in `Pins::look`.
-        let load = |index: usize| words[index].load(Acquire).to_ne_bytes();
-        let is_file = load(0)[..4] == crate::format::file::MAGIC;
-        let (incarnation, version) = (u64::from_le_bytes(load(2)), u64::from_le_bytes(load(3)));
-        is_file.then_some((incarnation, version))
+        image_words::version_of_file(self.segment.slot(inode)?)
     }
 
     /// Whether anybody has a pin of this kind of an inode. With the metadata mutex.
@@ -424,9 +418,10 @@ impl Pool {
         incarnation: u64,
         layout_version: u64,
     ) -> Result<Option<Pin<'_>>> {
-        let pin = self.pin(inode, layout_version)?;
-        let is_current = self.core().file_version(inode) == Some((incarnation, layout_version));
-        Ok(is_current.then_some(pin))
+        pin_in_time(
+            || self.pin(inode, layout_version),
+            || self.core().file_version(inode) == Some((incarnation, layout_version)),
+        )
     }
 
     /// As [`Pool::pin_current`], if nothing at all was changed in the pool since its metadata had this version
@@ -441,10 +436,11 @@ impl Pool {
         layout_version: u64,
         metadata_version: u64,
     ) -> Result<Option<Pin<'_>>> {
-        let pin = self.pin(inode, layout_version)?;
-        // After the pin, as in `pin_current`: a change of the layout is one of the metadata.
-        let is_unchanged = self.core().metadata_version() == metadata_version;
-        Ok(is_unchanged.then_some(pin))
+        pin_in_time(
+            || self.pin(inode, layout_version),
+            // A change of the layout is one of the metadata.
+            || self.core().metadata_version() == metadata_version,
+        )
     }
 
     /// As [`Pool::pin`], for something that keeps the pool open by itself.

@@ -21,7 +21,7 @@
 //!
 //! Not both can come out like this. The two fences have an order; whichever is second, the load behind it sees the store before
 //! the other one. The mutex carries the store of the version to whoever looks, also if that is another process. (With a weaker order both
-//! stores could wait in the buffers of their CPUs: the model below finds that.)
+//! stores could wait in the buffers of their CPUs: `loom_models` finds that.)
 //!
 //! Taking a pin away is a store with Release, and the look loads with Acquire: what the reader has loaded from the pages, it has loaded
 //! before their next owner stores to them.
@@ -29,8 +29,9 @@
 //! A reader never makes a pin of an old version out of another one: the look goes over the words one after the other, and would
 //! miss a pin that is made behind its back while the first one is taken away. So pins cannot be cloned.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use crate::sync::{AtomicU64, fence, fence_behind_locked_instruction};
 
 /// How somebody uses an inode, besides its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -100,7 +101,7 @@ impl PinValue {
     }
 }
 
-/// A word that holds a pin or nothing. Loom has its own.
+/// A word that holds a pin or nothing.
 pub(crate) trait PinWord {
     /// Sets a pin if there is none; what the caller loads after this, it loads after the pin can be seen.
     fn try_set(&self, value: PinValue) -> bool;
@@ -121,11 +122,7 @@ impl PinWord for AtomicU64 {
         }
         // SeqCst: see the table above.
         let is_set = self.compare_exchange(0, value.0, SeqCst, Relaxed).is_ok();
-        // On x86 a locked instruction is a fence for the CPU, twice as fast as the one made for it.
-        #[cfg(target_arch = "x86_64")]
-        std::sync::atomic::compiler_fence(SeqCst);
-        #[cfg(not(target_arch = "x86_64"))]
-        std::sync::atomic::fence(SeqCst);
+        fence_behind_locked_instruction();
         is_set
     }
 
@@ -142,7 +139,7 @@ impl PinWord for AtomicU64 {
     }
 
     fn fence_before_look() {
-        std::sync::atomic::fence(SeqCst);
+        fence(SeqCst);
     }
 }
 
@@ -255,107 +252,18 @@ mod tests {
     }
 }
 
-/// Readers against whoever frees and reuses a page, explored by loom:
-///
-/// ```text
-/// RUSTFLAGS="--cfg loom" cargo test -p aquifer-pool --release --lib loom
-/// ```
+/// Who opens an inode against whoever removes its last name, explored by loom. Readers of pages are in `loom_models`.
 #[cfg(all(test, loom))]
 mod loom_models {
     use std::sync::Arc;
 
     use loom::cell::UnsafeCell;
     use loom::sync::Mutex;
-    use loom::sync::atomic::{AtomicU64, Ordering, fence};
     use loom::thread;
 
-    use super::{InodeUse, PinSet, PinValue, PinWord};
-
-    /// As the real one, with a fence for the CPUs of loom; or without, if `IS_FENCED` is false.
-    struct Word<const IS_FENCED: bool>(AtomicU64);
-
-    impl<const IS_FENCED: bool> PinWord for Word<IS_FENCED> {
-        fn try_set(&self, value: PinValue) -> bool {
-            let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);
-            let is_set = self.0.compare_exchange(0, value.to_bits(), set, failed).is_ok();
-            if IS_FENCED {
-                fence(Ordering::SeqCst);
-            }
-            is_set
-        }
-
-        fn clear(&self) {
-            self.0.store(0, Ordering::Release);
-        }
-
-        fn get(&self) -> Option<PinValue> {
-            let bits = self.0.load(Ordering::Acquire);
-            (bits != 0).then(|| PinValue::from_bits(bits))
-        }
-
-        fn fence_before_look() {
-            if IS_FENCED {
-                fence(Ordering::SeqCst);
-            }
-        }
-    }
+    use super::*;
 
     const INODE: u64 = 7;
-
-    struct Pool<const IS_FENCED: bool> {
-        pins: [Word<IS_FENCED>; 2],
-        /// The layout version in the image.
-        version: AtomicU64,
-        /// Held to change the version, and to look at the pins.
-        mutex: Mutex<()>,
-        /// Loom ends the model if a reader looks at it while the next owner writes to it.
-        page: UnsafeCell<u64>,
-    }
-
-    impl<const IS_FENCED: bool> Pool<IS_FENCED> {
-        fn read(&self, index: usize) {
-            let version = self.version.load(Ordering::Acquire);
-            if version != 1 {
-                return; // The file has another page.
-            }
-            let pin = &self.pins[index];
-            assert!(pin.try_set(PinValue::of_version(INODE, version).unwrap()));
-            if self.version.load(Ordering::Relaxed) == version {
-                // SAFETY: loom sees to it that nobody writes meanwhile.
-                self.page.with(|page| assert_eq!(unsafe { *page }, 1));
-            }
-            pin.clear();
-        }
-
-        fn change(&self) {
-            let _locked = self.mutex.lock().unwrap();
-            self.version.store(2, Ordering::Release);
-        }
-
-        fn reuse(&self) {
-            let locked = self.mutex.lock().unwrap();
-            let version = self.version.load(Ordering::Relaxed);
-            if version == 1 {
-                return; // Nothing was freed yet.
-            }
-            Word::<IS_FENCED>::fence_before_look();
-            let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect());
-            drop(locked);
-            if !pins.covers(PinValue::of_version(INODE, 1).unwrap(), Some(version)) {
-                // SAFETY: as above.
-                self.page.with_mut(|page| unsafe { *page = 2 });
-            }
-        }
-    }
-
-    fn pool<const IS_FENCED: bool>() -> Arc<Pool<IS_FENCED>> {
-        Arc::new(Pool {
-            pins: [Word(AtomicU64::new(0)), Word(AtomicU64::new(0))],
-            version: AtomicU64::new(1),
-            mutex: Mutex::new(()),
-            page: UnsafeCell::new(1),
-        })
-    }
 
     fn explore(model: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
@@ -363,45 +271,9 @@ mod loom_models {
         builder.check(model);
     }
 
-    /// One process changes the file, another one looks at the pins and reuses the page.
-    fn one_reader<const IS_FENCED: bool>() {
-        let pool = pool::<IS_FENCED>();
-        let (reading, changing) = (pool.clone(), pool.clone());
-        let reader = thread::spawn(move || reading.read(0));
-        let changer = thread::spawn(move || changing.change());
-        pool.reuse();
-        reader.join().unwrap();
-        changer.join().unwrap();
-    }
-
-    #[test]
-    fn loom_a_pinned_page_is_not_reused() {
-        explore(one_reader::<true>);
-    }
-
-    #[test]
-    fn loom_two_readers_keep_a_page() {
-        explore(|| {
-            let pool = pool::<true>();
-            let readers = [0, 1].map(|index| {
-                let pool = pool.clone();
-                thread::spawn(move || pool.read(index))
-            });
-            pool.change();
-            pool.reuse();
-            readers.into_iter().for_each(|reader| reader.join().unwrap());
-        });
-    }
-
-    #[test]
-    fn loom_without_fences_a_page_is_reused_under_its_reader() {
-        let outcome = std::panic::catch_unwind(|| explore(one_reader::<false>));
-        assert!(outcome.is_err(), "the model notices nothing");
-    }
-
     /// An inode that is opened while its last name is removed.
     struct Named<const IS_CLAIMED: bool> {
-        pin: Word<true>,
+        pin: AtomicU64,
         claim: AtomicU64,
         links: AtomicU64,
         mutex: Mutex<()>,
@@ -412,10 +284,10 @@ mod loom_models {
     impl<const IS_CLAIMED: bool> Named<IS_CLAIMED> {
         fn open(&self) {
             assert!(self.pin.try_set(PinValue::of_use(INODE, InodeUse::Open).unwrap()));
-            while self.claim.load(Ordering::Acquire) == INODE {
+            while self.claim.load(Acquire) == INODE {
                 drop(self.mutex.lock().unwrap());
             }
-            if self.links.load(Ordering::Acquire) == 1 {
+            if self.links.load(Acquire) == 1 {
                 // SAFETY: loom sees to it that nobody writes meanwhile.
                 self.inode.with(|inode| assert_eq!(unsafe { *inode }, 1));
             }
@@ -425,22 +297,22 @@ mod loom_models {
         fn remove(&self) {
             let _locked = self.mutex.lock().unwrap();
             if IS_CLAIMED {
-                self.claim.store(INODE, Ordering::Relaxed);
+                self.claim.store(INODE, Relaxed);
             }
-            Word::<true>::fence_before_look();
+            AtomicU64::fence_before_look();
             let is_unused = self.pin.get().is_none();
-            self.links.store(0, Ordering::Release);
+            self.links.store(0, Release);
             if is_unused {
                 // SAFETY: as above.
                 self.inode.with_mut(|inode| unsafe { *inode = 2 });
             }
-            self.claim.store(0, Ordering::Release);
+            self.claim.store(0, Release);
         }
     }
 
     fn one_opener<const IS_CLAIMED: bool>() {
         let named = Arc::new(Named::<IS_CLAIMED> {
-            pin: Word(AtomicU64::new(0)),
+            pin: AtomicU64::new(0),
             claim: AtomicU64::new(0),
             links: AtomicU64::new(1),
             mutex: Mutex::new(()),

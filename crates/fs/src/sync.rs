@@ -1,0 +1,6 @@
+//! Atomics, real or modelled: what is built on this module alone runs unchanged under loom (`--cfg loom`, see `loom_models`).
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU64, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU64, fence};

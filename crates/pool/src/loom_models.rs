@@ -1,0 +1,558 @@
+//! Models of the lock-free parts, explored by loom. Run them with
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p aquifer-pool --release --lib loom
+//! ```
+//!
+//! The image's words, the pins, the appends and the signal are the real ones. What surrounds them is as small as the property allows: the
+//! metadata mutex is loom's, a page or a record is a word, and a page that somebody looks at under a pin is a cell whose every access
+//! loom checks for races.
+//!
+//! Not modelled is what happens under the metadata mutex alone, in one process after the other: which pages are free, held or moved
+//! ([`freed`](crate::freed)), where records are placed, and what is repaired after a death. The tests of killed processes and the crash tests are
+//! about that.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
+use loom::thread;
+
+use crate::appends::{Appends, NewAppend, append};
+use crate::format::file::{FileInode, FileKind};
+use crate::format::inode::{SLOT_BYTES, SlotBytes};
+use crate::format::slot::word;
+use crate::format::slot_change::{SlotChange, SlotWords};
+use crate::image_words::{
+    ImageSlot, ImageVersion, change, image_slot, pin_in_time, state_of_file, version_of_file,
+};
+use crate::pins::{PinSet, PinValue, PinWord};
+use crate::signal::Signal;
+use crate::sync::AtomicU64;
+
+/// Explores every schedule with at most so many preemptions: all the bugs these models were tried with need two at most.
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Runs `first` and `second` in threads and `third` in this one.
+fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, third: impl FnOnce()) {
+    let threads = [thread::spawn(first), thread::spawn(second)];
+    third();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+// ---- the image ------------------------------------------------------------------------------------------------
+
+const INODE: u64 = 7;
+const RUNS_SLOT: u64 = 8;
+const INCARNATION: u64 = 3;
+/// The word of the slot with runs that the models look at.
+const RUN_WORD: usize = 2;
+
+/// The inode of a file as of a layout version: so many pages long.
+fn inode_bytes(layout_version: u64) -> SlotBytes {
+    let size_bytes = layout_version * 4096;
+    let new = FileInode::new(FileKind::File, INODE, INCARNATION);
+    FileInode { layout_version, size_bytes, links: 1, ..new }.encode().unwrap()
+}
+
+/// An inode and a slot with its runs.
+struct Image {
+    version: ImageVersion,
+    inode: ImageSlot,
+    runs: ImageSlot,
+    metadata_mutex: Mutex<()>,
+}
+
+/// What a reader has seen of an image: what the size, the layout version, and the runs say.
+type Seen = (u64, u64, u64);
+
+impl Image {
+    fn new() -> Image {
+        let mut runs = [0; SLOT_BYTES];
+        runs[RUN_WORD * 8..][..8].copy_from_slice(&1_u64.to_ne_bytes());
+        Image {
+            version: ImageVersion::new(),
+            inode: image_slot(&inode_bytes(1)),
+            runs: image_slot(&runs),
+            metadata_mutex: Mutex::new(()),
+        }
+    }
+
+    /// As `image::apply_noted`.
+    fn apply(&self, layout_version: u64, count: impl FnOnce()) {
+        let odd = self.version.begin_change();
+        let (before, after) = (inode_bytes(layout_version - 1), inode_bytes(layout_version));
+        let words = SlotWords::patch(|index| word(&before, index), &after);
+        let mut bytes = vec![0; words.len_bytes() as usize];
+        words.copy_from(&after, &mut bytes);
+        // Never the checksum.
+        let set = words.set & crate::format::slot_change::SETTABLE_WORDS;
+        let words = SlotWords { set, ..words };
+        change(&self.inode, &SlotChange { slot: INODE, words, bytes: &bytes });
+        let words = SlotWords { is_whole: false, set: 1 << RUN_WORD };
+        let bytes = &layout_version.to_ne_bytes();
+        change(&self.runs, &SlotChange { slot: RUNS_SLOT, words, bytes });
+        count();
+        self.version.end_change(odd);
+    }
+
+    fn seen(&self) -> Seen {
+        let state = state_of_file(&self.inode).expect("it is a file's");
+        let run = u64::from_ne_bytes(crate::image_words::word(&self.runs, RUN_WORD));
+        (state.size_bytes / 4096, state.layout_version, run)
+    }
+}
+
+/// Size, layout version and runs are of one change, whoever changes them meanwhile.
+#[test]
+fn loom_size_and_layout_are_of_one_version() {
+    explore(3, || {
+        let image = Arc::new(Image::new());
+        let changing = image.clone();
+        let changer = thread::spawn(move || {
+            for layout_version in 2..=3 {
+                let _locked = changing.metadata_mutex.lock().unwrap();
+                changing.apply(layout_version, || ());
+            }
+        });
+        for _ in 0..2 {
+            if let Some((size, version, run)) = image.version.at_rest(|| image.seen()) {
+                assert!(size == version && run == version, "{size} {version} {run}");
+            }
+        }
+        changer.join().unwrap();
+    });
+}
+
+// ---- pins -------------------------------------------------------------------------------------------------------
+
+/// A pin without its fences.
+struct Unfenced(AtomicU64);
+
+impl PinWord for Unfenced {
+    fn try_set(&self, value: PinValue) -> bool {
+        self.0.compare_exchange(0, value.to_bits(), Acquire, Relaxed).is_ok()
+    }
+
+    fn clear(&self) {
+        self.0.store(0, Release);
+    }
+
+    fn get(&self) -> Option<PinValue> {
+        self.0.get()
+    }
+
+    fn fence_before_look() {}
+}
+
+/// A file whose page is given up and used again.
+struct Pinned<W> {
+    image: Image,
+    pins: [W; 2],
+    /// Loom ends the model if a reader looks at it while the next owner writes to it.
+    page: UnsafeCell<u64>,
+}
+
+// SAFETY: loom checks every access of the cell.
+unsafe impl<W: Sync> Sync for Pinned<W> {}
+// SAFETY: as above.
+unsafe impl<W: Send> Send for Pinned<W> {}
+
+impl<W: PinWord> Pinned<W> {
+    fn new(word: impl Fn() -> W) -> Arc<Pinned<W>> {
+        Arc::new(Pinned { image: Image::new(), pins: [word(), word()], page: UnsafeCell::new(1) })
+    }
+
+    /// Looks at the page, if `is_unchanged` says after the pin that it is the file's.
+    fn view(&self, index: usize, layout_version: u64, is_unchanged: impl FnOnce() -> bool) {
+        let pin = &self.pins[index];
+        let value = PinValue::of_version(INODE, layout_version).unwrap();
+        let set = || if pin.try_set(value) { Ok(()) } else { Err("there is a pin") };
+        if pin_in_time(set, is_unchanged).unwrap().is_some() {
+            // SAFETY: loom sees to it that nobody writes meanwhile.
+            self.page.with(|page| assert_eq!(unsafe { *page }, 1));
+        }
+        pin.clear();
+    }
+
+    /// As `Pool::pin_current`.
+    fn view_current(&self, index: usize) {
+        let state = self.image.version.at_rest(|| state_of_file(&self.image.inode)).flatten();
+        let Some(state) = state.filter(|state| state.layout_version == 1) else { return };
+        let version = (state.incarnation, state.layout_version);
+        self.view(index, 1, || version_of_file(&self.image.inode) == Some(version));
+    }
+
+    /// As `Pool::pin_unchanged`.
+    fn view_unchanged(&self, index: usize) {
+        let version = self.image.version.now();
+        let Some((_, layout_version, _)) = self.image.version.at_rest(|| self.image.seen()) else {
+            return;
+        };
+        if version % 2 == 1 || self.image.version.now() != version || layout_version != 1 {
+            return;
+        }
+        self.view(index, 1, || self.image.version.now() == version);
+    }
+
+    fn change(&self) {
+        let _locked = self.image.metadata_mutex.lock().unwrap();
+        self.image.apply(2, || ());
+    }
+
+    /// As `freed::release`, and the next owner.
+    fn reuse(&self) {
+        let locked = self.image.metadata_mutex.lock().unwrap();
+        let current = version_of_file(&self.image.inode).map(|(_, version)| version);
+        if current == Some(1) {
+            return; // Nothing was freed yet.
+        }
+        W::fence_before_look();
+        let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect());
+        drop(locked);
+        if !pins.covers(PinValue::of_freed(INODE, 1), current) {
+            // SAFETY: as above.
+            self.page.with_mut(|page| unsafe { *page = 2 });
+        }
+    }
+}
+
+/// One process changes the file, another one looks at the pins and uses the page again.
+fn one_view<W: PinWord + Send + Sync + 'static>(
+    word: impl Fn() -> W,
+    view: impl Fn(&Pinned<W>) + 'static,
+) {
+    let file = Pinned::new(word);
+    let (viewing, changing) = (file.clone(), file.clone());
+    together(move || view(&viewing), move || changing.change(), || file.reuse());
+}
+
+fn no_pin() -> AtomicU64 {
+    AtomicU64::new(0)
+}
+
+#[test]
+fn loom_a_page_of_the_current_layout_is_not_used_again() {
+    explore(3, || one_view(no_pin, |file| file.view_current(0)));
+}
+
+#[test]
+fn loom_a_page_of_unchanged_metadata_is_not_used_again() {
+    explore(3, || one_view(no_pin, |file| file.view_unchanged(0)));
+}
+
+#[test]
+fn loom_two_readers_keep_a_page() {
+    explore(2, || {
+        let file = Pinned::new(no_pin);
+        let (first, second) = (file.clone(), file.clone());
+        together(
+            move || first.view_current(0),
+            move || second.view_unchanged(1),
+            || {
+                file.change();
+                file.reuse();
+            },
+        );
+    });
+}
+
+#[test]
+fn loom_without_fences_a_page_is_used_again_under_its_reader() {
+    let outcome = std::panic::catch_unwind(|| {
+        explore(3, || one_view(|| Unfenced(no_pin()), |file| file.view_current(0)));
+    });
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+// ---- the log ------------------------------------------------------------------------------------------------------
+
+/// What a record is, by its place.
+const NOTHING_YET: u64 = 0;
+const WHOLE: u64 = 1;
+const VOID: u64 = 2;
+
+/// A log whose records are one long, and have one word.
+struct Log {
+    appends: Appends,
+    signal: Signal,
+    failure: AtomicU64,
+    metadata_mutex: Mutex<()>,
+    records: [AtomicU64; 3],
+}
+
+impl Log {
+    fn new() -> Log {
+        Log {
+            appends: Appends::new(),
+            signal: Signal::new(),
+            failure: AtomicU64::new(0),
+            metadata_mutex: Mutex::new(()),
+            records: std::array::from_fn(|_| AtomicU64::new(NOTHING_YET)),
+        }
+    }
+
+    /// Takes the room for one record, with the mutex. Returns the number of the append, and its place.
+    fn push(&self, state: u64, depends_lsn: u64) -> (u64, u64) {
+        let (lsn, is_metadata) = (self.appends.head_lsn(), state == append::PACKED);
+        let end_lsn = if state == append::PACKED { lsn } else { lsn + 1 };
+        let new = NewAppend { lsn, end_lsn, state, owner: 0, is_metadata, depends_lsn };
+        (self.appends.push(new), lsn)
+    }
+
+    fn write(&self, lsn: u64, record: u64) {
+        self.records[lsn as usize].store(record, Relaxed);
+    }
+
+    fn read(&self, lsn: u64) -> u64 {
+        self.records[lsn as usize].load(Relaxed)
+    }
+
+    /// As `Core::complete`.
+    fn complete(&self, index: u64) {
+        let locked = self.metadata_mutex.lock().unwrap();
+        self.appends.note_durable(index);
+        let has_moved = self.appends.advance(false, || ());
+        drop(locked);
+        if has_moved {
+            self.signal.ring();
+        }
+    }
+
+    /// As `Core::wait_durable`; false if the log has failed.
+    fn wait_durable(&self, lsn: u64) -> bool {
+        loop {
+            let signal = self.signal.now();
+            if self.appends.durable_lsn() >= lsn {
+                return true;
+            }
+            if self.failure.load(Acquire) != 0 {
+                return false;
+            }
+            if !self.help() {
+                self.signal.wait(signal, Duration::ZERO);
+            }
+        }
+    }
+
+    /// As `Core::help` of an append that its owner gave up and that is not in the log.
+    fn help(&self) -> bool {
+        let locked = self.metadata_mutex.lock().unwrap();
+        let Some(first) = self.appends.indexes().next() else { return false };
+        if !self.appends.is_given_up(first) || self.failure.load(Acquire) != 0 {
+            return false;
+        }
+        self.appends.adopt(first, 1);
+        let lsn = self.appends.entry(first).lsn.load(Relaxed);
+        drop(locked);
+        let dependents = {
+            let _locked = self.metadata_mutex.lock().unwrap();
+            self.appends.dependents_of(first)
+        };
+        Appends::close_hole::<()>(&dependents, (lsn, lsn + 1), |lsn, _| {
+            // Release: it is durable when this returns, and what is written next is so later.
+            self.records[lsn as usize].store(VOID, Release);
+            Ok(())
+        })
+        .unwrap();
+        self.complete(first);
+        true
+    }
+
+    /// All that is acknowledged is whole.
+    fn check(&self, durable_lsn: u64, expected: u64) {
+        for lsn in 0..durable_lsn {
+            assert_eq!(self.read(lsn), expected, "at {lsn} of {durable_lsn}");
+        }
+    }
+}
+
+/// Commits that are written at the same time are acknowledged in the order of the log: what is before a durable position is there, for
+/// who waits and for who reads the log.
+#[test]
+fn loom_what_is_acknowledged_is_whole() {
+    explore(3, || {
+        let log = Arc::new(Log::new());
+        let commit = |log: Arc<Log>| {
+            move || {
+                let (index, lsn) = {
+                    let _locked = log.metadata_mutex.lock().unwrap();
+                    log.push(append::RESERVED, append::NOTHING)
+                };
+                log.write(lsn, WHOLE);
+                log.complete(index);
+                assert!(log.wait_durable(lsn + 1));
+                log.check(lsn + 1, WHOLE);
+            }
+        };
+        together(commit(log.clone()), commit(log.clone()), || {
+            log.check(log.appends.durable_lsn(), WHOLE);
+        });
+        assert_eq!(log.appends.durable_lsn(), 2);
+    });
+}
+
+/// An append that its owner gave up is filled by one of those who wait for it, and what depends on it does not count, for anybody who reads
+/// as far as the log is durable, or after a power cut.
+#[test]
+fn loom_what_depends_on_a_hole_does_not_count() {
+    explore(3, || {
+        let log = Arc::new(Log::new());
+        let (hole, hole_lsn) = log.push(append::RESERVED, append::NOTHING);
+        let (dependent, lsn) = log.push(append::RESERVED, hole_lsn);
+        let (dying, waiting) = (log.clone(), log.clone());
+        together(
+            move || {
+                dying.write(lsn, WHOLE);
+                dying.complete(dependent);
+                dying.appends.give_up(hole);
+                dying.signal.ring();
+            },
+            move || {
+                assert!(waiting.wait_durable(2));
+                waiting.check(2, VOID);
+            },
+            || {
+                log.check(log.appends.durable_lsn(), VOID);
+                // What a power cut would leave.
+                if log.records[hole_lsn as usize].load(Acquire) == VOID {
+                    assert_eq!(log.read(lsn), VOID, "recovery reads on behind the hole");
+                }
+            },
+        );
+    });
+}
+
+/// Nobody completes an append that was given up because the log failed.
+#[test]
+fn loom_nothing_is_acknowledged_behind_a_failure() {
+    explore(3, || {
+        let log = Arc::new(Log::new());
+        let (failing, lsn) = log.push(append::RESERVED, append::NOTHING);
+        let (dying, waiting) = (log.clone(), log.clone());
+        together(
+            move || {
+                dying.failure.store(1, Release);
+                dying.appends.give_up(failing);
+                dying.signal.ring();
+            },
+            move || assert!(!waiting.wait_durable(lsn + 1)),
+            || assert!(!log.wait_durable(lsn + 1)),
+        );
+        assert_eq!(log.appends.durable_lsn(), 0);
+    });
+}
+
+/// Who looks what is pending finds an append there, or afterwards that it is durable; also when its entry is used for another one.
+#[test]
+fn loom_what_is_pending_is_found() {
+    explore(3, || {
+        let log = Arc::new(Log::new());
+        let (first, _) = log.push(append::RESERVED, append::NOTHING);
+        let (completing, pushing) = (log.clone(), log.clone());
+        together(
+            move || completing.complete(first),
+            move || {
+                let _locked = pushing.metadata_mutex.lock().unwrap();
+                if pushing.appends.are_none() {
+                    pushing.push(append::RESERVED, append::NOTHING);
+                    pushing.push(append::RESERVED, append::NOTHING);
+                }
+            },
+            || {
+                let lsns = log.appends.lsns();
+                let durable_lsn = log.appends.durable_lsn();
+                assert!(lsns.contains(&0) || durable_lsn > 0, "{lsns:?} {durable_lsn}");
+            },
+        );
+    });
+}
+
+/// A log with the image that its records change.
+struct Published {
+    log: Log,
+    image: Image,
+}
+
+impl Published {
+    /// As the end of `Core::change`: the record is added to packed ones.
+    fn change_later(&self, layout_version: u64) {
+        let _locked = self.image.metadata_mutex.lock().unwrap();
+        let (index, end_lsn) = self.log.appends.open_packed().unwrap();
+        self.log.write(end_lsn, layout_version);
+        self.log.appends.extend_packed(index, end_lsn + 1);
+        self.image.apply(layout_version, || self.log.appends.note_applied(end_lsn + 1));
+    }
+
+    /// As the end of `Core::transact`: the record has an append of its own.
+    fn change_now(&self, layout_version: u64) {
+        let _locked = self.image.metadata_mutex.lock().unwrap();
+        let lsn = self.log.appends.head_lsn();
+        let (state, depends_lsn) = (append::RESERVED, append::NOTHING);
+        let index = self.log.appends.push(NewAppend {
+            lsn,
+            end_lsn: lsn + 1,
+            state,
+            owner: 0,
+            is_metadata: true,
+            depends_lsn,
+        });
+        self.log.write(lsn, layout_version);
+        self.log.appends.note_written(index);
+        self.image.apply(layout_version, || self.log.appends.note_applied(lsn + 1));
+    }
+
+    /// As `Core::consistent_in_time` of a reader that is late: with the record that is being applied. And the layout version that the
+    /// image's version stands for.
+    fn read(&self) -> Option<(Seen, u64)> {
+        self.image.version.unchanged_during(|version| {
+            let lsn = (!version.is_multiple_of(2)).then(|| self.log.appends.being_applied());
+            let mut seen = self.image.seen();
+            if let Some(lsn) = lsn.flatten() {
+                let record = self.log.read(lsn);
+                seen = (record, record, record);
+            }
+            Some((seen, 1 + version.div_ceil(2)))
+        })
+    }
+}
+
+/// A reader that does not wait for whoever changes the image finds the record that is being applied, whole, or an image at rest.
+fn late_reader(
+    preemptions: usize,
+    change: impl Fn(&Published, u64) + Copy + Send + Sync + 'static,
+) {
+    explore(preemptions, move || {
+        let published = Arc::new(Published { log: Log::new(), image: Image::new() });
+        published.log.push(append::PACKED, append::NOTHING);
+        let changing = published.clone();
+        let changer = thread::spawn(move || change(&changing, 2));
+        for _ in 0..2 {
+            if let Some((seen, expected)) = published.read() {
+                assert_ne!(seen.1, NOTHING_YET, "the record was read before it was whole");
+                assert_eq!(seen, (expected, expected, expected));
+            }
+        }
+        changer.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_late_reader_finds_the_packed_record_that_is_applied() {
+    late_reader(3, |published, layout_version| published.change_later(layout_version));
+    late_reader(2, |published, layout_version| {
+        published.change_later(layout_version);
+        published.change_later(layout_version + 1);
+    });
+}
+
+#[test]
+fn loom_a_late_reader_finds_the_record_that_is_applied() {
+    late_reader(3, |published, layout_version| published.change_now(layout_version));
+}
