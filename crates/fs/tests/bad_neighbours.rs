@@ -147,15 +147,14 @@ fn a_process_may_die_at_every_point() {
 
 // ---- standstill -------------------------------------------------------------------------------------------------------------
 
-/// Makes a file, or writes to one.
+/// Makes a file, or changes one.
 fn changer() {
     let files = Files::open(told("POOL"), &options()).unwrap();
+    let writing = || files.open_with("/f", &FileOptions::new().write(true)).unwrap();
     match told("DOES").as_str() {
         "makes" => drop(files.create_file("/new").unwrap()),
-        _ => {
-            let file = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
-            file.write_at(&[9; 200_000], 0).unwrap();
-        }
+        "cuts" => writing().set_len(0).unwrap(),
+        _ => writing().write_at(&[9; 200_000], 0).unwrap(),
     }
 }
 
@@ -221,6 +220,38 @@ fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
             let is_there = ends == "goes on" || expected.len() == 3;
             assert_eq!(files.exists("/new").unwrap(), is_there, "{point}, {ends}");
             assert_sound(files.pool());
+        }
+    }
+}
+
+/// The new layout of a file counts as soon as it is in the log, also if who made it does not go on.
+#[test]
+fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
+    for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
+        for ends in ["goes on", "is killed"] {
+            let (scratch, files) = scene();
+            let reader = Files::open(&scratch.path, &reading()).unwrap();
+            let before = reader.view("/f", ..).unwrap();
+            let known = files.view("/f", ..).unwrap();
+            let open = reader.open_file("/f").unwrap();
+            let mut changer = Some(held(&scratch, "cuts", point));
+            if ends == "is killed" {
+                changer.take().map(Actor::kill);
+            }
+            for files in [&reader, &files] {
+                assert_eq!(files.metadata("/f").unwrap().len(), 0, "{point}");
+                assert!(files.view("/f", ..).unwrap().is_empty(), "{point}");
+                assert!(read_all(files, "/f").unwrap().is_empty(), "{point}");
+            }
+            assert!(open.view(..).unwrap().is_empty(), "{point}");
+            assert!(!before.is_current() && !known.is_current(), "{point}");
+            for view in [&before, &known] {
+                assert_eq!(view.read(|bytes| bytes.to_vec()).unwrap(), b"text", "{point}");
+            }
+            if let Some(mut changer) = changer {
+                changer.tell("on");
+                changer.finish();
+            }
         }
     }
 }

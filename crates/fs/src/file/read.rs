@@ -84,7 +84,7 @@ impl Shared {
             let range = FileBytes { offset_bytes, len_bytes: len as u64 };
             self.copy_out(&table, range, &mut bytes[..len])?;
             // A change of the layout raises the version before any page can be given up.
-            if self.pool.layout_version(open.number) == layout_version {
+            if self.pool.has_layout(open.number, open.incarnation, layout_version)? {
                 return Ok(len);
             }
         }

@@ -416,7 +416,7 @@ impl Pool {
     /// reads the inode again. While the result lives, the pages that the inode named then hold what this file has written to them.
     ///
     /// # Errors
-    /// As for [`Pool::pin`].
+    /// As for [`Pool::pin`]; [`PoolError::Stalled`].
     #[inline]
     pub fn pin_current(
         &self,
@@ -425,7 +425,7 @@ impl Pool {
         layout_version: u64,
     ) -> Result<Option<Pin<'_>>> {
         let pin = self.pin(inode, layout_version)?;
-        let is_current = self.core().file_version(inode) == Some((incarnation, layout_version));
+        let is_current = self.core().has_layout(inode, incarnation, layout_version)?;
         Ok(is_current.then_some(pin))
     }
 
