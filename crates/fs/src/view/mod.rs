@@ -24,7 +24,7 @@ use std::ops::{Range, RangeBounds};
 use std::path::Path;
 
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::file::{FileInode, FileKind, FileState};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
 use aquifer_vm::bytes::bounds_of;
@@ -239,14 +239,26 @@ struct Versions {
 impl Versions {
     #[inline]
     fn of(pool: &Pool) -> Versions {
-        Versions { names: pool.names_version(), metadata: pool.metadata_version() }
+        Versions::ask(|| pool.metadata_version(), || pool.names_version())
+    }
+
+    /// The metadata first: if names are changed between the two questions, the metadata will be found changed as well. The other way round,
+    /// old names would be taken for those of the new metadata.
+    #[inline]
+    fn ask(metadata: impl FnOnce() -> u64, names: impl FnOnce() -> u64) -> Versions {
+        let metadata = metadata();
+        Versions { names: names(), metadata }
     }
 
     /// That of the metadata if nothing was changed since these were asked for; else an odd one, which no metadata have at rest.
     #[inline]
     fn metadata_if_unchanged(&self, pool: &Pool) -> u64 {
+        self.metadata_if(pool.metadata_version())
+    }
+
+    fn metadata_if(&self, now: u64) -> u64 {
         let is_at_rest = self.metadata.is_multiple_of(2);
-        match is_at_rest && pool.metadata_version() == self.metadata {
+        match is_at_rest && now == self.metadata {
             true => self.metadata,
             false => 1,
         }
@@ -386,13 +398,21 @@ impl View<'_> {
         self.offset_bytes
     }
 
-    /// Whether the file still consists of the pages that it did. If not, some of these bytes may be the file's no more.
+    /// Whether the file still consists of the pages that it did. If not, some of these bytes may be the file's no more. Not so either in a
+    /// forked child, nor where the metadata cannot be read.
     pub fn is_current(&self) -> bool {
-        let state = self.pool().file_state(self.of.inode);
-        state.is_some_and(|state| {
-            (state.incarnation, state.layout_version)
-                == (self.of.incarnation, self.of.layout_version)
-        })
+        let number = self.of.inode;
+        let layout = match self.pool().file_state(number) {
+            Some(FileState { incarnation, layout_version, .. }) => {
+                Layout { inode: number, incarnation, layout_version }
+            }
+            // It is none any more, or something is being changed, perhaps elsewhere.
+            None => match self.files().shared.look(|slots| walk::inode(slots, number)) {
+                Ok(inode) => Layout::of(&inode),
+                Err(_) => return false,
+            },
+        };
+        layout == self.of
     }
 
     /// The same view, which does not borrow what it was made by.
@@ -439,7 +459,6 @@ impl View<'_> {
             Place::Empty => Ok(look(Bytes::from(&[][..]))),
             Place::Linear(all) => Ok(self.pool().look_at(within(*all, &range), look)?),
             Place::Stitched { stitched, skipped_bytes, .. } => {
-                self.pool().check_process()?;
                 let (at, file) = (skipped_bytes + range.start as usize, self.pool().media().file());
                 let looked = stitched.guarded(file, at, len_bytes as usize, look);
                 looked.map_err(|_| self.unreadable(stitched, at..at + len_bytes as usize))
@@ -474,12 +493,14 @@ impl View<'_> {
         self.read_range(range, |bytes| bytes.get(0))
     }
 
-    /// The bytes in place; `None` where the media of the pool are not mapped, which are none of Aquifer's own.
+    /// The bytes in place; `None` where the media of the pool are not mapped, which are none of Aquifer's own, and in a forked child.
     ///
     /// They can be looked at as long as the view lives. If a byte cannot be had any more, because the pool's file was cut short or its
     /// device failed, that raises `SIGBUS`, as with mmap.
     #[inline]
     pub fn bytes(&self) -> Option<Bytes<'_>> {
+        // Something else may be at these addresses in a child.
+        self.pool().check_process().ok()?;
         match &self.place {
             Place::Empty => Some(Bytes::from(&[][..])),
             Place::Linear(bytes) => self.pool().bytes(*bytes),
@@ -500,7 +521,9 @@ impl View<'_> {
         self.bytes().map(|bytes| unsafe { bytes.as_slice() })
     }
 
+    /// An error if there is no such range, or in a fork: what is at these addresses there is something else.
     fn check(&self, range: &Range<u64>) -> Result<()> {
+        self.pool().check_process()?;
         match range.start <= range.end && range.end <= self.len() {
             true => Ok(()),
             false => Err(FsError::OutsideView { range: range.clone(), len_bytes: self.len() }),
@@ -527,5 +550,27 @@ impl fmt::Debug for View<'_> {
             .field("offset_bytes", &self.offset_bytes)
             .field("len_bytes", &self.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Whatever is changed between the two questions: names of before it are not known for the metadata after it.
+    #[test]
+    fn a_change_between_the_questions_is_noticed() {
+        let is_changed = Cell::new(false);
+        let names = || if is_changed.replace(true) { 8 } else { 7 };
+        let metadata = || if is_changed.replace(true) { 42 } else { 40 };
+        let versions = Versions::ask(metadata, names);
+        assert!(versions.names == 8 || versions.metadata_if(42) != 42);
+        assert_eq!(Versions::ask(|| 42, || 8).metadata_if(42), 42);
+        for (before, now) in [(41, 41), (40, 42), (41, 42)] {
+            let versions = Versions::ask(|| before, || 8);
+            assert_eq!(versions.metadata_if(now) % 2, 1, "known for no metadata at rest");
+        }
     }
 }
