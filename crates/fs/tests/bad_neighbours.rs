@@ -234,6 +234,7 @@ fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
             let before = reader.view("/f", ..).unwrap();
             let known = files.view("/f", ..).unwrap();
             let open = reader.open_file("/f").unwrap();
+            files.set_immutable("/g", true).unwrap();
             let mut changer = Some(held(&scratch, "cuts", point));
             if ends == "is killed" {
                 changer.take().map(Actor::kill);
@@ -245,6 +246,11 @@ fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
             }
             assert!(open.view(..).unwrap().is_empty(), "{point}");
             assert!(!before.is_current() && !known.is_current(), "{point}");
+            // What is the matter with one file is nothing to another one.
+            for files in [&reader, &files] {
+                let lease = files.lease("/g", ..).unwrap_or_else(|e| panic!("{point}: {e}"));
+                assert!(lease[..] == *b"other" && lease.view().is_current(), "{point}");
+            }
             for view in [&before, &known] {
                 assert_eq!(view.read(|bytes| bytes.to_vec()).unwrap(), b"text", "{point}");
             }
@@ -277,6 +283,39 @@ fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
     files.sync().unwrap();
     assert_eq!(read_all(&reader, "/f").unwrap(), b"Text");
     assert_sound(files.pool());
+}
+
+/// Waits until a thread of this process waits for something.
+fn until_asleep(thread: i32) {
+    let path = format!("/proc/self/task/{thread}/stat");
+    let is_asleep =
+        |stat: String| stat.rsplit_once(") ").is_some_and(|(_, at)| at.starts_with('S'));
+    while !std::fs::read_to_string(&path).is_ok_and(is_asleep) {
+        std::thread::yield_now();
+    }
+}
+
+/// Holes that are to get pages may be cut off by whoever has the file at the time: they are not brought back.
+#[test]
+fn who_wants_to_store_to_a_file_waits_until_it_was_cut_short() {
+    let (scratch, _) = scene();
+    let files = Files::open(&scratch.path, &options()).unwrap();
+    let file = files.open_with("/f", &FileOptions::new().read(true).write(true)).unwrap();
+    file.set_len(1 << 16).unwrap();
+    let mut changer = held(&scratch, "cuts", "packed-written");
+    let (says, hears) = std::sync::mpsc::channel();
+    let len = std::thread::scope(|scope| {
+        let storing = scope.spawn(|| {
+            // SAFETY: asks for a number.
+            says.send(unsafe { libc::gettid() }).unwrap();
+            file.view_mut(..).map(|view| view.len())
+        });
+        until_asleep(hears.recv().unwrap());
+        changer.tell("on");
+        changer.finish();
+        storing.join().unwrap().unwrap()
+    });
+    assert_eq!((len, file.metadata().unwrap().len()), (0, 0));
 }
 
 /// Has a file open, or a view of it, until it is killed; opens the pool for reading.

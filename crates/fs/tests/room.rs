@@ -77,6 +77,37 @@ fn what_is_replaced_at_once_must_be_reserved_at_once() {
     assert_sound(files.pool());
 }
 
+/// Where there is no view of what was appended, nothing is.
+#[test]
+fn a_file_stays_as_long_as_it_is_if_there_are_no_addresses_for_what_is_appended() {
+    let (_scratch, files) = in_pieces();
+    let file = files.open_with("f", &options()).unwrap();
+    file.write_at(b"text", 0).unwrap();
+    let holes = files.open_with("holes", &options()).unwrap();
+    let mut sizes = (12..44).rev().map(|bits| 1_u64 << bits);
+    let mut taken = Vec::new();
+    let mut size_bytes = sizes.next();
+    while let Some(bytes) = size_bytes {
+        holes.set_len(bytes).unwrap();
+        match holes.view(..) {
+            Ok(view) => taken.push(view.into_owned()),
+            Err(error) => {
+                assert_eq!(error.errno(), libc::ENOMEM, "{error}");
+                size_bytes = sizes.next();
+            }
+        }
+    }
+    let allocated_bytes = file.metadata().unwrap().allocated_bytes();
+    let refused = file.append_view(3 * PAGE as u64).map(drop).unwrap_err();
+    assert!(matches!(refused, FsError::Stitch(_)), "{refused}");
+    let metadata = file.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.allocated_bytes()), (4, allocated_bytes));
+    drop(taken);
+    file.append_view(3 * PAGE as u64).unwrap().write(0, b" more").unwrap();
+    assert_eq!(read_all(&files, "f").unwrap()[..10], *b"text more\0");
+    assert_sound(files.pool());
+}
+
 #[test]
 fn any_number_of_holes_is_filled_and_made() {
     // A log in which one transaction cannot have all of them.
