@@ -16,8 +16,7 @@ use aquifer_pool::format::inode::{SLOT_BYTES, SlotBytes};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot_change::{SlotChange, SlotWords};
 use aquifer_pool::modelled::{
-    ImageSlot, ImageVersion, before_bytes_are_stored, change, image_slot, layout_version,
-    state_of_file,
+    ImageSlot, ImageVersion, before_bytes_are_stored, change, has_layout, image_slot, state_of_file,
 };
 use loom::sync::Mutex;
 use loom::thread;
@@ -158,7 +157,8 @@ impl Pool {
             let copied = [first.load(Relaxed), second.load(Relaxed)];
             Ok((*page, copied))
         };
-        let copied = copy_of_one_layout(state, copy, || layout_version(&self.inode));
+        let copied =
+            copy_of_one_layout(state, copy, |version| Ok(has_layout(&self.inode, 1, version)));
         let (page, copied) = copied.unwrap();
         assert_eq!(copied, [page; 2], "bytes of another file");
         copied

@@ -147,15 +147,14 @@ fn a_process_may_die_at_every_point() {
 
 // ---- standstill -------------------------------------------------------------------------------------------------------------
 
-/// Makes a file, or writes to one.
+/// Makes a file, or changes one.
 fn changer() {
     let files = Files::open(told("POOL"), &options()).unwrap();
+    let writing = || files.open_with("/f", &FileOptions::new().write(true)).unwrap();
     match told("DOES").as_str() {
         "makes" => drop(files.create_file("/new").unwrap()),
-        _ => {
-            let file = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
-            file.write_at(&[9; 200_000], 0).unwrap();
-        }
+        "cuts" => writing().set_len(0).unwrap(),
+        _ => writing().write_at(&[9; 200_000], 0).unwrap(),
     }
 }
 
@@ -225,6 +224,44 @@ fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
     }
 }
 
+/// The new layout of a file counts as soon as it is in the log, also if who made it does not go on.
+#[test]
+fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
+    for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
+        for ends in ["goes on", "is killed"] {
+            let (scratch, files) = scene();
+            let reader = Files::open(&scratch.path, &reading()).unwrap();
+            let before = reader.view("/f", ..).unwrap();
+            let known = files.view("/f", ..).unwrap();
+            let open = reader.open_file("/f").unwrap();
+            files.set_immutable("/g", true).unwrap();
+            let mut changer = Some(held(&scratch, "cuts", point));
+            if ends == "is killed" {
+                changer.take().map(Actor::kill);
+            }
+            for files in [&reader, &files] {
+                assert_eq!(files.metadata("/f").unwrap().len(), 0, "{point}");
+                assert!(files.view("/f", ..).unwrap().is_empty(), "{point}");
+                assert!(read_all(files, "/f").unwrap().is_empty(), "{point}");
+            }
+            assert!(open.view(..).unwrap().is_empty(), "{point}");
+            assert!(!before.is_current() && !known.is_current(), "{point}");
+            // What is the matter with one file is nothing to another one.
+            for files in [&reader, &files] {
+                let lease = files.lease("/g", ..).unwrap_or_else(|e| panic!("{point}: {e}"));
+                assert!(lease[..] == *b"other" && lease.view().is_current(), "{point}");
+            }
+            for view in [&before, &known] {
+                assert_eq!(view.read(|bytes| bytes.to_vec()).unwrap(), b"text", "{point}");
+            }
+            if let Some(mut changer) = changer {
+                changer.tell("on");
+                changer.finish();
+            }
+        }
+    }
+}
+
 #[test]
 fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
     let (scratch, files) = scene();
@@ -246,6 +283,39 @@ fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
     files.sync().unwrap();
     assert_eq!(read_all(&reader, "/f").unwrap(), b"Text");
     assert_sound(files.pool());
+}
+
+/// Waits until a thread of this process waits for something.
+fn until_asleep(thread: i32) {
+    let path = format!("/proc/self/task/{thread}/stat");
+    let is_asleep =
+        |stat: String| stat.rsplit_once(") ").is_some_and(|(_, at)| at.starts_with('S'));
+    while !std::fs::read_to_string(&path).is_ok_and(is_asleep) {
+        std::thread::yield_now();
+    }
+}
+
+/// Holes that are to get pages may be cut off by whoever has the file at the time: they are not brought back.
+#[test]
+fn who_wants_to_store_to_a_file_waits_until_it_was_cut_short() {
+    let (scratch, _) = scene();
+    let files = Files::open(&scratch.path, &options()).unwrap();
+    let file = files.open_with("/f", &FileOptions::new().read(true).write(true)).unwrap();
+    file.set_len(1 << 16).unwrap();
+    let mut changer = held(&scratch, "cuts", "packed-written");
+    let (says, hears) = std::sync::mpsc::channel();
+    let len = std::thread::scope(|scope| {
+        let storing = scope.spawn(|| {
+            // SAFETY: asks for a number.
+            says.send(unsafe { libc::gettid() }).unwrap();
+            file.view_mut(..).map(|view| view.len())
+        });
+        until_asleep(hears.recv().unwrap());
+        changer.tell("on");
+        changer.finish();
+        storing.join().unwrap().unwrap()
+    });
+    assert_eq!((len, file.metadata().unwrap().len()), (0, 0));
 }
 
 /// Has a file open, or a view of it, until it is killed; opens the pool for reading.

@@ -77,6 +77,80 @@ fn what_is_replaced_at_once_must_be_reserved_at_once() {
     assert_sound(files.pool());
 }
 
+/// Where there is no view of what was appended, nothing is.
+#[test]
+fn a_file_stays_as_long_as_it_is_if_there_are_no_addresses_for_what_is_appended() {
+    let (_scratch, files) = in_pieces();
+    let file = files.open_with("f", &options()).unwrap();
+    file.write_at(b"text", 0).unwrap();
+    let holes = files.open_with("holes", &options()).unwrap();
+    let mut sizes = (12..44).rev().map(|bits| 1_u64 << bits);
+    let mut taken = Vec::new();
+    let mut size_bytes = sizes.next();
+    while let Some(bytes) = size_bytes {
+        holes.set_len(bytes).unwrap();
+        match holes.view(..) {
+            Ok(view) => taken.push(view.into_owned()),
+            Err(error) => {
+                assert_eq!(error.errno(), libc::ENOMEM, "{error}");
+                size_bytes = sizes.next();
+            }
+        }
+    }
+    let allocated_bytes = file.metadata().unwrap().allocated_bytes();
+    let refused = file.append_view(3 * PAGE as u64).map(drop).unwrap_err();
+    assert!(matches!(refused, FsError::Stitch(_)), "{refused}");
+    let metadata = file.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.allocated_bytes()), (4, allocated_bytes));
+    drop(taken);
+    file.append_view(3 * PAGE as u64).unwrap().write(0, b" more").unwrap();
+    assert_eq!(read_all(&files, "f").unwrap()[..10], *b"text more\0");
+    assert_sound(files.pool());
+}
+
+/// Where there is no better place, bytes stay where they are.
+#[test]
+fn a_file_is_not_brought_to_more_pieces_than_it_has() {
+    let scratch = Scratch::with_pool(4 << 20, &create(2047, 64 << 10));
+    let files = scratch.open();
+    let [file, other, room] = ["f", "other", "room"].map(|name| {
+        let file = files.open_with(name, &options()).unwrap();
+        file.write_at(&pattern(100), 0).unwrap();
+        file
+    });
+    file.pswap(0, &other, 0, (50 * PAGE) as u64).unwrap();
+    let mut made = 0;
+    while let Ok(()) =
+        files.create_file(format!("{made}")).and_then(|file| file.write_at(&[1; PAGE], 0))
+    {
+        made += 1;
+    }
+    for index in (0..made).step_by(2) {
+        files.remove_file(format!("{index}")).unwrap();
+    }
+    // Nothing but single pages; a place for more than a half; one for all of it.
+    for (kept_pages, runs, moved_pages) in [(100, 2, 0), (30, 2, 0), (0, 1, 100)] {
+        room.set_len(kept_pages * PAGE as u64).unwrap();
+        files.pool().checkpoint().unwrap();
+        assert!(files.space().unwrap().free_bytes > 100 * PAGE as u64);
+        for moved_pages in [moved_pages, 0] {
+            let done = file.defragment().unwrap();
+            assert_eq!(
+                (done.runs_before, done.runs_after),
+                (if moved_pages > 0 { 2 } else { runs }, runs)
+            );
+            assert_eq!(done.moved_bytes, moved_pages * PAGE as u64);
+            assert_eq!(file.runs().unwrap().len(), runs);
+        }
+    }
+    assert!(read_all(&files, "f").unwrap() == pattern(100));
+    // Two runs with a hole in between, wherever they lie.
+    file.allocate(Allocate::PunchHole, 10 * PAGE as u64, PAGE as u64).unwrap();
+    let done = file.defragment().unwrap();
+    assert_eq!((done.runs_before, done.runs_after, done.moved_bytes), (2, 2, 0));
+    assert_sound(files.pool());
+}
+
 #[test]
 fn any_number_of_holes_is_filled_and_made() {
     // A log in which one transaction cannot have all of them.

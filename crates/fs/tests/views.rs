@@ -428,17 +428,31 @@ fn a_fork_has_no_views() {
     let (_scratch, files) = scratch();
     let file = fragmented(&files, "/f", 4);
     let (whole, parts) = (file.view(..10).unwrap(), file.view(..).unwrap());
+    let stored = [file.view_mut(..10).unwrap(), file.view_mut(..).unwrap()];
+    file_of(&files, "/g", &[5]);
+    files.set_immutable("/g", true).unwrap();
+    let lease = files.lease("/g", ..).unwrap();
     // SAFETY: the child makes a few calls, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |outcome: Result<(), FsError>| {
             matches!(outcome, Err(FsError::Pool(aquifer_pool::PoolError::Forked)))
         };
-        let is_refused = forked(whole.read(|_| ()))
-            && forked(parts.read(|_| ()))
-            && forked(files.view("/f", ..).map(drop))
-            && file.view_mut(..10).is_err();
-        drop((whole, parts));
+        let views = [&whole, &parts, &stored[0], &stored[1], lease.view()];
+        let is_refused = forked(files.view("/f", ..).map(drop))
+            && file.view_mut(..10).is_err()
+            && views.iter().all(|view| {
+                forked(view.read(|_| ()))
+                    && forked(view.read_into(0, &mut [0]))
+                    && view.bytes().is_none()
+                    && !view.is_current()
+            })
+            && stored.iter().all(|view| {
+                forked(view.write(0, b"x"))
+                    && forked(view.persist(0..1))
+                    && view.as_mut_ptr().is_none()
+            });
+        drop((whole, parts, stored, lease));
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(i32::from(!is_refused)) };
     }
@@ -446,6 +460,9 @@ fn a_fork_has_no_views() {
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
+    stored[1].write(3 * PAGE as u64, &[4; 10]).unwrap();
+    drop(stored);
+    assert_eq!(lease[..], [5; PAGE]);
     file.write_atomic(&[9; 100], 0).unwrap();
     assert_eq!(whole.get::<u8>(0).unwrap(), 1);
     assert_eq!(bytes_of(&parts)[3 * PAGE..], [4; PAGE]);

@@ -314,10 +314,33 @@ impl Core {
         self.control().image.names()
     }
 
-    /// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.
+    /// Whether a file has this incarnation and layout version, after everything that was loaded before: if they are the same as then, the
+    /// pages were the file's.
     #[inline]
-    pub fn layout_version(&self, number: u64) -> u64 {
-        self.segment.slot(number).map_or(0, image_words::layout_version)
+    pub fn has_layout(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
+        let slot = self.segment.slot(inode);
+        match slot.is_some_and(|slot| image_words::has_layout(slot, incarnation, layout_version)) {
+            true => Ok(true),
+            false => self.has_layout_in_log(inode, incarnation, layout_version),
+        }
+    }
+
+    /// [`Core::has_layout`] where it does not look so: perhaps the change to it is being applied by somebody who does not go on, and who
+    /// asks has read the inode where it counts meanwhile, in the log.
+    #[cold]
+    fn has_layout_in_log(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
+        if self.metadata_version().is_multiple_of(2) {
+            return Ok(false);
+        }
+        self.consistent(|view| {
+            let slot = view.bytes(inode);
+            let state = FileState::read(|offset| {
+                u64::from_le_bytes(slot[offset..offset + 8].try_into().expect("eight bytes"))
+            });
+            state.is_some_and(|state| {
+                (state.incarnation, state.layout_version) == (incarnation, layout_version)
+            })
+        })
     }
 
     /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if

@@ -15,8 +15,7 @@
 //! ([`Appends::being_applied`](crate::appends::Appends::being_applied)).
 //!
 //! # Pages
-//! Readers that copy bytes of a file look at its layout version afterwards ([`layout_version`]), and views after they have set a pin
-//! ([`version_of_file`]). Who stores bytes to a page that changed hands says so first ([`before_bytes_are_stored`]):
+//! Readers that copy bytes of a file look at its layout version afterwards, and views after they have set a pin ([`has_layout`]). Who stores bytes to a page that changed hands says so first ([`before_bytes_are_stored`]):
 //!
 //! | reader without a pin | | who changes the layout, and who has the page next |
 //! |---|---|---|
@@ -184,12 +183,13 @@ pub(crate) fn version_of_file(slot: &ImageSlot) -> Option<(u64, u64)> {
     is_file.then_some((incarnation, version))
 }
 
-/// The layout version of a file, after everything that was loaded before: if it is the same as then, the pages were the file's.
+/// Whether a file has this incarnation and layout version, after everything that was loaded before: if so, the pages that were looked at were
+/// the file's.
 #[inline]
-pub fn layout_version(slot: &ImageSlot) -> u64 {
+pub fn has_layout(slot: &ImageSlot, incarnation: u64, layout_version: u64) -> bool {
     // Acquire: what was loaded before stays before. Pairs with the fence in `before_bytes_are_stored`.
     fence(Acquire);
-    u64::from_le(slot[FileState::LAYOUT_VERSION_OFFSET / 8].load(Relaxed))
+    version_of_file(slot) == Some((incarnation, layout_version))
 }
 
 /// To be called by who stores bytes to a page that may have been somebody else's: who sees one of them sees the change that took the page
@@ -204,8 +204,8 @@ pub fn before_bytes_are_stored() {
 #[inline]
 pub(crate) fn pin_in_time<P, E>(
     pin: impl FnOnce() -> Result<P, E>,
-    is_unchanged: impl FnOnce() -> bool,
+    is_unchanged: impl FnOnce() -> Result<bool, E>,
 ) -> Result<Option<P>, E> {
     let pin = pin()?;
-    Ok(is_unchanged().then_some(pin))
+    Ok(is_unchanged()?.then_some(pin))
 }

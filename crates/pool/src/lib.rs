@@ -97,7 +97,7 @@ mod zero;
 #[doc(hidden)]
 pub mod modelled {
     pub use crate::image_words::{
-        ImageSlot, ImageVersion, before_bytes_are_stored, change, image_slot, layout_version,
+        ImageSlot, ImageVersion, before_bytes_are_stored, change, has_layout, image_slot,
         state_of_file,
     };
 }

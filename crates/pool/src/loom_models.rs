@@ -26,7 +26,7 @@ use crate::format::inode::{SLOT_BYTES, SlotBytes};
 use crate::format::slot::word;
 use crate::format::slot_change::{SlotChange, SlotWords};
 use crate::image_words::{
-    ImageSlot, ImageVersion, change, image_slot, pin_in_time, state_of_file, version_of_file,
+    ImageSlot, ImageVersion, change, has_layout, image_slot, pin_in_time, state_of_file,
 };
 use crate::pins::{PinSet, PinValue, PinWord};
 use crate::signal::Signal;
@@ -174,7 +174,7 @@ impl<W: PinWord> Pinned<W> {
         let pin = &self.pins[index];
         let value = PinValue::of_version(INODE, layout_version).unwrap();
         let set = || if pin.try_set(value) { Ok(()) } else { Err("there is a pin") };
-        if pin_in_time(set, is_unchanged).unwrap().is_some() {
+        if pin_in_time(set, || Ok(is_unchanged())).unwrap().is_some() {
             // SAFETY: loom sees to it that nobody writes meanwhile.
             self.page.with(|page| assert_eq!(unsafe { *page }, 1));
         }
@@ -185,8 +185,7 @@ impl<W: PinWord> Pinned<W> {
     fn view_current(&self, index: usize) {
         let state = self.image.version.at_rest(|| state_of_file(&self.image.inode)).flatten();
         let Some(state) = state.filter(|state| state.layout_version == 1) else { return };
-        let version = (state.incarnation, state.layout_version);
-        self.view(index, 1, || version_of_file(&self.image.inode) == Some(version));
+        self.view(index, 1, || has_layout(&self.image.inode, state.incarnation, 1));
     }
 
     /// As `Pool::pin_unchanged`.

@@ -848,11 +848,14 @@ impl Pool {
         self.core().process.is_current().then(|| self.core().file_state(number))?
     }
 
-    /// The layout version of a file, after everything that the caller has loaded before. If it is what [`Pool::file_state`] said
-    /// before that, the pages were the file's all the time. `number` is that of an inode.
+    /// Whether a file has this incarnation and layout version, after everything that the caller has loaded before. If that is what the
+    /// caller has read before that, the pages were the file's all the time.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`], [`PoolError::Forked`].
     #[inline]
-    pub fn layout_version(&self, number: u64) -> u64 {
-        self.core().layout_version(number)
+    pub fn has_layout(&self, number: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
+        self.core().has_layout(number, incarnation, layout_version)
     }
 
     /// Raised by each change of the metadata, by any process, and odd during it. If it is even and the same before and after, nothing was

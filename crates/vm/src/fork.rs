@@ -8,8 +8,9 @@
 //! destructor does nothing.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 
@@ -55,14 +56,55 @@ extern "C" fn in_child() {
     detach_files();
 }
 
-/// Descriptors that a child must not share: 1 + the number, or 0.
-static PARENTS_FILES: [AtomicI32; 1024] = [const { AtomicI32::new(0) }; 1024];
+/// Descriptors that a child must not share, and more of them behind. Never freed: a child may be made at any time.
+struct ParentsFiles {
+    /// 1 + the number, or 0.
+    files: [AtomicI32; 1024],
+    next: AtomicPtr<ParentsFiles>,
+}
+
+static PARENTS_FILES: ParentsFiles = ParentsFiles::new();
+
+impl ParentsFiles {
+    const fn new() -> ParentsFiles {
+        ParentsFiles {
+            files: [const { AtomicI32::new(0) }; 1024],
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// All places that there are. Async-signal-safe.
+    fn all() -> impl Iterator<Item = &'static AtomicI32> {
+        let blocks = std::iter::successors(Some(&PARENTS_FILES), |block| block.next());
+        blocks.flat_map(|block| &block.files)
+    }
+
+    fn next(&self) -> Option<&'static ParentsFiles> {
+        // Acquire: pairs with the Release in `extend`.
+        // SAFETY: null, or never freed.
+        unsafe { self.next.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Puts more places behind the last ones.
+    fn extend() {
+        let more = Box::into_raw(Box::new(ParentsFiles::new()));
+        let mut last = &PARENTS_FILES;
+        // Release: who finds the places finds them empty.
+        while last
+            .next
+            .compare_exchange(ptr::null_mut(), more, Ordering::Release, Ordering::Relaxed)
+            .is_err()
+        {
+            last = last.next().expect("it is not the last");
+        }
+    }
+}
 
 /// Replaces the registered descriptors by ones of nothing. Async-signal-safe.
 fn detach_files() {
     // SAFETY: a NUL-terminated path.
     let nothing = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    for slot in &PARENTS_FILES {
+    for slot in ParentsFiles::all() {
         let file = slot.load(Ordering::Relaxed) - 1;
         if file < 0 {
             continue;
@@ -88,28 +130,29 @@ fn detach_files() {
 /// this, the locks of a process that dies would stay with the children it forked.
 #[derive(Debug)]
 pub struct NotInherited {
-    slot: Option<usize>,
+    slot: &'static AtomicI32,
 }
 
 impl NotInherited {
     /// Registers a descriptor, until the result is dropped: before the descriptor is closed.
-    ///
-    /// When all 1,024 places are taken, the file is shared with children.
     pub fn new(file: BorrowedFd<'_>) -> NotInherited {
         sentinel();
         let number = file.as_raw_fd() + 1;
-        let slot = PARENTS_FILES.iter().position(|slot| {
-            slot.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        });
-        NotInherited { slot }
+        loop {
+            let slot = ParentsFiles::all().find(|slot| {
+                slot.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            });
+            match slot {
+                Some(slot) => return NotInherited { slot },
+                None => ParentsFiles::extend(),
+            }
+        }
     }
 }
 
 impl Drop for NotInherited {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            PARENTS_FILES[slot].store(0, Ordering::Relaxed);
-        }
+        self.slot.store(0, Ordering::Relaxed);
     }
 }
 
@@ -144,5 +187,39 @@ impl ProcessMark {
 impl Default for ProcessMark {
     fn default() -> Self {
         ProcessMark::new()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// However many descriptors there are before it.
+    #[test]
+    fn a_child_has_none_of_very_many_descriptors() {
+        let (mut reading, mut writing) = std::io::pipe().unwrap();
+        let before: Vec<_> = (0..3000).map(|_| NotInherited::new(reading.as_fd())).collect();
+        let not_inherited = NotInherited::new(writing.as_fd());
+        // SAFETY: the child makes one call, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: writes one byte.
+            unsafe { libc::write(writing.as_raw_fd(), c"c".as_ptr().cast(), 1) };
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop((before, not_inherited));
+        writing.write_all(b"p").unwrap();
+        drop(writing);
+        let mut written = String::new();
+        reading.read_to_string(&mut written).unwrap();
+        assert_eq!(written, "p");
     }
 }

@@ -100,8 +100,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Interrupted`] if a signal ends the waiting; [`FsError::Pool`] if the pool was opened for reading, the
-    /// process is a fork, or the system does not lock; [`FsError::IsADirectory`].
+    /// [`FsError::Interrupted`] if a signal ends the waiting, and then the handle has no lock; [`FsError::Pool`] if the pool was opened for
+    /// reading, the process is a fork, or the system does not lock; [`FsError::IsADirectory`].
     pub fn lock(&self) -> Result<()> {
         self.with_area(&LockArea::File, |locks, area| locks.lock(area, LockMode::Exclusive))
     }
@@ -264,7 +264,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::lock`]; [`FsError::EmptyRange`]; [`FsError::LockTooFar`] for bytes that cannot be locked: in a pool with a
+    /// As for [`File::lock`], but what the handle had is still there; [`FsError::EmptyRange`]; [`FsError::LockTooFar`] for bytes that cannot be locked: in a pool with a
     /// million inodes those behind the first 4 TiB of a file, with fewer inodes further behind, with more before.
     pub fn lock_range(&self, range: impl RangeBounds<u64>, mode: LockMode) -> Result<()> {
         self.with_area(&area_of(range)?, |locks, area| locks.lock(area, mode))

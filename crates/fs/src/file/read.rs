@@ -75,13 +75,13 @@ impl File {
 pub(crate) fn copy_of_one_layout<S, T>(
     state: impl Fn() -> Result<(u64, S)>,
     mut copy: impl FnMut(&S) -> Result<T>,
-    layout_version: impl Fn() -> u64,
+    has_layout: impl Fn(u64) -> Result<bool>,
 ) -> Result<T> {
     loop {
         let (version, state) = state()?;
         let copied = copy(&state)?;
         // A change of the layout raises the version before any page can be given up.
-        if layout_version() == version {
+        if has_layout(version)? {
             return Ok(copied);
         }
     }
@@ -106,7 +106,7 @@ impl Shared {
                 self.copy_out(table, range, &mut bytes[..len])?;
                 Ok(len)
             },
-            || self.pool.layout_version(open.number),
+            |version| Ok(self.pool.has_layout(open.number, open.incarnation, version)?),
         )
     }
 

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::run::Run;
 
 use super::File;
 use super::write::{Edit, Write};
@@ -61,7 +63,8 @@ impl File {
         Ok(table.pieces(all).map(run).collect())
     }
 
-    /// Moves the content of the file to as few runs as the free space allows, so that views of it are pointers again. Holes stay holes.
+    /// Moves the content of the file to fewer runs, as far as the free space allows, so that views of it are pointers again. Never to more
+    /// of them, and where there is no better place nothing is moved. Holes stay holes.
     /// Readers and writers go on meanwhile; views keep the pages that they have. If it fails, the file is whole, and a part may have been
     /// moved.
     ///
@@ -85,58 +88,90 @@ impl File {
     pub fn defragment(&self) -> Result<Defragmented> {
         self.check_writes()?;
         let shared = &self.files().shared;
-        let count = || -> Result<(usize, u64)> {
+        let count = || -> Result<usize> {
             let table = shared.table(self.inode())?.1;
             let all = FilePages { first: FilePage(0), pages: table.pages() };
-            let runs = table.extents(all).filter(|extent| !extent.run.is_hole());
-            Ok((runs.count(), table.mapped_pages()))
+            Ok(table.extents(all).filter(|extent| !extent.run.is_hole()).count())
         };
-        let (runs_before, mapped_pages) = count()?;
+        let runs_before = count()?;
         let mut done = Defragmented { runs_before, runs_after: runs_before, moved_bytes: 0 };
         if runs_before <= 1 {
             return Ok(done);
         }
-        // Where all of it fits, or as much as there is in one piece.
-        let mut near_page = match shared.pool.reserve_some(mapped_pages, None, false) {
-            Ok(found) if found.whole().pages == mapped_pages => Some(found.whole().start_page),
-            Ok(_) => None,
-            Err(error) => return Err(error.into()),
-        };
-        let mut next = FilePage(0);
-        while let Some(moved) = self.move_some(next, near_page)? {
-            next = moved.pages.end();
-            near_page = moved.end_page;
-            done.moved_bytes += moved.pages.pages * PAGE_BYTES;
+        let (mut next, mut behind) = (FilePage(0), None);
+        while let Some(step) = self.move_some(next, behind)? {
+            (next, behind) = (step.next, Some(step.end_page));
+            done.moved_bytes += step.moved_pages * PAGE_BYTES;
         }
-        done.runs_after = count()?.0;
+        done.runs_after = count()?;
         Ok(done)
     }
 
-    /// Moves the next pages behind a page of the pool, if that is free; `None` if there are no more.
-    fn move_some(&self, from: FilePage, near_page: Option<u64>) -> Result<Option<Moved>> {
+    /// Moves the next pages from `from` on to where there is a run less afterwards: behind what is before them in the file, which ends at the
+    /// page `behind` of the pool, or to where the next run has room as well. Otherwise they stay where they are. `None` if there are no more.
+    fn move_some(&self, from: FilePage, behind: Option<u64>) -> Result<Option<Step>> {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let rest = FilePages::between(from, FilePage(table.pages()));
-        let Some(extent) = table.extents(rest).find(|extent| !extent.run.is_hole()) else {
-            return Ok(None);
-        };
-        let write = Write { shared, lock, open: self.inode(), inode, table };
+        let mut extents = table.extents(rest).filter(|extent| !extent.run.is_hole());
+        let Some(extent) = extents.next() else { return Ok(None) };
+        // What lies beyond a hole is another run in any case.
+        let next = extents.next().filter(|next| next.first == extent.pages().end());
+        let behind = behind.filter(|_| extent.first == from);
+        let write = Write { shared, lock, open: self.inode(), inode, table: table.clone() };
         write.check()?;
         write.check_not_viewed()?;
+        let reserve = |pages, near_page| match shared.pool.reserve_some(pages, near_page, false) {
+            Err(PoolError::Full { .. }) => Ok(None),
+            reserved => reserved.map(Some),
+        };
+        // Only to know where: what is not needed now is for others.
+        let place = |pages, near_page| -> Result<Option<Run>> {
+            Ok(reserve(pages, near_page)?.map(|reservation| reservation.whole()))
+        };
+        let fits_behind = |page| -> Result<bool> {
+            let run = place(extent.run.pages, Some(page))?;
+            Ok(run == Some(Run { start_page: page, pages: extent.run.pages }))
+        };
+        let start = match (behind, next) {
+            // It is there already.
+            (Some(page), _) if page == extent.run.start_page => None,
+            (Some(page), _) if fits_behind(page)? => Some(page),
+            (_, None) => None,
+            (_, Some(next)) => {
+                let least_pages = extent.run.pages + next.run.pages;
+                let roomy = place(table.mapped_pages(), None)?;
+                let roomy = roomy.filter(|run| run.pages >= least_pages);
+                roomy.map(|run| run.start_page)
+            }
+        };
         let wanted = extent.run.pages.min(STEP_PAGES);
-        let reservation = shared.pool.reserve_some(wanted, near_page, false)?;
+        let found = match start {
+            Some(page) => reserve(wanted, start)?
+                .filter(|found| found.whole() == Run { start_page: page, pages: wanted }),
+            None => None,
+        };
+        let Some(reservation) = found else {
+            let (next, end_page) = (extent.pages().end(), extent.run.end_page());
+            return Ok(Some(Step { next, moved_pages: 0, end_page }));
+        };
         let target = reservation.whole();
         let pages = FilePages { first: extent.first, pages: target.pages };
         write.copy_pages(extent.run.bytes().offset_bytes, target)?;
         let edit = Edit { splices: vec![(pages, reservation.runs().to_vec())], ..Edit::default() };
         write.relocate(edit, vec![reservation])?;
-        Ok(Some(Moved { pages, end_page: Some(target.end_page()) }))
+        let (next, moved_pages) = (pages.end(), pages.pages);
+        Ok(Some(Step { next, moved_pages, end_page: target.end_page() }))
     }
 }
 
-/// Pages that were moved, and the page of the pool behind them.
-struct Moved {
-    pages: FilePages,
-    end_page: Option<u64>,
+/// What was done about pages of a file.
+struct Step {
+    /// The page of the file behind them.
+    next: FilePage,
+    /// None if they stayed where they are.
+    moved_pages: u64,
+    /// The page of the pool behind them.
+    end_page: u64,
 }

@@ -126,7 +126,7 @@ impl File {
 
 impl Write<'_> {
     /// Gives pages to all of a range, in as many transactions as it has to be.
-    fn allocate(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
+    pub fn allocate(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
         self.check()?;
         loop {
             let mut edit = Edit::default();

@@ -390,25 +390,43 @@ impl Write<'_> {
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
     }
 
-    /// Makes the file longer by zeros that have pages, behind those that it has if there is room.
-    pub fn append_zeros(&mut self, len_bytes: u64) -> Result<()> {
+    /// Makes the file longer by zeros that have pages, behind those that it has if there is room. Before that, `look` is shown where they will
+    /// lie; if it fails, nothing has happened.
+    pub fn append_zeros<T>(
+        &self,
+        len_bytes: u64,
+        look: impl FnOnce(&FileTable) -> Result<T>,
+    ) -> Result<T> {
         self.check()?;
         let size_bytes = self.inode.size_bytes;
-        if let Some(zeros) = ZEROS.get(..usize::try_from(len_bytes).unwrap_or(usize::MAX)) {
-            // So that there is room for those that follow: writing a few zeros takes less than giving the file pages each time.
-            return self.write(zeros, FileBytes { offset_bytes: size_bytes, len_bytes });
-        }
         let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
         let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
+        let added = FileBytes { offset_bytes: size_bytes, len_bytes };
         let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
-        self.zero_behind_end(end_bytes, &mut edit)?;
-        let pages = FileBytes { offset_bytes: size_bytes, len_bytes }.pages();
         let (reservations, end) =
-            self.take_pages(pages, &mut edit, |hole| self.reserve(hole, true))?;
-        if end < pages.end() {
-            return Err(in_small_pieces(&reservations, pages));
+            match ZEROS.get(..usize::try_from(len_bytes).unwrap_or(usize::MAX)) {
+                // So that there is room for those that follow: writing a few zeros takes less than giving the file pages each time.
+                Some(zeros) => {
+                    let filled = self.fill_holes(zeros, added, &mut edit)?;
+                    self.expose(size_bytes, end_bytes, &mut edit);
+                    self.copy_in(zeros, added)?;
+                    filled
+                }
+                None => {
+                    self.zero_behind_end(end_bytes, &mut edit)?;
+                    self.take_pages(added.pages(), &mut edit, |hole| self.reserve(hole, true))?
+                }
+            };
+        if end < added.pages().end() {
+            return Err(in_small_pieces(&reservations, added.pages()));
         }
-        self.commit(edit, reservations)
+        let mut table = FileTable::clone(&self.table);
+        for (pages, runs) in &edit.splices {
+            table.splice(*pages, runs)?;
+        }
+        let looked = look(&table)?;
+        self.commit(edit, reservations)?;
+        Ok(looked)
     }
 
     pub fn extend(&mut self, size_bytes: u64) -> Result<()> {

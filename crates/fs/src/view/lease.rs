@@ -4,7 +4,7 @@
 //! pins the inode *and then* looks whether the file is immutable and is to stay so; who ends that *first* says so, in a transaction of its own
 //! ([`FileInode::is_thawing`](aquifer_pool::format::file::FileInode::is_thawing)), *and then* looks for leases. So at least one of them sees the other.
 
-use std::ops::{Deref, RangeBounds};
+use std::ops::{Bound, Deref, RangeBounds};
 use std::path::Path;
 
 use aquifer_pool::{InodeUse, OwnedPin};
@@ -17,7 +17,8 @@ use crate::walk::{bytes_of, owned};
 /// Bytes of an immutable file, as a slice.
 ///
 /// As long as it lives, [`Files::set_immutable`] does not make the file changeable again, in any process. Only who
-/// goes behind the back of all programs that use the pool, and writes to its file as such, can change the bytes.
+/// goes behind the back of all programs that use the pool, and writes to its file as such, can change the bytes. In a forked child there is
+/// no slice: asking for it panics there.
 #[must_use = "the bytes are kept only as long as this lives"]
 #[derive(Debug)]
 pub struct Lease<'f> {
@@ -50,7 +51,7 @@ impl Files {
     /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::NotMapped`] where the media of the pool are not mapped.
     pub fn lease(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
         let path = path.as_ref();
-        lease(self.view(path, range)?, || owned(bytes_of(path)))
+        lease(|| self.view(path, bounds(&range)), || owned(bytes_of(path)))
     }
 }
 
@@ -60,24 +61,35 @@ impl crate::File {
     /// # Errors
     /// As for [`Files::lease`].
     pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
-        lease(self.view(range)?, || self.as_path())
+        lease(|| self.view(bounds(&range)), || self.as_path())
     }
 }
 
-fn lease(view: View<'_>, path: impl FnOnce() -> std::path::PathBuf) -> Result<Lease<'_>> {
-    let Layout { inode, incarnation, .. } = view.of;
-    let leased = view.pool().pin_inode(inode, InodeUse::Leased)?;
-    // After the pin: see the module's documentation.
-    let found = view.files().shared.look(|slots| crate::walk::inode(slots, inode));
-    let is_leasable = found.is_ok_and(|found| {
-        found.incarnation == incarnation && found.is_immutable && !found.is_thawing
-    });
-    if !is_leasable || !view.is_current() {
-        return Err(FsError::NotImmutable { path: path() });
-    }
-    match view.bytes() {
-        Some(_) => Ok(Lease { view, _leased: leased }),
-        None => Err(FsError::NotMapped),
+/// The same range, once more.
+fn bounds(range: &impl RangeBounds<u64>) -> (Bound<u64>, Bound<u64>) {
+    (range.start_bound().cloned(), range.end_bound().cloned())
+}
+
+fn lease<'f>(
+    view: impl Fn() -> Result<View<'f>>,
+    path: impl FnOnce() -> std::path::PathBuf,
+) -> Result<Lease<'f>> {
+    loop {
+        let view = view()?;
+        let leased = view.pool().pin_inode(view.of.inode, InodeUse::Leased)?;
+        // After the pin: see the module's documentation.
+        let found = view.files().shared.look(|slots| crate::walk::inode(slots, view.of.inode));
+        let Some(found) = found.ok().filter(|found| found.is_immutable && !found.is_thawing) else {
+            return Err(FsError::NotImmutable { path: path() });
+        };
+        if Layout::of(&found) != view.of {
+            // It was changed before it was made immutable, and after there was the view.
+            continue;
+        }
+        return match view.bytes() {
+            Some(_) => Ok(Lease { view, _leased: leased }),
+            None => Err(FsError::NotMapped),
+        };
     }
 }
 
@@ -99,7 +111,7 @@ impl Deref for Lease<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: nobody writes to an immutable file, and it stays so as long as it is pinned so. It was found immutable when its pages
         // were what the view has.
-        unsafe { self.view.as_slice() }.expect("it was asked when this was made")
+        unsafe { self.view.as_slice() }.expect("it is there but in a forked child")
     }
 }
 

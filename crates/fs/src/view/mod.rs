@@ -24,7 +24,7 @@ use std::ops::{Range, RangeBounds};
 use std::path::Path;
 
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::file::{FileInode, FileKind, FileState};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
 use aquifer_vm::bytes::bounds_of;
@@ -120,8 +120,9 @@ impl Files {
     ///
     /// # Errors
     /// [`FsError::OutsideFile`] if the range ends behind the end of the file; [`FsError::TooFragmented`] if it lies in more than
-    /// [`MAX_VIEW_PIECES`] pieces, or in more than one where the media cannot be mapped in pieces; [`FsError::Stitch`]; those of
-    /// [`Files::open_file`].
+    /// [`MAX_VIEW_PIECES`] pieces, or in more than one where the media cannot be mapped in pieces; [`FsError::Stitch`];
+    /// [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which all processes together reach with half a million views; those
+    /// of [`Files::open_file`].
     pub fn view(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<View<'_>> {
         let path = bytes_of(path.as_ref());
         let shared = &*self.shared;
@@ -350,13 +351,21 @@ impl View<'_> {
         self.offset_bytes
     }
 
-    /// Whether the file still consists of the pages that it did. If not, some of these bytes may be the file's no more.
+    /// Whether the file still consists of the pages that it did. If not, some of these bytes may be the file's no more. Not so either in a
+    /// forked child, nor where the metadata cannot be read.
     pub fn is_current(&self) -> bool {
-        let state = self.pool().file_state(self.of.inode);
-        state.is_some_and(|state| {
-            (state.incarnation, state.layout_version)
-                == (self.of.incarnation, self.of.layout_version)
-        })
+        let number = self.of.inode;
+        let layout = match self.pool().file_state(number) {
+            Some(FileState { incarnation, layout_version, .. }) => {
+                Layout { inode: number, incarnation, layout_version }
+            }
+            // It is none any more, or something is being changed, perhaps elsewhere.
+            None => match self.files().shared.look(|slots| walk::inode(slots, number)) {
+                Ok(inode) => Layout::of(&inode),
+                Err(_) => return false,
+            },
+        };
+        layout == self.of
     }
 
     /// The same view, which does not borrow what it was made by.
@@ -403,7 +412,6 @@ impl View<'_> {
             Place::Empty => Ok(look(Bytes::from(&[][..]))),
             Place::Linear(all) => Ok(self.pool().look_at(within(*all, &range), look)?),
             Place::Stitched { stitched, skipped_bytes, .. } => {
-                self.pool().check_process()?;
                 let (at, file) = (skipped_bytes + range.start as usize, self.pool().media().file());
                 let looked = stitched.guarded(file, at, len_bytes as usize, look);
                 looked.map_err(|_| self.unreadable(stitched, at..at + len_bytes as usize))
@@ -438,12 +446,14 @@ impl View<'_> {
         self.read_range(range, |bytes| bytes.get(0))
     }
 
-    /// The bytes in place; `None` where the media of the pool are not mapped, which are none of Aquifer's own.
+    /// The bytes in place; `None` where the media of the pool are not mapped, which are none of Aquifer's own, and in a forked child.
     ///
     /// They can be looked at as long as the view lives. If a byte cannot be had any more, because the pool's file was cut short or its
     /// device failed, that raises `SIGBUS`, as with mmap.
     #[inline]
     pub fn bytes(&self) -> Option<Bytes<'_>> {
+        // Something else may be at these addresses in a child.
+        self.pool().check_process().ok()?;
         match &self.place {
             Place::Empty => Some(Bytes::from(&[][..])),
             Place::Linear(bytes) => self.pool().bytes(*bytes),
@@ -464,7 +474,9 @@ impl View<'_> {
         self.bytes().map(|bytes| unsafe { bytes.as_slice() })
     }
 
+    /// An error if there is no such range, or in a fork: what is at these addresses there is something else.
     fn check(&self, range: &Range<u64>) -> Result<()> {
+        self.pool().check_process()?;
         match range.start <= range.end && range.end <= self.len() {
             true => Ok(()),
             false => Err(FsError::OutsideView { range: range.clone(), len_bytes: self.len() }),

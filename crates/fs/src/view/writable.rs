@@ -9,14 +9,13 @@
 
 use std::ops::{Deref, Range, RangeBounds};
 
-use aquifer_pool::format::file::FileInode;
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
-use super::{Layout, Place, View, resolve, within};
+use super::{Held, Layout, Place, View, resolve, within};
 use crate::error::{FsError, Result};
-use crate::file::{Allocate, File, Write};
-use crate::file_table::{FileBytes, FileTable};
+use crate::file::{File, Write};
+use crate::file_table::FileBytes;
 
 /// Bytes of a file that can be stored to. A [`View`] as well.
 ///
@@ -49,24 +48,19 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::view`](crate::File::view) and [`File::allocate`]; [`FsError::Immutable`].
+    /// As for [`File::view`](crate::File::view) and [`File::allocate`]; [`FsError::Immutable`]. A part of the holes may have got pages then.
     pub fn view_mut(&self, range: impl RangeBounds<u64>) -> Result<ViewMut> {
         self.check_reads()?;
         self.check_writes()?;
-        let (files, open) = (self.files(), self.inode());
-        loop {
-            let (inode, table) = files.shared.table(open)?;
-            let range = resolve(&range, inode.size_bytes)?;
-            let FileBytes { offset_bytes, len_bytes } = range;
-            if len_bytes > 0 && table.pieces(range).any(|piece| piece.pool.is_none()) {
-                self.allocate(Allocate::Extend, offset_bytes, len_bytes)?;
-                continue;
-            }
-            let lock = files.shared.pool.lock_file(open.number)?;
-            if let Some(view) = self.view_of_locked(&lock, &inode, &table, range)? {
-                return Ok(view);
-            }
+        let (shared, open) = (&self.files().shared, self.inode());
+        let lock = &shared.pool.lock_file(open.number)?;
+        let (inode, table) = shared.table(open)?;
+        let range = resolve(&range, inode.size_bytes)?;
+        let mut write = Write { shared, lock, open, inode, table };
+        if write.table.pieces(range).any(|piece| piece.pool.is_none()) {
+            write.allocate(range, None)?;
         }
+        self.view_of_locked(lock, range)
     }
 
     /// Makes the file longer by so many zeros, and returns them as a view that can be stored to: what is written to it needs no other copy.
@@ -96,39 +90,38 @@ impl File {
         let lock = &shared.pool.lock_file(open.number)?;
         let (inode, table) = shared.table(open)?;
         let range = FileBytes { offset_bytes: inode.size_bytes, len_bytes };
-        if len_bytes > 0 {
-            Write { shared, lock, open, inode, table }.append_zeros(len_bytes)?;
+        if len_bytes == 0 {
+            return self.view_of_locked(lock, range);
         }
-        let (inode, table) = shared.table(open)?;
-        // With the lock nobody else changes the layout.
-        self.view_of_locked(lock, &inode, &table, range)?.ok_or(FsError::LayoutChanged)
+        // Nobody exchanges pages as long as there is the view.
+        lock.settle()?;
+        let write = Write { shared, lock, open, inode, table };
+        // All that can be refused comes before the change. A pin of the version before keeps what the next one has, too.
+        let (writable, pin, place) = write.append_zeros(len_bytes, |table| {
+            let writable = shared.pool.pin_inode(open.number, InodeUse::Writable)?;
+            let pin = shared.pool.pin_owned(open.number, write.inode.layout_version)?;
+            Ok((writable, pin, shared.place(table, range, true)?))
+        })?;
+        let of = Layout::of(&shared.load_inode(open)?);
+        let held = Held::Owned(self.files().clone(), pin);
+        let view = View { held, place, offset_bytes: range.offset_bytes, of };
+        Ok(ViewMut { file: self.clone(), view, _writable: writable })
     }
 
-    /// A view of this layout of the file, if it still has it. With the file's lock: who puts something in the place of the pages later
-    /// sees the pin.
-    fn view_of_locked(
-        &self,
-        lock: &FileLock<'_>,
-        inode: &FileInode,
-        table: &FileTable,
-        range: FileBytes,
-    ) -> Result<Option<ViewMut>> {
+    /// A view of a range that has pages. With the file's lock: nobody else changes its layout, and who puts something in the place of the
+    /// pages later sees the pin.
+    fn view_of_locked(&self, lock: &FileLock<'_>, range: FileBytes) -> Result<ViewMut> {
         // Nobody exchanges pages as long as there is the view.
         lock.settle()?;
         let (files, open) = (self.files(), self.inode());
         let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
-        let Some(view) = files.view_of(Layout::of(inode), table, range, true)? else {
-            return Ok(None);
-        };
-        let state = files.shared.pool.file_state(open.number);
-        let is_immutable = match state {
-            Some(state) => state.is_immutable,
-            None => files.shared.load_inode(open)?.is_immutable,
-        };
-        if is_immutable {
+        let (inode, table) = files.shared.table(open)?;
+        if inode.is_immutable {
             return Err(FsError::Immutable { path: self.as_path() });
         }
-        Ok(Some(ViewMut { file: self.clone(), view: view.into_owned(), _writable: writable }))
+        let view = files.view_of(Layout::of(&inode), &table, range, true)?;
+        let view = view.ok_or(FsError::LayoutChanged)?.into_owned();
+        Ok(ViewMut { file: self.clone(), view, _writable: writable })
     }
 }
 
@@ -168,11 +161,13 @@ impl ViewMut {
 
     /// The first byte, to be stored to. Stores behind the end of the view may go to anybody's bytes.
     ///
-    /// `None` where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
+    /// `None` in a forked child, and where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
     /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
     /// lies in several pieces. With protection keys, a thread can store, and load, through it while it has a [`window`](aquifer_pool::media::Media::write_window)
     /// open.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
+        // Where it could be looked at: not in a forked child.
+        let bytes = self.view.bytes()?;
         match &self.view.place {
             Place::Linear(range) => self.view.pool().place_to_store(*range),
             Place::Stitched { .. }
@@ -180,9 +175,7 @@ impl ViewMut {
             {
                 None
             }
-            Place::Empty | Place::Stitched { .. } => {
-                self.view.bytes().map(|bytes| bytes.as_ptr().cast_mut())
-            }
+            Place::Empty | Place::Stitched { .. } => Some(bytes.as_ptr().cast_mut()),
         }
     }
 

@@ -410,7 +410,7 @@ impl Pool {
     /// reads the inode again. While the result lives, the pages that the inode named then hold what this file has written to them.
     ///
     /// # Errors
-    /// As for [`Pool::pin`].
+    /// As for [`Pool::pin`]; [`PoolError::Stalled`].
     #[inline]
     pub fn pin_current(
         &self,
@@ -420,7 +420,7 @@ impl Pool {
     ) -> Result<Option<Pin<'_>>> {
         pin_in_time(
             || self.pin(inode, layout_version),
-            || self.core().file_version(inode) == Some((incarnation, layout_version)),
+            || self.core().has_layout(inode, incarnation, layout_version),
         )
     }
 
@@ -439,7 +439,7 @@ impl Pool {
         pin_in_time(
             || self.pin(inode, layout_version),
             // A change of the layout is one of the metadata.
-            || self.core().metadata_version() == metadata_version,
+            || Ok(self.core().metadata_version() == metadata_version),
         )
     }
 
