@@ -420,11 +420,10 @@ impl Write<'_> {
         if end < added.pages().end() {
             return Err(in_small_pieces(&reservations, added.pages()));
         }
-        let mut table = FileTable::clone(&self.table);
-        for (pages, runs) in &edit.splices {
-            table.splice(*pages, runs)?;
-        }
-        let looked = look(&table)?;
+        let looked = match edit.splices.is_empty() {
+            true => look(&self.table)?,
+            false => look(&self.spliced(&edit.splices)?)?,
+        };
         self.commit(edit, reservations)?;
         Ok(looked)
     }
@@ -488,17 +487,23 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// The table with these pages in it, which is stored.
+    /// The table with these pages in it.
+    fn spliced(&self, splices: &[(FilePages, Vec<Run>)]) -> Result<FileTable> {
+        let mut table = FileTable::clone(&self.table);
+        for (pages, runs) in splices {
+            table.splice(*pages, runs)?;
+        }
+        Ok(table)
+    }
+
+    /// The same, stored.
     fn splice(
         &self,
         splices: &[(FilePages, Vec<Run>)],
         inode: &mut FileInode,
         slots: &mut impl ChangeSlots,
     ) -> Result<FileTable> {
-        let mut table = FileTable::clone(&self.table);
-        for (pages, runs) in splices {
-            table.splice(*pages, runs)?;
-        }
+        let mut table = self.spliced(splices)?;
         table.store(inode, slots)?;
         Ok(table)
     }
