@@ -180,7 +180,7 @@ impl FileView {
     /// view.set(8, 7_u64)?; //              seen by nobody else
     /// view.grow(2 << 20)?; //              at the same addresses; the file grows with it
     /// view.set((2 << 20) - 8, 9_u64)?;
-    /// assert_eq!(view.flush()?.pages, 2); // the pages stored to, durable, and no others
+    /// assert!(view.flush()?.pages <= 2); // what was stored to and not written in the background yet, and no others
     /// assert_eq!(std::fs::read(&path)?[8], 7);
     /// # Ok(())
     /// # }
