@@ -27,6 +27,7 @@ use crate::format::slot::word;
 use crate::format::slot_change::{SlotChange, SlotWords};
 use crate::image_words::{
     ImageSlot, ImageVersion, change, has_layout, image_slot, pin_in_time, state_of_file,
+    version_of_file,
 };
 use crate::pins::{PinSet, PinValue, PinWord};
 use crate::signal::Signal;
