@@ -7,25 +7,25 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use tempfile::TempDir;
 
 use crate::data::check_space;
 use crate::interrupt;
 use crate::raw::{cached_bytes, fill_cache};
 use crate::rng::Rng;
+use crate::scratch::Scratch;
 use crate::sum::sum_words;
 
 /// The files, removed when dropped.
 #[derive(Debug)]
 pub struct FileSet {
-    directory: TempDir,
+    directory: Scratch,
     sums: Vec<u64>,
 }
 
 impl FileSet {
     /// Writes `files` files of `file_bytes` (a multiple of 8) to `directory`. `progress` hears of each file.
     pub fn create(
-        directory: TempDir,
+        directory: Scratch,
         files: u32,
         file_bytes: u64,
         seed: u64,
@@ -110,10 +110,11 @@ pub fn warm<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Result<bool> {
 mod tests {
     use super::*;
     use crate::raw::drop_cache;
+    use crate::scratch::scratch_directory;
 
     #[test]
     fn files_have_the_sums_that_are_known_of_them_and_go_away() {
-        let directory = || tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let directory = || scratch_directory(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
         let set = FileSet::create(directory(), 3, 4104, 1, || {}).unwrap();
         for (&sum, number) in set.sums().iter().zip(0..) {
             let content = fs::read(file_path(set.path(), number)).unwrap();
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_cold_gets_warm() {
-        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let directory = scratch_directory(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
         let set = FileSet::create(directory, 2, 65_536, 1, || {}).unwrap();
         let paths = [file_path(set.path(), 0), file_path(set.path(), 1)];
         drop_cache(&File::open(&paths[1]).unwrap()).unwrap();

@@ -35,6 +35,7 @@ mod pooled_set;
 mod raw;
 mod report;
 mod rng;
+mod scratch;
 mod source_tree;
 mod stats;
 mod sum;

@@ -7,12 +7,12 @@ use std::path::Path;
 use anyhow::Result;
 use aquifer_fs::Files;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
-use tempfile::TempDir;
 
 use crate::data::check_space;
 use crate::file_set::{FileSet, file_path, fill_content};
 use crate::interrupt;
 use crate::rng::Rng;
+use crate::scratch::Scratch;
 
 /// Name of the pool in its directory.
 pub const POOL: &str = "pool";
@@ -45,7 +45,7 @@ const AGEING_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 
 /// Makes `files` files of `file_bytes` in a directory, and the same in a pool there. `progress` hears of each of them.
 pub fn create(
-    directory: TempDir,
+    directory: Scratch,
     files: u32,
     file_bytes: u64,
     seed: u64,
@@ -122,12 +122,13 @@ fn make_old(files: &Files, room_bytes: u64, seed: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::scratch_directory;
     use crate::sum::sum_words;
 
     #[test]
     fn a_pool_has_the_files_of_its_directory() {
         for age in [Age::New, Age::Aged] {
-            let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+            let directory = scratch_directory(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
             let mut seen = 0;
             let set = create(directory, 5, 64 << 10, 3, age, || seen += 1).unwrap();
             assert_eq!(seen, 10);

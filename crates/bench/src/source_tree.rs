@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use tempfile::TempDir;
 
 use crate::data::check_space;
 use crate::interrupt;
+use crate::scratch::Scratch;
 
 /// What is taken for source code.
 const EXTENSIONS: &[&str] = &[
@@ -82,7 +82,7 @@ fn is_source(name: &OsStr) -> bool {
 /// The copied tree, removed when dropped.
 #[derive(Debug)]
 pub struct SourceTree {
-    directory: TempDir,
+    directory: Scratch,
     /// How many files it has.
     pub files: u32,
     /// Their lengths together.
@@ -94,7 +94,7 @@ pub struct SourceTree {
 impl SourceTree {
     /// Copies `wanted` files found below `roots` to `directory`. `progress` hears of each file.
     pub fn copy(
-        directory: TempDir,
+        directory: Scratch,
         roots: &[PathBuf],
         wanted: u32,
         mut progress: impl FnMut(),
@@ -175,9 +175,10 @@ fn find(roots: &[PathBuf], limit: usize) -> Result<Vec<Source>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::scratch_directory;
 
-    fn directory() -> TempDir {
-        tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
+    fn directory() -> Scratch {
+        scratch_directory(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap()
     }
 
     #[test]

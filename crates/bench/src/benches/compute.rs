@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::scratch::{empty, scratch_directory};
 use super::stage::Stage;
 use crate::contender::{Source, System};
 use crate::harness::{Cell, ComputeWork, Job, LaneAnswer, Schedule, Work};
@@ -19,6 +18,7 @@ use crate::machine::cores;
 use crate::options::{ComputeOptions, KernelName};
 use crate::raw::sync_file_system;
 use crate::report::{Ratio, Report, geometric_mean, ratios};
+use crate::scratch::{empty, scratch_directory};
 
 const DURABLE: &[System] = &[System::Object, System::Msync];
 const MEMORY: &[System] = &[System::Memory];

@@ -10,7 +10,6 @@ mod hit;
 mod out_of_core;
 mod psync;
 mod recover;
-mod scratch;
 mod setting;
 mod stage;
 

@@ -16,9 +16,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
-use tempfile::TempDir;
 
-use super::scratch::{empty, scratch_directory};
 use super::stage::Stage;
 use crate::contender::regions::Domain;
 use crate::contender::{Source, System};
@@ -27,6 +25,7 @@ use crate::options::PsyncOptions;
 use crate::place::{Place, free_bytes};
 use crate::raw::{PAGE_BYTES, sync_file_system};
 use crate::report::{Ratio, Report, ratios};
+use crate::scratch::{Scratch, empty, scratch_directory};
 
 const SYSTEMS: &[System] = &[
     System::Object,
@@ -68,7 +67,7 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
     let disk = scratch_directory(stage.place.path())?;
     let memory = memory_directory(&mut stage, size_bytes)?;
     let plan = Plan { options, stage: &stage, pages, disk: disk.path() };
-    let cells = plan.cells(memory.as_ref().map(TempDir::path));
+    let cells = plan.cells(memory.as_ref().map(Scratch::path));
     let mut notes = std::mem::take(&mut stage.notes);
     if cells.iter().any(|cell| cell.job.system == System::Msync) {
         notes.push(
@@ -114,7 +113,7 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
 }
 
 /// A directory in memory for the forced `Dax` domain: the place itself, if it is one, or `/dev/shm`.
-fn memory_directory(stage: &mut Stage, size_bytes: u64) -> Result<Option<TempDir>> {
+fn memory_directory(stage: &mut Stage, size_bytes: u64) -> Result<Option<Scratch>> {
     if stage.place.file_system() == "tmpfs" {
         return scratch_directory(stage.place.path()).map(Some);
     }

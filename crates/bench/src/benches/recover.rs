@@ -7,7 +7,6 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::scratch::{empty, scratch_directory};
 use super::stage::Stage;
 use crate::contender::regions::Domain;
 use crate::contender::{Source, System};
@@ -15,6 +14,7 @@ use crate::harness::{Cell, CommitWork, Job, Schedule, Work};
 use crate::options::RecoverOptions;
 use crate::raw::{PAGE_BYTES, sync_file_system};
 use crate::report::Report;
+use crate::scratch::{empty, scratch_directory};
 use crate::units::Bytes;
 
 const SYSTEMS: &[System] =

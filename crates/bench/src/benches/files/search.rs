@@ -17,13 +17,13 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{cell, job, row_of_detail, run_block};
-use crate::benches::scratch::scratch_directory;
 use crate::benches::stage::Stage;
 use crate::contender::System;
 use crate::harness::{FilesWork, progress_bar};
 use crate::machine::cores;
 use crate::options::SearchOptions;
 use crate::report::{Ratio, Report, ratios};
+use crate::scratch::scratch_directory;
 use crate::source_tree::{SourceTree, usual_roots};
 
 const SYSTEMS: &[System] = &[

@@ -9,13 +9,13 @@ use serde_json::json;
 use super::{
     Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, run_block, warm_bytes,
 };
-use crate::benches::scratch::scratch_directory;
 use crate::benches::stage::Stage;
 use crate::contender::System;
 use crate::file_set::FileSet;
 use crate::harness::{FilesWork, progress_bar};
 use crate::options::UnmapOptions;
 use crate::report::{Report, Row};
+use crate::scratch::scratch_directory;
 use crate::units::Bytes;
 
 const SYSTEMS: &[System] =

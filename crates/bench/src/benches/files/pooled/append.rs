@@ -17,12 +17,12 @@ use super::{MMAP, check_warm};
 use crate::benches::files::{
     Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, run_block_after,
 };
-use crate::benches::scratch::{empty, scratch_directory};
 use crate::benches::stage::Stage;
 use crate::contender::System;
 use crate::harness::{AppendWork, PooledWork};
 use crate::options::AppendOptions;
 use crate::report::{Report, Row};
+use crate::scratch::{empty, scratch_directory};
 use crate::units::Bytes;
 
 const SYSTEMS: &[System] =

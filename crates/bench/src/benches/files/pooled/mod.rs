@@ -25,12 +25,12 @@ mod view;
 use anyhow::{Result, ensure};
 
 use super::{Ground, Lowest, warm_bytes};
-use crate::benches::scratch::scratch_directory;
 use crate::benches::stage::Stage;
 use crate::file_set::FileSet;
 use crate::harness::progress_bar;
 use crate::pooled_set::{self, Age};
 use crate::report::Ratio;
+use crate::scratch::scratch_directory;
 use crate::units::Bytes;
 
 pub use append::run as append;

@@ -4,15 +4,37 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use aquifer_pool::{OpenOptions, Pool};
 use tempfile::TempDir;
 
 /// A fresh directory, removed with all that is in it when dropped.
-pub fn scratch_directory(parent: &Path) -> Result<TempDir> {
+#[derive(Debug)]
+pub struct Scratch(TempDir);
+
+/// Makes one.
+pub fn scratch_directory(parent: &Path) -> Result<Scratch> {
     tempfile::Builder::new()
         .prefix("bench-")
         .suffix(".aquifer-data")
         .tempdir_in(parent)
+        .map(Scratch)
         .with_context(|| format!("cannot make a directory in {}", parent.display()))
+}
+
+impl Scratch {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A contender that was killed with a pool open leaves shared memory, which goes with the next one who closes the pool.
+        let entries = fs::read_dir(self.path()).into_iter().flatten().flatten();
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        files.for_each(|file| drop(Pool::open(file.path(), &OpenOptions::default())));
+    }
 }
 
 /// Removes what the contender before left there.
