@@ -201,7 +201,15 @@ pub fn create(pool: &Pool, name: &[u8], pages: u64) -> Result<()> {
 
 pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
     let inode = find(pool, name)?.expect("it is in the model");
-    let _lock = pool.lock_inode(inode.number, LockMode::Exclusive)?;
+    let _lock = loop {
+        match pool.lock_inode(inode.number, LockMode::Exclusive) {
+            // Whose object had the number before waits until its end is durable.
+            Err(PoolError::Locked { .. } | PoolError::AlreadyLocked { .. }) => {
+                std::thread::yield_now();
+            }
+            locked => break locked?,
+        }
+    };
     pool.transact(vec![], |transaction| {
         let inode = transaction.inode(inode.number)?;
         transaction.put(Inode::free(inode.number, inode.incarnation));
