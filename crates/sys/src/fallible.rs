@@ -66,99 +66,85 @@ mod code {
         std::arch::naked_asm!("rep movsq", "mov rax, rcx", "ret")
     }
 
-    /// Copies lines of 64 bytes with non-temporal stores; returns the lines *not* copied.
-    ///
-    /// # Safety
-    /// As for [`copy`], for `lines` > 0 lines; `target` is aligned to a line.
-    #[unsafe(naked)]
-    pub unsafe extern "C" fn stream(
-        target: *mut u8,
-        source: *const u8,
-        unused: usize,
-        lines: usize,
-    ) -> usize {
-        std::arch::naked_asm!(
-            "jmp 3f",
-            "2: mov rax, rcx",
-            "ret",
-            "3: movdqu xmm0, [rsi]",
+    /// A loop that copies a line in each round. `exit` is done before it returns.
+    macro_rules! copy_loop {
+        ($(#[$attribute:meta])* $name:ident, [$first:literal $(, $more:literal)*], exit: [$($exit:literal),*]) => {
+            $(#[$attribute])*
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name(
+                target: *mut u8,
+                source: *const u8,
+                unused: usize,
+                lines: usize,
+            ) -> usize {
+                std::arch::naked_asm!(
+                    "jmp 3f",
+                    "2: mov rax, rcx",
+                    $($exit,)*
+                    "ret",
+                    concat!("3: ", $first),
+                    $($more,)*
+                    "add rsi, 64",
+                    "add rdi, 64",
+                    "dec rcx",
+                    "jnz 3b",
+                    "jmp 2b",
+                    "ud2",
+                )
+            }
+        };
+    }
+    copy_loop!(
+        /// Copies lines of 64 bytes with non-temporal stores; returns the lines *not* copied.
+        ///
+        /// # Safety
+        /// As for [`copy`], for `lines` > 0 lines; `target` is aligned to a line.
+        stream,
+        [
+            "movdqu xmm0, [rsi]",
             "movdqu xmm1, [rsi + 16]",
             "movdqu xmm2, [rsi + 32]",
             "movdqu xmm3, [rsi + 48]",
             "movntdq [rdi], xmm0",
             "movntdq [rdi + 16], xmm1",
             "movntdq [rdi + 32], xmm2",
-            "movntdq [rdi + 48], xmm3",
-            "add rsi, 64",
-            "add rdi, 64",
-            "dec rcx",
-            "jnz 3b",
-            "jmp 2b",
-            "ud2",
-        )
-    }
-
-    /// As [`copy`], by lines of 64 bytes; returns the lines *not* copied. A string move takes longer to start than all of a few
-    /// hundred bytes, and waits for one line after the other.
-    ///
-    /// # Safety
-    /// As for [`copy`], for `lines` > 0 lines.
-    #[unsafe(naked)]
-    pub unsafe extern "C" fn copy_lines(
-        target: *mut u8,
-        source: *const u8,
-        unused: usize,
-        lines: usize,
-    ) -> usize {
-        std::arch::naked_asm!(
-            "jmp 3f",
-            "2: mov rax, rcx",
-            "ret",
-            "3: movdqu xmm0, [rsi]",
+            "movntdq [rdi + 48], xmm3"
+        ],
+        exit: []
+    );
+    copy_loop!(
+        /// As [`copy`], by lines of 64 bytes; returns the lines *not* copied. A string move takes longer to start than all of a few
+        /// hundred bytes, and waits for one line after the other.
+        ///
+        /// # Safety
+        /// As for [`copy`], for `lines` > 0 lines.
+        copy_lines,
+        [
+            "movdqu xmm0, [rsi]",
             "movdqu xmm1, [rsi + 16]",
             "movdqu xmm2, [rsi + 32]",
             "movdqu xmm3, [rsi + 48]",
             "movdqu [rdi], xmm0",
             "movdqu [rdi + 16], xmm1",
             "movdqu [rdi + 32], xmm2",
-            "movdqu [rdi + 48], xmm3",
-            "add rsi, 64",
-            "add rdi, 64",
-            "dec rcx",
-            "jnz 3b",
-            "jmp 2b",
-            "ud2",
-        )
-    }
-
-    /// As [`copy_lines`], with half as many loads and stores: a page takes 150 ns less.
-    ///
-    /// # Safety
-    /// As for [`copy_lines`], and the CPU has AVX.
-    #[unsafe(naked)]
-    pub unsafe extern "C" fn copy_lines_avx(
-        target: *mut u8,
-        source: *const u8,
-        unused: usize,
-        lines: usize,
-    ) -> usize {
-        std::arch::naked_asm!(
-            "jmp 3f",
-            "2: mov rax, rcx",
-            "vzeroupper",
-            "ret",
-            "3: vmovdqu ymm0, [rsi]",
+            "movdqu [rdi + 48], xmm3"
+        ],
+        exit: []
+    );
+    copy_loop!(
+        /// As [`copy_lines`], with half as many loads and stores: a page takes 150 ns less.
+        ///
+        /// # Safety
+        /// As for [`copy_lines`], and the CPU has AVX.
+        copy_lines_avx,
+        [
+            "vmovdqu ymm0, [rsi]",
             "vmovdqu ymm1, [rsi + 32]",
             "vmovdqu [rdi], ymm0",
-            "vmovdqu [rdi + 32], ymm1",
-            "add rsi, 64",
-            "add rdi, 64",
-            "dec rcx",
-            "jnz 3b",
-            "jmp 2b",
-            "ud2",
-        )
-    }
+            "vmovdqu [rdi + 32], ymm1"
+        ],
+        exit: ["vzeroupper"]
+    );
 
     macro_rules! flush {
         ($name:ident, $instruction:literal) => {
