@@ -53,11 +53,6 @@ impl Core {
         log_bytes - lsn % log_bytes
     }
 
-    /// The append that packed records are being added to, with its end.
-    fn open_packed(&self) -> Option<(u64, u64)> {
-        self.control().appends.open_packed()
-    }
-
     /// A place for a packed record of `len_bytes`; `None` if the log has no room for it now.
     pub fn place_packed(&self, locked: &Locked<'_>, len_bytes: u64) -> Result<Option<PackedPlace>> {
         // With a close behind it and one before it, each up to a page boundary.
@@ -69,7 +64,7 @@ impl Core {
             end_lsn - lsn + len_bytes > MAX_PACKED_BYTES || len_bytes + MIN_CLOSE_BYTES > left
         };
         let acknowledged_lsn = self.control().appends.durable_lsn.load(Relaxed);
-        if let Some((index, end_lsn)) = self.open_packed() {
+        if let Some((index, end_lsn)) = self.control().appends.open_packed() {
             if !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
                 return Ok(Some(PackedPlace { index, lsn: end_lsn, acknowledged_lsn }));
             }
@@ -120,7 +115,7 @@ impl Core {
 
     /// Closes packed records, if there are any that more could follow: what is appended next begins a page.
     pub fn close_packed(&self, locked: &Locked<'_>) -> Result<()> {
-        let Some((index, end_lsn)) = self.open_packed() else { return Ok(()) };
+        let Some((index, end_lsn)) = self.control().appends.open_packed() else { return Ok(()) };
         if self.pending(index).lsn.load(Relaxed) == end_lsn {
             // Nothing was added since it was begun.
             self.control().appends.take_back(index);
@@ -137,7 +132,8 @@ impl Core {
     }
 
     fn write_close(&self, _locked: &Locked<'_>, len_bytes: u64) -> Result<()> {
-        let (index, lsn) = self.open_packed().expect("the caller has looked, or begun one");
+        let (index, lsn) =
+            self.control().appends.open_packed().expect("the caller has looked, or begun one");
         let acknowledged_lsn = self.control().appends.durable_lsn.load(Relaxed);
         let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
         self.store_packed(lsn, &close)?;
