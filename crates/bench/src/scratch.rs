@@ -7,6 +7,8 @@ use anyhow::{Context, Result};
 use aquifer_pool::{OpenOptions, Pool};
 use tempfile::TempDir;
 
+use crate::pooled_set::POOL;
+
 /// A fresh directory, removed with all that is in it when dropped.
 #[derive(Debug)]
 pub struct Scratch(TempDir);
@@ -31,9 +33,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // A contender that was killed with a pool open leaves shared memory, which goes with the next one who closes the pool.
-        let entries = fs::read_dir(self.path()).into_iter().flatten().flatten();
-        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-        files.for_each(|file| drop(Pool::open(file.path(), &OpenOptions::default())));
+        drop(Pool::open(self.path().join(POOL), &OpenOptions::default()));
     }
 }
 

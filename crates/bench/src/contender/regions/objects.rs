@@ -13,6 +13,7 @@ use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 use super::{DirtyPages, Domain, Home, Region, Written};
+use crate::pooled_set::POOL;
 use crate::raw::PAGE_BYTES;
 
 /// The object whose pages are none of a commit's business.
@@ -29,7 +30,7 @@ struct ObjectRegion {
 }
 
 fn path_of(home: &Home) -> PathBuf {
-    home.directory.join("pool")
+    home.directory.join(POOL)
 }
 
 fn open_options(home: &Home) -> OpenOptions {
