@@ -377,6 +377,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::Locked { .. }
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,
+        PoolError::TooManyRuns { .. } => libc::E2BIG,
         PoolError::Stalled { .. } => libc::ETIMEDOUT,
         PoolError::CannotLock { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         PoolError::Parameter { .. } => libc::EINVAL,

@@ -12,7 +12,7 @@ use scratch::{Scratch, read_all};
 
 const PAGE: usize = 4096;
 /// More than a process can reserve at a time.
-const PIECES: usize = 150;
+const PIECES: usize = 700;
 
 fn options() -> FileOptions {
     FileOptions::new().read(true).write(true).create(true)
@@ -24,7 +24,7 @@ fn create(inodes: u64, log_bytes: u64) -> CreateOptions {
 
 /// A pool whose free pages are [`PIECES`] pieces of one page each.
 fn in_pieces() -> (Scratch, Files) {
-    let scratch = Scratch::with_pool(4 << 20, &create(2047, 64 << 10));
+    let scratch = Scratch::with_pool(8 << 20, &create(4095, 128 << 10));
     let files = scratch.open();
     let mut made = 0;
     while let Ok(()) =
@@ -72,8 +72,8 @@ fn what_is_replaced_at_once_must_be_reserved_at_once() {
     let refused = file.write_atomic(&pattern(PIECES - 1), 0).unwrap_err();
     assert_eq!(refused.errno(), libc::ENOSPC, "{refused}");
     assert!(read_all(&files, "big").unwrap() == [7; PAGE]);
-    file.write_atomic(&pattern(60), 0).unwrap();
-    assert!(read_all(&files, "big").unwrap() == pattern(60));
+    file.write_atomic(&pattern(300), 0).unwrap();
+    assert!(read_all(&files, "big").unwrap() == pattern(300));
     assert_sound(files.pool());
 }
 
@@ -261,4 +261,33 @@ fn who_opens_a_file_that_is_just_removed_does_not_keep_it() {
         is_done.store(true, Relaxed);
     });
     assert_eq!(files.pool().orphans().unwrap(), [0; 0]);
+}
+
+#[test]
+fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
+    const PIECES: u64 = 4200;
+    let scratch = Scratch::with_pool(64 << 20, &create(4095, 4 << 20));
+    let files = scratch.open();
+    let [sparse, other, empty] =
+        ["sparse", "other", "empty"].map(|name| files.open_with(name, &options()).unwrap());
+    let page = |index: u64| 2 * index * PAGE as u64;
+    sparse.set_len(page(PIECES)).unwrap();
+    empty.set_len(page(PIECES)).unwrap();
+    other.set_len(page(PIECES)).unwrap();
+    for index in 0..PIECES {
+        sparse.write_at(&index.to_le_bytes(), page(index)).unwrap();
+        // So that these pages lie apart in the pool as well.
+        other.write_at(&[1], page(index)).unwrap();
+    }
+    let before = read_all(&files, "sparse").unwrap();
+    let refused = sparse.pswap(0, &empty, 0, page(PIECES)).unwrap_err();
+    assert!(matches!(refused, FsError::Pool(PoolError::TooManyRuns { .. })), "{refused}");
+    assert_eq!(refused.errno(), libc::E2BIG);
+    assert!(read_all(&files, "sparse").unwrap() == before);
+    for part in [0, PIECES / 2] {
+        sparse.pswap(page(part), &empty, page(part), page(PIECES / 2)).unwrap();
+    }
+    assert!(read_all(&files, "empty").unwrap() == before);
+    assert_eq!(sparse.metadata().unwrap().allocated_bytes(), 0);
+    assert_sound(files.pool());
 }

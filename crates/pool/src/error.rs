@@ -138,6 +138,21 @@ pub enum PoolError {
         /// How many.
         limit: usize,
     },
+    /// One change frees or exchanges more ranges of pages than can be remembered.
+    #[error(
+        "this would free up to {freed} ranges of pages and exchange {moved} at once, and {most_freed} and {most_moved} can be; do it in \
+         parts, or defragment the files first"
+    )]
+    TooManyRuns {
+        /// How many it may free.
+        freed: usize,
+        /// How many one change can.
+        most_freed: usize,
+        /// How many it gives to another file.
+        moved: usize,
+        /// How many one change can.
+        most_moved: usize,
+    },
     /// All slots are in use.
     #[error(
         "all {slots} inodes of the pool are in use; destroy some, or make a pool with more (`--inodes`)"

@@ -400,11 +400,7 @@ pub(crate) fn has_room(locked: &Locked<'_>, change: &Change, freed: usize) -> Re
     let control = locked.control();
     let moved = change.moved().len();
     if moved > MOVED || freed > FREED {
-        return Err(PoolError::Parameter {
-            what: "the number of changed inodes, or of runs that change theirs,",
-            value: format!("{freed} or {moved}"),
-            reason: "the lists of pages that are freed or exchanged could never hold theirs; use several transactions",
-        });
+        return Err(PoolError::TooManyRuns { freed, most_freed: FREED, moved, most_moved: MOVED });
     }
     Ok(freed_left(control) >= freed && MOVED - control.moved_count.load(Relaxed) as usize >= moved)
 }

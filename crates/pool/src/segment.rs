@@ -55,14 +55,14 @@ pub(crate) const HELD: usize = 1 << 15;
 /// Runs that went from one inode to another and may be pinned as the first one's.
 pub(crate) const MOVED: usize = 1 << 12;
 /// Runs that one handle can have taken without having named them yet.
-pub(crate) const RESERVATIONS: usize = 64;
+pub(crate) const RESERVATIONS: usize = 512;
 /// Free runs of at least 1, 2, 4, … pages have a place each from which they are looked for.
 pub(crate) const RUN_CLASSES: usize = 17;
 
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM04");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM05");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]

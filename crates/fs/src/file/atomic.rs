@@ -36,7 +36,7 @@ impl File {
     ///
     /// # Errors
     /// As for [`File::write_at`], and [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of the file; the pool also counts as full
-    /// if it has room in very small pieces only. Then nothing has happened.
+    /// if it has room for it only in more than 512 pieces. Then nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -79,8 +79,9 @@ impl File {
     ///
     /// # Errors
     /// [`FsError::NotPages`] if these are not whole pages of both, or parts of one file that overlap;
-    /// [`FsError::OtherPool`]; [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of one of the files; others as for
-    /// [`File::write_at`]. Then nothing has happened.
+    /// [`FsError::OtherPool`]; [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of one of the files;
+    /// [`PoolError::TooManyRuns`](aquifer_pool::PoolError::TooManyRuns) if the pages lie in more than 4,096 pieces, which can be exchanged in
+    /// parts; others as for [`File::write_at`]. Then nothing has happened.
     pub fn pswap(
         &self,
         offset_bytes: u64,

@@ -6,7 +6,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 
 use super::File;
-use super::write::{Edit, REMOVED_AT_ONCE_RUNS, Write};
+use super::write::{Edit, PIECES_AT_ONCE, REMOVED_AT_ONCE_RUNS, Write};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
@@ -131,8 +131,8 @@ impl Write<'_> {
         loop {
             let mut edit = Edit::default();
             let pages = range.pages();
-            let (reservations, end) =
-                self.take_pages(pages, &mut edit, |hole| self.reserve(hole, true))?;
+            let reserve = |hole| self.reserve(hole, true);
+            let (reservations, end) = self.take_pages(pages, PIECES_AT_ONCE, &mut edit, reserve)?;
             let is_last = end == pages.end();
             let size_bytes = size_bytes.filter(|size| is_last && *size > self.inode.size_bytes);
             if let Some(size_bytes) = size_bytes {

@@ -30,6 +30,8 @@ const LEAST_REPLACED_PAGES: u64 = 512;
 const MOST_REPLACED: usize = 16;
 /// Runs that one transaction takes away from a file at most.
 pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
+/// What need not be there all at once is given so many pieces in one transaction, which every log has room for.
+pub(super) const PIECES_AT_ONCE: usize = 64;
 
 impl File {
     /// Writes all of `bytes` from `offset_bytes` on, or at the end of a file that is open for appending. Where that is behind the end
@@ -263,7 +265,7 @@ impl Write<'_> {
         edit: &mut Edit<'_>,
     ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
-        self.take_pages(pages, edit, |hole| {
+        self.take_pages(pages, PIECES_AT_ONCE, edit, |hole| {
             // At the end of the table, more than is needed, so that the next write finds room there.
             let end = hole.end();
             let is_at_end = end.0 >= self.table.pages()
@@ -281,10 +283,12 @@ impl Write<'_> {
     }
 
     /// Takes new pages where `pages` has none, from the front on: `reserve` is told a hole, and returns pages for its beginning. Ends
-    /// where no more can be reserved at a time: returns what was reserved, and the page up to which there is no hole any more.
+    /// after so many pieces, or where no more can be reserved at a time: returns what was reserved, and the page up to which there is no hole
+    /// any more.
     pub fn take_pages<'r>(
         &self,
         pages: FilePages,
+        most_pieces: usize,
         edit: &mut Edit<'_>,
         reserve: impl Fn(FilePages) -> Result<Reservation<'r>>,
     ) -> Result<(Vec<Reservation<'r>>, FilePage)> {
@@ -292,9 +296,11 @@ impl Write<'_> {
         for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
             let mut hole = extent.pages();
             while hole.pages > 0 {
-                let Some(reservation) = one_more(&reservations, || reserve(hole))? else {
-                    return Ok((reservations, hole.first));
+                let reservation = match reservations.len() < most_pieces {
+                    true => one_more(&reservations, || reserve(hole))?,
+                    false => None,
                 };
+                let Some(reservation) = reservation else { return Ok((reservations, hole.first)) };
                 let taken = FilePages { pages: reservation.whole().pages, ..hole };
                 edit.splices.push((taken, reservation.runs().to_vec()));
                 reservations.push(reservation);
@@ -414,7 +420,8 @@ impl Write<'_> {
                 }
                 None => {
                     self.zero_behind_end(end_bytes, &mut edit)?;
-                    self.take_pages(added.pages(), &mut edit, |hole| self.reserve(hole, true))?
+                    let reserve = |hole| self.reserve(hole, true);
+                    self.take_pages(added.pages(), usize::MAX, &mut edit, reserve)?
                 }
             };
         if end < added.pages().end() {
