@@ -12,7 +12,7 @@
 //! ```
 //!
 //! All metadata is slots of 512 bytes (`aquifer_pool::format::slot`). A change of names or sizes is one transaction of the pool: others see
-//! it wholly or not at all, and it survives the death of any process at once; [`sync`](#) calls make it durable.
+//! it wholly or not at all, and it survives the death of any process at once; [`Files::sync`] and its like make it durable.
 
 pub mod attributes;
 pub mod byte_chain;
