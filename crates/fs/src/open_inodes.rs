@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -22,8 +22,8 @@ pub(crate) struct OpenInode {
     pub kind: aquifer_pool::format::file::FileKind,
     /// Tells all processes that it is open.
     _pin: OwnedPin,
-    /// One of the constants of [`ahead`].
-    ahead: AtomicU8,
+    /// Whether the file was given room to grow into.
+    has_room_ahead: AtomicBool,
     /// Its table as it was read last; of the present layout version or of an earlier one. Nothing before somebody asks for it: many
     /// files are made or opened, and closed again.
     table: OnceLock<ArcSwap<FileTable>>,
@@ -36,25 +36,20 @@ impl OpenInode {
             incarnation: inode.incarnation,
             kind: inode.kind,
             _pin: pin,
-            ahead: AtomicU8::new(ahead::NONE),
+            has_room_ahead: AtomicBool::new(false),
             table: OnceLock::new(),
         }
     }
 
     /// Notes that the file was given room to grow into, which is to be given back.
     pub fn note_ahead(&self) {
-        // Relaxed, here and below: the bits guard nothing.
-        let _ = self.ahead.compare_exchange(ahead::NONE, ahead::GIVEN, Relaxed, Relaxed);
-    }
-
-    /// Notes that room behind the end was asked for, and stays.
-    pub fn note_asked_for(&self) {
-        self.ahead.store(ahead::ASKED_FOR, Relaxed);
+        // Relaxed, here and below: it guards nothing.
+        self.has_room_ahead.store(true, Relaxed);
     }
 
     /// Whether there may be room behind the end that nobody asked for.
     pub fn was_given_ahead(&self) -> bool {
-        self.ahead.load(Relaxed) == ahead::GIVEN
+        self.has_room_ahead.load(Relaxed)
     }
 
     /// The table that was read last, if there was one.
@@ -70,13 +65,6 @@ impl OpenInode {
             None => drop(self.table.set(ArcSwap::new(table))),
         }
     }
-}
-
-/// Whether there are pages behind the end of a file.
-mod ahead {
-    pub const NONE: u8 = 0;
-    pub const GIVEN: u8 = 1;
-    pub const ASKED_FOR: u8 = 2;
 }
 
 /// So many are not looked through for those that are closed.

@@ -291,3 +291,35 @@ fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
     assert_eq!(sparse.metadata().unwrap().allocated_bytes(), 0);
     assert_sound(files.pool());
 }
+
+/// Room that was given to a file so that it can grow is given back, and room that somebody asked for is not, whoever that was.
+#[test]
+fn room_that_another_process_asked_for_stays() {
+    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let (files, other) = (scratch.open(), scratch.open());
+    let allocated = || files.metadata("f").unwrap().allocated_bytes();
+    let grow = || {
+        let file = files.open_with("f", &options()).unwrap();
+        (0..40).for_each(|page| file.write_at(&[1; PAGE], page * PAGE as u64).unwrap());
+        assert!(allocated() > 40 * PAGE as u64, "it is given more than it needs");
+        file
+    };
+    drop(grow());
+    assert_eq!(allocated(), 40 * PAGE as u64);
+    files.remove_file("f").unwrap();
+
+    let file = grow();
+    let wanted = other.open_with("f", &options()).unwrap();
+    wanted.allocate(Allocate::KeepSize, 0, 100 * PAGE as u64).unwrap();
+    drop(file);
+    assert!(allocated() >= 100 * PAGE as u64);
+    drop(wanted);
+    assert!(allocated() >= 100 * PAGE as u64);
+
+    // And no longer than the file is there.
+    let inode = files.metadata("f").unwrap().number();
+    files.remove_file("f").unwrap();
+    drop(grow());
+    assert_eq!((files.metadata("f").unwrap().number(), allocated()), (inode, 40 * PAGE as u64));
+    assert_sound(files.pool());
+}

@@ -94,15 +94,26 @@ pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
 
 /// Whether a change of a slot can be a patch.
 pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
-    segment.slot_set(SlotSet::Logged)[(slot / 64) as usize].load(Relaxed) & 1 << (slot % 64) != 0
+    is_set(segment.slot_set(SlotSet::Logged), slot)
 }
 
 /// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
 pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
-    let (word, bit) = (&words[(bit / 64) as usize], 1 << (bit % 64));
-    if word.load(Relaxed) & bit == 0 {
-        word.fetch_or(bit, Relaxed);
+    if !is_set(words, bit) {
+        words[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
     }
+}
+
+/// Clears a bit, also beside others that set theirs.
+pub(crate) fn clear_bit(words: &[AtomicU64], bit: u64) {
+    if is_set(words, bit) {
+        words[(bit / 64) as usize].fetch_and(!(1 << (bit % 64)), Relaxed);
+    }
+}
+
+/// Whether a bit is set.
+pub(crate) fn is_set(words: &[AtomicU64], bit: u64) -> bool {
+    words[(bit / 64) as usize].load(Relaxed) & 1 << (bit % 64) != 0
 }
 
 /// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes

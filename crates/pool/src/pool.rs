@@ -25,7 +25,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
-use crate::image::View as MetadataView;
+use crate::image::{self, View as MetadataView};
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::{self, Mutant};
@@ -209,6 +209,21 @@ impl FileLock<'_> {
     pub fn note_progress(&self) {
         self.first.note_progress();
         self.second.iter().for_each(RobustGuard::note_progress);
+    }
+
+    /// Notes that room behind the end of a file was asked for: from now on nobody gives it back for being more than the file needs. For all processes,
+    /// until the file is gone or none has the pool open.
+    pub fn note_room(&self, inode: u64) {
+        let segment = &self.core.segment;
+        if inode < segment.slots() {
+            image::set_bit(segment.slot_set(SlotSet::WithRoom), inode);
+        }
+    }
+
+    /// Whether room behind the end of a file was asked for.
+    pub fn has_room(&self, inode: u64) -> bool {
+        let segment = &self.core.segment;
+        inode < segment.slots() && image::is_set(segment.slot_set(SlotSet::WithRoom), inode)
     }
 }
 

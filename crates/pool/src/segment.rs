@@ -17,7 +17,7 @@
 //! # Who may touch what
 //! Everything is an atomic, because a process may die or be stopped between any two instructions, and because others
 //! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal word, of
-//! the failure word, of the states by which the owner of an append speaks of it, and of fields that only the holder of the
+//! the failure word, of the files that room was asked for, of the states by which the owner of an append speaks of it, and of fields that only the holder of the
 //! maintenance mutex changes (`applied`, `sequence`). What is looked at without a lock has modules of its own, with models:
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
@@ -201,9 +201,11 @@ pub(crate) enum SlotSet {
     Orphans,
     /// The log has a whole change of it, behind the place where the next checkpoint's tail will be.
     Logged,
+    /// There is a file in it that somebody asked room behind the end for.
+    WithRoom,
 }
 
-const SLOT_SETS: usize = 4;
+const SLOT_SETS: usize = 5;
 
 const NAME_START: &str = "aquifer-";
 const PINS_END: &str = "-pins";

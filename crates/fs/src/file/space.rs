@@ -74,7 +74,7 @@ impl File {
             Allocate::PunchHole => write.punch(range),
             Allocate::Extend => write.allocate(range, Some(end_bytes)),
             Allocate::KeepSize => {
-                self.inode().note_asked_for();
+                lock.note_room(self.inode().number);
                 write.allocate(range, None)
             }
             Allocate::ZeroRange => {

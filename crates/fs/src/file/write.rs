@@ -599,6 +599,7 @@ impl Shared {
         let lock = &self.pool.lock_file(open.number)?;
         let (inode, table) = self.table(open)?;
         if inode.is_immutable
+            || lock.has_room(open.number)
             || table.pages() * PAGE_BYTES <= inode.size_bytes.next_multiple_of(PAGE_BYTES)
         {
             return Ok(());
