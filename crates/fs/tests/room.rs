@@ -316,7 +316,13 @@ fn room_that_another_process_asked_for_stays() {
     drop(wanted);
     assert!(allocated() >= 100 * PAGE as u64);
 
-    // And no longer than the file is there.
+    // And no longer than until it is truncated, or removed.
+    other.create_file("f").unwrap();
+    drop(grow());
+    assert_eq!(allocated(), 40 * PAGE as u64);
+    let file = other.open_with("f", &options()).unwrap();
+    file.allocate(Allocate::KeepSize, 0, 100 * PAGE as u64).unwrap();
+    drop(file);
     let inode = files.metadata("f").unwrap().number();
     files.remove_file("f").unwrap();
     drop(grow());

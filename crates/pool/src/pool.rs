@@ -211,12 +211,13 @@ impl FileLock<'_> {
         self.second.iter().for_each(RobustGuard::note_progress);
     }
 
-    /// Notes that room behind the end of a file was asked for: from now on nobody gives it back for being more than the file needs. For all processes,
+    /// Notes whether room behind the end of a file was asked for, which nobody gives back for being more than the file needs. For all processes,
     /// until the file is gone or none has the pool open.
-    pub fn note_room(&self, inode: u64) {
+    pub fn note_room(&self, inode: u64, was_asked_for: bool) {
         let segment = &self.core.segment;
         if inode < segment.slots() {
-            image::set_bit(segment.slot_set(SlotSet::WithRoom), inode);
+            let change = if was_asked_for { image::set_bit } else { image::clear_bit };
+            change(segment.slot_set(SlotSet::WithRoom), inode);
         }
     }
 

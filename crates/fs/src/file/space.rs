@@ -29,7 +29,7 @@ use crate::file_table::{FileBytes, FilePage, FilePages};
 pub enum Allocate {
     /// It has pages, zero where there were none; the file is at least that long.
     Extend,
-    /// It has pages; the file keeps its length, and what is behind that is for growing.
+    /// It has pages; the file keeps its length, and what is behind that is for growing, until the file is truncated.
     KeepSize,
     /// It is a hole: it reads as zeros, and takes no room where whole pages are inside.
     PunchHole,
@@ -74,7 +74,7 @@ impl File {
             Allocate::PunchHole => write.punch(range),
             Allocate::Extend => write.allocate(range, Some(end_bytes)),
             Allocate::KeepSize => {
-                lock.note_room(self.inode().number);
+                lock.note_room(self.inode().number, true);
                 write.allocate(range, None)
             }
             Allocate::ZeroRange => {

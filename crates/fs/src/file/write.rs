@@ -459,6 +459,8 @@ impl Write<'_> {
             };
             self.commit(edit, Vec::new())?;
             if is_last {
+                // With what it was asked for.
+                self.lock.note_room(self.open.number, false);
                 return Ok(());
             }
             (self.inode, self.table) = self.shared.table(self.open)?;
