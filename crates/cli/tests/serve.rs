@@ -129,6 +129,7 @@ fn commands_ask_for_access_with_a_key() {
     server.end("-TERM");
     says(&fails(&["mkdir", &made, access[0], access[1]], 1), &["broker"]);
     says(&fails(&["mkdir", &made, access[2], access[3]], 2), &["--access-key-file"]);
+    fs::set_permissions(&notes, PermissionsExt::from_mode(0o644)).unwrap();
     says(&fails(&["mkdir", &made, access[0], &notes], 1), &["chmod 600"]);
 }
 
@@ -138,6 +139,7 @@ fn socket_and_key_lie_where_they_are_wanted() {
     let pool = place.pool();
     let [socket, key_file] = ["here", "there"].map(|name| place.text(name));
     fs::write(&key_file, "sixteen bytes or more\n").unwrap();
+    fs::set_permissions(&key_file, PermissionsExt::from_mode(0o644)).unwrap();
     let serve = ["pool", "serve", &pool, "--socket", &socket, "--key-file", &key_file];
     says(&fails(&serve, 1), &["chmod 600", &key_file]);
     fs::set_permissions(&key_file, PermissionsExt::from_mode(0o600)).unwrap();
