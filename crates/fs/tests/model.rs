@@ -234,6 +234,8 @@ impl Both {
         let kernel = scratch.directory.path().join("tree");
         let prefix = PathBuf::from(vec!["p"; DEPTH].join("/"));
         std::fs::create_dir_all(kernel.join(&prefix)).unwrap();
+        // As the root of a pool has it, whatever the umask.
+        std::fs::set_permissions(&kernel, PermissionsExt::from_mode(0o755)).unwrap();
         let files = scratch.open();
         files.create_dir_all(&prefix).unwrap();
         let has_attributes =

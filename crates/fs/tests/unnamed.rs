@@ -26,7 +26,7 @@ fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
     let free = files.space().unwrap();
-    let new = files.create_unnamed(&writing().permissions(0o640)).unwrap();
+    let new = files.create_unnamed(&writing().permissions(0o500)).unwrap();
     new.write_at(b"text", 0).unwrap();
     new.set_attribute("user.colour", "green", SetMode::Any).unwrap();
     new.set_owner(Some(7), None).unwrap();
@@ -37,7 +37,7 @@ fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
     new.link("/f").unwrap();
     assert_eq!(read_all(&other, "/f").unwrap(), b"text");
     let metadata = other.metadata("/f").unwrap();
-    assert_eq!((metadata.links(), metadata.mode(), metadata.uid()), (1, 0o640, 7));
+    assert_eq!((metadata.links(), metadata.mode(), metadata.uid()), (1, 0o500, 7));
     assert_eq!(other.attribute("/f", "user.colour").unwrap(), b"green");
     assert!(matches!(new.link("/f"), Err(FsError::Exists { .. })));
     new.link("/g").unwrap();
