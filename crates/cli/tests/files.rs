@@ -392,14 +392,15 @@ fn put_is_ended(signal: libc::c_int) -> bool {
     assert_eq!(unsafe { libc::kill(put.id() as i32, signal) }, 0);
     let output = put.wait_with_output().unwrap();
     drop(files);
-    if names(&at(&pool, "/tree")) == ["a", "large"] {
+    let left = names(&at(&pool, "/tree"));
+    if left == ["a", "large"] {
         return false;
     }
     if signal == libc::SIGTERM {
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
         says(text(&output.stderr), &["interrupted", "one file was copied whole"]);
     }
-    assert_eq!(names(&at(&pool, "/tree")), ["a"]);
+    assert_eq!(left, ["a"]);
     assert_eq!(works(&["cat", &at(&pool, "/tree/a")]), "whole");
     // Whoever opens the pool for writing next gives back what it took.
     works(&["rm", "-f", &at(&pool, "/nothing")]);

@@ -47,7 +47,7 @@ impl OpenInode {
         self.has_room_ahead.store(true, Relaxed);
     }
 
-    /// Whether there may be room behind the end that nobody asked for.
+    /// Whether it was, and the room may still be there.
     pub fn was_given_ahead(&self) -> bool {
         self.has_room_ahead.load(Relaxed)
     }

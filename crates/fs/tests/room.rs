@@ -265,27 +265,27 @@ fn who_opens_a_file_that_is_just_removed_does_not_keep_it() {
 
 #[test]
 fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
-    const PIECES: u64 = 4200;
+    const RUNS: u64 = 4200;
     let scratch = Scratch::with_pool(64 << 20, &create(4095, 4 << 20));
     let files = scratch.open();
     let [sparse, other, empty] =
         ["sparse", "other", "empty"].map(|name| files.open_with(name, &options()).unwrap());
     let page = |index: u64| 2 * index * PAGE as u64;
-    sparse.set_len(page(PIECES)).unwrap();
-    empty.set_len(page(PIECES)).unwrap();
-    other.set_len(page(PIECES)).unwrap();
-    for index in 0..PIECES {
+    sparse.set_len(page(RUNS)).unwrap();
+    empty.set_len(page(RUNS)).unwrap();
+    other.set_len(page(RUNS)).unwrap();
+    for index in 0..RUNS {
         sparse.write_at(&index.to_le_bytes(), page(index)).unwrap();
         // So that these pages lie apart in the pool as well.
         other.write_at(&[1], page(index)).unwrap();
     }
     let before = read_all(&files, "sparse").unwrap();
-    let refused = sparse.pswap(0, &empty, 0, page(PIECES)).unwrap_err();
+    let refused = sparse.pswap(0, &empty, 0, page(RUNS)).unwrap_err();
     assert!(matches!(refused, FsError::Pool(PoolError::TooManyRuns { .. })), "{refused}");
     assert_eq!(refused.errno(), libc::E2BIG);
     assert!(read_all(&files, "sparse").unwrap() == before);
-    for part in [0, PIECES / 2] {
-        sparse.pswap(page(part), &empty, page(part), page(PIECES / 2)).unwrap();
+    for part in [0, RUNS / 2] {
+        sparse.pswap(page(part), &empty, page(part), page(RUNS / 2)).unwrap();
     }
     assert!(read_all(&files, "empty").unwrap() == before);
     assert_eq!(sparse.metadata().unwrap().allocated_bytes(), 0);

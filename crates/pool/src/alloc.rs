@@ -35,7 +35,7 @@ use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
 use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
 use crate::freed;
-use crate::image::{clear_bit, load_slot, load_word};
+use crate::image::{load_slot, load_word};
 use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
 use crate::sync::AtomicU64;
 
@@ -371,7 +371,7 @@ pub(crate) fn note_slot(segment: &Segment, number: u64) {
         }
     }
     if is_free {
-        clear_bit(segment.slot_set(SlotSet::WithRoom), number);
+        bitmap::clear_shared(segment.slot_set(SlotSet::WithRoom), number);
     }
     let hint = &segment.control().free_slot_hint;
     if is_free && number < hint.load(Relaxed) {

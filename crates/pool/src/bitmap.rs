@@ -1,4 +1,5 @@
-//! Bits in shared memory, one for each page or slot, in words that only the holder of the metadata mutex changes.
+//! Bits in shared memory, one for each page or slot. Words are changed by the holder of the metadata mutex only, unless all who change them
+//! do so by [`set_shared`] and [`clear_shared`].
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,6 +24,25 @@ pub(crate) fn set(map: &[AtomicU64], run: Run, value: bool) -> u64 {
         page += count;
     }
     changed
+}
+
+/// Whether a bit is set.
+pub(crate) fn is_set(map: &[AtomicU64], bit: u64) -> bool {
+    map[(bit / 64) as usize].load(Relaxed) & 1 << (bit % 64) != 0
+}
+
+/// Sets a bit, beside others that change bits of the same word.
+pub(crate) fn set_shared(map: &[AtomicU64], bit: u64) {
+    if !is_set(map, bit) {
+        map[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
+    }
+}
+
+/// Clears a bit, beside others that change bits of the same word.
+pub(crate) fn clear_shared(map: &[AtomicU64], bit: u64) {
+    if is_set(map, bit) {
+        map[(bit / 64) as usize].fetch_and(!(1 << (bit % 64)), Relaxed);
+    }
 }
 
 /// The first bit from `bit` on, before `end`, that is set in the words that `word` gives; `end` if there is none.

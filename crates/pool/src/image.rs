@@ -11,6 +11,7 @@ use std::time::Duration;
 use aquifer_sys::patience::Waited;
 
 use crate::alloc;
+use crate::bitmap;
 use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
@@ -28,7 +29,6 @@ use crate::owners::{Flaw, Owners};
 use crate::point;
 use crate::segment::{Segment, SlotSet};
 use crate::slots::ReadSlots;
-use crate::sync::AtomicU64;
 
 /// Copies a slot out; torn if somebody writes to it meanwhile.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
@@ -62,10 +62,10 @@ pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotByte
 /// Makes a change of a slot in the image, which has memory for it, and notes that its page differs from the media's.
 fn store_change(segment: &Segment, change: &SlotChange<'_>) {
     if change.words.is_whole {
-        set_bit(segment.slot_set(SlotSet::Logged), change.slot);
+        bitmap::set_shared(segment.slot_set(SlotSet::Logged), change.slot);
     }
     image_words::change(segment.slot(change.slot).expect("it was allocated"), change);
-    set_bit(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
+    bitmap::set_shared(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
 }
 
 /// A page of the image as it is on media.
@@ -94,32 +94,13 @@ pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
 
 /// Whether a change of a slot can be a patch.
 pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
-    is_set(segment.slot_set(SlotSet::Logged), slot)
-}
-
-/// Sets a bit, also beside others that do: pages are noted with the metadata mutex or with the maintenance mutex.
-pub(crate) fn set_bit(words: &[AtomicU64], bit: u64) {
-    if !is_set(words, bit) {
-        words[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
-    }
-}
-
-/// Clears a bit, also beside others that set theirs.
-pub(crate) fn clear_bit(words: &[AtomicU64], bit: u64) {
-    if is_set(words, bit) {
-        words[(bit / 64) as usize].fetch_and(!(1 << (bit % 64)), Relaxed);
-    }
-}
-
-/// Whether a bit is set.
-pub(crate) fn is_set(words: &[AtomicU64], bit: u64) -> bool {
-    words[(bit / 64) as usize].load(Relaxed) & 1 << (bit % 64) != 0
+    bitmap::is_set(segment.slot_set(SlotSet::Logged), slot)
 }
 
 /// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes
 /// are taken away; and without the metadata mutex, whose holder may be stopped: a note that is lost is a page that is.
 pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
-    pages.for_each(|page| set_bit(core.segment.dirty_image_pages(), page));
+    pages.for_each(|page| bitmap::set_shared(core.segment.dirty_image_pages(), page));
 }
 
 /// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::alloc::{self, Space, Wanted};
 use crate::background::Worker;
+use crate::bitmap;
 use crate::broker::{self, AccessKey, Granted};
 use crate::commit::{Commit, CommitContent};
 use crate::core::{Core, file_mutex};
@@ -25,7 +26,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
-use crate::image::{self, View as MetadataView};
+use crate::image::View as MetadataView;
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::{self, Mutant};
@@ -216,7 +217,7 @@ impl FileLock<'_> {
     pub fn note_room(&self, inode: u64, was_asked_for: bool) {
         let segment = &self.core.segment;
         if inode < segment.slots() {
-            let change = if was_asked_for { image::set_bit } else { image::clear_bit };
+            let change = if was_asked_for { bitmap::set_shared } else { bitmap::clear_shared };
             change(segment.slot_set(SlotSet::WithRoom), inode);
         }
     }
@@ -224,7 +225,7 @@ impl FileLock<'_> {
     /// Whether room behind the end of a file was asked for.
     pub fn has_room(&self, inode: u64) -> bool {
         let segment = &self.core.segment;
-        inode < segment.slots() && image::is_set(segment.slot_set(SlotSet::WithRoom), inode)
+        inode < segment.slots() && bitmap::is_set(segment.slot_set(SlotSet::WithRoom), inode)
     }
 }
 

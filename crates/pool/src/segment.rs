@@ -17,8 +17,8 @@
 //! # Who may touch what
 //! Everything is an atomic, because a process may die or be stopped between any two instructions, and because others
 //! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal word, of
-//! the failure word, of the files that room was asked for, of the states by which the owner of an append speaks of it, and of fields that only the holder of the
-//! maintenance mutex changes (`applied`, `sequence`). What is looked at without a lock has modules of its own, with models:
+//! the failure word, of the states by which the owner of an append speaks of it, of the files that room was asked for, and
+//! of fields that only the holder of the maintenance mutex changes (`applied`, `sequence`). What is looked at without a lock has modules of its own, with models:
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
 //!
