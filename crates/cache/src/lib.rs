@@ -25,7 +25,6 @@ mod doorbell;
 mod engine;
 mod error;
 mod evict;
-mod foresight;
 mod frame_word;
 mod frames;
 mod gate;

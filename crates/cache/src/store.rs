@@ -28,7 +28,6 @@ use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
 use crate::engine::{BareCause, Cleaning, Engine, NoFrame};
 use crate::error::{Error, Result};
-use crate::foresight::Foresight;
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
@@ -207,7 +206,6 @@ pub(crate) struct Store<M: PageMemory> {
     pub gates: Gates,
     pub readahead: Windows,
     pub write_style: WriteStyle,
-    foresight: Foresight,
     /// Held while snapshots of pages pinned for writing are taken and written: an older one must not reach
     /// the device behind a newer one. Only flushes take it.
     pub snapshots: Mutex<()>,
@@ -236,7 +234,6 @@ impl<M: PageMemory> Store<M> {
             gates: Gates::new(geometry.regions()).map_err(kernel)?,
             readahead: Windows::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
             write_style: WriteStyle::default(),
-            foresight: Foresight::default(),
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
             engine,
@@ -349,7 +346,6 @@ impl<M: PageMemory> Store<M> {
         self.dirty.mark(page);
         let result = self.memory.unprotect(page);
         word.finish_unprotect(pin && result.is_ok());
-        self.foresight.stored_to();
         count(&self.engine.counters.write_faults, 1);
         result.map_err(Refused::Kernel)
     }
@@ -449,8 +445,8 @@ impl<M: PageMemory> Store<M> {
         pin: Option<PinKind>,
         started: Instant,
     ) -> std::result::Result<(), Refused> {
-        let dirty = access == Access::Write
-            || M::PROTECTS && self.writable && pin.is_none() && self.foresight.will_be_stored_to();
+        // By what the access is, never by a guess: a page that was only read must not be written back.
+        let dirty = access == Access::Write;
         // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
         // that is not installed.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
