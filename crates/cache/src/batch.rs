@@ -76,7 +76,8 @@ impl<M: PageMemory> Store<M> {
             patient: must,
             failed: None,
         };
-        self.device.run(&mut batch, self.device.queue_depth());
+        let device = self.device();
+        device.run(&mut batch, device.queue_depth());
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
         batch.failed.take().map_or(Ok(()), Err)
     }
@@ -177,9 +178,8 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             unsafe { std::ptr::write_bytes(run.data.add(wanted), 0, whole - wanted) };
         }
         // SAFETY: the buffer holds the run, all of which this batch is loading.
-        let installed = unsafe {
-            store.memory.install(run.pages.start, &run.frames[..count], run.data, store.writable)
-        };
+        let installed =
+            unsafe { store.memory.install(run.pages.start, &run.frames[..count], run.data, true) };
         installed.map_err(Refused::Kernel)
     }
 }
@@ -196,7 +196,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
             operation: IoOperation::Read,
             offset_bytes: geometry.offset_of(run.pages.start),
             memory: run.data,
-            len_bytes: wanted.next_multiple_of(self.store.device.alignment_bytes()).min(whole),
+            len_bytes: wanted.next_multiple_of(self.store.device().alignment_bytes()).min(whole),
             tag: 0,
         };
         self.in_flight += 1;

@@ -281,15 +281,29 @@ impl Cache {
 
     /// Maps a device.
     ///
+    /// User-backed mappings of one device ([`Device::identity`]) share their pages: what is stored through one is
+    /// seen through all of them. Their addresses are the same, so a pointer of a read-only one is not guarded
+    /// against stores while there is a writable one, and [`Advice`](crate::Advice) about the pattern holds for all.
+    /// Transfers are made through the device that was mapped first, or first for writing where that one cannot
+    /// write.
+    ///
+    /// Nothing keeps a cache in step with other processes, or with other ways to write the file: a page in memory
+    /// stays as it is, and where two processes store to one page the last write-back wins. Let one of them write.
+    ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::ReadOnly`], [`Error::Alignment`], [`Error::BackendUnsupported`] for what
+    /// [`Error::AlreadyAttached`] where the process uses the device already, one of the two may write, and they
+    /// cannot share pages. [`Error::Empty`], [`Error::ReadOnly`], [`Error::Alignment`], [`Error::BackendUnsupported`] for what
     /// does not fit; [`Error::Vm`] and [`Error::Kernel`] when the system refuses.
     pub fn map_with(&self, device: Arc<dyn Device>, options: MapOptions) -> Result<Mapping> {
         self.check_process()?;
         Mapping::new(self.running.clone(), device, options)
     }
 
-    /// Opens a device for access by page guards. The device may be writable or not.
+    /// Opens a device for access by page guards. The device may be writable or not; all `Pages` of one device in
+    /// this cache share their pages.
+    ///
+    /// # Errors
+    /// As [`Cache::map_with`].
     pub fn pages(&self, device: Arc<dyn Device>) -> Result<Pages> {
         self.check_process()?;
         Pages::new(self.running.clone(), device)

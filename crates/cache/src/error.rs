@@ -90,8 +90,8 @@ pub enum Error {
     },
     /// The device could not make completed writes durable. Final: what was written since the last
     /// successful sync may be lost, and asking again would not bring it back. Every later flush of the same
-    /// [`Mapping`](crate::Mapping) or [`Pages`](crate::Pages) fails with this error; open the device anew,
-    /// and check what it holds.
+    /// [`Mapping`](crate::Mapping) or [`Pages`](crate::Pages), and of others that share its pages, fails with this
+    /// error; drop them, open the device anew, and check what it holds.
     #[error("{device}: sync failed ({source}); writes since the last flush may not be durable")]
     Sync {
         /// The device.
@@ -135,6 +135,19 @@ pub enum Error {
         offset_bytes: u64,
         /// The limit.
         pins: u64,
+    },
+    /// The process uses the device already, in a way that cannot share pages with the one asked for, and one
+    /// of the two may write.
+    #[error(
+        "{device}: attached already {how}, and one of the two may write: each would overwrite or miss what the \
+         other writes; drop one of them first, or use mappings of one cache, of the user backend and of one \
+         length, which share their pages"
+    )]
+    AlreadyAttached {
+        /// The device.
+        device: String,
+        /// What the other use is.
+        how: &'static str,
     },
     /// Part of a mapping was to be unmapped.
     #[error(

@@ -60,9 +60,12 @@ impl MappedArena {
     /// An arena over the whole of a writable mapping. What the device held is overwritten.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] if the mapping is.
+    /// [`Error::ReadOnly`] if the mapping is. [`Error::AlreadyAttached`] if the cache has other mappings of the
+    /// device: the arena keeps them out.
     pub fn new(mapping: Mapping) -> Result<MappedArena> {
         let base = mapping.as_mut_ptr()?;
+        // Another mapping could change what a vector lends as a slice.
+        mapping.keep_alone()?;
         let mut free = FreeRanges::default();
         free.insert(0, mapping.len() / ALIGNMENT_BYTES * ALIGNMENT_BYTES);
         Ok(MappedArena { mapping, base, free: Mutex::new(free) })

@@ -20,6 +20,7 @@ mod batch;
 mod bounce;
 mod cache;
 mod calibrate;
+mod claims;
 mod dirty;
 mod doorbell;
 mod engine;

@@ -13,7 +13,7 @@ use aquifer_sys::memory::{self, Advice, Protection};
 use aquifer_sys::uffd::Installed;
 use aquifer_vm::{Arena, Reservation};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Kind};
 use crate::error::{Error, Result};
 use crate::frames::FramePool;
 use crate::ids::FrameId;
@@ -25,6 +25,9 @@ pub(crate) struct MappedMemory {
     pub reservation: Reservation,
     engine: Arc<Engine>,
     page_bytes: usize,
+    len_bytes: usize,
+    /// Whether stores to clean pages can be made to fault, without which it is for reading only.
+    protects: bool,
 }
 
 impl MappedMemory {
@@ -39,11 +42,22 @@ impl MappedMemory {
         // Huge pages would make one fault install 512 pages; refused where the kernel has none at all.
         // SAFETY: our own range.
         let _ = unsafe { memory::advise(base, len, Advice::NoHugePage) };
-        engine
-            .uffd()?
-            .register(base, len, writable)
-            .map_err(kernel("registering a range with userfaultfd"))?;
-        Ok(MappedMemory { reservation, engine, page_bytes: geometry.page_bytes })
+        // Able to be write-protected also for reading: another mapping of the device may want to write later.
+        let registered = engine.uffd()?.register(base, len, true);
+        let protects = registered.is_ok();
+        let registered = match registered {
+            // Some architectures have no such protection.
+            Err(_) if !writable => engine.uffd()?.register(base, len, false),
+            registered => registered,
+        };
+        registered.map_err(kernel("registering a range with userfaultfd"))?;
+        Ok(MappedMemory {
+            reservation,
+            engine,
+            page_bytes: geometry.page_bytes,
+            len_bytes: len,
+            protects,
+        })
     }
 
     #[inline]
@@ -71,6 +85,7 @@ impl MappedMemory {
 impl PageMemory for MappedMemory {
     const CONTIGUOUS: bool = true;
     const PROTECTS: bool = true;
+    const KIND: Kind = Kind::Mapped;
 
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
         &engine.mapped
@@ -94,7 +109,7 @@ impl PageMemory for MappedMemory {
         let pages = first..first + frames.len() as u64;
         let (target, len) = (self.address(first), self.len(&pages));
         // SAFETY: the caller is loading these pages and owns the data.
-        let copy = || unsafe { self.uffd().copy(target, data, len, protect) };
+        let copy = || unsafe { self.uffd().copy(target, data, len, protect && self.protects) };
         let installed = match copy() {
             Ok(Installed::AlreadyThere) => {
                 // Only a poison marker of an earlier failed load can be here: pages that are Loading are
@@ -114,6 +129,16 @@ impl PageMemory for MappedMemory {
 
     fn protect(&self, pages: Range<u64>) -> io::Result<()> {
         self.uffd().write_protect(self.address(pages.start), self.len(&pages), true)
+    }
+
+    fn make_writable(&self) -> io::Result<()> {
+        if !self.protects {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        let base = self.reservation.address();
+        // SAFETY: our own range, of which no references exist. Its pages were installed protected, so that
+        // the first store to each is still seen.
+        unsafe { memory::protect(base, self.len_bytes, Protection::ReadWrite) }
     }
 
     fn unprotect(&self, page: u64) -> io::Result<()> {

@@ -16,6 +16,7 @@ use aquifer_device::Device;
 
 use crate::asynchronous;
 use crate::cache::Running;
+use crate::claims::{Attached, Wanted};
 use crate::engine::{Engine, Kind};
 use crate::error::{Error, Result};
 use crate::frames::FramePool;
@@ -58,6 +59,7 @@ impl ArenaMemory {
 impl PageMemory for ArenaMemory {
     const CONTIGUOUS: bool = false;
     const PROTECTS: bool = false;
+    const KIND: Kind = Kind::Arena;
 
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
         &engine.arena
@@ -98,6 +100,10 @@ impl PageMemory for ArenaMemory {
         Ok(())
     }
 
+    fn make_writable(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn unprotect(&self, _page: u64) -> std::io::Result<()> {
         Ok(())
     }
@@ -113,9 +119,16 @@ impl PageMemory for ArenaMemory {
 
 /// A device accessed by page guards. See the module documentation.
 ///
-/// May be used from any thread. Dropping it writes dirty pages back without making them durable.
+/// May be used from any thread. All `Pages` of one device in one cache share their pages: what one writes the
+/// others see. What else in the process uses the device must be for reading only, on both sides; else the second
+/// one is refused with [`Error::AlreadyAttached`].
+///
+/// Dropping the last one writes dirty pages back without making them durable.
 pub struct Pages {
     store: Arc<Store<ArenaMemory>>,
+    /// After the store, which it tears down with its last user.
+    _attached: Arc<Attached<ArenaMemory>>,
+    writable: bool,
     running: Arc<Running>,
 }
 
@@ -123,12 +136,24 @@ impl Pages {
     pub(crate) fn new(running: Arc<Running>, device: Arc<dyn Device>) -> Result<Pages> {
         let engine = running.engine.clone();
         let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
-        let memory = ArenaMemory::new(engine.clone(), geometry)?;
-        let id = engine.reserve_id();
         let writable = device.is_writable();
-        let store = Arc::new(Store::new(id, engine.clone(), device, geometry, writable, memory)?);
-        engine.attach(id, store.clone(), Kind::Arena);
-        Ok(Pages { store, running })
+        let wanted = Wanted {
+            engine: engine.clone(),
+            identity: device.identity(),
+            device: device.clone(),
+            kind: Kind::Arena,
+            len_bytes: geometry.len_bytes,
+            writable,
+        };
+        let attached = Attached::attach(&wanted, || {
+            let memory = ArenaMemory::new(engine.clone(), geometry)?;
+            let id = engine.reserve_id();
+            let store = Store::new(id, engine.clone(), device, geometry, writable, memory)?;
+            let store = Arc::new(store);
+            engine.attach(id, store.clone(), Kind::Arena);
+            Ok(store)
+        })?;
+        Ok(Pages { store: attached.store.clone(), _attached: attached, writable, running })
     }
 
     fn check_process(&self) -> Result<()> {
@@ -191,8 +216,8 @@ impl Pages {
     /// A thread that asks for this while it holds another guard on the same page waits for ever.
     pub fn get_mut(&self, page: PageId) -> Result<PageMut<'_>> {
         self.check(page)?;
-        if !self.store.writable {
-            return Err(Error::ReadOnly { device: self.store.device.name().to_owned() });
+        if !self.writable {
+            return Err(Error::ReadOnly { device: self.store.device().name().to_owned() });
         }
         let word = self.store.word(page.0);
         loop {
@@ -343,19 +368,6 @@ impl Pages {
 
 /// How often an optimistic read is tried before it takes a guard.
 const OPTIMISTIC_TRIES: usize = 4;
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        if !self.running.engine.mark.is_current() {
-            return;
-        }
-        let engine = &self.running.engine;
-        engine.detach(self.store.id);
-        self.store.teardown();
-        engine.release_id(self.store.id);
-        engine.use_budget(Kind::Arena, false);
-    }
-}
 
 /// A shared guard on a page: its bytes do not change and the page does not leave.
 pub struct PageRef<'a> {

@@ -16,6 +16,7 @@
 //! difference is what becomes of an error.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ use aquifer_vm::mapper::window::{Window, Windows};
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
-use crate::engine::{BareCause, Cleaning, Engine, NoFrame};
+use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
@@ -115,6 +116,8 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
     const CONTIGUOUS: bool;
     /// Whether a store to a clean page is noticed by itself, so that pages come in write-protected.
     const PROTECTS: bool;
+    /// Which share of the budget its frames come from.
+    const KIND: Kind;
 
     /// The frames these pages occupy.
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool;
@@ -139,6 +142,9 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
 
     /// Makes stores to a run of pages fault.
     fn protect(&self, pages: Range<u64>) -> std::io::Result<()>;
+
+    /// Makes memory that was for reading take stores; resident pages are protected.
+    fn make_writable(&self) -> std::io::Result<()>;
 
     /// Makes stores to a page succeed.
     fn unprotect(&self, page: u64) -> std::io::Result<()>;
@@ -197,9 +203,12 @@ impl Refused {
 pub(crate) struct Store<M: PageMemory> {
     pub id: StoreId,
     pub engine: Arc<Engine>,
-    pub device: Arc<dyn Device>,
+    /// The device it was attached with.
+    first_device: Arc<dyn Device>,
+    /// A device of the same bytes that can be written, where the first cannot.
+    writable_device: OnceLock<Arc<dyn Device>>,
     pub geometry: Geometry,
-    pub writable: bool,
+    writable: AtomicBool,
     pub memory: M,
     pub words: LazyArray<PageWord>,
     pub dirty: DirtyMap,
@@ -237,15 +246,43 @@ impl<M: PageMemory> Store<M> {
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
             engine,
-            device,
+            first_device: device,
+            writable_device: OnceLock::new(),
             geometry,
-            writable,
+            writable: AtomicBool::new(writable),
             memory,
         })
     }
 
     pub fn pool(&self) -> &FramePool {
         self.memory.pool(&self.engine)
+    }
+
+    /// What pages are read from and written to.
+    #[inline]
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.writable_device.get().unwrap_or(&self.first_device)
+    }
+
+    /// Whether pages may be stored to by any of the store's users.
+    #[inline]
+    pub fn writable(&self) -> bool {
+        // Acquire pairs with the release in `make_writable`.
+        self.writable.load(Ordering::Acquire)
+    }
+
+    /// Lets a store that was for reading be written, through `device` where its own cannot be. One caller at a
+    /// time, which the table of claims sees to.
+    pub fn make_writable(&self, device: Arc<dyn Device>) -> Result<()> {
+        if !self.first_device.is_writable() {
+            let _ = self.writable_device.set(device);
+        }
+        self.memory
+            .make_writable()
+            .map_err(|source| Error::Kernel { what: "making a mapping writable", source })?;
+        // Release: who sees it sees the device that takes writes.
+        self.writable.store(true, Ordering::Release);
+        Ok(())
     }
 
     pub fn key(&self, page: u64) -> PageKey {
@@ -259,7 +296,7 @@ impl<M: PageMemory> Store<M> {
 
     /// Turns a refusal into the error a caller sees. Allocates: not for the fault path.
     pub fn error(&self, page: u64, refused: Refused) -> Error {
-        let device = || self.device.name().to_owned();
+        let device = || self.device().name().to_owned();
         let offset_bytes = self.geometry.offset_of(page);
         match refused {
             Refused::Device(source) => Error::Load { device: device(), offset_bytes, source },
@@ -417,7 +454,8 @@ impl<M: PageMemory> Store<M> {
         let wanted = self.geometry.bytes_in(pages.clone());
         let whole = (pages.end - pages.start) as usize * self.geometry.page_bytes;
         // Direct I/O wants whole blocks; what lies beyond the device's end is not transferred.
-        let asked = wanted.next_multiple_of(self.device.alignment_bytes()).min(whole);
+        let device = self.device();
+        let asked = wanted.next_multiple_of(device.alignment_bytes()).min(whole);
         let offset_bytes = self.geometry.offset_of(pages.start);
         // SAFETY: `target` is a bounce buffer or a frame of at least `whole` bytes that this thread owns.
         let buffer = unsafe { std::slice::from_raw_parts_mut(target, whole) };
@@ -427,7 +465,7 @@ impl<M: PageMemory> Store<M> {
                 self.give_up(page, frame);
             }
         });
-        let got = self.device.read_at(offset_bytes, &mut buffer[..asked]);
+        let got = device.read_at(offset_bytes, &mut buffer[..asked]);
         given_up.disarm();
         let got = got.map_err(Refused::Device)?;
         check_length(offset_bytes, wanted, got)?;
@@ -455,8 +493,7 @@ impl<M: PageMemory> Store<M> {
             self.dirty.mark(page);
         }
         // SAFETY: `data` holds the page, which this thread is loading.
-        let installed =
-            unsafe { self.memory.install(page, &[frame], data, self.writable && !dirty) };
+        let installed = unsafe { self.memory.install(page, &[frame], data, !dirty) };
         if let Err(error) = installed {
             if dirty {
                 self.dirty.unmark(page);
@@ -510,9 +547,8 @@ impl<M: PageMemory> Store<M> {
         let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if result.is_ok() {
             // SAFETY: the buffer holds the run, all of which this thread is loading.
-            let installed = unsafe {
-                self.memory.install(page, &frames[..run], bounce.as_ptr(), self.writable)
-            };
+            let installed =
+                unsafe { self.memory.install(page, &frames[..run], bounce.as_ptr(), true) };
             result = installed.map_err(Refused::Kernel);
         }
         if result.is_err() {

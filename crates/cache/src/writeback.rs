@@ -171,7 +171,7 @@ impl<M: PageMemory> Store<M> {
         }
         if self.sync_failure.get().is_none() {
             count(&self.engine.counters.syncs, 1);
-            match self.device.sync() {
+            match self.device().sync() {
                 // Another flush's sync may have been told of what ours was to make durable.
                 Ok(()) if self.sync_failure.get().is_none() => return Ok(()),
                 Ok(()) => {}
@@ -180,12 +180,12 @@ impl<M: PageMemory> Store<M> {
             }
         }
         let source = again(self.sync_failure.get().expect("set above or before"));
-        Err(Error::Sync { device: self.device.name().to_owned(), source })
+        Err(Error::Sync { device: self.device().name().to_owned(), source })
     }
 
     fn write_back_error(&self, failed: Failed) -> Error {
         Error::WriteBack {
-            device: self.device.name().to_owned(),
+            device: self.device().name().to_owned(),
             offset_bytes: self.geometry.offset_of(failed.first),
             end_bytes: self.geometry.offset_of(failed.last + 1).min(self.geometry.len_bytes),
             pages: failed.pages,
@@ -240,7 +240,7 @@ impl<M: PageMemory> Store<M> {
     /// Whether a faulting thread, which may be in a signal handler, may write back by itself rather than
     /// wait for the evictor.
     pub fn writes_are_copies(&self) -> bool {
-        self.write_style.is_copying() && self.device.writes_are_signal_safe()
+        self.write_style.is_copying() && self.device().writes_are_signal_safe()
     }
 
     /// Waits for another thread's write of a page; if that failed, tries it here.
@@ -415,12 +415,13 @@ impl<M: PageMemory> Store<M> {
         if serial > 0 {
             let switches = cpu::voluntary_switches();
             batch.end = serial;
-            run_serially(&*self.device, &mut batch);
+            run_serially(&**self.device(), &mut batch);
             self.write_style.learn(serial, cpu::voluntary_switches() - switches);
         }
         if serial < runs.len() {
             batch.end = runs.len();
-            self.device.run(&mut batch, self.device.queue_depth());
+            let device = self.device();
+            device.run(&mut batch, device.queue_depth());
         }
         fatal.disarm();
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");

@@ -2,10 +2,14 @@
 
 mod support;
 
-use aquifer_cache::{Advice, Cache};
-use aquifer_device::Device;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use support::{load, memory, store};
+use aquifer_cache::{Advice, Backend, Cache, Error, MapOptions, MappedArena, PageId};
+use aquifer_device::{Device, Direct, FileDevice, MemoryDevice};
+
+use support::{Hooked, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: u64 = 8 << 20;
@@ -39,4 +43,198 @@ fn pages_that_were_only_read_are_never_written() {
         .filter(|page| page != &&theirs[..PAGE])
         .count();
     assert_eq!(overwritten, 0, "pages written back that were only read");
+}
+
+// ---- one store for one device -----------------------------------------------------------------------
+
+const FILE_PAGES: usize = 64;
+
+/// A file of zeros.
+fn file() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), vec![0; FILE_PAGES * PAGE]).unwrap();
+    file
+}
+
+fn open(path: &Path) -> Arc<FileDevice> {
+    Arc::new(FileDevice::options().writable(true).open(path).unwrap())
+}
+
+fn open_to_read(path: &Path) -> Arc<FileDevice> {
+    Arc::new(FileDevice::open(path).unwrap())
+}
+
+fn by_user_backend() -> MapOptions {
+    MapOptions::new().backend(Backend::User)
+}
+
+fn is_refused<T>(result: Result<T, Error>) -> bool {
+    match result {
+        Err(Error::AlreadyAttached { .. }) => true,
+        Err(other) => panic!("{other}"),
+        Ok(_) => false,
+    }
+}
+
+/// Each mapping has the page in memory when the other one flushes its store to it.
+#[test]
+fn two_writable_mappings_of_one_file_keep_each_others_flushed_bytes() {
+    let file = file();
+    let second_name = file.path().with_extension("link");
+    std::fs::hard_link(file.path(), &second_name).unwrap();
+    let cache = cache();
+    let one = cache.map_mut(open(file.path())).unwrap();
+    let buffered = FileDevice::options().writable(true).direct(Direct::Never);
+    let other = cache.map_mut(Arc::new(buffered.open(&second_name).unwrap())).unwrap();
+    std::fs::remove_file(&second_name).unwrap();
+    load(&one, 0);
+    load(&other, 0);
+    store(&one, 1, 1);
+    one.flush_all().unwrap();
+    store(&other, 2, 2);
+    other.flush_all().unwrap();
+    assert_eq!(std::fs::read(file.path()).unwrap()[..4], [0, 1, 2, 0]);
+    assert_eq!([load(&one, 2), load(&other, 1)], [2, 1], "each sees the other's stores");
+    assert_eq!(cache.stats().resident_pages, 1, "the page is in memory once");
+}
+
+/// In either order of mapping, and with a device that was opened for reading first.
+#[test]
+fn a_mapping_for_reading_sees_what_a_writable_one_of_the_same_file_stores() {
+    for reader_first in [true, false] {
+        let file = file();
+        let cache = cache();
+        let map_reader = || cache.map_with(open_to_read(file.path()), by_user_backend()).unwrap();
+        let map_writer = || cache.map_mut(open(file.path())).unwrap();
+        let (reader, writer);
+        if reader_first {
+            reader = map_reader();
+            // Resident before there is a writer: the first store to it must still be seen.
+            assert_eq!(load(&reader, 0), 0);
+            writer = map_writer();
+        } else {
+            writer = map_writer();
+            // Left to the cache: a mapping of the kernel would see nothing before a flush.
+            reader = cache.map(open_to_read(file.path())).unwrap();
+        }
+        assert!(!reader.is_writable() && writer.is_writable());
+        assert!(matches!(reader.set(0, 1u8), Err(Error::ReadOnly { .. })));
+        store(&writer, 0, 7);
+        writer.set(5 * PAGE as u64, 8u8).unwrap();
+        assert_eq!([load(&reader, 0), reader.get(5 * PAGE as u64).unwrap()], [7, 8]);
+        writer.flush_all().unwrap();
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert_eq!([bytes[0], bytes[5 * PAGE]], [7, 8]);
+        // What the writer did not flush goes on its way when it is dropped, though the reader stays.
+        store(&writer, 1, 9);
+        drop(writer);
+        assert_eq!(load(&reader, 1), 9);
+        assert_eq!(std::fs::read(file.path()).unwrap()[1], 9);
+    }
+}
+
+/// A mapping made while the last one is still being written back reads what that one stored.
+#[test]
+fn a_mapping_made_while_another_is_dropped_reads_what_that_one_stored() {
+    let writing = Arc::new(AtomicBool::new(false));
+    let mut device = Hooked::new(memory(FILE_PAGES * PAGE, 2).0);
+    let begun = writing.clone();
+    device.on_write = Box::new(move |_, _| {
+        begun.store(true, Ordering::SeqCst);
+        (0..1000).for_each(|_| std::thread::yield_now());
+        Ok(())
+    });
+    let device = Arc::new(device);
+    let cache = cache();
+    for round in 1..=support::steps(5) as u8 {
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        for page in (0..FILE_PAGES).step_by(2) {
+            store(&mapping, page * PAGE, round);
+        }
+        writing.store(false, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(mapping));
+            wait_until("a write", || writing.load(Ordering::SeqCst));
+            let again = cache.map_mut(device.clone()).unwrap();
+            for page in (0..FILE_PAGES).step_by(2) {
+                assert_eq!(load(&again, page * PAGE), round, "page {page}");
+            }
+        });
+    }
+}
+
+#[test]
+fn two_pages_of_one_device_are_one() {
+    let (device, _) = memory(FILE_PAGES * PAGE, 3);
+    let cache = cache();
+    let one = cache.pages(device.clone()).unwrap();
+    let other = cache.pages(device.clone()).unwrap();
+    one.get(PageId(0)).unwrap();
+    other.get_mut(PageId(0)).unwrap()[0] = 1;
+    one.get_mut(PageId(0)).unwrap()[1] = 2;
+    assert_eq!(one.get(PageId(0)).unwrap()[..2], [1, 2]);
+    one.flush_all().unwrap();
+    drop(one);
+    assert_eq!(device.to_vec()[..2], [1, 2]);
+    assert_eq!(other.get(PageId(0)).unwrap()[..2], [1, 2]);
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused_until_the_other_is_gone() {
+    let file = file();
+    let [one, other] = [cache(), cache()];
+    let write = || open(file.path());
+    let read = || open_to_read(file.path());
+
+    // Two caches.
+    let mapping = one.map_mut(write()).unwrap();
+    assert!(is_refused(other.map_mut(write())));
+    assert!(is_refused(other.map(read())));
+    assert!(is_refused(other.pages(read())));
+    // Two interfaces, two backends.
+    assert!(is_refused(one.pages(read())));
+    assert!(is_refused(one.map_with(read(), MapOptions::new().backend(Backend::Kernel))));
+    drop(mapping);
+
+    let pages = one.pages(write()).unwrap();
+    assert!(is_refused(one.map(read())));
+    assert!(is_refused(other.pages(write())));
+    drop(pages);
+
+    let kernel = one.map_with(read(), MapOptions::new().backend(Backend::Kernel)).unwrap();
+    assert!(is_refused(one.map_mut(write())));
+    // For reading all go together.
+    let user = one.map_with(read(), by_user_backend()).unwrap();
+    let far = other.map_with(read(), by_user_backend()).unwrap();
+    let pages = other.pages(read()).unwrap();
+    assert_eq!(
+        load(&user, 0) + load(&far, 0) + load(&kernel, 0) + pages.get(PageId(0)).unwrap()[0],
+        0
+    );
+    drop((kernel, pages));
+    assert!(is_refused(one.map_mut(write())), "the other cache reads it");
+    drop(far);
+    let mapping = one.map_mut(write()).unwrap();
+    store(&mapping, 0, 5);
+    assert_eq!(load(&user, 0), 5);
+    // A longer file has pages that the store does not know.
+    file.as_file().set_len((FILE_PAGES * PAGE + 1) as u64).unwrap();
+    assert!(is_refused(one.map_mut(write())));
+    drop((mapping, user));
+    assert_eq!(one.map_mut(write()).unwrap().len() as usize, FILE_PAGES * PAGE + 1);
+}
+
+/// A vector of an arena lends slices, which nothing else may change.
+#[test]
+fn an_arena_has_its_device_alone() {
+    let device = Arc::new(MemoryDevice::new(FILE_PAGES * PAGE).unwrap());
+    let cache = cache();
+    let mapping = cache.map_mut(device.clone()).unwrap();
+    let second = cache.map_mut(device.clone()).unwrap();
+    assert!(is_refused(MappedArena::new(mapping)));
+    let arena = MappedArena::new(second).unwrap();
+    assert!(is_refused(cache.map_mut(device.clone())));
+    assert!(is_refused(cache.map(device.clone())));
+    drop(arena);
+    cache.map(device).unwrap();
 }

@@ -27,13 +27,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use aquifer_sys::{copy, devdax, file_system};
 
 use crate::region::Region;
-use crate::{Device, DeviceError, IoOperation, bounds};
+use crate::{Device, DeviceError, DeviceIdentity, IoOperation, bounds};
 
 /// What makes stores to a byte-addressable device durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,7 @@ pub enum Persistence {
 pub struct DaxDevice {
     name: String,
     file: File,
+    identity: DeviceIdentity,
     region: Region,
     is_writable: bool,
     is_regular: bool,
@@ -132,6 +133,11 @@ impl DaxOptions {
         let unsuitable = |reason: String| DeviceError::Unsuitable { path: name.clone(), reason };
         let metadata = file.metadata().map_err(open_error)?;
         let is_regular = metadata.file_type().is_file();
+        let identity = if is_regular {
+            DeviceIdentity::File { file_system: metadata.dev(), inode: metadata.ino() }
+        } else {
+            DeviceIdentity::Special { number: metadata.rdev() }
+        };
         let magic = file_system::magic(file.as_fd()).map_err(open_error)?;
         let volatile = file_system::in_memory(magic).filter(|_| is_regular);
         let len_bytes = if is_regular { metadata.len() } else { devdax::len_bytes(&metadata) };
@@ -185,6 +191,7 @@ impl DaxOptions {
         Ok(DaxDevice {
             name,
             file,
+            identity,
             region,
             is_writable: self.writable,
             is_regular,
@@ -222,6 +229,10 @@ impl DaxDevice {
 impl Device for DaxDevice {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        self.identity
     }
 
     /// The mapped length, or what a truncation has left of it.

@@ -55,6 +55,7 @@ mod decorate;
 mod error;
 mod file;
 mod fork;
+mod identity;
 mod memory;
 mod queue;
 mod region;
@@ -67,6 +68,7 @@ pub use decorate::{
 };
 pub use error::{DeviceError, IoOperation};
 pub use file::{Direct, FileDevice, FileOptions};
+pub use identity::DeviceIdentity;
 pub use memory::MemoryDevice;
 
 use std::os::fd::BorrowedFd;
@@ -76,6 +78,15 @@ use std::sync::Arc;
 pub trait Device: Send + Sync + 'static {
     /// A name for messages: the path of a file, or what kind of memory this is.
     fn name(&self) -> &str;
+
+    /// Which bytes these are: equal for two devices exactly if a write through one changes what the other
+    /// reads. A cache keeps one copy of the bytes of one identity.
+    ///
+    /// The default is the device object itself, so that only the same object counts as the same device. A
+    /// device that passes its transfers on to another one returns the identity of that one.
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity::of_object(self)
+    }
 
     /// The present length in bytes. Files may grow and shrink.
     fn len_bytes(&self) -> Result<u64, DeviceError>;
@@ -139,6 +150,10 @@ pub trait Device: Send + Sync + 'static {
 impl<D: Device + ?Sized> Device for Arc<D> {
     fn name(&self) -> &str {
         (**self).name()
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        (**self).identity()
     }
 
     fn len_bytes(&self) -> Result<u64, DeviceError> {

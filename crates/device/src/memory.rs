@@ -5,7 +5,7 @@
 //! bytes and not others, as on any device.
 
 use crate::region::Region;
-use crate::{Device, DeviceError, bounds};
+use crate::{Device, DeviceError, DeviceIdentity, bounds};
 
 /// A device in anonymous memory of a fixed length.
 ///
@@ -57,6 +57,10 @@ impl MemoryDevice {
 impl Device for MemoryDevice {
     fn name(&self) -> &str {
         "memory"
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity::of_object(self.region.start())
     }
 
     fn len_bytes(&self) -> Result<u64, DeviceError> {

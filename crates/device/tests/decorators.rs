@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_device::{
-    Counting, Device, DeviceError, Fault, FaultRule, FaultTarget, Faulty, FileDevice, IoOperation,
-    MemoryDevice, Rate, Throttled, Trigger,
+    Counting, Device, DeviceError, Direct, Fault, FaultRule, FaultTarget, Faulty, FileDevice,
+    IoOperation, MemoryDevice, Rate, Throttled, Trigger,
 };
 use support::{ListBatch, check_against_model, seed};
 
@@ -205,4 +205,25 @@ fn counts_add_up() {
     assert_eq!((counts.sizes[0], counts.sizes[12], counts.sizes[13]), (2, 2, 1));
     assert_eq!(counts.sizes.iter().sum::<u64>(), 5);
     assert_eq!(counts.most_in_flight, 1);
+}
+
+/// What tells two devices of the same bytes from two devices of different bytes.
+#[test]
+fn devices_of_the_same_bytes_have_one_identity() {
+    let directory = tempfile::tempdir().unwrap();
+    let [one, other, link] = ["one", "other", "link"].map(|name| directory.path().join(name));
+    std::fs::write(&one, [1; 4096]).unwrap();
+    std::fs::write(&other, [1; 4096]).unwrap();
+    std::fs::hard_link(&one, &link).unwrap();
+    let open = |path| FileDevice::open(path).unwrap();
+    let buffered = FileDevice::options().direct(Direct::Never).open(&one).unwrap();
+    assert_eq!(open(&one).identity(), open(&link).identity());
+    assert_eq!(open(&one).identity(), buffered.identity());
+    assert_ne!(open(&one).identity(), open(&other).identity());
+
+    let memory = Arc::new(MemoryDevice::new(4096).unwrap());
+    let decorated = Counting::new(Faulty::new(Throttled::new(memory.clone(), Rate::default())));
+    assert_eq!(memory.identity(), decorated.identity());
+    assert_eq!(memory.identity(), Arc::new(memory.clone()).identity());
+    assert_ne!(memory.identity(), MemoryDevice::new(4096).unwrap().identity());
 }

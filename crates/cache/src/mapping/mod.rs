@@ -34,8 +34,10 @@ use aquifer_sys::memory::copy_racy;
 
 use crate::asynchronous;
 use crate::cache::Running;
+use crate::claims::{Attached, Claim, Wanted};
 use crate::engine::Kind;
 use crate::error::{Error, Result};
+use crate::mapped_memory::MappedMemory;
 use crate::page_word::PinKind;
 use crate::store::{Access, Geometry};
 use aquifer_vm::{Bytes, Pod};
@@ -43,7 +45,8 @@ use kernel::KernelFile;
 
 /// A device as memory. See the module documentation.
 ///
-/// May be used from any thread. Dropping it writes dirty pages back without making them durable, and
+/// May be used from any thread. Mappings of one device in one cache share their pages, see
+/// [`Cache::map_with`](crate::Cache::map_with). Dropping one writes dirty pages back without making them durable, and
 /// reports nothing: call [`Mapping::flush_all`] first where that matters.
 ///
 /// # What an application must not do
@@ -55,13 +58,21 @@ use kernel::KernelFile;
 ///   same cache: each holds a transfer buffer while it waits for the next.
 pub struct Mapping {
     served: Served,
+    writable: bool,
     running: Arc<Running>,
 }
 
 /// The backend.
 enum Served {
-    User(Arc<UserStore>),
-    Kernel(Arc<KernelFile>),
+    /// The store before what tears it down with its last user.
+    User(Arc<UserStore>, Arc<Attached<MappedMemory>>),
+    Kernel(Arc<KernelFile>, #[allow(dead_code, reason = "dropped with it")] Claim),
+}
+
+impl Served {
+    fn shared(attached: Arc<Attached<MappedMemory>>) -> Served {
+        Served::User(attached.store.clone(), attached)
+    }
 }
 
 impl Mapping {
@@ -75,37 +86,64 @@ impl Mapping {
         if options.writable && !device.is_writable() {
             return Err(Error::ReadOnly { device: device.name().to_owned() });
         }
+        let writable = options.writable;
+        let wanted = Wanted {
+            engine: engine.clone(),
+            identity: device.identity(),
+            device: device.clone(),
+            kind: Kind::Mapped,
+            len_bytes: geometry.len_bytes,
+            writable,
+        };
+        if options.backend != Backend::Kernel
+            && let Some(attached) = Attached::existing(&wanted)?
+        {
+            return Ok(Mapping { served: Served::shared(attached), writable, running });
+        }
         let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
             Some(file) => {
+                let claim = Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted })?;
                 running.drop_manager()?.add(file.clone());
                 engine.use_budget(Kind::Kernel, true);
-                Served::Kernel(file)
+                Served::Kernel(file, claim)
             }
-            None => {
-                Served::User(UserStore::map(engine.clone(), device, geometry, options.writable)?)
-            }
+            None => Served::shared(Attached::attach(&wanted, || {
+                UserStore::map(engine.clone(), device, geometry, writable)
+            })?),
         };
-        Ok(Mapping { served, running })
+        Ok(Mapping { served, writable, running })
     }
 
     fn geometry(&self) -> Geometry {
         match &self.served {
-            Served::User(store) => store.geometry,
-            Served::Kernel(file) => file.geometry,
+            Served::User(store, _) => store.geometry,
+            Served::Kernel(file, _) => file.geometry,
         }
     }
 
     fn device(&self) -> &dyn Device {
         match &self.served {
-            Served::User(store) => &*store.device,
-            Served::Kernel(file) => &*file.device,
+            Served::User(store, _) => &**store.device(),
+            Served::Kernel(file, _) => &*file.device,
+        }
+    }
+
+    /// Keeps other mappings of the device out while this one lives.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyAttached`] if there are any, [`Error::ReadOnly`].
+    pub(crate) fn keep_alone(&self) -> Result<()> {
+        self.writable()?;
+        match &self.served {
+            Served::User(_, attached) => attached.keep_alone(),
+            Served::Kernel(..) => Ok(()),
         }
     }
 
     /// The user backend of a mapping that passed [`Mapping::check_writable`].
     fn writable(&self) -> Result<&UserStore> {
         match &self.served {
-            Served::User(store) if store.writable => Ok(store),
+            Served::User(store, _) if self.writable => Ok(store),
             _ => Err(Error::ReadOnly { device: self.device().name().to_owned() }),
         }
     }
@@ -127,8 +165,8 @@ impl Mapping {
     /// Which mechanism serves this mapping.
     pub fn backend(&self) -> Backend {
         match self.served {
-            Served::User(_) => Backend::User,
-            Served::Kernel(_) => Backend::Kernel,
+            Served::User(..) => Backend::User,
+            Served::Kernel(..) => Backend::Kernel,
         }
     }
 
@@ -145,8 +183,8 @@ impl Mapping {
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         match &self.served {
-            Served::User(store) => store.memory.address(0),
-            Served::Kernel(file) => file.address(0),
+            Served::User(store, _) => store.memory.address(0),
+            Served::Kernel(file, _) => file.address(0),
         }
     }
 
@@ -175,8 +213,8 @@ impl Mapping {
     /// budget cannot hold the range.
     pub fn read<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         match &self.served {
-            Served::User(_) => Ok(look(self.pin(range)?.bytes())),
-            Served::Kernel(file) => {
+            Served::User(..) => Ok(look(self.pin(range)?.bytes())),
+            Served::Kernel(file, _) => {
                 self.pages_of(&range)?;
                 file.read(&range, look)
             }
@@ -221,13 +259,13 @@ impl Mapping {
     unsafe fn copy_to(&self, offset_bytes: u64, target: *mut u8, len: usize) -> Result<()> {
         self.check_process()?;
         match &self.served {
-            Served::User(store) => {
+            Served::User(store, _) => {
                 store.for_each_page(offset_bytes, len, Access::Read, |address, part| {
                     // SAFETY: the page is pinned, and the part lies within the target.
                     unsafe { copy_racy(address, target.add(part.start), part.len()) };
                 })
             }
-            Served::Kernel(file) => {
+            Served::Kernel(file, _) => {
                 file.geometry.pages_of(offset_bytes, len as u64)?;
                 // SAFETY: the caller's promise.
                 unsafe { file.copy_to(offset_bytes, target, len) }
@@ -266,8 +304,8 @@ impl Mapping {
     fn pin_as(&self, range: Range<u64>, kind: PinKind) -> Result<Pinned<'_>> {
         let pages = self.pages_of(&range)?;
         match &self.served {
-            Served::User(store) => Pinned::user(store, range, pages, kind),
-            Served::Kernel(file) => Pinned::kernel(file, range),
+            Served::User(store, _) => Pinned::user(store, range, pages, kind),
+            Served::Kernel(file, _) => Pinned::kernel(file, range),
         }
     }
 
@@ -275,8 +313,8 @@ impl Mapping {
     #[inline]
     pub fn touch(&self, offset_bytes: u64) -> Result<()> {
         match &self.served {
-            Served::User(store) if store.touch_resident(offset_bytes) => Ok(()),
-            Served::Kernel(file)
+            Served::User(store, _) if store.touch_resident(offset_bytes) => Ok(()),
+            Served::Kernel(file, _)
                 if offset_bytes < file.geometry.len_bytes
                     && self.running.engine.mark.is_current() =>
             {
@@ -290,8 +328,8 @@ impl Mapping {
     fn touch_slowly(&self, offset_bytes: u64) -> Result<()> {
         let pages = self.pages_of(&(offset_bytes..offset_bytes.saturating_add(1)))?;
         match &self.served {
-            Served::User(store) => store.touch(pages.start, Access::Read),
-            Served::Kernel(file) => file.touch(offset_bytes),
+            Served::User(store, _) => store.touch(pages.start, Access::Read),
+            Served::Kernel(file, _) => file.touch(offset_bytes),
         }
     }
 
@@ -309,8 +347,8 @@ impl Mapping {
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
-            Served::User(store) => store.touch_runs(&pages),
-            Served::Kernel(file) => file.touch_many(ranges),
+            Served::User(store, _) => store.touch_runs(&pages),
+            Served::Kernel(file, _) => file.touch_many(ranges),
         }
     }
 
@@ -321,11 +359,11 @@ impl Mapping {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let pages = self.page_ranges(ranges);
         let work: Box<dyn FnOnce() -> Result<()> + Send> = match &self.served {
-            Served::User(store) => {
+            Served::User(store, _) => {
                 let store = store.clone();
                 Box::new(move || store.touch_runs(&pages?))
             }
-            Served::Kernel(file) => {
+            Served::Kernel(file, _) => {
                 let (file, ranges) = (file.clone(), ranges.to_vec());
                 Box::new(move || pages.and_then(|_| file.touch_many(&ranges)))
             }
@@ -338,8 +376,8 @@ impl Mapping {
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
-            Served::User(store) => store.prefetch_runs(&pages),
-            Served::Kernel(file) => file.will_need(ranges),
+            Served::User(store, _) => store.prefetch_runs(&pages),
+            Served::Kernel(file, _) => file.will_need(ranges),
         }
         Ok(())
     }
@@ -352,8 +390,8 @@ impl Mapping {
     pub fn is_resident(&self, range: Range<u64>) -> Result<bool> {
         let mut pages = self.pages_of(&range)?;
         match &self.served {
-            Served::User(store) => Ok(pages.all(|page| store.is_resident(page))),
-            Served::Kernel(file) => file.is_resident(&range),
+            Served::User(store, _) => Ok(pages.all(|page| store.is_resident(page))),
+            Served::Kernel(file, _) => file.is_resident(&range),
         }
     }
 
@@ -361,8 +399,8 @@ impl Mapping {
     pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
         let pages = self.pages_of(&range)?;
         match &self.served {
-            Served::User(store) => store.advise(pages, advice),
-            Served::Kernel(file) => file.advise(&range, advice),
+            Served::User(store, _) => store.advise(pages, advice),
+            Served::Kernel(file, _) => file.advise(&range, advice),
         }
         Ok(())
     }
@@ -376,9 +414,9 @@ impl Mapping {
     pub fn flush(&self, range: Range<u64>) -> Result<()> {
         let pages = self.pages_of(&range)?;
         match &self.served {
-            Served::User(store) => store.flush(pages),
+            Served::User(store, _) => store.flush(pages),
             // Nothing is ever written through it.
-            Served::Kernel(_) => Ok(()),
+            Served::Kernel(..) => Ok(()),
         }
     }
 
@@ -394,8 +432,8 @@ impl Mapping {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let pages = self.pages_of(&range);
         let store = match &self.served {
-            Served::User(store) => Some(store.clone()),
-            Served::Kernel(_) => None,
+            Served::User(store, _) => Some(store.clone()),
+            Served::Kernel(..) => None,
         };
         asynchronous::run(&self.running.engine.jobs, move || match store {
             Some(store) => store.flush(pages?),
@@ -415,8 +453,8 @@ impl Mapping {
     pub fn last_fault_error(&self) -> Option<Error> {
         let bare_fault = |id| self.running.engine.bare_fault(id);
         match &self.served {
-            Served::User(store) => Some(store.bare_fault_error(bare_fault(store.id)?)),
-            Served::Kernel(file) => Some(file.bare_fault_error(bare_fault(file.id)?)),
+            Served::User(store, _) => Some(store.bare_fault_error(bare_fault(store.id)?)),
+            Served::Kernel(file, _) => Some(file.bare_fault_error(bare_fault(file.id)?)),
         }
     }
 }
@@ -428,13 +466,13 @@ impl Drop for Mapping {
             return;
         }
         match &self.served {
-            Served::User(store) => {
-                engine.detach(store.id);
-                store.teardown();
-                engine.release_id(store.id);
-                engine.use_budget(Kind::Mapped, false);
+            // The last user of the store tears it down. Before that, what was written here goes on its way.
+            Served::User(store, attached) => {
+                if self.writable && Arc::strong_count(attached) > 1 {
+                    let _ = store.write_back(0..store.geometry.pages());
+                }
             }
-            Served::Kernel(file) => {
+            Served::Kernel(file, _) => {
                 if let Ok(manager) = self.running.drop_manager() {
                     manager.remove(file);
                 }

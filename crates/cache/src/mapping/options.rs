@@ -6,8 +6,8 @@ pub enum Backend {
     /// What is cheapest on this machine and keeps the promise of the mapping.
     ///
     /// The kernel backend for read-only mappings of regular files, unless misses measured clearly cheaper
-    /// with the user backend ([`calibrate`](crate::calibrate)) or the cache has a policy of the
-    /// application's own; the user backend for everything else.
+    /// with the user backend ([`calibrate`](crate::calibrate)), the cache has a policy of the application's own,
+    /// or it has a user-backed mapping of the device already; the user backend for everything else.
     #[default]
     Auto,
     /// A kernel file mapping whose residency is kept under the budget. Read-only, regular files.

@@ -152,7 +152,7 @@ impl Store<MappedMemory> {
                 "an error of the device itself, which a call that returns it will tell",
             )),
         };
-        Error::Load { device: self.device.name().to_owned(), offset_bytes, source }
+        Error::Load { device: self.device().name().to_owned(), offset_bytes, source }
     }
 }
 
@@ -174,7 +174,7 @@ impl FaultOwner for UserStore {
         }
         // Where the hardware does not tell, a fault on a page that is there can only be a store.
         let write = fault.write.unwrap_or_else(|| self.seen(page).state() == State::Clean);
-        if write && !self.writable {
+        if write && !self.writable() {
             return Served::No;
         }
         count(&self.engine.counters.signals, 1);

@@ -106,6 +106,12 @@ impl Device for Hooked {
     }
 }
 
+/// A device that a cache takes for another one: for tests that compare two interfaces over the same bytes, which
+/// a cache refuses where one of them may write.
+pub fn unrelated(device: Arc<dyn Device>) -> Arc<Hooked> {
+    Arc::new(Hooked { alignment_bytes: device.alignment_bytes(), ..Hooked::new(device) })
+}
+
 /// A future's result, without a run-time.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);

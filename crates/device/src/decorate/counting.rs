@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::intercept::{Intercept, Intercepted};
-use crate::{Batch, Device, DeviceError, IoOperation, Request};
+use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
 
 /// Classes of the size histogram: class `n` counts transfers of 2ⁿ to 2ⁿ⁺¹ - 1 bytes, the last also
 /// everything larger; class 0 also empty ones.
@@ -159,6 +159,10 @@ impl Intercept for &Shared {
 impl<D: Device> Device for Counting<D> {
     fn name(&self) -> &str {
         self.device.name()
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        self.device.identity()
     }
 
     fn len_bytes(&self) -> Result<u64, DeviceError> {

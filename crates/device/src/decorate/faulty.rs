@@ -20,7 +20,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::intercept::{Intercept, Intercepted};
-use crate::{Batch, Device, DeviceError, IoOperation, Request};
+use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
 
 /// Which operations a rule concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -332,6 +332,10 @@ impl Intercept for &FaultControl {
 impl<D: Device> Device for Faulty<D> {
     fn name(&self) -> &str {
         self.device.name()
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        self.device.identity()
     }
 
     fn len_bytes(&self) -> Result<u64, DeviceError> {

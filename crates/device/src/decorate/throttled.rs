@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::intercept::{Intercept, Intercepted};
-use crate::{Batch, Device, DeviceError, Request};
+use crate::{Batch, Device, DeviceError, DeviceIdentity, Request};
 
 /// Waits shorter than this are spun.
 const SPUN: Duration = Duration::from_micros(100);
@@ -113,6 +113,10 @@ impl Intercept for &Line {
 impl<D: Device> Device for Throttled<D> {
     fn name(&self) -> &str {
         self.device.name()
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        self.device.identity()
     }
 
     fn len_bytes(&self) -> Result<u64, DeviceError> {

@@ -32,7 +32,7 @@ pub use open::{Direct, FileOptions};
 pub(crate) use transfer::{Begun, Leg, Transfer, finish_blocking};
 
 use crate::queue::{self, Engine};
-use crate::{Batch, Device, DeviceError, IoOperation, Request};
+use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
 use sync::SyncGate;
 
 /// A regular file or block device.
@@ -57,6 +57,7 @@ pub struct FileDevice {
 pub(crate) struct FileState {
     name: String,
     kind: Kind,
+    identity: DeviceIdentity,
     main: OwnedFd,
     /// The second descriptor of a direct regular file.
     buffered: Option<OwnedFd>,
@@ -147,6 +148,11 @@ impl FileState {
 impl Device for FileDevice {
     fn name(&self) -> &str {
         &self.state.name
+    }
+
+    /// The file, whatever path it was opened by: several devices of one file are equal.
+    fn identity(&self) -> DeviceIdentity {
+        self.state.identity
     }
 
     fn len_bytes(&self) -> Result<u64, DeviceError> {

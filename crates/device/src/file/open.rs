@@ -10,7 +10,7 @@ use aquifer_sys::file_system;
 use super::sync::SyncGate;
 use super::{FileDevice, FileState, Kind, system};
 use crate::queue::Engine;
-use crate::{AlignedBuffer, DeviceError};
+use crate::{AlignedBuffer, DeviceError, DeviceIdentity};
 
 /// Whether transfers bypass the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -117,6 +117,10 @@ impl FileOptions {
             state: Arc::new(FileState {
                 name,
                 kind,
+                identity: match kind {
+                    Kind::Regular => status.file,
+                    Kind::BlockDevice => DeviceIdentity::Special { number: status.number },
+                },
                 may_give_up_direct: second.is_some() && self.direct == Direct::Auto,
                 buffered: second,
                 main,

@@ -6,11 +6,17 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::DeviceIdentity;
+
 /// What `fstat` says, as far as a device cares.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FileStatus {
     pub mode: libc::mode_t,
     pub len_bytes: u64,
+    /// Which file it is.
+    pub file: DeviceIdentity,
+    /// Which device it is, if it is one.
+    pub number: u64,
 }
 
 /// The first errno of `result`, for calls that return -1.
@@ -38,7 +44,12 @@ pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<FileStatus> {
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
     // SAFETY: `status` is valid for the call to fill in.
     check(unsafe { libc::fstat64(file.as_raw_fd(), &raw mut status) })?;
-    Ok(FileStatus { mode: status.st_mode, len_bytes: u64::try_from(status.st_size).unwrap_or(0) })
+    Ok(FileStatus {
+        mode: status.st_mode,
+        len_bytes: u64::try_from(status.st_size).unwrap_or(0),
+        file: DeviceIdentity::File { file_system: status.st_dev, inode: status.st_ino },
+        number: status.st_rdev,
+    })
 }
 
 /// Type of the file at `path`, without opening it: opening a pipe would wait for its other end.

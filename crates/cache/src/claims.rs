@@ -1,0 +1,315 @@
+//! What of this process uses which device, so that the bytes of a device have one copy where one may be written.
+//!
+//! Two stores of one device would each write whole pages over what the other wrote, and read what the other has
+//! long changed. So:
+//!
+//! | wanted | there is | then |
+//! |---|---|---|
+//! | mapping of the user backend, or `Pages` | the same interface of the same cache, same length | both use one [`Store`] |
+//! | anything, for reading | anything else, for reading | each has its own |
+//! | anything else | anything else, one of them for writing | [`Error::AlreadyAttached`] |
+//!
+//! A store that was once writable counts as such until the last of its users is gone.
+//!
+//! # Invariants
+//! * An entry stays until the store's pages are written back: a new store of the device would read what the old
+//!   one is about to overwrite. A thread that wants the same store meanwhile waits.
+//! * The table belongs to one process. A child of a fork has a table of its own, because its copy of the parent's
+//!   may be locked by a thread that only the parent has.
+//!
+//! Lock order: the table's lock is held around changes of the table and of one store's protection, never around
+//! calls of a device.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use aquifer_device::{Device, DeviceIdentity};
+use aquifer_vm::ProcessMark;
+
+use crate::engine::{Engine, Kind};
+use crate::error::{Error, Result};
+use crate::store::{PageMemory, Store};
+
+/// One use of a device.
+struct Entry {
+    number: u64,
+    /// The cache, by its engine's address: entries do not outlive it.
+    cache: usize,
+    kind: Kind,
+    len_bytes: u64,
+    writable: bool,
+    /// Belongs to one user, who relies on nothing else changing the bytes.
+    alone: bool,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Being made.
+    Opening,
+    /// In use, or being torn down if it cannot be upgraded: an [`Attached`].
+    Open(Weak<dyn Any + Send + Sync>),
+    /// In use, with nothing to share.
+    Unshared,
+}
+
+#[derive(Default)]
+struct Entries {
+    next: u64,
+    by_device: HashMap<DeviceIdentity, Vec<Entry>>,
+}
+
+struct Table {
+    mark: ProcessMark,
+    entries: Mutex<Entries>,
+    changed: Condvar,
+}
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
+
+/// The table of this process.
+fn table() -> &'static Table {
+    loop {
+        // Acquire pairs with the release below.
+        let seen = TABLE.load(Ordering::Acquire);
+        // SAFETY: tables are made below and never freed.
+        if let Some(table) = unsafe { seen.as_ref() }
+            && table.mark.is_current()
+        {
+            return table;
+        }
+        let fresh = Box::into_raw(Box::new(Table {
+            mark: ProcessMark::new(),
+            entries: Mutex::default(),
+            changed: Condvar::new(),
+        }));
+        // Release publishes the table; acquire pairs with it where another thread was first.
+        if TABLE.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: made above and not published.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+}
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is to be attached.
+#[derive(Clone)]
+pub(crate) struct Wanted {
+    pub engine: Arc<Engine>,
+    pub device: Arc<dyn Device>,
+    pub identity: DeviceIdentity,
+    pub kind: Kind,
+    pub len_bytes: u64,
+    pub writable: bool,
+}
+
+impl Wanted {
+    fn cache(&self) -> usize {
+        Arc::as_ptr(&self.engine) as usize
+    }
+
+    fn may_share(&self, entry: &Entry) -> bool {
+        entry.cache == self.cache() && entry.kind == self.kind && entry.len_bytes == self.len_bytes
+    }
+
+    fn refused(&self, entry: &Entry) -> Error {
+        let how = match () {
+            () if entry.alone => "by an arena of vectors, which needs it alone",
+            () if entry.cache != self.cache() => "through another cache of this process",
+            () if entry.kind == Kind::Kernel => "by a mapping of the kernel backend",
+            () if entry.kind == Kind::Arena && self.kind != Kind::Arena => "by `Pages`",
+            () if entry.kind == Kind::Mapped && self.kind != Kind::Mapped => "by a mapping",
+            () => "with another length",
+        };
+        Error::AlreadyAttached { device: self.device.name().to_owned(), how }
+    }
+
+    /// Refuses what cannot be beside the entries of the device, `own` left out.
+    fn check(&self, entries: &[Entry], own: Option<u64>) -> Result<()> {
+        let others = || entries.iter().filter(|entry| Some(entry.number) != own);
+        match others().find(|entry| entry.writable || entry.alone || self.writable) {
+            Some(entry) => Err(self.refused(entry)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An entry of the table, which ends with this.
+pub(crate) struct Claim {
+    mark: ProcessMark,
+    identity: DeviceIdentity,
+    number: u64,
+}
+
+impl Claim {
+    /// Enters a use that shares nothing.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyAttached`].
+    pub fn unshared(wanted: &Wanted) -> Result<Claim> {
+        let mut entries = table().lock();
+        let of_device = entries.by_device.get(&wanted.identity).map_or(&[][..], Vec::as_slice);
+        wanted.check(of_device, None)?;
+        Ok(entries.enter(wanted, Stage::Unshared))
+    }
+
+    fn with_entry<T>(&self, work: impl FnOnce(&mut Entry) -> T) -> T {
+        let mut entries = table().lock();
+        let of_device = entries.by_device.get_mut(&self.identity).expect("it has this entry");
+        let own = of_device.iter_mut().find(|entry| entry.number == self.number);
+        work(own.expect("an entry ends with its claim"))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.mark.is_current() {
+            return; // entered in the table of the parent
+        }
+        let table = table();
+        let mut entries = table.lock();
+        if let Some(of_device) = entries.by_device.get_mut(&self.identity) {
+            of_device.retain(|entry| entry.number != self.number);
+            if of_device.is_empty() {
+                entries.by_device.remove(&self.identity);
+            }
+        }
+        table.changed.notify_all();
+    }
+}
+
+impl Entries {
+    fn enter(&mut self, wanted: &Wanted, stage: Stage) -> Claim {
+        self.next += 1;
+        let number = self.next;
+        self.by_device.entry(wanted.identity).or_default().push(Entry {
+            number,
+            cache: wanted.cache(),
+            kind: wanted.kind,
+            len_bytes: wanted.len_bytes,
+            writable: wanted.writable,
+            alone: false,
+            stage,
+        });
+        Claim { mark: ProcessMark::new(), identity: wanted.identity, number }
+    }
+}
+
+/// A store with its entry: torn down when its last user drops it.
+pub(crate) struct Attached<M: PageMemory> {
+    pub store: Arc<Store<M>>,
+    claim: Claim,
+}
+
+impl<M: PageMemory> Attached<M> {
+    /// The store of a device that this cache has, if there is one to share.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyAttached`]; [`Error::Kernel`] where a store cannot be made writable.
+    pub fn existing(wanted: &Wanted) -> Result<Option<Arc<Attached<M>>>> {
+        let table = table();
+        let mut entries = table.lock();
+        loop {
+            let Some(of_device) = entries.by_device.get_mut(&wanted.identity) else {
+                return Ok(None);
+            };
+            let Some(place) = of_device.iter().position(|entry| wanted.may_share(entry)) else {
+                return Ok(None);
+            };
+            let attached = match &of_device[place].stage {
+                Stage::Open(attached) => attached.upgrade(),
+                Stage::Opening => None,
+                Stage::Unshared => unreachable!("what can be shared is"),
+            };
+            let Some(attached) = attached else {
+                // Being made, or written back.
+                entries = table.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let attached: Arc<Attached<M>> =
+                attached.downcast().expect("a kind of use has one kind of memory");
+            let outcome = attached.admit(wanted, of_device, place);
+            // Not under the lock: if it is the last one by now, it is torn down here.
+            drop(entries);
+            return outcome.map(|()| Some(attached));
+        }
+    }
+
+    /// Lets one more user in.
+    fn admit(&self, wanted: &Wanted, entries: &mut [Entry], place: usize) -> Result<()> {
+        if entries[place].alone {
+            return Err(wanted.refused(&entries[place]));
+        }
+        if wanted.writable && !entries[place].writable {
+            wanted.check(entries, Some(entries[place].number))?;
+            self.store.make_writable(wanted.device.clone())?;
+            entries[place].writable = true;
+        }
+        Ok(())
+    }
+
+    /// The store of a device: one that is there, or the one that `make` makes.
+    ///
+    /// # Errors
+    /// As [`Attached::existing`], and those of `make`.
+    pub fn attach(
+        wanted: &Wanted,
+        make: impl FnOnce() -> Result<Arc<Store<M>>>,
+    ) -> Result<Arc<Attached<M>>> {
+        let claim = loop {
+            if let Some(attached) = Self::existing(wanted)? {
+                return Ok(attached);
+            }
+            let mut entries = table().lock();
+            let of_device = entries.by_device.get(&wanted.identity).map_or(&[][..], Vec::as_slice);
+            // Another thread may have been first meanwhile.
+            if !of_device.iter().any(|entry| wanted.may_share(entry)) {
+                wanted.check(of_device, None)?;
+                break entries.enter(wanted, Stage::Opening);
+            }
+        };
+        let attached = Arc::new(Attached { store: make()?, claim });
+        let shared: Weak<dyn Any + Send + Sync> = Arc::downgrade(&attached) as _;
+        attached.claim.with_entry(|entry| entry.stage = Stage::Open(shared));
+        table().changed.notify_all();
+        Ok(attached)
+    }
+
+    /// Keeps others out for good, if there are none now.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyAttached`].
+    pub fn keep_alone(self: &Arc<Self>) -> Result<()> {
+        self.claim.with_entry(|entry| {
+            // Others come in under the table's lock only, which is held.
+            if entry.alone || Arc::strong_count(self) > 1 {
+                return Err(Error::AlreadyAttached {
+                    device: self.store.device().name().to_owned(),
+                    how: "by another mapping of this cache",
+                });
+            }
+            entry.alone = true;
+            Ok(())
+        })
+    }
+}
+
+impl<M: PageMemory> Drop for Attached<M> {
+    fn drop(&mut self) {
+        let engine = self.store.engine.clone();
+        if !engine.mark.is_current() {
+            return;
+        }
+        engine.detach(self.store.id);
+        self.store.teardown();
+        engine.release_id(self.store.id);
+        engine.use_budget(M::KIND, false);
+    }
+}
