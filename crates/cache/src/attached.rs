@@ -1,12 +1,29 @@
 //! A store as the engine sees it: what the evictor and the workers may ask of it.
 
-use crate::engine::{AttachedStore, Cleaning, Evicted};
+use crate::engine::{AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
+use crate::page_word::State;
 use crate::store::{PageMemory, Store};
 
 impl<M: PageMemory> AttachedStore for Store<M> {
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         self.evict_victims(victims, write_back)
+    }
+
+    fn keeps(&self, page: PageId, frame: FrameId) -> Keeps {
+        let seen = self.seen(page.0);
+        if !seen.is_resident() {
+            // Its owner is a page that a thread is loading, or is about to.
+            return Keeps::Loading;
+        }
+        match seen.state() {
+            _ if seen.frame() != frame => Keeps::Nothing,
+            State::Exclusive => Keeps::Pin,
+            _ if seen.pins() > 0 => Keeps::Pin,
+            State::Dirty => Keeps::Dirt,
+            State::Cleaning => Keeps::Writing,
+            _ => Keeps::Nothing,
+        }
     }
 
     fn vacate(&self, pages: &[PageId]) {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
 use crate::bounce::Bounce;
+use crate::duties;
 use crate::engine::Cleaning;
 use crate::ids::FrameId;
 use crate::page_word::State;
@@ -77,7 +78,7 @@ impl<M: PageMemory> Store<M> {
             failed: None,
         };
         let device = self.device();
-        device.run(&mut batch, device.queue_depth());
+        duties::loading(0, || device.run(&mut batch, device.queue_depth()));
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
         batch.failed.take().map_or(Ok(()), Err)
     }
@@ -87,6 +88,7 @@ impl<M: PageMemory> Store<M> {
 impl<M: PageMemory> Drop for LoadBatch<'_, M> {
     fn drop(&mut self) {
         for run in self.runs.drain(..).flatten() {
+            duties::end_loading((run.pages.end - run.pages.start) as usize);
             count(&self.store.engine.counters.prefetched, run.pages.end - run.pages.start);
             for (page, &frame) in run.pages.clone().zip(&run.frames) {
                 self.store.give_up(page, frame);
@@ -162,6 +164,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 Some(landing) => (landing, None),
                 None => (bounce.as_ptr(), Some(bounce)),
             };
+            duties::begin_loading(count);
             return Some(Run { pages: page..page + count as u64, frames, bounce, data });
         }
     }
@@ -219,6 +222,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         self.free_runs.push(tag as usize);
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
+        duties::end_loading(pages as usize);
         count(&store.engine.counters.prefetched, pages);
         // A run lies in one region. Held until Loading has ended, as in `Store::finish`: whoever holds the
         // gate alone takes a page that is Loading for one that is not installed, and discards across it.

@@ -43,7 +43,8 @@ impl Default for CacheBuilder {
 }
 
 impl CacheBuilder {
-    /// DRAM the cache may use for pages. Bookkeeping comes on top: about 0.6 % of the budget with 4 KiB
+    /// DRAM the cache may use for pages. A few of them, at most 16 for each interface in use, are a reserve: writing a
+    /// page back may need one where the data of a device is a mapping of the same cache. Bookkeeping comes on top: about 0.6 % of the budget with 4 KiB
     /// pages, and up to 10 MiB of transfer buffers.
     pub fn budget_bytes(mut self, bytes: u64) -> Self {
         self.budget_bytes = Some(bytes);

@@ -117,7 +117,7 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
-    /// Everything in the budget is pinned or cannot be written back.
+    /// Everything in the budget is pinned or cannot be written back, and nothing is on its way to become free.
     #[error(
         "no frame of the budget can be freed: {pinned} pages are pinned, {unwritable} cannot be written \
          back; drop pins, or raise the budget with `resize`"

@@ -164,7 +164,7 @@ impl<M: PageMemory> Store<M> {
         let pages = self.geometry.pages_of_region(region);
         let dirty = |&(_, page): &(FrameId, PageId)| self.seen(page.0).state() == State::Dirty;
         if write_back != Cleaning::No && victims.iter().any(dirty) {
-            self.clean_region(region, write_back == Cleaning::IfCopying);
+            self.clean_region(region, write_back != Cleaning::Yes);
         }
         let mut evicted = Evicted::default();
         let gate = M::PROTECTS.then(|| self.gates.exclusive(region));

@@ -14,6 +14,8 @@
 //! * A frame below the limit is in exactly one place: a free list, the hands of a loader, the policy, or
 //!   the hands of one evictor. The last is marked in its owner word, so that of two evictors that come
 //!   upon a page only one takes its frame.
+//! * A few free frames are a reserve for threads that need one to free others (see `duties`). It is filled before
+//!   any other list, and counts neither as free nor as used.
 //! * A frame at or above the limit is never handed out. Shrinking lowers the limit; such frames are
 //!   retired when they come back, and the evictor makes them come back.
 //!
@@ -35,6 +37,9 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 /// against 0.28 with 64) and lengthens the tail of the misses that have to wait for it.
 pub const BATCH: usize = 64;
 const CORE_LIST_FRAMES: usize = 2 * BATCH;
+/// Frames of the reserve, where the pool has many times as many.
+const RESERVE_FRAMES: usize = 16;
+const RESERVED_ONE_IN: usize = 32;
 
 struct PolicyState {
     policy: Box<dyn Policy>,
@@ -52,6 +57,9 @@ pub struct FramePool {
     owners: LazyArray<AtomicU64>,
     cores: Box<[List]>,
     shared: List,
+    reserve: List,
+    /// How many frames the reserve lacks. A hint: changed with the reserve's lock held, read without.
+    reserve_lacks: AtomicUsize,
     free: AtomicUsize,
     used: AtomicUsize,
     insertions: AtomicU64,
@@ -75,6 +83,8 @@ impl FramePool {
             owners: LazyArray::new(max_frames)?,
             cores: (0..cores).map(|_| list(CORE_LIST_FRAMES)).collect(),
             shared: list(0),
+            reserve: list(RESERVE_FRAMES),
+            reserve_lacks: AtomicUsize::new(0),
             free: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             insertions: AtomicU64::new(0),
@@ -121,6 +131,13 @@ impl FramePool {
         frame_word::owner(self.owners[frame.0 as usize].load(Ordering::Acquire))
     }
 
+    /// Which page holds a frame, and whether an evictor decides about it.
+    pub fn holder(&self, frame: FrameId) -> Option<(PageKey, bool)> {
+        // Acquire: what is known of a page that got the frame is not older than that.
+        let word = self.owners[frame.0 as usize].load(Ordering::Acquire);
+        frame_word::owner(word).map(|page| (page, word & CLAIMED != 0))
+    }
+
     /// Takes a free frame for `page`. Async-signal-safe.
     pub fn take(&self, page: PageKey) -> Option<FrameId> {
         let core = aquifer_sys::cpu::current() & (self.cores.len() - 1);
@@ -130,15 +147,68 @@ impl FramePool {
                 .or_else(|| self.refill(core))
                 .or_else(|| self.cores.iter().find_map(|list| self.take_from(list)))?;
             self.free.fetch_sub(1, Ordering::Relaxed);
-            let (owner, index) = (&self.owners[frame.0 as usize], frame.0 as usize);
-            if frame_word::is_granted(&self.limit, index)
-                || frame_word::retire(owner, &self.limit, index)
-            {
-                owner.store(page.pack(), Ordering::SeqCst);
-                self.used.fetch_add(1, Ordering::Relaxed);
+            if self.grant(frame, page) {
                 return Some(frame);
             }
         }
+    }
+
+    /// Takes a frame of the reserve for `page`: for a thread on which it depends that others become free. Where
+    /// that thread serves itself through several devices, `depth` tells how deep it is: half of the reserve is
+    /// for the first, half of the rest for the second. So the last device in the row finds a frame, and frees
+    /// those of the others.
+    pub fn take_reserved(&self, page: PageKey, depth: u32) -> Option<FrameId> {
+        let left = self.reserve_wanted().checked_shr(depth).unwrap_or(0);
+        loop {
+            let frame = {
+                let mut reserve = self.reserve.0.lock();
+                if reserve.len() <= left {
+                    return None;
+                }
+                let frame = reserve.pop().map(FrameId)?;
+                self.count_reserve(&reserve);
+                frame
+            };
+            if self.grant(frame, page) {
+                return Some(frame);
+            }
+        }
+    }
+
+    /// Makes `page` the owner of a frame that was in a free list. False if the frame was retired.
+    fn grant(&self, frame: FrameId, page: PageKey) -> bool {
+        let (owner, index) = (&self.owners[frame.0 as usize], frame.0 as usize);
+        let granted = frame_word::is_granted(&self.limit, index)
+            || frame_word::retire(owner, &self.limit, index);
+        if granted {
+            owner.store(page.pack(), Ordering::SeqCst);
+            self.used.fetch_add(1, Ordering::Relaxed);
+        }
+        granted
+    }
+
+    fn count_reserve(&self, reserve: &[u32]) {
+        let lacks = self.reserve_wanted().saturating_sub(reserve.len());
+        self.reserve_lacks.store(lacks, Ordering::Relaxed);
+    }
+
+    fn reserve_wanted(&self) -> usize {
+        (self.limit() / RESERVED_ONE_IN).min(RESERVE_FRAMES)
+    }
+
+    /// Puts what the reserve lacks of free frames into it; returns the rest.
+    fn fill_reserve<'a>(&self, frames: &'a [u32]) -> &'a [u32] {
+        if self.reserve_lacks.load(Ordering::Relaxed) == 0 {
+            return frames;
+        }
+        let mut reserve = self.reserve.0.lock();
+        self.count_reserve(&reserve);
+        // Within its capacity, which is that of the largest reserve.
+        let lacks = self.reserve_lacks.load(Ordering::Relaxed).min(frames.len());
+        let (kept, rest) = frames.split_at(lacks);
+        reserve.extend_from_slice(kept);
+        self.count_reserve(&reserve);
+        rest
     }
 
     fn take_from(&self, list: &List) -> Option<FrameId> {
@@ -189,9 +259,10 @@ impl FramePool {
                     count += 1;
                 }
             }
+            let rest = self.fill_reserve(&kept[..count]);
             // Before a taker can subtract them.
-            self.free.fetch_add(count, Ordering::Relaxed);
-            self.put(core, &kept[..count]);
+            self.free.fetch_add(rest.len(), Ordering::Relaxed);
+            self.put(core, rest);
         }
         self.returned.ring(u32::MAX);
     }
@@ -298,8 +369,10 @@ impl FramePool {
                 .filter(|&frame| frame_word::regain(&self.owners[frame]))
                 .map(|frame| frame as u32)
                 .collect();
-            self.free.fetch_add(fresh.len(), Ordering::Relaxed);
-            self.shared.0.lock().extend(fresh);
+            self.count_reserve(&self.reserve.0.lock());
+            let rest = self.fill_reserve(&fresh);
+            self.free.fetch_add(rest.len(), Ordering::Relaxed);
+            self.shared.0.lock().extend(rest);
             self.returned.ring(u32::MAX);
         } else {
             self.limit.store(frames, Ordering::SeqCst);
@@ -316,6 +389,19 @@ impl FramePool {
     /// when there are none. Not for the fault path.
     pub fn in_use_above_limit(&self, in_use: &mut Vec<FrameId>) {
         let limit = self.limit();
+        {
+            let mut reserve = self.reserve.0.lock();
+            reserve.retain(|&frame| {
+                let index = frame as usize;
+                index < limit || frame_word::retire(&self.owners[index], &self.limit, index)
+            });
+            let wanted = self.reserve_wanted().min(reserve.len());
+            let too_many = reserve.split_off(wanted);
+            self.count_reserve(&reserve);
+            // As in `give`.
+            self.free.fetch_add(too_many.len(), Ordering::Relaxed);
+            self.shared.0.lock().extend(too_many);
+        }
         for list in self.cores.iter().chain(std::iter::once(&self.shared)) {
             list.0.lock().retain(|&frame| {
                 let index = frame as usize;
@@ -374,11 +460,16 @@ mod tests {
         pool
     }
 
+    /// Takes every frame there is, the reserve last.
+    fn take_all(pool: &FramePool) -> Vec<FrameId> {
+        let usual = std::iter::from_fn(|| pool.take(key(9)));
+        usual.chain(std::iter::from_fn(|| pool.take_reserved(key(9), u32::MAX))).collect()
+    }
+
     #[test]
     fn every_frame_is_handed_out_once() {
         let pool = pool(1000);
-        let mut frames: Vec<u32> = (0..1000).map(|page| pool.take(key(page)).unwrap().0).collect();
-        assert!(pool.take(key(1000)).is_none());
+        let mut frames: Vec<u32> = take_all(&pool).iter().map(|frame| frame.0).collect();
         frames.sort_unstable();
         assert_eq!(frames, (0..1000).collect::<Vec<_>>());
         assert_eq!(pool.free(), 0);
@@ -388,7 +479,7 @@ mod tests {
     #[test]
     fn a_shrink_waits_for_frames_in_use_and_a_growth_takes_them_back() {
         let pool = pool(200);
-        let held: Vec<FrameId> = (0..200).map(|page| pool.take(key(page)).unwrap()).collect();
+        let held = take_all(&pool);
         for (page, &frame) in held.iter().enumerate() {
             pool.inserted(frame, key(page as u64));
         }
@@ -402,8 +493,30 @@ mod tests {
         pool.give(&above[..20]);
         assert!(pool.take(key(500)).is_none(), "frames above the limit are not handed out");
         pool.set_limit(200);
-        let regained: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(9))).collect();
-        assert_eq!(regained.len(), 20);
+        assert_eq!(take_all(&pool).len(), 20);
+    }
+
+    /// So that a thread deep in a row of devices finds a frame that those before it left.
+    #[test]
+    fn the_reserve_is_shared_out_by_depth_and_filled_first() {
+        let pool = pool(32 * RESERVE_FRAMES);
+        let usual: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(9))).collect();
+        assert_eq!(usual.len(), 31 * RESERVE_FRAMES);
+        assert_eq!(pool.free(), 0);
+        let taken: Vec<usize> = [0, 1, 2, 3, 4, 5, 6]
+            .map(|depth| std::iter::from_fn(|| pool.take_reserved(key(9), depth)).count())
+            .into();
+        assert_eq!(taken, [0, 8, 4, 2, 1, 1, 0]);
+        pool.give(&usual[..RESERVE_FRAMES]);
+        assert!(pool.take(key(9)).is_none(), "the reserve comes first");
+        pool.give(&usual[RESERVE_FRAMES..][..3]);
+        assert_eq!(std::iter::from_fn(|| pool.take(key(9))).count(), 3);
+        // A smaller pool has a smaller reserve; the rest of it is free.
+        pool.set_limit(64);
+        pool.in_use_above_limit(&mut vec![]);
+        let below = |frame: &&FrameId| (frame.0 as usize) < 64;
+        let free = usual[..RESERVE_FRAMES].iter().filter(below).count();
+        assert_eq!(pool.free(), free.saturating_sub(2));
     }
 
     #[test]
@@ -433,7 +546,7 @@ mod tests {
         let mut above = vec![];
         pool.in_use_above_limit(&mut above);
         assert!(above.is_empty());
-        let mut all: Vec<u32> = std::iter::from_fn(|| pool.take(key(1))).map(|f| f.0).collect();
+        let mut all: Vec<u32> = take_all(&pool).iter().map(|frame| frame.0).collect();
         all.sort_unstable();
         assert_eq!(all, (0..512).collect::<Vec<_>>());
     }

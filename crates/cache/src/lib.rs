@@ -23,6 +23,7 @@ mod calibrate;
 mod claims;
 mod dirty;
 mod doorbell;
+mod duties;
 mod engine;
 mod error;
 mod evict;

@@ -22,11 +22,12 @@ use std::time::Instant;
 
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::futex::Mutex;
-use aquifer_sys::memory::REGION_BYTES;
+use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_vm::mapper::window::{Window, Windows};
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
+use crate::duties;
 use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
@@ -323,19 +324,29 @@ impl<M: PageMemory> Store<M> {
             let seen = word.load();
             match seen.state() {
                 State::Absent | State::Probation => {
-                    if word.begin_load(seen).is_ok() {
-                        let probation = (seen.state() == State::Probation).then(|| seen.frame());
-                        match self.load(page, access, pin, probation) {
-                            Ok(()) => return Ok(Ensured::Came),
-                            // The page is Absent meanwhile: whoever waits for it may hold the very pins
-                            // that keep every frame, and must get to know.
-                            Err(Refused::NoFrame(_)) if patient => {
-                                self.engine.wait_for_frame(self.pool());
-                                ensured = Ensured::Came;
-                            }
-                            Err(refused) => return Err(refused),
+                    let started = Instant::now();
+                    // Before the page is Loading, so that no thread waits for a page whose loader waits for a
+                    // frame: that thread may hold the very pins that keep every frame, or be the one that frees
+                    // frames.
+                    let frame = match self.engine.acquire(self.pool(), self.key(page)) {
+                        Ok(frame) => frame,
+                        Err(_) if patient && !duties::is_writing_back() => {
+                            self.engine.wait_for_frame(self.pool());
+                            ensured = Ensured::Came;
+                            continue;
                         }
+                        Err(no_frame) => return Err(Refused::NoFrame(no_frame)),
+                    };
+                    if word.begin_load(seen).is_err() {
+                        self.pool().give(&[frame]);
+                        continue;
                     }
+                    let probation = (seen.state() == State::Probation).then(|| seen.frame());
+                    self.load(page, frame, access, pin, probation, started)?;
+                    if access == Access::Read || self.appears_at_once() {
+                        return Ok(Ensured::Came);
+                    }
+                    ensured = Ensured::Came;
                     continue;
                 }
                 State::Clean if access == Access::Write => {
@@ -372,6 +383,13 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
+    /// Whether a page appears in memory whole or not at all. One of several small pages appears piece by piece,
+    /// and a store to its first piece would be lost if the kernel had no memory for the last: so it comes in
+    /// protected, whatever the access, and the protection is lifted when all of it is there.
+    fn appears_at_once(&self) -> bool {
+        !M::PROTECTS || self.geometry.page_bytes == SMALL_PAGE_BYTES
+    }
+
     /// Unprotecting → Dirty.
     fn unprotect(&self, page: u64, pin: bool) -> std::result::Result<(), Refused> {
         let word = self.word(page);
@@ -391,21 +409,12 @@ impl<M: PageMemory> Store<M> {
     fn load(
         &self,
         page: u64,
+        frame: FrameId,
         access: Access,
         pin: Option<PinKind>,
         probation: Option<FrameId>,
+        started: Instant,
     ) -> std::result::Result<(), Refused> {
-        let started = Instant::now();
-        let given_up = OnUnwind(|| self.word(page).abort_load());
-        let acquired = self.engine.acquire(self.pool(), self.key(page));
-        given_up.disarm();
-        let frame = match acquired {
-            Ok(frame) => frame,
-            Err(no_frame) => {
-                self.word(page).abort_load();
-                return Err(Refused::NoFrame(no_frame));
-            }
-        };
         let bounce = self.engine.bounce.take();
         if let Some(slot) = probation
             && self.engine.probation_copy(slot, self.key(page), bounce.as_ptr())
@@ -465,7 +474,8 @@ impl<M: PageMemory> Store<M> {
                 self.give_up(page, frame);
             }
         });
-        let got = device.read_at(offset_bytes, &mut buffer[..asked]);
+        let got =
+            duties::loading(frames.len(), || device.read_at(offset_bytes, &mut buffer[..asked]));
         given_up.disarm();
         let got = got.map_err(Refused::Device)?;
         check_length(offset_bytes, wanted, got)?;
@@ -484,7 +494,9 @@ impl<M: PageMemory> Store<M> {
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         // By what the access is, never by a guess: a page that was only read must not be written back.
-        let dirty = access == Access::Write;
+        let usable = access == Access::Read || self.appears_at_once();
+        let dirty = access == Access::Write && usable;
+        let pin = pin.filter(|_| usable);
         // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
         // that is not installed.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));

@@ -24,6 +24,7 @@ use aquifer_device::{Batch, DeviceError, IoOperation, Request, run_serially};
 use aquifer_sys::{cpu, memory};
 
 use crate::bounce::Bounce;
+use crate::duties;
 use crate::error::{Error, Result};
 use crate::page_word::State;
 use crate::stats::count;
@@ -412,17 +413,19 @@ impl<M: PageMemory> Store<M> {
             std::process::abort();
         });
         let serial = if serially { runs.len() } else { self.write_style.serial_part(runs.len()) };
-        if serial > 0 {
-            let switches = cpu::voluntary_switches();
-            batch.end = serial;
-            run_serially(&**self.device(), &mut batch);
-            self.write_style.learn(serial, cpu::voluntary_switches() - switches);
-        }
-        if serial < runs.len() {
-            batch.end = runs.len();
-            let device = self.device();
-            device.run(&mut batch, device.queue_depth());
-        }
+        let device = self.device();
+        duties::writing_back(std::ptr::from_ref(self).cast(), || {
+            if serial > 0 {
+                let switches = cpu::voluntary_switches();
+                batch.end = serial;
+                run_serially(&**device, &mut batch);
+                self.write_style.learn(serial, cpu::voluntary_switches() - switches);
+            }
+            if serial < runs.len() {
+                batch.end = runs.len();
+                device.run(&mut batch, device.queue_depth());
+            }
+        });
         fatal.disarm();
         debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
     }

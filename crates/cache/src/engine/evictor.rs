@@ -75,8 +75,14 @@ impl Engine {
             reclaim.stuck_passes.store(0, Ordering::Release);
             return false;
         }
-        reclaim.stuck_pinned.store(pass.pinned, Ordering::Relaxed);
-        reclaim.stuck_unwritable.store(pass.unwritable, Ordering::Relaxed);
+        let census = self.census(pool);
+        if census.coming + census.writing > 0 {
+            // In the hands of a loader, of a thread that writes, or of a teardown: worth waiting for.
+            reclaim.stuck_passes.store(0, Ordering::Release);
+            return false;
+        }
+        reclaim.stuck_pinned.store(census.pinned, Ordering::Relaxed);
+        reclaim.stuck_unwritable.store(census.unwritable, Ordering::Relaxed);
         reclaim.stuck_passes.fetch_add(1, Ordering::Release);
         // Those who wait look whether they may give up.
         pool.give(&[]);

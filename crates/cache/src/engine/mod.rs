@@ -34,6 +34,7 @@ use self::evictor::low_watermark;
 use crate::arena_memory::FrameArena;
 use crate::bounce::BouncePool;
 use crate::doorbell::Doorbell;
+use crate::duties;
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
@@ -56,8 +57,36 @@ pub(crate) enum Cleaning {
     No,
     /// Where writing is the CPU's work and waits for nothing. Async-signal-safe.
     IfCopying,
+    /// Always, one transfer after the other: for a thread that is writing back already.
+    Serially,
     /// Always: for the evictor.
     Yes,
+}
+
+/// What keeps a page in its frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// A pin, or a writing guard.
+    Pin,
+    /// It is to be written back, and nothing is doing so.
+    Dirt,
+    /// It is being written.
+    Writing,
+    /// It is being loaded, by a thread that has the frame in hand.
+    Loading,
+    /// Nothing for long: it can be evicted, or a thread is changing its state.
+    Nothing,
+}
+
+/// What keeps the frames of a pool, counted.
+#[derive(Debug, Default, Clone, Copy)]
+struct Census {
+    pinned: u64,
+    unwritable: u64,
+    /// Pages on their way to a device.
+    writing: u64,
+    /// Other frames that come back without anything being given up.
+    coming: u64,
 }
 
 /// What a batch of victims came to.
@@ -84,6 +113,9 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
     /// returns the others to the policy.
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
+
+    /// What keeps a page in a frame that it owns.
+    fn keeps(&self, page: PageId, frame: FrameId) -> Keeps;
 
     /// Evicts given pages, cleaning them first, as far as they can be.
     /// The pages are sorted.
@@ -163,6 +195,8 @@ struct Reclaim {
     dirty: AtomicBool,
     /// Whether other threads lately pushed the evictor off its CPU.
     crowded: AtomicBool,
+    /// Frames in the hands of loading threads that wait for a further frame.
+    held_by_waiters: AtomicUsize,
 }
 
 /// Shared state of a cache. See the module documentation.
@@ -294,18 +328,28 @@ impl Engine {
     /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
     /// evictor nor workers, and its memory is never freed on somebody's fault path.
     pub fn detach(&self, id: StoreId) {
-        let slot = std::mem::replace(&mut self.stores.lock()[id.0 as usize], Slot::Reserved);
-        if let Slot::Attached(store) = slot {
-            // One reference is ours, one the owner's.
-            while Arc::strong_count(&store) > 2 {
-                // The mapping may be dropped by a future's waker, on the worker whose tasks hold references.
-                if !self.jobs.help() {
-                    std::thread::yield_now();
+        let index = id.0 as usize;
+        loop {
+            {
+                let mut stores = self.stores.lock();
+                // One reference is the registry's, one the owner's. Others come from the registry only, whose
+                // lock is held.
+                let in_use =
+                    stores[index].store().is_some_and(|store| Arc::strong_count(store) > 2);
+                if !in_use {
+                    stores[index] = Slot::Reserved;
+                    break;
                 }
             }
-            // Pairs with the releases of the others' drops: what they did to the store is over.
-            std::sync::atomic::fence(Ordering::Acquire);
+            // Until then the store's pages can be evicted: an asynchronous call that still works on it may need
+            // their frames. The mapping may be dropped by a future's waker, on the worker whose tasks hold
+            // references.
+            if !self.jobs.help() {
+                std::thread::yield_now();
+            }
         }
+        // Pairs with the releases of the others' drops: what they did to the store is over.
+        std::sync::atomic::fence(Ordering::Acquire);
     }
 
     /// Gives the identifier of a detached, empty store back.
@@ -410,6 +454,9 @@ impl Engine {
             if self.evict(pool, want, Cleaning::IfCopying).freed > 0 {
                 continue;
             }
+            if duties::is_writing_back() {
+                return self.acquire_to_write_back(pool, page);
+            }
             let stalled_at = *stalled_at.get_or_insert_with(|| {
                 count(&self.counters.stalls, 1);
                 self.reclaim_of(pool).stuck_passes.load(Ordering::Acquire)
@@ -418,8 +465,86 @@ impl Engine {
             if let Some(no_frame) = self.stuck(pool, stalled_at) {
                 return Err(no_frame);
             }
-            pool.wait_for_frame(ticket, FRAME_WAIT);
+            self.wait_with_frames_in_hand(pool, ticket);
         }
+    }
+
+    /// A frame for `page`, without which a page cannot be written back that the calling thread is writing. Waits
+    /// for no thread that may itself wait for a frame; see `duties`.
+    #[cold]
+    fn acquire_to_write_back(
+        &self,
+        pool: &FramePool,
+        page: PageKey,
+    ) -> std::result::Result<FrameId, NoFrame> {
+        loop {
+            let ticket = pool.ticket();
+            if let Some(frame) =
+                pool.take(page).or_else(|| pool.take_reserved(page, duties::depth()))
+            {
+                return Ok(frame);
+            }
+            if self.evict_a_pass(pool) {
+                continue;
+            }
+            let census = self.census(pool);
+            // Pages being written may be this thread's own.
+            if census.coming == 0 {
+                return Err(NoFrame { pinned: census.pinned, unwritable: census.unwritable });
+            }
+            self.wait_with_frames_in_hand(pool, ticket);
+        }
+    }
+
+    /// Evicts a few frames of a pool, in the calling thread. False if a whole pass found none.
+    fn evict_a_pass(&self, pool: &FramePool) -> bool {
+        let mut asked = 0;
+        while asked <= 2 * pool.limit() + BATCH {
+            if self.evict(pool, BATCH / 4, Cleaning::Serially).freed > 0 {
+                return true;
+            }
+            asked += BATCH / 4;
+        }
+        false
+    }
+
+    fn wait_with_frames_in_hand(&self, pool: &FramePool, ticket: u32) {
+        // Relaxed: a census that sees it late is repeated.
+        let held = &self.reclaim_of(pool).held_by_waiters;
+        held.fetch_add(duties::loading_frames(), Ordering::Relaxed);
+        pool.wait_for_frame(ticket, FRAME_WAIT);
+        held.fetch_sub(duties::loading_frames(), Ordering::Relaxed);
+    }
+
+    /// Looks at every frame of a pool.
+    fn census(&self, pool: &FramePool) -> Census {
+        let mut census = Census::default();
+        let mut loading = 0;
+        let mut last: Option<(StoreId, Option<Arc<dyn AttachedStore>>)> = None;
+        for frame in (0..pool.limit()).map(|index| FrameId(index as u32)) {
+            let Some((page, claimed)) = pool.holder(frame) else { continue };
+            if last.as_ref().is_none_or(|&(id, _)| id != page.store) {
+                last = Some((page.store, self.store(page.store)));
+            }
+            let store = last.as_ref().and_then(|(_, store)| store.as_ref());
+            // A store that is gone from the registry is being torn down.
+            let Some(store) = store.filter(|_| !claimed) else {
+                census.coming += 1;
+                continue;
+            };
+            match store.keeps(page.page, frame) {
+                Keeps::Pin => census.pinned += 1,
+                Keeps::Dirt => census.unwritable += 1,
+                Keeps::Writing => census.writing += 1,
+                Keeps::Loading => loading += 1,
+                Keeps::Nothing => census.coming += 1,
+            }
+        }
+        // Relaxed: as where it is counted. What this thread has in hand does not come while it looks.
+        let waiting = self.reclaim_of(pool).held_by_waiters.load(Ordering::Relaxed);
+        let in_hand = waiting + duties::loading_frames();
+        census.coming += u64::saturating_sub(loading, in_hand as u64);
+        census
     }
 
     /// Sleeps until a frame may be free. Async-signal-safe.
@@ -427,7 +552,7 @@ impl Engine {
         let ticket = pool.ticket();
         self.wake_evictor();
         if pool.free() == 0 {
-            pool.wait_for_frame(ticket, FRAME_WAIT);
+            self.wait_with_frames_in_hand(pool, ticket);
         }
     }
 
@@ -445,7 +570,7 @@ impl Engine {
         &self.reclaim[usize::from(std::ptr::eq(pool, &self.arena))]
     }
 
-    /// Whether the evictor found nothing to evict in several whole passes, one of them since there were
+    /// Whether the evictor found nothing to evict, and nothing on its way, in several whole passes, one of them since there were
     /// `stalled_at`: what kept pages before may be over.
     fn stuck(&self, pool: &FramePool, stalled_at: u32) -> Option<NoFrame> {
         let reclaim = self.reclaim_of(pool);
@@ -481,7 +606,13 @@ impl Engine {
                 rest = tail;
             }
             match self.store(store) {
-                Some(store) => evicted.add(store.evict(&batch[..count], write_back)),
+                Some(store) => {
+                    // What the thread is writing already cannot be written for the sake of writing it.
+                    let is_writing = write_back != Cleaning::No
+                        && duties::is_writing_back_to(Arc::as_ptr(&store).cast());
+                    let write_back = if is_writing { Cleaning::No } else { write_back };
+                    evicted.add(store.evict(&batch[..count], write_back));
+                }
                 None => {
                     // Being detached: its own teardown frees these frames.
                     for &(frame, _) in &batch[..count] {

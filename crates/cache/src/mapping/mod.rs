@@ -56,6 +56,8 @@ use kernel::KernelFile;
 ///   `mlockall(MCL_FUTURE)` must not be in force when a mapping is made.
 /// * Nest more than 160 faults at a time, over all threads, through devices whose data is mapped with the
 ///   same cache: each holds a transfer buffer while it waits for the next.
+/// * Touch memory of a cache, on behalf of a transfer to a device of the same cache, in another thread than the one
+///   that called the device: that thread may wait for the very page that is being written.
 pub struct Mapping {
     served: Served,
     writable: bool,

@@ -1,0 +1,320 @@
+//! Threads that need a frame: which of them wait, which are refused, and that none waits for itself.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
+use aquifer_cache::{Advice, Cache, Error, FrameId, Mapping, PageKey};
+use aquifer_device::{Device, DeviceError, IoOperation, MemoryDevice};
+
+use support::{Hooked, block_on, load, memory, store, wait_until};
+
+const PAGE: usize = 4096;
+const BUDGET: usize = 6 << 20;
+/// Far beyond what the work takes: only a hang reaches it.
+const HANGS_AFTER: Duration = Duration::from_secs(100);
+
+/// Runs `work` in a thread of its own and ends the process instead of hanging with it.
+fn must_end(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    if ended.recv_timeout(HANGS_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
+        eprintln!("it hangs");
+        std::process::exit(1);
+    }
+    worker.join().unwrap();
+}
+
+fn cache() -> Cache {
+    Cache::builder().budget_bytes(BUDGET as u64).build().unwrap()
+}
+
+/// A device whose data is a mapping.
+struct OverMapping {
+    below: Mapping,
+    bare: bool,
+}
+
+impl OverMapping {
+    fn failed(operation: IoOperation, error: Error) -> DeviceError {
+        let source = std::io::Error::other(error);
+        DeviceError::Io { operation, offset_bytes: 0, len_bytes: 0, source }
+    }
+}
+
+impl Device for OverMapping {
+    fn name(&self) -> &str {
+        "over a mapping"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.below.len())
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        let len = buffer.len().min((self.below.len() - offset_bytes) as usize);
+        if self.bare {
+            for (at, byte) in buffer[..len].iter_mut().enumerate() {
+                *byte = load(&self.below, offset_bytes as usize + at);
+            }
+        } else {
+            self.below
+                .read_into(offset_bytes, &mut buffer[..len])
+                .map_err(|error| OverMapping::failed(IoOperation::Read, error))?;
+        }
+        Ok(len)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        if self.bare {
+            for (at, &byte) in buffer.iter().enumerate() {
+                store(&self.below, offset_bytes as usize + at, byte);
+            }
+            return Ok(());
+        }
+        self.below
+            .write(offset_bytes, buffer)
+            .map_err(|error| OverMapping::failed(IoOperation::Write, error))
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.below.flush_all().map_err(|error| OverMapping::failed(IoOperation::Sync, error))
+    }
+    fn access_path(&self) -> String {
+        "a mapping of the same cache".into()
+    }
+}
+
+/// Writing a page of the upper mapping back needs frames of the very cache that the page is to free.
+#[test]
+fn a_device_over_a_mapping_of_the_same_cache_is_written_back() {
+    for (levels, bare) in [(1, false), (1, true), (2, false), (2, true)] {
+        must_end(move || {
+            const LEN: usize = 2 * BUDGET;
+            let cache = cache();
+            let (bottom, mut bytes) = memory(LEN, 1);
+            let mut device: Arc<dyn Device> = bottom.clone();
+            for _ in 0..levels {
+                let below = cache.map_mut(device).unwrap();
+                device = Arc::new(OverMapping { below, bare });
+            }
+            let top = cache.map_mut(device).unwrap();
+            for (page, page_bytes) in bytes.chunks_mut(PAGE).enumerate() {
+                page_bytes[7] = page as u8;
+                if bare {
+                    store(&top, page * PAGE + 7, page as u8);
+                } else {
+                    top.set((page * PAGE + 7) as u64, page as u8).unwrap();
+                }
+            }
+            top.flush_all().unwrap();
+            assert!(bottom.to_vec() == bytes, "{levels} levels, bare {bare}");
+            drop(top);
+            wait_until("nothing in use", || cache.stats().resident_pages == 0);
+        });
+    }
+}
+
+/// While another thread of the program stores through the bottom mapping's neighbours, and the budget changes.
+#[test]
+fn a_device_over_a_mapping_survives_shrinks_and_flushes() {
+    must_end(|| {
+        const LEN: usize = 2 * BUDGET;
+        let cache = cache();
+        let (bottom, _) = memory(LEN, 2);
+        let below = cache.map_mut(bottom.clone()).unwrap();
+        let top = cache.map_mut(Arc::new(OverMapping { below, bare: false })).unwrap();
+        let (other_device, _) = memory(LEN, 3);
+        let other = cache.map_mut(other_device.clone()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for page in (0..LEN / PAGE).cycle() {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    store(&other, page * PAGE, 1);
+                }
+            });
+            for round in 1..=support::steps(4) as u8 {
+                for page in 0..LEN / PAGE {
+                    top.set((page * PAGE) as u64, round).unwrap();
+                }
+                cache.resize((BUDGET + usize::from(round % 2) * BUDGET) as u64).unwrap();
+                top.flush_all().unwrap();
+                assert!(bottom.to_vec().chunks(PAGE).all(|page| page[0] == round), "round {round}");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+/// CLOCK, with a count of how often it is asked for victims.
+struct Counted {
+    clock: Box<dyn Policy>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Policy for Counted {
+    fn name(&self) -> &'static str {
+        "counted"
+    }
+    fn hit_mode(&self) -> HitMode {
+        self.clock.hit_mode()
+    }
+    fn resize(&mut self, frames: usize, max_frames: usize) {
+        self.clock.resize(frames, max_frames);
+    }
+    fn inserted(&mut self, frame: FrameId, page: PageKey, hits: &HitTable) {
+        self.clock.inserted(frame, page, hits);
+    }
+    fn removed(&mut self, frame: FrameId) {
+        self.clock.removed(frame);
+    }
+    fn victims(
+        &mut self,
+        want: usize,
+        hits: &HitTable,
+        page_of: &dyn Fn(FrameId) -> PageKey,
+        victims: &mut Vec<FrameId>,
+    ) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.clock.victims(want, hits, page_of, victims);
+    }
+    fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable) {
+        self.clock.returned(frame, page, hits);
+    }
+}
+
+/// A cache, and how often its policy was asked for victims.
+fn counted(page_bytes: usize, budget: usize) -> (Cache, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let shared = asked.clone();
+    let make = move || -> Box<dyn Policy> {
+        Box::new(Counted { clock: PolicyKind::Clock.build(), asked: shared.clone() })
+    };
+    let builder = Cache::builder().budget_bytes(budget as u64).page_bytes(page_bytes);
+    (builder.custom_policy(make).build().unwrap(), asked)
+}
+
+/// Waits until the evictor has made several passes over everything.
+fn several_passes(asked: &AtomicUsize, frames: usize) {
+    let before = asked.load(Ordering::SeqCst);
+    wait_until("passes of the evictor", || asked.load(Ordering::SeqCst) > before + 4 * frames);
+}
+
+/// Frames that are on their way to a page come back: a thread that finds none meanwhile waits.
+#[test]
+fn frames_in_the_hands_of_loaders_are_waited_for() {
+    must_end(|| {
+        const PAGE: usize = 64 << 10;
+        const FRAMES: usize = 256;
+        let (cache, asked) = counted(PAGE, FRAMES * PAGE);
+        let held = Arc::new(AtomicBool::new(true));
+        let pages = 2 * FRAMES;
+        let mut device = Hooked::new(Arc::new(MemoryDevice::new(pages * PAGE).unwrap()));
+        let holds = held.clone();
+        device.on_read = Box::new(move |_, _| {
+            wait_until("the test", || !holds.load(Ordering::SeqCst));
+            Ok(())
+        });
+        let mapping = cache.map(Arc::new(device)).unwrap();
+        mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+        std::thread::scope(|scope| {
+            let mapping = &mapping;
+            let loaders: Vec<_> = (0..pages)
+                .map(|page| scope.spawn(move || mapping.touch((page * PAGE) as u64)))
+                .collect();
+            wait_until("a thread without a frame", || cache.stats().stalls > 0);
+            several_passes(&asked, FRAMES);
+            held.store(false, Ordering::SeqCst);
+            for loader in loaders {
+                loader.join().unwrap().unwrap();
+            }
+        });
+    });
+}
+
+/// A mapping that is being dropped gives its frames back when its pages are written.
+#[test]
+fn frames_in_the_hands_of_a_teardown_are_waited_for() {
+    must_end(|| {
+        let (cache, asked) = counted(PAGE, BUDGET);
+        let [held, writing] = [true, false].map(|value| Arc::new(AtomicBool::new(value)));
+        let mut device = Hooked::new(memory(BUDGET, 4).0);
+        let (holds, begun) = (held.clone(), writing.clone());
+        device.on_write = Box::new(move |_, _| {
+            begun.store(true, Ordering::SeqCst);
+            wait_until("the test", || !holds.load(Ordering::SeqCst));
+            Ok(())
+        });
+        let dropped = cache.map_mut(Arc::new(device)).unwrap();
+        let (device, bytes) = memory(BUDGET, 5);
+        let mapping = cache.map(device).unwrap();
+        // As many as there are without any being evicted.
+        for page in 0..BUDGET / PAGE - 64 {
+            dropped.touch_mut((page * PAGE) as u64).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(dropped));
+            wait_until("a write", || writing.load(Ordering::SeqCst));
+            let stalls = cache.stats().stalls;
+            let reader = scope.spawn(|| {
+                mapping.pin(0..(BUDGET / 2) as u64).map(|pinned| pinned.bytes().to_vec())
+            });
+            wait_until("a thread without a frame", || cache.stats().stalls > stalls);
+            // The whole teardown holds up nobody: it may hold frames for long.
+            several_passes(&asked, BUDGET / PAGE);
+            held.store(false, Ordering::SeqCst);
+            assert!(reader.join().unwrap().unwrap() == bytes[..BUDGET / 2]);
+        });
+    });
+}
+
+/// A thread that loads a page, and needs a second one for that, does not keep others from the truth when nothing
+/// else can come back.
+#[test]
+fn a_nested_load_is_refused_where_everything_is_pinned() {
+    must_end(|| {
+        let cache = cache();
+        let (bottom, _) = memory(BUDGET, 6);
+        let below = cache.map(bottom).unwrap();
+        let top = cache.map(Arc::new(OverMapping { below, bare: false })).unwrap();
+        top.advise(0..top.len(), Advice::Random).unwrap();
+        let pages = cache.map(memory(2 * BUDGET, 7).0).unwrap();
+        let mut pins = vec![];
+        let refused = loop {
+            match pages.pin((pins.len() * PAGE) as u64..((pins.len() + 1) * PAGE) as u64) {
+                Ok(pin) => pins.push(pin),
+                Err(refused) => break refused,
+            }
+        };
+        assert!(matches!(refused, Error::Exhausted { pinned, .. } if pinned == pins.len() as u64));
+        // One frame, which the upper page takes; there is none for the lower one.
+        pins.pop();
+        assert!(matches!(top.touch(0), Err(Error::Load { .. } | Error::Exhausted { .. })));
+        pins.truncate(pins.len() - 2);
+        top.touch(0).unwrap();
+    });
+}
+
+/// Where an asynchronous call still works on the store when its mappings are dropped, the next mapping waits.
+#[test]
+fn what_asynchronous_calls_hold_is_waited_for() {
+    let (device, _) = memory(4 * BUDGET, 4);
+    let cache = cache();
+    for _ in 0..support::steps(20) {
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        let work = mapping.touch_many_async(std::slice::from_ref(&(0..2 * BUDGET as u64)));
+        drop(mapping);
+        let again = cache.map_mut(device.clone()).unwrap();
+        block_on(work).unwrap();
+        load(&again, 0);
+    }
+    wait_until("nothing in use", || cache.stats().resident_pages == 0);
+}
