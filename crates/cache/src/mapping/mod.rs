@@ -447,6 +447,10 @@ impl Mapping {
     ///
     /// # Errors
     /// [`Error::PartialUnmap`] always, unless the range is the whole mapping, which is then unmapped.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the mapping is given back, and nothing hot is refused"
+    )]
     pub fn unmap(self, range: Range<u64>) -> std::result::Result<(), (Mapping, Error)> {
         if range == (0..self.len()) { Ok(()) } else { Err((self, Error::PartialUnmap)) }
     }
