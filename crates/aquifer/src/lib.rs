@@ -135,8 +135,8 @@ pub use aquifer_cache::{
     PageRef, Pages, Pinned, Pod, Result, Stats, StoreId, calibrate, calibrations, policy, publish,
 };
 pub use aquifer_device::{
-    self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, Direct, Faulty,
-    FileDevice, IoOperation, MemoryDevice, Request, Throttled,
+    self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, DeviceIdentity,
+    Direct, Faulty, FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
 pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError, Lease, View, ViewMut};
 pub use aquifer_object::heap::ObjectHeap;
