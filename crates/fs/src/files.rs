@@ -1160,7 +1160,9 @@ impl Shared {
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
     ) -> Result<T> {
         let now_ns = now_ns();
-        self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
+        // SAFETY: `Names` changes inodes of files by the rules of this crate: the runs and bytes of an immutable file stay, and
+        // it becomes changeable again only when it has no lease.
+        unsafe { self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns })) }
     }
 
     /// An inode that was just looked up, open; `None` if it was removed since.

@@ -350,7 +350,8 @@ mod tests {
         let capture = |index, value: u8| {
             let pages = [CommitPages { inode: 1, target: target(index) }];
             let content = CommitContent { pages: &pages, ..CommitContent::default() };
-            pool.capture(&content, |bytes| bytes.fill(value)).unwrap()
+            // SAFETY: no object of the pool is attached.
+            unsafe { pool.capture(&content, |bytes| bytes.fill(value)) }.unwrap()
         };
         // Records of three pages do not fill the ring.
         let first = loop {

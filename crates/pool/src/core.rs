@@ -200,9 +200,14 @@ impl Core {
     ///
     /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
     /// folio has all of that written back.
-    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`].
+    pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         before_bytes_are_stored();
-        Ok(self.media.store_at(offset_bytes, bytes)?)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.media.store_at(offset_bytes, bytes)? };
+        Ok(())
     }
 
     /// What records of this pool carry now.

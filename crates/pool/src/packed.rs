@@ -108,7 +108,8 @@ impl Core {
             whole_pages.resize((end_lsn.next_multiple_of(PAGE_BYTES) - lsn) as usize, 0);
         }
         let bytes = if whole_pages.is_empty() { bytes } else { &whole_pages };
-        let write = || self.store(self.position(lsn), bytes);
+        // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+        let write = || unsafe { self.store(self.position(lsn), bytes) };
         // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
         write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))
     }
@@ -178,7 +179,8 @@ impl Core {
         // What it had written behind the end and not published has not happened, for all who look from now on. It names pages
         // that are free now: if it counted for who recovers the pool after the death of all, it would show what
         // they are used for next.
-        let erased = self.store(self.position(end_lsn), &[0; HEADER_BYTES]);
+        // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+        let erased = unsafe { self.store(self.position(end_lsn), &[0; HEADER_BYTES]) };
         erased.inspect_err(|error| self.fail_log(error))
     }
 
@@ -214,7 +216,8 @@ impl Core {
         }
         point::pass("packed-flushed");
         let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
-        self.store(mark_position, &close.close_mark())?;
+        // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+        unsafe { self.store(mark_position, &close.close_mark())? };
         point::pass("packed-marked");
         self.write_packed(append.lsn, append.end_lsn, note_progress)?;
         self.complete(&mut append)

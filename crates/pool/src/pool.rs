@@ -708,7 +708,12 @@ impl Pool {
     ///
     /// # Errors
     /// Those of `change`, and then nothing has happened; [`PoolError::Failed`], and then the outcome is old or new.
-    pub fn transact<'a, T>(
+    ///
+    /// # Safety
+    /// A transaction can give the pages of any inode to another, and make an immutable file changeable. The layers above the pool promise more than the
+    /// pool checks: that the bytes of a leased file and of an attached object change only as these layers say. The caller changes only
+    /// what its own layer manages, and by the rules of that layer.
+    pub unsafe fn transact<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
@@ -726,19 +731,26 @@ impl Pool {
     /// # Errors
     /// Those of `change`, and then nothing has happened; [`PoolError::Stalled`], the same; [`PoolError::Media`] if the log
     /// cannot be written: then the outcome is old or new, and the pool is read-only.
-    pub fn change<'a, T>(
+    ///
+    /// # Safety
+    /// As for [`Pool::transact`].
+    pub unsafe fn change<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
-        self.try_change(reservations, change)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.try_change(reservations, change) }
     }
 
     /// [`Pool::change`] with errors of the caller's own.
     ///
     /// # Errors
     /// As for [`Pool::change`].
-    pub fn try_change<'a, T, E: From<PoolError>>(
+    ///
+    /// # Safety
+    /// As for [`Pool::transact`].
+    pub unsafe fn try_change<'a, T, E: From<PoolError>>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
@@ -763,8 +775,14 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Media`].
-    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        self.core().store(offset_bytes, bytes)
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`]: the caller ensures that no reference to the bytes forbids the change, such as a lease of an immutable
+    /// file or a typed value of an attached object. A layer may store to the pages of inodes that it manages, by its own rules, and
+    /// to pages that it has reserved.
+    pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.core().store(offset_bytes, bytes) }
     }
 
     /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy. Others may change them meanwhile. If a
@@ -920,7 +938,11 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.
-    pub fn capture(
+    ///
+    /// # Safety
+    /// The commit replaces the bytes of its ranges, in this process and others. The caller holds the write lock of each inode
+    /// ([`Pool::lock_inode`]) until the commit is finished, or ensures otherwise that no reference covers the ranges: see [`Media::write_at`].
+    pub unsafe fn capture(
         &self,
         content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),

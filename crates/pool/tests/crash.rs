@@ -16,6 +16,7 @@ use aquifer_testkit::crash::{
     CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, explore,
 };
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;
@@ -159,7 +160,7 @@ fn packed_records_at_the_end_of_the_ring_survive() {
         let object = pool.inode(number).unwrap().runs[0].bytes();
         // A record of one word has 192 bytes; what it exposes makes it longer.
         let change = |version: u64, len_bytes: u64| {
-            pool.change(vec![], |transaction| {
+            pool.change_unguarded(vec![], |transaction| {
                 let exposed = (len_bytes - 168) / 40;
                 (0..exposed).for_each(|_| transaction.expose(object));
                 let inode = transaction.inode(number)?;
@@ -209,13 +210,13 @@ fn pages_that_a_lost_change_has_used_are_not_taken_for_fresh() {
     let (media, pool) = prepared();
     let reservation = pool.reserve_zeroed(8, 1).unwrap();
     let (runs, bytes) = (reservation.runs().to_vec(), reservation.whole().bytes());
-    pool.change(vec![reservation], |transaction| {
+    pool.change_unguarded(vec![reservation], |transaction| {
         let inode = common::find(&pool, b"object")?.expect("made before");
         transaction.put(Inode { size_bytes: 8 * PAGE_BYTES, runs: runs.clone(), ..inode });
         Ok(())
     })
     .unwrap();
-    pool.store(bytes.offset_bytes, &common::page(77).repeat(8)).unwrap();
+    pool.store_unguarded(bytes.offset_bytes, &common::page(77).repeat(8)).unwrap();
     let recording = media.recording();
     std::mem::forget(pool);
     let explored = explore(&recording, Plan { depth: 0, budget: 500, seed: 1 }, |state| {
@@ -235,14 +236,14 @@ fn a_transaction_that_exposes_bytes_is_durable_with_them() {
     let (media, pool) = prepared();
     let inode = common::find(&pool, b"object").unwrap().unwrap();
     let second = common::place(&inode, 1);
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         transaction.put(Inode { size_bytes: PAGE_BYTES, ..inode.clone() });
         Ok(())
     })
     .unwrap();
-    pool.store(second.offset_bytes, &common::page(5)).unwrap();
+    pool.store_unguarded(second.offset_bytes, &common::page(5)).unwrap();
     media.begin(1);
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         transaction.expose(second);
         let layout_version = 9;
         transaction.put(Inode { size_bytes: 2 * PAGE_BYTES, layout_version, ..inode.clone() });

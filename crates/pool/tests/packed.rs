@@ -14,6 +14,7 @@ use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedPool;
 use common::{
     Change, Model, Scene, alone, contents, create, find, open, page, place, small, write,
 };
@@ -148,7 +149,8 @@ fn a_full_table_of_appends_is_somebodys_fault() {
     let inode = find(&pool, b"object").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let content = CommitContent { pages: &pages, ..Default::default() };
-    let capture = |stamp| pool.capture(&content, |bytes| bytes.copy_from_slice(&page(stamp)));
+    let capture =
+        |stamp| pool.capture_unguarded(&content, |bytes| bytes.copy_from_slice(&page(stamp)));
     let name = |number: u64| format!("name-{number}").into_bytes();
     let mut commits = vec![capture(1).unwrap()];
     let mut renamed = 0;
@@ -184,7 +186,7 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
     let data = pool.layout().data();
     // The same bytes again and again are as good as more of them.
     let range = ByteRange { len_bytes: 16 << 20, ..data };
-    pool.change(Vec::new(), |change| {
+    pool.change_unguarded(Vec::new(), |change| {
         (0..PARTS).for_each(|_| change.expose(range));
         Ok(())
     })

@@ -7,6 +7,7 @@ use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::{OpenOptions, Pool, PoolError, Transaction};
+use aquifer_testkit::unguarded::UnguardedPool;
 use support::sample::page;
 use support::*;
 
@@ -21,9 +22,9 @@ fn in_boot(boot: u64) -> OpenOptions {
 fn write(pool: &Pool, name: &str, version: u64) {
     let reservation = pool.reserve(2, 1).unwrap();
     let (runs, bytes) = (reservation.runs().to_vec(), reservation.whole().bytes());
-    pool.store(bytes.offset_bytes, &page(name, version).repeat(2)).unwrap();
+    pool.store_unguarded(bytes.offset_bytes, &page(name, version).repeat(2)).unwrap();
     let before = pool.inodes().unwrap().into_iter().find(|inode| inode.name == name.as_bytes());
-    pool.change(vec![reservation], |transaction| {
+    pool.change_unguarded(vec![reservation], |transaction| {
         let inode = match &before {
             Some(before) => before.clone(),
             None => transaction.free_inode()?,
@@ -133,7 +134,7 @@ fn a_damaged_packed_record_ends_the_log() {
         (0..80).for_each(|_| transaction.expose(exposed));
         Ok(())
     };
-    pool.change(vec![], fill).unwrap();
+    pool.change_unguarded(vec![], fill).unwrap();
     (6..14).for_each(|version| write(&pool, "alpha", version));
     let longer = media.image();
     std::mem::forget(pool);
@@ -286,12 +287,12 @@ fn exposed_bytes_outside_of_the_data_are_refused() {
     // And it is not made by a program by mistake.
     let pool = Pool::open_on(FileMedia::of(&image), &in_boot(BOOT)).unwrap();
     for range in [layout.log(), layout.metadata()] {
-        let outcome = pool.change(vec![], |transaction| {
+        let outcome = pool.change_unguarded(vec![], |transaction| {
             transaction.expose(range);
             Ok(())
         });
         assert!(matches!(outcome, Err(PoolError::Parameter { .. })), "{outcome:?}");
-        let outcome = pool.transact(vec![], |transaction| {
+        let outcome = pool.transact_unguarded(vec![], |transaction| {
             transaction.expose(range);
             Ok(())
         });

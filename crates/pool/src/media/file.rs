@@ -295,7 +295,7 @@ impl Media for FileMedia {
         }
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::Write, range, || {
             self.writing()?;
@@ -303,7 +303,7 @@ impl Media for FileMedia {
         })
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::WriteDurable, range, || {
             let descriptors = self.writing()?;

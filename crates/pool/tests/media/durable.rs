@@ -10,6 +10,7 @@ use aquifer_pool::media::{
     ByteRange, CreateOptions, Media, OpenError, PersistenceDomain, create, open,
 };
 use aquifer_sys::memory::{CacheStat, cachestat};
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 const PAGE_BYTES: u64 = 4096;
 const LEN_BYTES: u64 = 16 << 20;
@@ -38,7 +39,7 @@ fn ranges_become_clean_and_others_stay_dirty() {
     let others = pages(2048, 100);
     let dirty_others = || {
         for page in 0..100 {
-            media.write_at(others.offset_bytes + page * PAGE_BYTES, &[1]).unwrap();
+            media.write_unguarded(others.offset_bytes + page * PAGE_BYTES, &[1]).unwrap();
         }
     };
     dirty_others();
@@ -67,20 +68,20 @@ fn ranges_become_clean_and_others_stay_dirty() {
         }));
     };
     left_alone(&|| {
-        media.write_durable(3 * PAGE_BYTES, &[2; 8192]).unwrap();
+        media.write_durable_unguarded(3 * PAGE_BYTES, &[2; 8192]).unwrap();
         clean(pages(3, 2));
     });
     left_alone(&|| {
         let scattered: Vec<ByteRange> = (0..40).map(|index| pages(100 + index * 3, 1)).collect();
         for range in &scattered {
-            media.write_at(range.offset_bytes, &[3; 4096]).unwrap();
+            media.write_unguarded(range.offset_bytes, &[3; 4096]).unwrap();
         }
         media.write_back(&scattered).unwrap();
         scattered.iter().copied().for_each(clean);
         media.flush().unwrap();
     });
     left_alone(&|| {
-        media.write_at(8 * PAGE_BYTES, &[4; 100]).unwrap();
+        media.write_unguarded(8 * PAGE_BYTES, &[4; 100]).unwrap();
         media.write_back(&[ByteRange { offset_bytes: 8 * PAGE_BYTES + 7, len_bytes: 1 }]).unwrap();
         clean(pages(8, 1));
     });
@@ -97,9 +98,9 @@ fn bytes_written_during_an_earlier_write_back_are_written_back() {
     }
     let last = pages(LEN_BYTES / PAGE_BYTES - 1, 1);
     for round in 0..30u8 {
-        media.write_at(0, &vec![round; LEN_BYTES as usize]).unwrap();
+        media.write_unguarded(0, &vec![round; LEN_BYTES as usize]).unwrap();
         aquifer_sys::io::start_write_back(media.file(), 0, LEN_BYTES).unwrap();
-        media.write_at(last.offset_bytes, &[round ^ 0xff; 4096]).unwrap();
+        media.write_unguarded(last.offset_bytes, &[round ^ 0xff; 4096]).unwrap();
         media.write_back(&[last]).unwrap();
         assert_eq!(state(&*media, last).unwrap().dirty, 0, "round {round}");
     }
@@ -119,9 +120,9 @@ fn many_threads_make_their_ranges_durable() {
                         let range = pages(thread * 100 + round, 2);
                         let bytes = vec![thread as u8 + 1; range.len_bytes as usize];
                         if round % 2 == 0 {
-                            media.write_durable(range.offset_bytes, &bytes).unwrap();
+                            media.write_durable_unguarded(range.offset_bytes, &bytes).unwrap();
                         } else {
-                            media.write_at(range.offset_bytes, &bytes).unwrap();
+                            media.write_unguarded(range.offset_bytes, &bytes).unwrap();
                             media.write_back(&[range]).unwrap();
                             media.flush().unwrap();
                         }
@@ -208,12 +209,12 @@ fn what_was_lost_is_never_reported_as_durable() {
     let media = open(path, true, None).unwrap();
     assert_eq!(media.domain(), PersistenceDomain::PageCache);
     assert_eq!(media.len_bytes(), 32 << 20);
-    media.write_durable(0, &[1; 4096]).unwrap();
+    media.write_durable_unguarded(0, &[1; 4096]).unwrap();
     media.write_back(&[pages(0, 10)]).unwrap();
     media.flush().unwrap();
 
     device.fill();
-    media.write_at(100 * PAGE_BYTES, &[2; 4096]).unwrap();
+    media.write_unguarded(100 * PAGE_BYTES, &[2; 4096]).unwrap();
     media.write_back(&[pages(100, 1)]).expect_err("it could not be written");
     device.empty();
     // The kernel takes the page for clean, so asking it again would succeed.
@@ -224,10 +225,10 @@ fn what_was_lost_is_never_reported_as_durable() {
         media.flush().expect_err("it is still lost");
     }
     // What is written again vouches for itself.
-    media.write_durable(200 * PAGE_BYTES, &[3; 4096]).unwrap();
+    media.write_durable_unguarded(200 * PAGE_BYTES, &[3; 4096]).unwrap();
     // Opened anew, others are not blamed for it.
     let anew = open(path, true, None).unwrap();
-    anew.write_at(100 * PAGE_BYTES, &[4; 4096]).unwrap();
+    anew.write_unguarded(100 * PAGE_BYTES, &[4; 4096]).unwrap();
     anew.write_back(&[pages(100, 1)]).unwrap();
     anew.flush().unwrap();
 }
@@ -239,10 +240,12 @@ fn a_durable_write_that_failed_can_be_repeated() {
     };
     let media = open(Path::new(&device.node), true, None).unwrap();
     device.fill();
-    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).expect_err("it could not be written");
-    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).expect_err("nor again");
+    media
+        .write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096])
+        .expect_err("it could not be written");
+    media.write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096]).expect_err("nor again");
     device.empty();
-    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).unwrap();
+    media.write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096]).unwrap();
     let mut byte = [0];
     File::open(&device.node)
         .map(|file| {
@@ -269,9 +272,9 @@ fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
                     let range = pages(1000 + round * 100 + thread * 8, 1);
                     let bytes = [thread as u8; 4096];
                     let durable = if thread % 2 == 0 {
-                        media.write_durable(range.offset_bytes, &bytes)
+                        media.write_durable_unguarded(range.offset_bytes, &bytes)
                     } else {
-                        media.write_at(range.offset_bytes, &bytes).unwrap();
+                        media.write_unguarded(range.offset_bytes, &bytes).unwrap();
                         media.write_back(&[range])
                     };
                     durable.expect_err("there is no room for any of them");
@@ -293,8 +296,8 @@ fn a_dax_device_is_media() {
     assert_eq!(media.domain(), PersistenceDomain::Dax);
     assert!(!media.maps_privately() && media.len_bytes() >= 8 << 20);
     let end_bytes = media.len_bytes();
-    media.write_durable(end_bytes - 3, b"end").unwrap();
-    media.write_at(5000, b"some").unwrap();
+    media.write_durable_unguarded(end_bytes - 3, b"end").unwrap();
+    media.write_unguarded(5000, b"some").unwrap();
     media.write_back(&[pages(1, 1)]).unwrap();
     media.flush().unwrap();
     media.grow(end_bytes + 1).expect_err("it has the length it has");
@@ -332,7 +335,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
     for forced in [PersistenceDomain::Dax, PersistenceDomain::Volatile] {
         let mapped = open(path, true, Some(forced)).unwrap();
         assert_eq!((mapped.domain(), mapped.len_bytes()), (forced, 32 << 20));
-        mapped.write_durable(5000, b"mapped").unwrap();
+        mapped.write_durable_unguarded(5000, b"mapped").unwrap();
         let mut bytes = [0; 6];
         media.read_at(5000, &mut bytes).unwrap();
         assert_eq!(&bytes, b"mapped");
@@ -365,12 +368,12 @@ fn a_full_file_system_is_told_when_growing_and_the_length_stays() {
         for (index, forced) in domains.into_iter().enumerate() {
             let path = directory.path().join(index.to_string());
             let media = create(&path, 1 << 20, forced).unwrap();
-            media.write_at(0, b"kept").unwrap();
+            media.write_unguarded(0, b"kept").unwrap();
             let error = media.grow(64 << 20).unwrap_err();
             assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC), "{error}");
             assert_eq!(media.len_bytes(), 1 << 20, "{forced:?}");
             media.grow(2 << 20).unwrap();
-            media.write_durable((2 << 20) - 1, &[1]).unwrap();
+            media.write_durable_unguarded((2 << 20) - 1, &[1]).unwrap();
             let mut bytes = [0; 4];
             media.read_at(0, &mut bytes).unwrap();
             assert_eq!(&bytes, b"kept");
