@@ -6,7 +6,9 @@
 //!
 //! In a large folio a write costs the kernel a walk over all blocks of the folio, 6 µs beside the request to the device,
 //! and a page more in it 1.2 µs. So clean gaps of up to 8 pages are written along; in folios of one page, 2. Not before the
-//! folios are known to be large or small: nothing is written along in files in memory. Holes in the gaps get blocks.
+//! folios are known to be large or small: nothing is written along in files in memory. Holes in the gaps get blocks. Nor while
+//! another description of the file is open, in any process: then each run is written by itself, which costs as much CPU time at 10 % (5 % more
+//! at 2 %, 2.4 times as much at 50 %), and the device twice as many requests.
 //!
 //! Flush of 1 GiB in the page cache with that part of its pages dirty, ms, without finding the pages. On the left the file was
 //! read in requests of 4 MiB, which makes large folios, on the right written page by page:
