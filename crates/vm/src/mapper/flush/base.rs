@@ -44,10 +44,10 @@ impl Bases {
         !self.0.is_empty() && run.pages().any(|page| self.0.contains_key(&page))
     }
 
-    /// These have no copy any more.
-    pub fn forget(&mut self, page: PageIndex) {
+    /// These have to be written again as a whole, or have no copy any more.
+    pub fn forget(&mut self, runs: &[PageRun]) {
         if !self.0.is_empty() {
-            self.0.remove(&page);
+            runs.iter().flat_map(|run| run.pages()).for_each(|page| _ = self.0.remove(&page));
         }
     }
 }

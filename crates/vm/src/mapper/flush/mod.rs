@@ -238,6 +238,7 @@ impl State {
                 // It may be about any page that was written, and is said once.
                 let lost = std::mem::take(&mut self.unsynced);
                 self.contents.forget(&lost);
+                self.bases.forget(&lost);
                 for runs in [&mut self.dirty, &mut self.lost] {
                     runs.extend_from_slice(&lost);
                     runs::normalise(runs);
@@ -313,9 +314,10 @@ impl State {
                 }
                 continue;
             }
-            bases.forget(page);
+            let run = [PageRun { first: page, count: 1 }];
+            bases.forget(&run);
             // A page that gets another copy holds a store, whatever its content.
-            contents.forget(&[PageRun { first: page, count: 1 }]);
+            contents.forget(&run);
         }
     }
 }
