@@ -18,6 +18,7 @@ pub mod file_name;
 pub mod file_system;
 pub mod futex;
 pub mod io;
+pub mod lease;
 pub mod local_socket;
 pub mod lock;
 pub mod memory;

@@ -164,6 +164,19 @@ impl PageBits {
         self.count = 0;
     }
 
+    /// All of it, as a normalised set.
+    pub fn runs(&self) -> Vec<PageRun> {
+        let mut runs = Vec::new();
+        let all = PageIndex(self.words.len() as u64 * 64);
+        let mut from = PageIndex(0);
+        while let Some(first) = self.next_from(from) {
+            let end = self.next(first, all, u64::MAX).unwrap_or(all);
+            runs.push(PageRun::new(first.0..end.0));
+            from = end;
+        }
+        runs
+    }
+
     /// The first page of the set from `page` on.
     pub fn next_from(&self, page: PageIndex) -> Option<PageIndex> {
         self.next(page, PageIndex(u64::MAX), 0)
@@ -228,6 +241,7 @@ mod tests {
                 let next = model.range(page..).next().copied().map(PageIndex);
                 assert_eq!(bits.next_from(PageIndex(page)), next);
             }
+            assert_eq!(bits.runs(), runs);
             let window = PageRun::new(50..120);
             let mut common = Vec::new();
             intersect(&runs, window, &mut |run| common.push(run));
