@@ -516,8 +516,7 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     freed::forget(&locked);
     alloc::forget_zeroed(&locked);
     drop(locked);
-    // The log goes on with a page. What lies before it in this one is of the generation that ends here.
-    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
+    let next_lsn = next_lsn(core, end_lsn);
     for position in
         [&control.applied_lsn, &control.appends.durable_lsn, &control.appends.metadata_lsn]
     {
@@ -533,6 +532,21 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
         });
     }
     Ok(Replayed { overlay: committed, records, counted })
+}
+
+/// Where a log goes on that ended here: with a page, since what lies before it in this one is of the generation that ends.
+///
+/// And a round of the ring later. A power cut can take records, of which nothing says how many there were; but none lay further behind
+/// the tail than the ring is long. So no position is that of two records, and what is made of one names one thing for ever: an
+/// inode ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
+fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
+    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
+    // Behind the largest that a superblock can state, a pool could not be opened; only forged ones come near it.
+    let is_forged = next_lsn > u64::MAX / 4;
+    match is_forged || mutant::is(core.mutant, Mutant::SameGeneration) {
+        false => next_lsn + core.layout.log().len_bytes,
+        true => next_lsn,
+    }
 }
 
 /// Makes durable what was replayed and may not be: while the machine that wrote the log runs on, it counts because it is there.
