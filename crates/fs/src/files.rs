@@ -588,7 +588,8 @@ impl Files {
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`], [`FsError::Pool`].
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        self.shared.change(|names| names.remove_directory(path))
+        let gone = self.shared.change(|names| names.remove_directory(path))?;
+        self.shared.after(gone)
     }
 
     /// Removes a directory and all that is in it, however deep that is; symbolic links are removed and not followed. What others make

@@ -37,7 +37,7 @@ pub(crate) struct Core {
     /// Itself: appends outlive the call that began them.
     pub me: Weak<Core>,
     /// Before the media, whose descriptor it speaks of.
-    pub membership: Membership,
+    pub membership: Arc<Membership>,
     pub media: Arc<dyn Media>,
     pub layout: Layout,
     pub uuid: Uuid,

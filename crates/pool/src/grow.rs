@@ -45,7 +45,7 @@ impl Pool {
     /// Makes the pool on media longer that no open pool uses.
     ///
     /// # Errors
-    /// As for [`Pool::grow`].
+    /// As for [`Pool::grow`]; [`PoolError::MediaInUse`] if a pool is open on them.
     pub fn grow_on(
         media: Arc<dyn Media>,
         len_bytes: u64,

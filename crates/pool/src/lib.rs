@@ -62,6 +62,7 @@ mod bitmap;
 pub mod broker;
 pub mod check;
 mod checkpoint;
+mod claims;
 mod commit;
 mod core;
 mod create;

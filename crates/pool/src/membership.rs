@@ -10,6 +10,7 @@
 //! | pins *i* | by who owns block *i* of the pins, readers too | by nobody: asking for it tells whether the owner lives |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
+//! | probes | by who asks whether two descriptors are of one open file, for a moment | ([`claims`](crate::claims)) |
 //! | whole file *n*, bytes of files | as their users like | as their users like ([`advisory`](crate::advisory)) |
 //! | all there are | | by who makes media of what was there |
 //!
@@ -21,11 +22,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 
+use crate::claims::Claim;
 use crate::pins::BLOCKS;
 use crate::segment::{Control, PROCESSES};
 
@@ -40,9 +43,16 @@ const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
 /// Advisory locks of whole files: as many bytes as there can be inodes, from here on.
 pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
+/// Locked to find out whether two descriptors are of one open file: as many bytes as there are numbers of 32 bits, from here on.
+const PROBES: u64 = BASE + (1 << 34);
 /// Advisory locks of bytes of files: as many bytes as this number says, from it on.
 pub(crate) const FILE_BYTES: u64 = 1 << 62;
 const NO_SLOT: usize = usize::MAX;
+
+/// One of the bytes that are locked to find out whether two descriptors are of one open file.
+pub(crate) fn probe(number: u64) -> LockRange {
+    LockRange::byte(PROBES + number % (1 << 32))
+}
 
 /// A byte to lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,19 +103,33 @@ impl HeldByte {
 pub(crate) struct Membership {
     /// Speaks of the descriptors below and of the media: dropped before them.
     _not_inherited: [NotInherited; 2],
-    file: OwnedFd,
+    /// Keeps others of this process from using the open file for a pool of their own, until the locks are given back.
+    claim: Mutex<Option<Claim>>,
+    file: Arc<OwnedFd>,
     /// The slot of the segment that is this handle's.
     index: AtomicUsize,
 }
 
 impl Membership {
+    /// To look at the locks of others.
     pub fn new(file: impl AsFd) -> io::Result<Membership> {
         let own = file.as_fd().try_clone_to_owned()?;
         Ok(Membership {
             _not_inherited: [NotInherited::new(file.as_fd()), NotInherited::new(own.as_fd())],
-            file: own,
+            claim: Mutex::default(),
+            file: Arc::new(own),
             index: AtomicUsize::new(NO_SLOT),
         })
+    }
+
+    /// To take locks; `None` if this process takes some through the same open file already. Its locks are those that the file has now,
+    /// which an earlier membership may have left to it.
+    pub fn claim(file: impl AsFd) -> io::Result<Option<Membership>> {
+        let members = Membership::new(file)?;
+        let claim = Claim::take(&members.file)?;
+        let is_claimed = claim.is_some();
+        *members.claim.lock().unwrap_or_else(PoisonError::into_inner) = claim;
+        Ok(is_claimed.then_some(members))
     }
 
     /// Locks a byte if nobody else has it; a lock that is held already changes its kind.
@@ -165,6 +189,13 @@ impl Membership {
             || self.is_locked_by_other(Byte::Process(index), LockKind::Exclusive)
     }
 
+    /// Whether nobody else has a process slot, as all have that write. With the lock of those who open and close for writing it stays so.
+    pub fn is_only_writer(&self) -> bool {
+        let all = LockRange { offset_bytes: PROCESS, len_bytes: PROCESSES as u64 };
+        let other = lock::conflict(self.file.as_fd(), all, LockKind::Exclusive);
+        other.is_ok_and(|other| other.is_none())
+    }
+
     /// The process that owns a slot, as it knows itself.
     pub fn pid_of(&self, control: &Control, index: usize) -> u32 {
         control.processes.get(index).map_or(0, |slot| slot.pid.load(Relaxed) as u32)
@@ -187,5 +218,6 @@ impl Membership {
         for byte in [Byte::Zeroer, process, Byte::Openers, Byte::Snapshots, Byte::Recovery] {
             self.unlock(byte);
         }
+        drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -16,7 +16,7 @@ pub enum Mutant {
     CommitBeforeData,
     /// Recovery believes that a pool whose superblock names no segment was closed properly, and does not replay.
     TrustStoredState,
-    /// The generation is not raised when the pool is opened.
+    /// The generation is not raised when the pool is opened, and the log goes on where it ended.
     SameGeneration,
     /// An append is acknowledged although an earlier one is not durable.
     AcknowledgeOutOfOrder,

@@ -366,7 +366,8 @@ impl Pool {
     /// Makes a pool on media that nobody has open, and opens it. What the media held is lost.
     ///
     /// # Errors
-    /// As for [`Pool::create`]; [`PoolError::Busy`] if somebody has them open or makes a pool of them.
+    /// As for [`Pool::create`]; [`PoolError::Busy`] if somebody has them open or makes a pool of them, [`PoolError::MediaInUse`] if that is
+    /// through their own open file.
     pub fn create_on(
         media: Arc<dyn Media>,
         options: &CreateOptions,
@@ -387,9 +388,10 @@ impl Pool {
         point::pass("create-formatted");
         name()?;
         point::pass("create-named");
-        if !open.read_only {
+        match open.read_only {
+            true => drop(alone),
             // Nobody comes in between.
-            alone.hand_over();
+            false => alone.hand_over(),
         }
         Self::open_on(media, open)
     }
@@ -407,7 +409,7 @@ impl Pool {
     /// windows are those of the media.
     ///
     /// # Errors
-    /// As for [`Pool::open`].
+    /// As for [`Pool::open`]; [`PoolError::MediaInUse`] if a pool is open on these media, or on others of the same open file.
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
         Self::start(recovery::open(media, options, None)?, options)
     }
@@ -1196,8 +1198,8 @@ impl Drop for Shared {
 }
 
 impl Core {
-    /// Leaves the pool; the last one that writes brings the media up to date and removes the segment. What fails here
-    /// is made up for by the next one that opens it.
+    /// Leaves the pool; the last one that writes brings the media up to date, and removes the segment if no reader uses it. What fails
+    /// here is made up for by the next one that opens it.
     fn close(&self) {
         let timeout = self.stall_timeout;
         let recovery = || self.membership.lock(Byte::Recovery, LockKind::Exclusive, timeout);
@@ -1212,6 +1214,9 @@ impl Core {
                 point::pass("close-superblock");
                 Segment::remove(self.segment_id);
                 point::pass("close-removed");
+            } else if self.membership.is_only_writer() {
+                // Readers stay, and write nothing when they close: what is not durable now would be lost when the machine is restarted.
+                let _ = self.checkpoint();
             }
         }
         self.pins.leave();

@@ -160,6 +160,12 @@ fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
     }
 }
 
+/// The locks of the media's open file, to be taken by this opening alone.
+fn claim(media: &dyn Media) -> Result<Membership> {
+    let claimed = Membership::claim(media.file()).map_err(|source| lock_error(media, source))?;
+    claimed.ok_or_else(|| PoolError::MediaInUse { path: media.path().to_path_buf() })
+}
+
 fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -> Result<Role> {
     let failed = |source| lock_error(media, source);
     let busy = || PoolError::Busy { path: media.path().to_path_buf() };
@@ -211,7 +217,7 @@ impl Drop for OnlyOne {
 /// Has the media for oneself without opening the pool on it, which may be damaged.
 pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
-    let members = Membership::new(media.file()).map_err(failed)?;
+    let members = claim(media)?;
     let wanted = members.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
     if !wanted.map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
@@ -249,10 +255,9 @@ pub(crate) fn open(
             reason: "the file or its file system is read-only",
         });
     }
-    let opened = open_locked(&media, options, shared);
-    if opened.is_err()
-        && let Ok(members) = Membership::new(media.file())
-    {
+    let members = Arc::new(claim(&*media)?);
+    let opened = open_locked(&media, members.clone(), options, shared);
+    if opened.is_err() {
         // The locks belong to the media's open file, which the caller may keep.
         members.leave();
     }
@@ -261,11 +266,11 @@ pub(crate) fn open(
 
 fn open_locked(
     media: &Arc<dyn Media>,
+    members: Arc<Membership>,
     options: &OpenOptions,
     shared: Option<Shared>,
 ) -> Result<Opened> {
     let failed = |source| lock_error(&**media, source);
-    let members = Membership::new(media.file()).map_err(failed)?;
     let recovery = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
     if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
@@ -290,7 +295,7 @@ fn open_locked(
 
 fn new_core(
     media: &Arc<dyn Media>,
-    membership: Membership,
+    membership: Arc<Membership>,
     superblock: &Superblock,
     (segment, pins): (Segment, Pins),
     segment_id: Uuid,
@@ -335,7 +340,7 @@ fn take_slot(core: &Core) -> Result<()> {
 /// Opens a pool that others have open.
 fn join(
     media: &Arc<dyn Media>,
-    members: Membership,
+    members: Arc<Membership>,
     superblock: Superblock,
     options: &OpenOptions,
     shared: Option<Shared>,
@@ -378,7 +383,7 @@ fn create_shared(id: Uuid, superblock: &Superblock, mode: u32) -> Result<(Segmen
 /// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
 fn build(
     media: &Arc<dyn Media>,
-    members: Membership,
+    members: Arc<Membership>,
     superblocks: Superblocks,
     options: &OpenOptions,
     role: &Role,
@@ -516,8 +521,7 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     freed::forget(&locked);
     alloc::forget_zeroed(&locked);
     drop(locked);
-    // The log goes on with a page. What lies before it in this one is of the generation that ends here.
-    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
+    let next_lsn = next_lsn(core, end_lsn);
     for position in
         [&control.applied_lsn, &control.appends.durable_lsn, &control.appends.metadata_lsn]
     {
@@ -533,6 +537,21 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
         });
     }
     Ok(Replayed { overlay: committed, records, counted })
+}
+
+/// Where a log goes on that ended here: with a page, since what lies before it in this one is of the generation that ends.
+///
+/// And a round of the ring later. A power cut can take records, of which nothing says how many there were; but none lay further behind
+/// the tail than the ring is long. So no position is that of two records, and what is made of one names one thing for ever: an
+/// inode ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
+fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
+    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
+    // Behind the largest that a superblock can state, a pool could not be opened; only forged ones come near it.
+    let is_forged = next_lsn > u64::MAX / 4;
+    match is_forged || mutant::is(core.mutant, Mutant::SameGeneration) {
+        false => next_lsn + core.layout.log().len_bytes,
+        true => next_lsn,
+    }
 }
 
 /// Makes durable what was replayed and may not be: while the machine that wrote the log runs on, it counts because it is there.

@@ -285,7 +285,12 @@ fn a_tail_of_an_older_generation_stays_dead() {
     drop(pool);
     let lost = record.offset..record.offset + record.len;
     image[lost.clone()].copy_from_slice(&after[lost]);
-    assert_eq!(forge::superblock(&image).tail_lsn, record.lsn, "right where the log goes on");
+    // The log goes on a round later. Were it right here, the record would lie where the next one is looked for.
+    assert!(forge::superblock(&image).tail_lsn > record.lsn);
+    for copy in 0..2 {
+        image[copy * PAGE + 88..][..8].copy_from_slice(&record.lsn.to_le_bytes());
+        forge::seal_superblock(&mut image, copy);
+    }
     sample::assert_complete(&Pool::open_on(FileMedia::of(&image), &reading()).unwrap());
     let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
     assert_eq!(pool.info().unwrap().recovered_records, 0);

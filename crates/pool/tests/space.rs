@@ -140,7 +140,7 @@ fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
     }
     pool.change_unguarded(vec![reservation], |transaction| {
         let number = transaction.take_slot()?;
-        let incarnation = transaction.inode(number)?.incarnation + 1;
+        let incarnation = transaction.new_incarnation(number)?;
         let file = FileInode {
             runs: runs.clone(),
             // Without a name, as an open file can be.

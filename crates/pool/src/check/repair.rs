@@ -54,7 +54,7 @@ pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairRe
 /// Repairs the pool on media that no open pool uses.
 ///
 /// # Errors
-/// As for [`repair`].
+/// As for [`repair`]; [`PoolError::MediaInUse`] if a pool is open on them.
 pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<RepairReport> {
     repair_known(media, options, None)
 }
