@@ -152,6 +152,26 @@ impl PinWord for Unfenced {
     fn fence_before_look() {}
 }
 
+/// A reader's pin as the kernel keeps it: in a list with a lock of its own. Without the fences, which the code has besides.
+struct ReaderLock(Mutex<Option<PinValue>>);
+
+impl PinWord for ReaderLock {
+    /// As `Locks::set`.
+    fn try_set(&self, value: PinValue) -> bool {
+        self.0.lock().unwrap().replace(value).is_none()
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+
+    fn get(&self) -> Option<PinValue> {
+        *self.0.lock().unwrap()
+    }
+
+    fn fence_before_look() {}
+}
+
 /// A file whose page is given up and used again.
 struct Pinned<W> {
     image: Image,
@@ -214,7 +234,7 @@ impl<W: PinWord> Pinned<W> {
             return; // Nothing was freed yet.
         }
         W::fence_before_look();
-        let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect());
+        let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect(), vec![]);
         drop(locked);
         if !pins.covers(PinValue::of_freed(INODE, 1), current) {
             // SAFETY: as above.
@@ -267,6 +287,30 @@ fn loom_two_readers_keep_a_page() {
 fn loom_without_fences_a_page_is_used_again_under_its_reader() {
     let outcome = std::panic::catch_unwind(|| {
         explore(3, || one_view(|| Unfenced(no_pin()), |file| file.view_current(0)));
+    });
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+#[test]
+fn loom_a_page_that_a_reader_has_locked_is_not_used_again() {
+    let no_lock = || ReaderLock(Mutex::new(None));
+    explore(3, move || one_view(no_lock, |file| file.view_current(0)));
+    explore(3, move || one_view(no_lock, |file| file.view_unchanged(0)));
+}
+
+/// The kernel's lock orders a reader's pin only before what the reader loads behind it.
+#[test]
+fn loom_a_page_is_used_again_under_a_reader_that_locks_too_late() {
+    let outcome = std::panic::catch_unwind(|| {
+        explore(3, || {
+            one_view(
+                || ReaderLock(Mutex::new(None)),
+                |file| {
+                    let is_unchanged = has_layout(&file.image.inode, INCARNATION, 1);
+                    file.view(0, 1, || is_unchanged);
+                },
+            );
+        });
     });
     assert!(outcome.is_err(), "the model notices nothing");
 }

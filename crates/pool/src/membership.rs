@@ -7,7 +7,8 @@
 //! | snapshots | by readers without a segment | by the first writer, briefly |
 //! | zeroer | | by who zeroes free pages, meanwhile |
 //! | broker | | by the pool's [broker](crate::broker), in an open file of its own |
-//! | pins *i* | by who owns block *i* of the pins, readers too | by nobody: asking for it tells whether the owner lives |
+//! | pins *i* | | by the writer that owns block *i* of the pins |
+//! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | by none: writers ask for it, and so find the pins |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
 //! | probes | by who asks whether two descriptors are of one open file, for a moment | ([`claims`](crate::claims)) |
@@ -19,6 +20,7 @@
 //! descriptors ([`aquifer_vm::fork`]).
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -47,6 +49,13 @@ pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
 const PROBES: u64 = BASE + (1 << 34);
 /// Advisory locks of bytes of files: as many bytes as this number says, from it on.
 pub(crate) const FILE_BYTES: u64 = 1 << 62;
+/// Pins of readers: for each way to use an inode as many bytes as there can be inodes.
+pub(crate) const READER_USES: u64 = BASE + (1 << 34);
+/// Pins of readers: a byte for each 64 inodes, right before those of layouts.
+pub(crate) const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
+/// Pins of readers: a byte for each layout version of each inode below 2²⁸.
+pub(crate) const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
+pub(crate) const READER_LAYOUTS_END: u64 = FILE_BYTES;
 const NO_SLOT: usize = usize::MAX;
 
 /// One of the bytes that are locked to find out whether two descriptors are of one open file.
@@ -160,6 +169,29 @@ impl Membership {
         lock::conflict(self.file.as_fd(), byte.range(), kind).map_or(true, |found| found.is_some())
     }
 
+    /// As [`Membership::try_lock`], of a range.
+    pub fn try_lock_range(&self, range: LockRange, kind: LockKind) -> io::Result<bool> {
+        lock::try_lock(self.file.as_fd(), range, kind)
+    }
+
+    pub fn unlock_range(&self, range: LockRange) {
+        // As `unlock`.
+        let _ = lock::unlock(self.file.as_fd(), range);
+    }
+
+    /// A range that another handle has locked, in any way, and that has a byte of this one.
+    pub fn locked_by_other_in(&self, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let len_bytes = range.end - range.start;
+        let range = LockRange { offset_bytes: range.start, len_bytes };
+        let found = lock::conflict(self.file.as_fd(), range, LockKind::Exclusive)?;
+        Ok(found.map(|found| {
+            let LockRange { offset_bytes, len_bytes } = found.range;
+            // No length stands for all there can be behind the start.
+            let len_bytes = if len_bytes == 0 { u64::MAX } else { len_bytes };
+            offset_bytes..offset_bytes.saturating_add(len_bytes)
+        }))
+    }
+
     /// Takes a process slot.
     pub fn join(&self, control: &Control) -> io::Result<bool> {
         for index in 0..PROCESSES {
@@ -213,7 +245,9 @@ impl Membership {
     /// Gives all locks back. The descriptor may be shared with the media, which lives on.
     pub fn leave(&self) {
         let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: BLOCKS as u64 };
-        let _ = lock::unlock(self.file.as_fd(), pins);
+        let len_bytes = READER_LAYOUTS_END - READER_USES;
+        let of_reader = LockRange { offset_bytes: READER_USES, len_bytes };
+        [pins, of_reader].into_iter().for_each(|range| self.unlock_range(range));
         let process = Byte::Process(self.index());
         for byte in [Byte::Zeroer, process, Byte::Openers, Byte::Snapshots, Byte::Recovery] {
             self.unlock(byte);

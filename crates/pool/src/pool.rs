@@ -54,7 +54,8 @@ pub struct OpenOptions {
     /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
     /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
-    /// Permissions of the shared memory; who may open the pool for writing needs both. Who may read it may set pins.
+    /// Permissions of the shared memory. A process that opens the pool for writing needs to read and write it, one that opens it for reading
+    /// while a writer is there needs to read it.
     pub segment_mode: u32,
     /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
     /// and finds none zeroes pages himself.
@@ -170,7 +171,8 @@ pub struct PoolInfo {
     pub freed_pages: u64,
     /// Pages that were freed and are free when nobody pins them any more.
     pub held_pages: u64,
-    /// Pins that are set, in all processes together, by whoever is alive; 0 to who opened the pool for reading.
+    /// Pins that are set, in all processes that are alive together; 0 to who opened the pool for reading. Of readers, which pin by
+    /// locks, all pins of one layout in a handle count as one, and so do locks side by side.
     pub pins: u64,
     /// Pages of the longest free range.
     pub largest_free_pages: u64,
@@ -198,11 +200,17 @@ pub struct Room {
 /// lost with the record. But a page that was *exchanged* is another file's again, or another part's of the same one, when a
 /// power cut takes the record. So whoever exchanges pages says so ([`FileLock::exchange`]), and nobody stores to pages that a file
 /// has before the last exchange is durable ([`FileLock::settle`]): of any number of exchanges only the last one before a store waits.
+///
+/// # Forgotten locks
+/// One that is never dropped (`mem::forget`) keeps the file locked until its thread ends. The thread's list of held mutexes lies in the shared memory then,
+/// which therefore stays mapped, with all else that belongs to the handle's open file, when the pool is closed.
 pub struct FileLock<'a> {
     core: &'a Core,
     mutexes: [usize; 2],
     first: RobustGuard<'a>,
     second: Option<RobustGuard<'a>>,
+    /// Never given up if this is never dropped: the mutexes stay mapped.
+    _keeps_mapped: Arc<Core>,
 }
 
 impl FileLock<'_> {
@@ -513,7 +521,7 @@ impl Pool {
         let pins = match core.is_writable {
             true => {
                 let _locked = core.lock()?;
-                core.pins.look(&core.membership).len() as u64
+                core.pins.count(&core.membership)
             }
             false => 0,
         };
@@ -857,8 +865,13 @@ impl Pool {
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
         let core = self.core();
-        let mutexes = [file_mutex(inode); 2];
-        Ok(FileLock { core, mutexes, first: core.lock_file(inode)?, second: None })
+        Ok(FileLock {
+            core,
+            mutexes: [file_mutex(inode); 2],
+            first: core.lock_file(inode)?,
+            second: None,
+            _keeps_mapped: core.clone(),
+        })
     }
 
     /// [`Pool::lock_file`] of two files.
@@ -873,9 +886,14 @@ impl Pool {
             false => (other, one),
         };
         let is_same = file_mutex(one) == file_mutex(other);
-        let first = self.core().lock_file(first)?;
-        let second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
-        Ok(FileLock { core: self.core(), mutexes: [one, other].map(file_mutex), first, second })
+        let core = self.core();
+        Ok(FileLock {
+            core,
+            mutexes: [one, other].map(file_mutex),
+            first: core.lock_file(first)?,
+            second: (!is_same).then(|| core.lock_file(second)).transpose()?,
+            _keeps_mapped: core.clone(),
+        })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process

@@ -361,7 +361,10 @@ fn join(
         }
         None => (
             Segment::open(id, uuid, layout, !options.read_only),
-            Pins::open(&Segment::name_of_pins(id), uuid),
+            match options.read_only {
+                true => Ok(Pins::of_reader()),
+                false => Pins::open(&Segment::name_of_pins(id), uuid),
+            },
         ),
     };
     let (segment, pins) = (segment.map_err(elsewhere)?, pins.map_err(elsewhere)?);
