@@ -2,7 +2,7 @@
 //!
 //! # Lock order
 //! file mutexes, ascending, then maintenance mutex, then metadata mutex; nothing else is taken while the last is held. Under it there is
-//! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
+//! neither waiting for the media nor copying of data, but for the one durable write of [`Core::repair`]. A dead holder is noticed by the next one, which
 //! repairs what may have been left half done ([`Core::repair`]).
 
 use std::collections::{BTreeMap, BTreeSet};
