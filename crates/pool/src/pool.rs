@@ -1188,7 +1188,10 @@ impl Core {
                     self.write_closed_superblock()
                 });
                 point::pass("close-superblock");
-                Segment::remove(self.segment_id);
+                // Of a pool that has failed one of the two says so to the next process that opens it.
+                if self.check_not_failed().is_ok() || self.note_loss() {
+                    Segment::remove(self.segment_id);
+                }
                 point::pass("close-removed");
             }
         }
