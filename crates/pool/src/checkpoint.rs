@@ -15,9 +15,10 @@
 //! A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages clean that never
 //! reached the disk, so no later flush could be believed. Nothing is lost by it, the log still has it.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::alloc;
+use crate::appends::{at_place, note_at_place};
 use crate::commit::{PART_BYTES, parts};
 use crate::core::{Core, Maintaining};
 use crate::error::{PoolError, Result};
@@ -39,8 +40,7 @@ impl Core {
     /// Copies what committed records before `lsn` have for objects to its place. `lsn` is at most the
     /// durable position.
     pub fn apply_through(&self, lsn: u64) -> Result<()> {
-        // Acquire: pairs with the Release below; what was applied is visible in the media.
-        if self.control().applied_lsn.load(Acquire) >= lsn {
+        if at_place(&self.control().applied_lsn) >= lsn {
             return Ok(());
         }
         let maintaining = self.maintain()?;
@@ -62,7 +62,7 @@ impl Core {
                 self.fail(FailureKind::Data, &error.source);
             }
         })?;
-        control.applied_lsn.store(lsn, Release);
+        note_at_place(&control.applied_lsn, lsn);
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
+use aquifer_testkit::failing_device::FailingDevice;
 use aquifer_testkit::rng::Rng;
 use common::{
     Change, Model, Scene, alone, contents, create, find, open, page, place, small, write,
@@ -210,6 +211,28 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
         first.join().unwrap().unwrap();
         waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
     });
+}
+
+/// The system says of a lost page that it is lost to a program that has nothing to do with the pool, and to those that had the device open
+/// then. A process that opens the pool later is told by these.
+#[test]
+fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
+    let Some(device) = FailingDevice::new() else {
+        return eprintln!("skipped: no block device can be made here");
+    };
+    let options = OpenOptions { background: false, ..OpenOptions::default() };
+    let pool = Pool::create(device.path(), 24 << 20, &small(), &options).unwrap();
+    let program = std::fs::File::options().write(true).open(device.path()).unwrap();
+    device.fill();
+    write(&pool, b"object", 2, 7).unwrap();
+    program.sync_all().expect_err("it could not be written");
+    device.empty();
+    let later = Pool::open(device.path(), &options).unwrap();
+    drop(pool);
+    assert!(matches!(later.sync(), Err(PoolError::Failed { .. })));
+    drop(later);
+    let pool = Pool::open(device.path(), &options).unwrap();
+    assert_eq!(contents(&pool).unwrap(), Model::new());
 }
 
 /// What cannot be written back is not acknowledged, then or later. It may be lost, and what lies in its place is not shown: not
