@@ -221,7 +221,8 @@ fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
         return eprintln!("skipped: no block device can be made here");
     };
     let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let pool = Pool::create(device.path(), 24 << 20, &small(), &options).unwrap();
+    let pool = Pool::create(device.path(), 4 << 20, &small(), &options).unwrap();
+    device.forget(pool.layout().data().offset_bytes).unwrap();
     let program = std::fs::File::options().write(true).open(device.path()).unwrap();
     device.fill();
     write(&pool, b"object", 2, 7).unwrap();

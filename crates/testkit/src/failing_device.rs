@@ -1,8 +1,13 @@
 //! A block device whose write-back fails.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::fs::FallocateFlags;
+
+const LEN_BYTES: u64 = 32 << 20;
 
 /// What a test makes on the system, taken back in the reverse order when this is dropped.
 #[derive(Debug, Default)]
@@ -52,7 +57,7 @@ impl FailingDevice {
             &["umount", "-l", &place],
         )?;
         let backing = format!("{place}/backing");
-        File::create(&backing).ok()?.set_len(32 << 20).ok()?;
+        File::create(&backing).ok()?.set_len(LEN_BYTES).ok()?;
         let node = undo.run(&["losetup", "-f", "--show", &backing], &[])?;
         undo.0.push(vec!["losetup".into(), "-d".into(), node.clone()]);
         let ballast = Path::new(&place).join("ballast");
@@ -68,6 +73,13 @@ impl FailingDevice {
     pub fn fill(&self) {
         let full = std::fs::write(&self.ballast, vec![1; 16 << 20]);
         assert!(full.is_err(), "it is larger than the file system");
+    }
+
+    /// Forgets what was written from `offset_bytes` on: as if it never had been.
+    pub fn forget(&self, offset_bytes: u64) -> io::Result<()> {
+        let backing = File::options().write(true).open(self.ballast.with_file_name("backing"))?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&backing, flags, offset_bytes, LEN_BYTES - offset_bytes)?)
     }
 
     /// It works again.
