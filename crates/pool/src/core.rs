@@ -2,7 +2,7 @@
 //!
 //! # Lock order
 //! file mutexes, ascending, then maintenance mutex, then metadata mutex; nothing else is taken while the last is held. Under it there is
-//! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
+//! neither waiting for the media nor copying of data, but for the one durable write of [`Core::repair`]. A dead holder is noticed by the next one, which
 //! repairs what may have been left half done ([`Core::repair`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -302,12 +302,23 @@ impl Core {
                 taken => break taken?,
             }
         };
+        self.take_over(&mut guard);
+        Ok(Maintaining { guard })
+    }
+
+    /// Takes the maintenance mutex if it is free.
+    pub fn try_maintain(&self) -> Option<Maintaining<'_>> {
+        let mut guard = self.control().maintenance_mutex.try_lock().ok()??;
+        self.take_over(&mut guard);
+        Some(Maintaining { guard })
+    }
+
+    fn take_over(&self, guard: &mut RobustGuard<'_>) {
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
             image::mark_changed(self, 0..self.segment.allocated_slots() / SLOTS_PER_PAGE);
             guard.repaired();
         }
-        Ok(Maintaining { guard })
     }
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:

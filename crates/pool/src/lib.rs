@@ -116,7 +116,7 @@ pub use mutant::Mutant;
 pub use pins::{InodeUse, OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
-pub use point::POINTS;
+pub use point::{POINTS, end_thread_at};
 pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo, Room};
 pub use reservation::Reservation;
 pub use slots::{ChangeSlots, ReadSlots};

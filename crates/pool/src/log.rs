@@ -299,6 +299,7 @@ impl Core {
         }
         write().map_err(|error| {
             self.fail(FailureKind::Log, &error.source);
+            self.note_loss();
             PoolError::Failed {
                 what: FailureKind::Log.name(),
                 source: io::Error::from_raw_os_error(
@@ -310,6 +311,7 @@ impl Core {
         // lost, and it says so once: a checkpoint of another process would take it for written. The media know.
         if let Err(error) = self.media.flush() {
             self.fail(FailureKind::Data, &error.source);
+            self.note_loss();
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
 
-use crate::appends::{Appends, NewAppend, append};
+use crate::appends::{Appends, NewAppend, append, at_place, note_at_place};
 use crate::format::file::{FileInode, FileKind};
 use crate::format::inode::{SLOT_BYTES, SlotBytes};
 use crate::format::slot::word;
@@ -599,4 +599,26 @@ fn loom_a_late_reader_finds_the_packed_record_that_is_applied() {
 #[test]
 fn loom_a_late_reader_finds_the_record_that_is_applied() {
     late_reader(3, |published, layout_version| published.change_now(layout_version));
+}
+
+// ---- what was committed, at its place ---------------------------------------------------------------------------
+
+/// A thread that finds that a commit was copied to its place, as one does that compares a page with its base, finds the committed bytes there.
+#[test]
+fn loom_what_was_applied_lies_at_its_place() {
+    explore(3, || {
+        let place = Arc::new(UnsafeCell::new(0));
+        let applied_lsn = Arc::new(AtomicU64::new(0));
+        let (copied, noted) = (place.clone(), applied_lsn.clone());
+        let applying = thread::spawn(move || {
+            // SAFETY: nobody looks before it is noted; loom checks that.
+            copied.with_mut(|page| unsafe { *page = 1 });
+            note_at_place(&noted, 64);
+        });
+        if at_place(&applied_lsn) >= 64 {
+            // SAFETY: nobody writes after it was noted; loom checks that.
+            assert_eq!(place.with(|page| unsafe { *page }), 1);
+        }
+        applying.join().unwrap();
+    });
 }

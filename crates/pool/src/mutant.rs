@@ -30,6 +30,10 @@ pub enum Mutant {
     KeepDependents,
     /// Packed records count after a power cut though what they expose was not flushed.
     CountExposed,
+    /// What a dead process has written behind the end of packed records, and not published, is erased, and the erasure is not durable.
+    EraseUnsaid,
+    /// What was written and not flushed is taken to be there although the system has said that it lost some of it.
+    TrustLostBytes,
     /// Pages are written to that the head still calls fresh, as far as it is durable.
     FreshUnsaid,
     /// A checkpoint does not make the next change of a slot a whole one.

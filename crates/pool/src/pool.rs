@@ -13,6 +13,7 @@ use aquifer_vm::Bytes;
 use uuid::Uuid;
 
 use crate::alloc::{self, Space, Wanted};
+use crate::appends::at_place;
 use crate::background::Worker;
 use crate::bitmap;
 use crate::broker::{self, AccessKey, Granted};
@@ -27,6 +28,7 @@ use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
 use crate::image::View as MetadataView;
+use crate::log::FailureKind;
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::{self, Mutant};
@@ -533,7 +535,7 @@ impl Pool {
             layout: core.layout,
             generation: control.generation.load(Relaxed),
             tail_lsn: control.tail_lsn.load(Relaxed),
-            applied_lsn: control.applied_lsn.load(Relaxed),
+            applied_lsn: at_place(&control.applied_lsn),
             durable_lsn: control.appends.durable_lsn.load(Relaxed),
             objects: census.objects,
             files: census.files,
@@ -995,7 +997,7 @@ impl Pool {
 
     /// Up to where commits are copied to their place.
     pub fn applied_lsn(&self) -> u64 {
-        self.core().control().applied_lsn.load(Relaxed)
+        at_place(&self.core().control().applied_lsn)
     }
 
     /// Copies everything committed before `lsn`, or as much of it as is durable, to its place.
@@ -1221,6 +1223,13 @@ impl Core {
     fn close(&self) {
         let timeout = self.stall_timeout;
         let recovery = || self.membership.lock(Byte::Recovery, LockKind::Exclusive, timeout);
+        if self.is_writable
+            && let Err(error) = self.media.check_kept()
+        {
+            // A process that has opened the pool later than another program was told of it cannot know.
+            self.fail(FailureKind::Data, &error.source);
+            self.note_loss();
+        }
         if self.is_writable && recovery().unwrap_or(false) {
             let is_last = self.membership.try_lock(Byte::Openers, LockKind::Exclusive);
             if is_last.unwrap_or(false) {
@@ -1230,7 +1239,10 @@ impl Core {
                     self.write_closed_superblock()
                 });
                 point::pass("close-superblock");
-                Segment::remove(self.segment_id);
+                // Of a pool that has failed one of the two says so to the next process that opens it.
+                if self.check_not_failed().is_ok() || self.note_loss() {
+                    Segment::remove(self.segment_id);
+                }
                 point::pass("close-removed");
             } else if self.membership.is_only_writer() {
                 // Readers stay, and write nothing when they close: what is not durable now would be lost when the machine is restarted.

@@ -28,7 +28,7 @@ use crate::error::{PoolError, Result};
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
-use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
+use crate::format::superblock::{ANY_BOOT, COPIES, Superblock, UNKNOWN_BOOT};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
 use crate::image;
@@ -394,6 +394,7 @@ fn build(
     let superblock = &superblocks.valid;
     let owner =
         Owner::new(superblock.uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
+    let had_failed = had_failed(superblock);
     if matches!(role, Role::First | Role::Alone) {
         Segment::remove_left_by(owner);
     }
@@ -409,7 +410,7 @@ fn build(
     };
     let core = new_core(media, members, superblock, shared, segment_id, options);
     point::pass("open-segment");
-    let replayed = replay(&core, superblock, options.repairs);
+    let replayed = replay(&core, superblock, had_failed, options.repairs);
     let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
         if core.is_writable {
@@ -481,8 +482,20 @@ struct Replayed {
     counted: Counted,
 }
 
+/// Whether the processes that had the pool open last were told that bytes are lost, and could not say so in the superblocks.
+fn had_failed(superblock: &Superblock) -> bool {
+    let left = Segment::open(superblock.segment, superblock.uuid, &superblock.layout, false);
+    // Relaxed: they are gone.
+    left.is_ok_and(|left| left.control().failure.load(Relaxed) != 0)
+}
+
 /// Loads the image and replays the log into it.
-fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
+fn replay(
+    core: &Core,
+    superblock: &Superblock,
+    had_failed: bool,
+    repairs: bool,
+) -> Result<Replayed> {
     load_image(core)?;
     let control = core.control();
     let tail_lsn = superblock.tail_lsn;
@@ -499,16 +512,17 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     let reader = core.log_reader();
     let mut records = 0;
     let locked = core.lock()?;
-    let counted =
-        reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(core.boot), |record| {
-            let slots = record.slots().map(|change| change.slot);
-            if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
-                core.segment.allocate_slot(last)?;
-            }
-            image::apply(&locked, record);
-            records += 1;
-            Ok(())
-        })?;
+    let counts_unmarked =
+        superblock.counts_unmarked_in(core.boot) && (!had_failed || superblock.boot == ANY_BOOT);
+    let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
+        let slots = record.slots().map(|change| change.slot);
+        if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
+            core.segment.allocate_slot(last)?;
+        }
+        image::apply(&locked, record);
+        records += 1;
+        Ok(())
+    })?;
     let owners = image::owners(core);
     let forbids = |flaw: &&Flaw| flaw.forbids_writing() && !(repairs && flaw.is_miscount());
     if core.is_writable
@@ -580,7 +594,15 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     ranges.retain(|range| range.len_bytes > 0);
     // Written anew: an earlier write-back may have failed, and then the system takes for clean what is not on media.
     ranges.iter().try_for_each(|range| write_again(&*core.media, *range))?;
-    core.make_durable(&ranges)?;
+    core.make_durable_in_recovery(&ranges).inspect_err(|_| {
+        // Some of it may have been lost before it was read here. The system says so once.
+        let unknown = Superblock {
+            sequence: superblocks.valid.sequence + 1,
+            boot: UNKNOWN_BOOT,
+            ..superblocks.valid.clone()
+        };
+        let _ = write_superblocks(&*core.media, &unknown, superblocks.copy, core.mutant);
+    })?;
     point::pass("open-secured");
     if !counted.unmarked.is_empty() {
         superblocks.valid.sequence += 1;
@@ -626,7 +648,7 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
     }
     dirty.iter().for_each(|word| word.store(0, Relaxed));
     if !ranges.is_empty() && !mutant::is(core.mutant, Mutant::TailBeforeFlush) {
-        core.make_durable(&ranges)?;
+        core.make_durable_in_recovery(&ranges)?;
     }
     point::pass("open-written");
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {

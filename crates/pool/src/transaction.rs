@@ -19,7 +19,6 @@ use crate::format::slot::{self, Slot};
 use crate::format::slot_change::SlotWords;
 use crate::freed;
 use crate::image;
-use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::InodeUse;
@@ -352,10 +351,7 @@ impl Core {
         if ranges.is_empty() || mutant::is(self.mutant, Mutant::CommitBeforeData) {
             return Ok(());
         }
-        self.media.write_back(&ranges).and_then(|()| self.media.flush()).map_err(|error| {
-            self.fail(FailureKind::Data, &error.source);
-            error.into()
-        })
+        self.make_durable(&ranges)
     }
 
     /// Whether the log can take a transaction at all.

@@ -9,6 +9,7 @@
 pub mod campaign;
 pub mod child;
 pub mod crash;
+pub mod failing_device;
 pub mod faulty_files;
 pub mod model;
 pub mod rng;

@@ -258,6 +258,11 @@ pub trait Media: Send + Sync + 'static {
     /// begins after this has returned.
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError>;
 
+    /// Whether the system has said, to any program, that it lost bytes of these media since they were opened here. Waits for nothing.
+    fn check_kept(&self) -> Result<(), MediaError> {
+        Ok(())
+    }
+
     /// Makes everything durable that was handed over before.
     fn flush(&self) -> Result<(), MediaError>;
 

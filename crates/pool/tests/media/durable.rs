@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
 
 use aquifer_pool::media::{
     ByteRange, CreateOptions, Media, OpenError, PersistenceDomain, create, open,
 };
 use aquifer_sys::memory::{CacheStat, cachestat};
+use aquifer_testkit::failing_device::{FailingDevice, Undo};
 use aquifer_testkit::unguarded::UnguardedMedia;
 
 const PAGE_BYTES: u64 = 4096;
@@ -139,73 +139,12 @@ fn many_threads_make_their_ranges_durable() {
     }
 }
 
-/// A file system or device that the test makes, removed when dropped.
-struct Undo(Vec<Vec<String>>);
-
-impl Undo {
-    fn run(&mut self, command: &[&str], undo: &[&str]) -> Option<String> {
-        let output = Command::new(command[0]).args(&command[1..]).output().ok()?;
-        if !output.status.success() {
-            return None;
-        }
-        if !undo.is_empty() {
-            self.0.push(undo.iter().map(|word| (*word).to_owned()).collect());
-        }
-        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        while let Some(command) = self.0.pop() {
-            let _ = Command::new(&command[0]).args(&command[1..]).status();
-        }
-    }
-}
-
-/// A block device over a sparse file on a file system in memory that gets full: what is written to the page
-/// cache of the device is lost on the way.
-struct FailingDevice {
-    node: String,
-    ballast: std::path::PathBuf,
-    // In this order: the device is detached and the file system unmounted before the directory goes.
-    _undo: Undo,
-    _directory: tempfile::TempDir,
-}
-
-impl FailingDevice {
-    fn new() -> Option<FailingDevice> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut undo = Undo(vec![]);
-        let place = directory.path().to_str().unwrap().to_owned();
-        undo.run(
-            &["mount", "-t", "tmpfs", "-o", "size=8M", "none", &place],
-            &["umount", "-l", &place],
-        )?;
-        let backing = format!("{place}/backing");
-        File::create(&backing).unwrap().set_len(32 << 20).unwrap();
-        let node = undo.run(&["losetup", "-f", "--show", &backing], &[])?;
-        undo.0.push(vec!["losetup".into(), "-d".into(), node.clone()]);
-        let ballast = Path::new(&place).join("ballast");
-        Some(FailingDevice { node, ballast, _undo: undo, _directory: directory })
-    }
-
-    fn fill(&self) {
-        let full = std::fs::write(&self.ballast, vec![1; 16 << 20]);
-        assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    }
-
-    fn empty(&self) {
-        std::fs::remove_file(&self.ballast).unwrap();
-    }
-}
-
 #[test]
 fn what_was_lost_is_never_reported_as_durable() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let path = Path::new(&device.node);
+    let path = device.path();
     let media = open(path, true, None).unwrap();
     assert_eq!(media.domain(), PersistenceDomain::PageCache);
     assert_eq!(media.len_bytes(), 32 << 20);
@@ -238,7 +177,7 @@ fn a_durable_write_that_failed_can_be_repeated() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let media = open(Path::new(&device.node), true, None).unwrap();
+    let media = open(device.path(), true, None).unwrap();
     device.fill();
     media
         .write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096])
@@ -247,7 +186,7 @@ fn a_durable_write_that_failed_can_be_repeated() {
     device.empty();
     media.write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096]).unwrap();
     let mut byte = [0];
-    File::open(&device.node)
+    File::open(device.path())
         .map(|file| {
             aquifer_sys::io::read_exact_at(file.as_fd(), &mut byte, 100 * PAGE_BYTES).unwrap();
         })
@@ -263,7 +202,7 @@ fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
         return eprintln!("skipped: no block device can be made here");
     };
     for round in 0..5 {
-        let media = open(Path::new(&device.node), true, None).unwrap();
+        let media = open(device.path(), true, None).unwrap();
         device.fill();
         std::thread::scope(|scope| {
             for thread in 0..8u64 {
@@ -319,7 +258,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let path = Path::new(&device.node);
+    let path = device.path();
     std::fs::write(path, vec![9; 1 << 20]).unwrap();
     let made = CreateOptions::new().create(path, 64 << 20, &mut |_, _| {});
     let error = made.map(drop).unwrap_err();
@@ -345,7 +284,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
 /// A small file system of its own, in memory, or on a block device in memory.
 fn small_file_system(on_device: bool) -> Option<(tempfile::TempDir, Undo)> {
     let directory = tempfile::tempdir().unwrap();
-    let mut undo = Undo(vec![]);
+    let mut undo = Undo::default();
     let place = directory.path().to_str().unwrap().to_owned();
     let unmount: [&str; 3] = ["umount", "-l", &place];
     undo.run(&["mount", "-t", "tmpfs", "-o", "size=40M", "none", &place], &unmount)?;
