@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -306,6 +307,25 @@ fn the_last_page_is_partial() {
         let pages = cache.pages(device).unwrap();
         assert_eq!(pages.page_count(), 6);
         assert_eq!(pages.get(PageId(5)).unwrap()[777..], [0; 4096 - 777]);
+    }
+}
+
+/// A mapping keeps the length it was made with; another program appends to the file meanwhile.
+#[test]
+fn the_last_page_is_written_also_when_the_file_has_grown() {
+    for direct in [Direct::Auto, Direct::Never] {
+        let mut expected = random_bytes(10_000, 3);
+        let (file, device) = file_device(&expected, direct);
+        let cache = cache();
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        mapping.set(9000, 1u8).unwrap();
+        file.as_file().write_all_at(&[2; 20_000], 10_000).unwrap();
+        mapping.flush_all().unwrap();
+        mapping.set(9001, 3u8).unwrap();
+        drop(mapping);
+        expected[9000..9002].copy_from_slice(&[1, 3]);
+        expected.extend([2; 20_000]);
+        assert!(std::fs::read(file.path()).unwrap() == expected, "{}", device.access_path());
     }
 }
 

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_device::{AlignedBuffer, Device, DeviceError, Direct, FileDevice};
-use support::{check_against_model, seed};
+use aquifer_device::{AlignedBuffer, Device, DeviceError, Direct, FileDevice, IoOperation};
+use support::{ListBatch, Planned, check_against_model, seed};
 
 /// A sparse file of this length in the temporary directory.
 fn file_of(len_bytes: u64) -> tempfile::NamedTempFile {
@@ -122,6 +122,40 @@ fn a_growing_file_is_seen() {
     assert_eq!(std::fs::read(file.path()).unwrap(), [6; 6000]);
 }
 
+/// A caller that knows an earlier length (a mapping keeps the one it was made with) still transfers up to it.
+#[test]
+fn transfers_end_at_a_length_that_the_file_had_earlier() {
+    for direct in [Direct::Auto, Direct::Never] {
+        let file = file_of(10_000);
+        let device = FileDevice::options().writable(true).direct(direct).open(file.path()).unwrap();
+        file.as_file().write_all_at(&[5; 5000], 10_000).unwrap();
+        let mut buffer = AlignedBuffer::new(12_288, 4096);
+        buffer.fill(6);
+        // Nothing but the part behind the last whole unit, and more than that.
+        device.write_at(9728, &buffer[..10_000 - 9728]).unwrap();
+        device.write_at(0, &buffer[..10_000]).unwrap();
+        let mut expected = vec![6; 10_000];
+        expected.resize(15_000, 5);
+        assert!(std::fs::read(file.path()).unwrap() == expected, "{}", device.access_path());
+
+        buffer.fill(0);
+        assert_eq!(device.read_at(0, &mut buffer[..10_000]).unwrap(), 10_000);
+        assert!(buffer[..10_000] == expected[..10_000], "{}", device.access_path());
+        assert!(buffer[10_000..].iter().all(|byte| *byte == 0), "{}", device.access_path());
+
+        let mut tail = AlignedBuffer::new(10_000 - 8192, 4096);
+        tail.fill(8);
+        let operation = IoOperation::Write;
+        let planned = Planned { operation, offset_bytes: 8192, buffer: tail, result: None };
+        let mut batch = ListBatch::new(vec![planned], 1);
+        device.run(&mut batch, 4);
+        let result = batch.planned[0].result.take().expect("the batch was run");
+        assert_eq!(result.unwrap(), 10_000 - 8192, "{}", device.access_path());
+        expected[8192..10_000].fill(8);
+        assert!(std::fs::read(file.path()).unwrap() == expected, "{}", device.access_path());
+    }
+}
+
 #[test]
 fn offsets_beyond_what_the_kernel_counts_are_out_of_bounds() {
     let file = file_of(4096);
@@ -147,9 +181,8 @@ fn what_is_not_aligned_is_refused_by_a_direct_device() {
     let mut buffer = AlignedBuffer::new(4 * unit_bytes, 4096);
     let misaligned = |result: Result<usize, DeviceError>| matches!(result, Err(DeviceError::Misaligned { alignment_bytes, .. }) if alignment_bytes == unit_bytes);
     assert!(misaligned(device.read_at(1, &mut buffer[..unit_bytes])), "offset");
-    assert!(misaligned(device.read_at(0, &mut buffer[..unit_bytes + 1])), "length");
     assert!(misaligned(device.read_at(0, &mut buffer[1..=unit_bytes])), "memory");
-    assert!(misaligned(device.write_at(0, &buffer[..7]).map(|()| 7)), "length of a write");
+    assert!(misaligned(device.write_at(7, &buffer[..unit_bytes]).map(|()| 7)), "of a write");
     assert_eq!(device.read_at(0, &mut buffer[..0]).unwrap(), 0);
 }
 
