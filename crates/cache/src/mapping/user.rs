@@ -44,7 +44,7 @@ impl Store<MappedMemory> {
         let reservation = &mut Arc::get_mut(&mut store).expect("not shared yet").memory.reservation;
         // SAFETY: the reservation is dropped with the store it names as its owner.
         unsafe { reservation.set_owner(owner) }?;
-        engine.attach(id, store.clone(), Kind::Mapped);
+        engine.attach(id, store.clone(), Kind::Mapped)?;
         Ok(store)
     }
 
