@@ -194,6 +194,35 @@ fn a_bare_access_that_fails_is_explained_afterwards() {
     assert_eq!(errno_of(&explained(&mapping)), Some(libc::EIO));
 }
 
+/// Two threads load from an absent page: the second one's fault arrives when the page is there. Not all hardware and
+/// emulators say that it was a load.
+#[test]
+fn a_late_load_is_served_where_the_hardware_does_not_tell() {
+    let unknown = |mapping: &Mapping, signal| {
+        let context = FaultContext {
+            signal,
+            address: mapping.as_ptr() as usize + 3 * PAGE as usize,
+            write: None,
+            fallible: false,
+            hardware_error: false,
+        };
+        serve(&context)
+    };
+    let (device, _, _, _) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map(device.clone()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(unknown(&mapping, libc::SIGBUS), Served::Yes);
+    }
+    assert_eq!(unknown(&mapping, libc::SIGSEGV), Served::No, "a store is not allowed");
+    drop(mapping);
+    let mapping = cache.map_mut(device).unwrap();
+    for _ in 0..2 {
+        assert_eq!(unknown(&mapping, libc::SIGBUS), Served::Yes);
+    }
+    mapping.set(3 * PAGE, 1u8).unwrap();
+}
+
 #[test]
 fn a_failed_pin_leaves_nothing_pinned() {
     let (device, control, _, _) = faulty(64);
