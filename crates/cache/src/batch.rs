@@ -77,7 +77,7 @@ impl<M: PageMemory> Store<M> {
             failed: None,
         };
         self.device.run(&mut batch, self.device.queue_depth());
-        debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
+        batch.fail_unfinished();
         batch.failed.take().map_or(Ok(()), Err)
     }
 }
@@ -85,11 +85,25 @@ impl<M: PageMemory> Store<M> {
 /// After a panic of the device: nothing is in flight any more, and what did not complete was not loaded.
 impl<M: PageMemory> Drop for LoadBatch<'_, M> {
     fn drop(&mut self) {
+        self.fail_unfinished();
+    }
+}
+
+impl<M: PageMemory> LoadBatch<'_, M> {
+    /// The device has returned: what it did not complete was not loaded.
+    fn fail_unfinished(&mut self) {
+        let store = self.store;
         for run in self.runs.drain(..).flatten() {
-            count(&self.store.engine.counters.prefetched, run.pages.end - run.pages.start);
+            count(&store.engine.counters.prefetched, run.pages.end - run.pages.start);
             for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                self.store.give_up(page, frame);
+                store.give_up(page, frame);
             }
+            let unfinished = DeviceError::Unfinished {
+                operation: IoOperation::Read,
+                offset_bytes: store.geometry.offset_of(run.pages.start),
+                len_bytes: store.geometry.bytes_in(run.pages.clone()),
+            };
+            self.failed.get_or_insert((run.pages.start, Refused::Device(unfinished)));
         }
     }
 }
@@ -214,8 +228,9 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
     }
 
     fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
+        let run = self.runs.get_mut(tag as usize).and_then(Option::take);
+        let run = run.expect("a device completes the transfers that it took, each once");
         self.in_flight -= 1;
-        let run = self.runs[tag as usize].take().expect("a transfer completes once");
         self.free_runs.push(tag as usize);
         let store = self.store;
         let pages = run.pages.end - run.pages.start;

@@ -299,12 +299,12 @@ impl Cache {
     /// resident memory follows within about a second, as fast as pinned and dirty pages allow.
     ///
     /// # Errors
-    /// [`Error::Budget`] for a budget below the minimum or above memory; nothing changes then.
+    /// [`Error::Budget`] for a budget below the minimum or above memory; [`Error::Kernel`] if the system promises no more memory
+    /// (`vm.overcommit_memory=2`, `RLIMIT_DATA`). Nothing changes then.
     pub fn resize(&self, budget_bytes: u64) -> Result<()> {
         self.check_process()?;
         self.running.engine.options.check_budget(budget_bytes)?;
-        self.running.engine.set_budget(budget_bytes);
-        Ok(())
+        self.running.engine.set_budget(budget_bytes)
     }
 
     /// Whether a shrink has not yet given all its memory back.

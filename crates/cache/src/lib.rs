@@ -37,6 +37,7 @@ mod lazy;
 mod loom_models;
 mod mapped_memory;
 mod mapping;
+mod memory_on_demand;
 mod options;
 mod page_word;
 mod pages;

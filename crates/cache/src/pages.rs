@@ -127,7 +127,7 @@ impl Pages {
         let id = engine.reserve_id();
         let writable = device.is_writable();
         let store = Arc::new(Store::new(id, engine.clone(), device, geometry, writable, memory)?);
-        engine.attach(id, store.clone(), Kind::Arena);
+        engine.attach(id, store.clone(), Kind::Arena)?;
         Ok(Pages { store, running })
     }
 
@@ -353,7 +353,7 @@ impl Drop for Pages {
         engine.detach(self.store.id);
         self.store.teardown();
         engine.release_id(self.store.id);
-        engine.use_budget(Kind::Arena, false);
+        engine.leave_budget(Kind::Arena);
     }
 }
 

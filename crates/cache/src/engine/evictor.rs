@@ -141,7 +141,8 @@ impl Engine {
         if shares.weights[from as usize] > 2.0 * step {
             shares.weights[from as usize] -= step;
             shares.weights[to as usize] += step;
-            self.divide(&shares);
+            // What the system has no memory for stays unused.
+            let _ = self.divide(&shares);
         }
     }
 }

@@ -286,9 +286,13 @@ impl Engine {
         StoreId(index as u32)
     }
 
-    pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) {
+    /// Registers a store, and counts it in. After an error the identifier is free again.
+    pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) -> Result<()> {
         self.stores.lock()[id.0 as usize] = Slot::Attached(store);
-        self.use_budget(kind, true);
+        self.join_budget(kind).inspect_err(|_| {
+            self.detach(id);
+            self.release_id(id);
+        })
     }
 
     /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
@@ -325,26 +329,48 @@ impl Engine {
 
     // ---- budget ---------------------------------------------------------------------------------
 
-    /// Counts a store of a kind in or out, and divides the budget anew.
-    pub fn use_budget(&self, kind: Kind, attached: bool) {
+    /// Counts a store of a kind in, and divides the budget anew. After an error it is not counted in.
+    pub fn join_budget(&self, kind: Kind) -> Result<()> {
+        let mut shares = self.shares.lock();
+        shares.users[kind as usize] += 1;
+        match self.divide(&shares) {
+            Err(error) if kind == Kind::Arena => {
+                shares.users[kind as usize] -= 1;
+                let _ = self.divide(&shares);
+                Err(error)
+            }
+            // The arena goes on with the memory that it has.
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts a store of a kind out, and divides the budget anew. The others get what there is memory for.
+    pub fn leave_budget(&self, kind: Kind) {
         let mut shares = self.shares.lock();
         let users = &mut shares.users[kind as usize];
-        *users = if attached { *users + 1 } else { users.saturating_sub(1) };
-        self.divide(&shares);
+        *users = users.saturating_sub(1);
+        let _ = self.divide(&shares);
     }
 
     pub fn budget_bytes(&self) -> u64 {
         self.shares.lock().budget_bytes
     }
 
-    /// Sets a new budget; pools grow at once and shrink in the background.
-    pub fn set_budget(&self, budget_bytes: u64) {
+    /// Sets a new budget; pools grow at once and shrink in the background. After an error it is what it was.
+    pub fn set_budget(&self, budget_bytes: u64) -> Result<()> {
         let mut shares = self.shares.lock();
-        shares.budget_bytes = budget_bytes;
-        self.divide(&shares);
+        let before = std::mem::replace(&mut shares.budget_bytes, budget_bytes);
+        let divided = self.divide(&shares);
+        if divided.is_err() {
+            shares.budget_bytes = before;
+            let _ = self.divide(&shares);
+        }
+        divided
     }
 
-    fn divide(&self, shares: &Shares) {
+    /// Gives each kind in use its share. An error means that the system has no memory for the arena's: it has the frames
+    /// that there is memory for.
+    fn divide(&self, shares: &Shares) -> Result<()> {
         let used = |kind: Kind| shares.users[kind as usize] > 0;
         let kinds = [Kind::Mapped, Kind::Arena, Kind::Kernel];
         let total: f64 =
@@ -362,9 +388,15 @@ impl Engine {
         let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
         self.probation.set_slots(probation);
         self.set_pool(&self.mapped, mapped - probation);
-        self.set_pool(&self.arena, frames(share(Kind::Arena)));
+        let arena = frames(share(Kind::Arena));
+        let provided = self.arena_memory.provide(arena);
+        self.set_pool(&self.arena, arena.min(self.arena_memory.provided()));
         self.kernel_share_bytes.store(share(Kind::Kernel), Ordering::Relaxed);
         self.wake_evictor();
+        provided.map_err(|source| Error::Kernel {
+            what: "making the frames of a budget writable; choose a smaller budget",
+            source,
+        })
     }
 
     fn set_pool(&self, pool: &FramePool, frames: usize) {

@@ -77,8 +77,9 @@ impl Mapping {
         }
         let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
             Some(file) => {
-                running.drop_manager()?.add(file.clone());
-                engine.use_budget(Kind::Kernel, true);
+                let drop_manager = running.drop_manager()?;
+                engine.join_budget(Kind::Kernel)?;
+                drop_manager.add(file.clone());
                 Served::Kernel(file)
             }
             None => {
@@ -432,13 +433,13 @@ impl Drop for Mapping {
                 engine.detach(store.id);
                 store.teardown();
                 engine.release_id(store.id);
-                engine.use_budget(Kind::Mapped, false);
+                engine.leave_budget(Kind::Mapped);
             }
             Served::Kernel(file) => {
                 if let Ok(manager) = self.running.drop_manager() {
                     manager.remove(file);
                 }
-                engine.use_budget(Kind::Kernel, false);
+                engine.leave_budget(Kind::Kernel);
             }
         }
     }
