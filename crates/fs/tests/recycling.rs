@@ -10,6 +10,7 @@ use aquifer_pool::format::inode::{INLINE_RUNS, Inode, InodeKind};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool, ReadSlots};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedPool;
 use scratch::{Scratch, names, read_all};
 
 const SLOTS: u64 = 39;
@@ -251,7 +252,7 @@ fn make_object(pool: &Pool) -> (u64, u64) {
     let reservation = pool.reserve_zeroed(1, 1).unwrap();
     let runs = reservation.runs().to_vec();
     assert!(runs.len() <= INLINE_RUNS);
-    let made = pool.transact(vec![reservation], |transaction| {
+    let made = pool.transact_unguarded(vec![reservation], |transaction| {
         let inode = transaction.free_inode()?;
         let identity = (inode.number, inode.incarnation);
         transaction.put(Inode {
@@ -265,7 +266,7 @@ fn make_object(pool: &Pool) -> (u64, u64) {
         Ok(identity)
     });
     let identity = made.unwrap();
-    pool.transact(Vec::new(), |transaction| {
+    pool.transact_unguarded(Vec::new(), |transaction| {
         transaction.put(Inode::free(identity.0, identity.1));
         Ok(())
     })

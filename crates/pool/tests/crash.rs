@@ -244,7 +244,7 @@ fn unpublished_records_are_gone(
     common::create(&pool, b"second", 1).unwrap();
     let [first, second] = [number(b"object"), number(b"second")];
     let change = |number, layout_version| {
-        pool.change(vec![], |transaction| {
+        pool.change_unguarded(vec![], |transaction| {
             let inode = transaction.inode(number)?;
             transaction.put(Inode { layout_version, ..inode });
             Ok::<(), PoolError>(())

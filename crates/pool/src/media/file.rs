@@ -450,7 +450,8 @@ mod tests {
         let page = ByteRange { offset_bytes: 4 << 20, len_bytes: 4096 };
         let other = open();
         device.fill();
-        media.write_at(page.offset_bytes, &[1; 4096]).unwrap();
+        // SAFETY: no pool is on the device.
+        unsafe { media.write_at(page.offset_bytes, &[1; 4096]) }.unwrap();
         other.sync_all().expect_err("there is no room for it");
         device.empty();
         // All descriptors that were there are in use.
@@ -458,7 +459,8 @@ mod tests {
             media.write_back(&[page]).expect_err("it is lost");
             media.flush().expect_err("it is lost");
         });
-        media.write_durable(page.offset_bytes, &[1; 4096]).unwrap();
+        // SAFETY: as above.
+        unsafe { media.write_durable(page.offset_bytes, &[1; 4096]) }.unwrap();
         media.flush().expect_err("there may be others");
     }
 }
