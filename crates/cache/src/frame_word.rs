@@ -3,7 +3,7 @@
 //! ```text
 //!  63        62      44 43        0
 //! +---------+----------+-----------+
-//! | claimed | store +1 | page      |      0: retired      1: free
+//! | held    | store +1 | page      |      0: retired      1: free
 //! +---------+----------+-----------+
 //! ```
 //!
@@ -19,12 +19,14 @@ use crate::sync::{self, AtomicU64, AtomicUsize, Ordering};
 pub(crate) const RETIRED: u64 = 0;
 /// Owner word of a frame in a free list, or on its way there.
 pub(crate) const FREE: u64 = 1;
-/// Bit of the owner word of a frame that has left the policy: an evictor decides what becomes of it.
-pub(crate) const CLAIMED: u64 = 1 << 63;
+/// Bit of the owner word of a frame that the policy holds. Without it a page's frame is in the hands of the
+/// page's loader, or of the one evictor that decides what becomes of it. Set and cleared under the policy
+/// lock.
+pub(crate) const HELD: u64 = 1 << 63;
 
 /// The page that holds a frame, by its owner word.
 pub(crate) fn owner(word: u64) -> Option<PageKey> {
-    PageKey::unpack(word & !CLAIMED)
+    PageKey::unpack(word & !HELD)
 }
 
 /// Whether a frame lies below the limit.

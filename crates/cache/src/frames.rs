@@ -12,8 +12,9 @@
 //!
 //! # Invariants
 //! * A frame below the limit is in exactly one place: a free list, the hands of a loader, the policy, or
-//!   the hands of one evictor. The last is marked in its owner word, so that of two evictors that come
-//!   upon a page only one takes its frame.
+//!   the hands of one evictor. That the policy holds it is marked in its owner word, so that of two evictors
+//!   that come upon a page only one takes its frame, and that a policy names frames it does not hold has no
+//!   consequence.
 //! * A frame at or above the limit is never handed out. Shrinking lowers the limit; such frames are
 //!   retired when they come back, and the evictor makes them come back.
 //!
@@ -25,7 +26,7 @@ use std::io;
 use aquifer_sys::futex::Mutex;
 
 use crate::doorbell::Doorbell;
-use crate::frame_word::{self, CLAIMED, FREE, RETIRED};
+use crate::frame_word::{self, FREE, HELD, RETIRED};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::policy::{HitMode, HitTable, Policy};
@@ -118,7 +119,7 @@ impl FramePool {
 
     /// The page that holds a frame.
     pub fn owner(&self, frame: FrameId) -> Option<PageKey> {
-        frame_word::owner(self.owners[frame.0 as usize].load(Ordering::Acquire))
+        frame_word::owner(self.owners.get(frame.0 as usize)?.load(Ordering::Acquire))
     }
 
     /// Takes a free frame for `page`. Async-signal-safe.
@@ -219,7 +220,18 @@ impl FramePool {
         self.insertions.fetch_add(1, Ordering::Relaxed);
         let mut state = self.policy.lock();
         self.hits.reset(frame);
+        // The loader's frame: its word is changed by nobody else. Looked at under the policy lock only.
+        self.owners[frame.0 as usize].store(page.pack() | HELD, Ordering::Release);
         state.policy.inserted(frame, page, &self.hits);
+    }
+
+    /// Takes a frame out of the policy's hold. False if it was not there. Under the policy lock, which orders
+    /// these; SeqCst only for uniformity with the other changes of owner words.
+    fn let_go(&self, frame: FrameId) -> bool {
+        let Some(owner) = self.owners.get(frame.0 as usize) else { return false };
+        // First a load: a frame that is not held may be another thread's, whose stores are plain ones.
+        owner.load(Ordering::SeqCst) & HELD != 0
+            && owner.fetch_and(!HELD, Ordering::SeqCst) & HELD != 0
     }
 
     /// Takes a frame out of the policy for a caller who evicts its page without having been given it as a
@@ -227,14 +239,11 @@ impl FramePool {
     /// so the page keeps the frame meanwhile; it then gives the frame back, or returns it to the policy.
     pub fn claim(&self, frame: FrameId) -> bool {
         let mut state = self.policy.lock();
-        // The policy lock orders claims; SeqCst only for uniformity with the other owner words.
-        let owner = self.owners[frame.0 as usize].fetch_or(CLAIMED, Ordering::SeqCst);
-        debug_assert!(owner > FREE, "a page in use holds a frame in use");
-        if owner & CLAIMED != 0 {
-            return false;
+        let held = self.let_go(frame);
+        if held {
+            state.policy.removed(frame);
         }
-        state.policy.removed(frame);
-        true
+        held
     }
 
     /// The application will not need this frame soon.
@@ -245,22 +254,27 @@ impl FramePool {
     /// Asks the policy for victims; they leave it and belong to the caller. Returns how many.
     pub fn victims(&self, victims: &mut [FrameId]) -> usize {
         let mut state = self.policy.lock();
-        let PolicyState { policy, victims: scratch } = &mut *state;
-        scratch.clear();
+        let PolicyState { policy, victims: named } = &mut *state;
+        named.clear();
         let want = victims.len().min(BATCH);
         let page_of = |frame: FrameId| {
             self.owner(frame).unwrap_or(PageKey { store: StoreId(0), page: PageId(0) })
         };
-        policy.victims(want, &self.hits, &page_of, scratch);
-        let count = scratch.len().min(want);
-        victims[..count].copy_from_slice(&scratch[..count]);
-        for frame in &scratch[..count] {
-            let owner = self.owners[frame.0 as usize].fetch_or(CLAIMED, Ordering::SeqCst);
-            debug_assert!(owner > FREE && owner & CLAIMED == 0, "the policy holds frames in use");
-        }
-        // A policy that names more than it was asked for keeps them.
-        for &extra in &scratch[count..] {
-            policy.returned(extra, page_of(extra), &self.hits);
+        policy.victims(want, &self.hits, &page_of, named);
+        let mut count = 0;
+        for &frame in named.iter() {
+            // What a policy names and does not hold is no victim: the application's own may be wrong.
+            if !self.let_go(frame) {
+                continue;
+            }
+            if count < want {
+                victims[count] = frame;
+                count += 1;
+            } else {
+                // A policy that names more than it was asked for keeps them.
+                self.owners[frame.0 as usize].fetch_or(HELD, Ordering::SeqCst);
+                policy.returned(frame, page_of(frame), &self.hits);
+            }
         }
         count
     }
@@ -272,8 +286,8 @@ impl FramePool {
         }
         let mut state = self.policy.lock();
         for &frame in frames {
-            let owner = self.owners[frame.0 as usize].fetch_and(!CLAIMED, Ordering::SeqCst);
-            debug_assert!(owner & CLAIMED != 0, "only a claimed frame is returned");
+            let owner = self.owners[frame.0 as usize].fetch_or(HELD, Ordering::SeqCst);
+            debug_assert!(owner > FREE && owner & HELD == 0, "a claimed frame is returned once");
             if let Some(page) = frame_word::owner(owner) {
                 state.policy.returned(frame, page, &self.hits);
             }
@@ -404,6 +418,76 @@ mod tests {
         pool.set_limit(200);
         let regained: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(9))).collect();
         assert_eq!(regained.len(), 20);
+    }
+
+    /// Names frames it does not hold, in front of those it holds.
+    #[derive(Default)]
+    struct Liar {
+        lies: Vec<FrameId>,
+        held: Vec<FrameId>,
+    }
+
+    impl Policy for Liar {
+        fn name(&self) -> &'static str {
+            "liar"
+        }
+        fn hit_mode(&self) -> HitMode {
+            HitMode::Ignore
+        }
+        fn resize(&mut self, _frames: usize, _max_frames: usize) {}
+        fn inserted(&mut self, frame: FrameId, _page: PageKey, _hits: &HitTable) {
+            self.held.push(frame);
+        }
+        fn removed(&mut self, frame: FrameId) {
+            self.held.retain(|&held| held != frame);
+        }
+        fn victims(
+            &mut self,
+            _want: usize,
+            _hits: &HitTable,
+            page_of: &dyn Fn(FrameId) -> PageKey,
+            victims: &mut Vec<FrameId>,
+        ) {
+            for &lie in &self.lies {
+                page_of(lie);
+                victims.push(lie);
+            }
+            for frame in self.held.drain(..) {
+                victims.extend([frame, frame]);
+            }
+        }
+        fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable) {
+            self.inserted(frame, page, hits);
+        }
+    }
+
+    #[test]
+    fn frames_that_a_policy_does_not_hold_are_no_victims() {
+        let [loading, free, claimed, retired] = [9, 5, 3, 99].map(FrameId);
+        let lies = vec![loading, free, claimed, retired, FrameId(4096), FrameId(u32::MAX)];
+        let pool = FramePool::new(Box::new(Liar { lies, held: vec![] }), 4096).unwrap();
+        pool.set_limit(10);
+        let taken: Vec<FrameId> = (0..10).map(|page| pool.take(key(page)).unwrap()).collect();
+        for &frame in taken.iter().filter(|&&frame| frame != loading) {
+            pool.inserted(frame, key(frame.0.into()));
+        }
+        for frame in [free, claimed] {
+            assert!(pool.claim(frame));
+        }
+        pool.give(&[free]);
+        let mut victims = [FrameId(0); BATCH];
+        assert_eq!(pool.victims(&mut victims), 7, "the policy holds so many");
+        let victims = &mut victims[..7];
+        victims.sort_unstable();
+        assert_eq!(victims, [0, 1, 2, 4, 6, 7, 8].map(FrameId));
+        assert!(victims.iter().all(|&victim| !pool.claim(victim)), "all have left the policy");
+        pool.returned(&victims[..2]);
+        assert!(pool.claim(victims[0]) && !pool.claim(victims[0]));
+        // Each is handed out once afterwards.
+        pool.give(victims);
+        let mut out: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(1))).collect();
+        out.sort_unstable();
+        assert_eq!(out, [0, 1, 2, 4, 5, 6, 7, 8].map(FrameId));
     }
 
     #[test]

@@ -361,7 +361,7 @@ impl Engine {
         let mapped = frames(share(Kind::Mapped));
         let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
         self.probation.set_slots(probation);
-        self.set_pool(&self.mapped, mapped - probation);
+        self.set_pool(&self.mapped, mapped.saturating_sub(probation));
         self.set_pool(&self.arena, frames(share(Kind::Arena)));
         self.kernel_share_bytes.store(share(Kind::Kernel), Ordering::Relaxed);
         self.wake_evictor();
