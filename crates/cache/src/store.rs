@@ -16,6 +16,7 @@
 //! difference is what becomes of an error.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -213,6 +214,8 @@ pub(crate) struct Store<M: PageMemory> {
     pub snapshots: Mutex<()>,
     /// The first sync of the device that failed: final, whatever the device says later.
     pub sync_failure: OnceLock<DeviceError>,
+    /// It is about to be detached, and prefetches come to their end.
+    pub leaving: AtomicBool,
 }
 
 impl<M: PageMemory> Store<M> {
@@ -239,6 +242,7 @@ impl<M: PageMemory> Store<M> {
             foresight: Foresight::default(),
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
+            leaving: AtomicBool::new(false),
             engine,
             device,
             geometry,

@@ -20,6 +20,7 @@
 
 mod evictor;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -97,6 +98,36 @@ pub(crate) trait AttachedStore: Send + Sync {
 
     /// Pages that are dirty now.
     fn dirty_pages(&self) -> u64;
+
+    /// The store is about to be detached: what is only a hint comes to its end.
+    fn leave(&self);
+}
+
+/// A store in use by more than its owner: [`Engine::detach`] waits until it is dropped.
+pub(crate) struct InUse<S: ?Sized, E: Deref<Target = Engine>> {
+    store: Option<Arc<S>>,
+    engine: E,
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> InUse<S, E> {
+    pub fn new(store: Arc<S>, engine: E) -> InUse<S, E> {
+        InUse { store: Some(store), engine }
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Deref for InUse<S, E> {
+    type Target = S;
+    fn deref(&self) -> &S {
+        self.store.as_deref().expect("it is there until this is dropped")
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
+    fn drop(&mut self) {
+        // First the reference, then the bell: a thread that waits looks at the references after the ring.
+        self.store = None;
+        self.engine.let_go.ring(u32::MAX);
+    }
 }
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
@@ -187,6 +218,8 @@ pub(crate) struct Engine {
     stopping: AtomicBool,
     shrinking: AtomicUsize,
     bare_fault: Mutex<Option<BareFault>>,
+    /// Rings whenever a store is used by one less.
+    let_go: Doorbell,
 }
 
 /// How long a thread without a frame waits before it looks again.
@@ -235,6 +268,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             shrinking: AtomicUsize::new(0),
             bare_fault: Mutex::new(None),
+            let_go: Doorbell::new(),
             options,
         };
         Ok(engine)
@@ -296,11 +330,17 @@ impl Engine {
     pub fn detach(&self, id: StoreId) {
         let slot = std::mem::replace(&mut self.stores.lock()[id.0 as usize], Slot::Reserved);
         if let Slot::Attached(store) = slot {
-            // One reference is ours, one the owner's.
-            while Arc::strong_count(&store) > 2 {
+            // A prefetch ends with the transfers that are on their way.
+            store.leave();
+            loop {
+                let ticket = self.let_go.ticket();
+                // One reference is ours, one the owner's; the others are in an `InUse`.
+                if Arc::strong_count(&store) <= 2 {
+                    break;
+                }
                 // The mapping may be dropped by a future's waker, on the worker whose tasks hold references.
                 if !self.jobs.help() {
-                    std::thread::yield_now();
+                    self.let_go.sleep(ticket, None);
                 }
             }
             // Pairs with the releases of the others' drops: what they did to the store is over.
@@ -315,12 +355,14 @@ impl Engine {
         self.stores.lock()[id.0 as usize] = Slot::Free;
     }
 
-    fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
-        self.stores.lock().get(id.0 as usize)?.store().cloned()
+    fn store(&self, id: StoreId) -> Option<InUse<dyn AttachedStore, &Engine>> {
+        let store = self.stores.lock().get(id.0 as usize)?.store()?.clone();
+        Some(InUse::new(store, self))
     }
 
-    fn all_stores(&self) -> Vec<Arc<dyn AttachedStore>> {
-        self.stores.lock().iter().filter_map(Slot::store).cloned().collect()
+    fn all_stores(&self) -> Vec<InUse<dyn AttachedStore, &Engine>> {
+        let stores = self.stores.lock();
+        stores.iter().filter_map(Slot::store).map(|s| InUse::new(s.clone(), self)).collect()
     }
 
     // ---- budget ---------------------------------------------------------------------------------

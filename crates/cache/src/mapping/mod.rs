@@ -34,7 +34,7 @@ use aquifer_sys::memory::copy_racy;
 
 use crate::asynchronous;
 use crate::cache::Running;
-use crate::engine::Kind;
+use crate::engine::{Engine, InUse, Kind};
 use crate::error::{Error, Result};
 use crate::page_word::PinKind;
 use crate::store::{Access, Geometry};
@@ -86,6 +86,11 @@ impl Mapping {
             }
         };
         Ok(Mapping { served, running })
+    }
+
+    /// For a call that may outlive this mapping's, which dropping the mapping then waits for.
+    fn in_use(&self, store: &Arc<UserStore>) -> InUse<UserStore, Arc<Engine>> {
+        InUse::new(store.clone(), self.running.engine.clone())
     }
 
     fn geometry(&self) -> Geometry {
@@ -322,7 +327,7 @@ impl Mapping {
         let pages = self.page_ranges(ranges);
         let work: Box<dyn FnOnce() -> Result<()> + Send> = match &self.served {
             Served::User(store) => {
-                let store = store.clone();
+                let store = self.in_use(store);
                 Box::new(move || store.touch_runs(&pages?))
             }
             Served::Kernel(file) => {
@@ -394,7 +399,7 @@ impl Mapping {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let pages = self.pages_of(&range);
         let store = match &self.served {
-            Served::User(store) => Some(store.clone()),
+            Served::User(store) => Some(self.in_use(store)),
             Served::Kernel(_) => None,
         };
         asynchronous::run(&self.running.engine.jobs, move || match store {
