@@ -234,7 +234,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         match installed {
             Ok(()) => {
                 for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                    store.pool().inserted(frame, store.key(page));
+                    store.hold(page, frame);
                     store.word(page).finish_load(frame, false, None);
                 }
             }

@@ -328,3 +328,64 @@ impl Cache {
         if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, PageId};
+    use aquifer_device::{FileDevice, MemoryDevice};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Something small that is attached, touched and held.
+    type Attach = fn(&Cache, &Arc<dyn Device>) -> Box<dyn std::any::Any>;
+
+    const KINDS: [(&str, Attach); 3] = [
+        ("user", |cache, _| {
+            let device = Arc::new(MemoryDevice::new(MIB as usize).unwrap());
+            let mapping = cache.map_mut(device).unwrap();
+            mapping.touch_mut(5000).unwrap();
+            Box::new(mapping)
+        }),
+        ("pages", |cache, _| {
+            let pages = cache.pages(Arc::new(MemoryDevice::new(MIB as usize).unwrap())).unwrap();
+            pages.get_mut(PageId(1)).unwrap()[0] = 1;
+            Box::new(pages)
+        }),
+        ("kernel", |cache, file| {
+            let options = MapOptions::new().backend(Backend::Kernel);
+            let mapping = cache.map_with(file.clone(), options).unwrap();
+            mapping.touch(5000).unwrap();
+            Box::new(mapping)
+        }),
+    ];
+
+    #[test]
+    fn what_a_small_mapping_costs_does_not_depend_on_the_budget() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MIB).unwrap();
+        let file: Arc<dyn Device> = Arc::new(FileDevice::open(file.path()).unwrap());
+        for policy in [PolicyKind::Clock, PolicyKind::FifoProbation, PolicyKind::S3Fifo] {
+            for (open, attach_open) in KINDS {
+                for (small, attach_small) in KINDS {
+                    let cache =
+                        Cache::builder().budget_bytes(1024 * MIB).policy(policy).build().unwrap();
+                    let engine = &cache.running.engine;
+                    let looked_at =
+                        || engine.mapped.looked_at_so_far() + engine.arena.looked_at_so_far();
+                    let held = attach_open(&cache, &file);
+                    for _ in 0..3 {
+                        let before = looked_at();
+                        drop(attach_small(&cache, &file));
+                        while cache.is_shrinking() {
+                            std::thread::yield_now();
+                        }
+                        let cost = looked_at() - before;
+                        assert!(cost < 3000, "{small} beside {open}: {cost} frames and pages");
+                    }
+                    drop(held);
+                }
+            }
+        }
+    }
+}

@@ -65,7 +65,8 @@ impl Probation {
     pub fn set_slots(&self, slots: usize) {
         let slots = slots.min(self.max_slots);
         let old = self.slots.swap(slots, Ordering::SeqCst);
-        for slot in slots..old {
+        // None above `next` was ever used: slots are taken in turn, from the first.
+        for slot in slots..old.min(self.next.load(Ordering::SeqCst)) {
             if self.versions[slot].try_begin_change() {
                 self.keys[slot].store(0, Ordering::Relaxed);
                 // SAFETY: the slot is open, so nobody trusts its bytes.

@@ -289,6 +289,50 @@ fn the_choice_is_left_to_the_cache() {
     assert_eq!(auto(&cache, memory, false), Backend::User);
 }
 
+/// A writable device of so many bytes in memory, mapped by the user backend.
+fn user_backed(cache: &Cache, len: u64) -> Mapping {
+    cache.map_mut(Arc::new(MemoryDevice::new(len as usize).unwrap())).unwrap()
+}
+
+fn touch_all(mapping: &Mapping) {
+    for at in (0..mapping.len()).step_by(PAGE as usize) {
+        mapping.touch(at).unwrap();
+    }
+}
+
+#[test]
+fn a_small_file_takes_little_of_the_budget() {
+    let cache = cache_of(64 * MIB);
+    let mapping = user_backed(&cache, 48 * MIB);
+    touch_all(&mapping);
+    let file = TestFile::new(MIB);
+    let small = file.map(&cache, Backend::Kernel);
+    touch_all(&small);
+    wait_until("the end of the shrink", || !cache.is_shrinking());
+    assert_eq!(cache.stats().evictions, 0, "there is room for both");
+    assert_eq!(cache.stats().resident_pages * PAGE, 48 * MIB);
+    drop(small);
+    // A large one is given an equal share.
+    let file = TestFile::new(64 * MIB);
+    let large = file.map(&cache, Backend::Kernel);
+    wait_until("the end of the shrink", || !cache.is_shrinking());
+    assert!(cache.stats().resident_pages * PAGE <= 32 * MIB);
+    drop(large);
+}
+
+#[test]
+fn a_file_that_is_not_used_gives_its_share_up() {
+    let cache = cache_of(24 * MIB);
+    let file = TestFile::new(24 * MIB);
+    let idle = file.map(&cache, Backend::Kernel);
+    touch_all(&idle);
+    let mapping = user_backed(&cache, 64 * MIB);
+    wait_until("a larger share", || {
+        touch_all(&mapping);
+        cache.stats().resident_pages * PAGE > 16 * MIB
+    });
+}
+
 /// Builders of caches that only the user backend serves as they say.
 fn with_wishes() -> [CacheBuilder; 3] {
     let builder = || Cache::builder().budget_bytes(16 * MIB);

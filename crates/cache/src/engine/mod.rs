@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
-//! sixteenth at a time from the pool that misses less per frame to the one that misses more.
+//! sixteenth at a time from the kind that misses less per page to the one that misses more. Kernel-backed
+//! mappings get no more than they could fill.
 //!
 //! Threads: one *evictor* (`evictor`) works ahead where evicting means writing back, completes shrinks and
 //! rebalances; a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use aquifer_sys::futex::Mutex;
+use aquifer_sys::futex::{Mutex, MutexGuard};
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::signal::FaultContext;
 use aquifer_sys::uffd::{Delivery, Uffd};
@@ -181,6 +182,13 @@ struct Shares {
     users: [usize; 3],
     /// Relative weights of the kinds.
     weights: [f64; 3],
+    /// Length of all kernel-backed mappings.
+    kernel_bytes: u64,
+}
+
+/// What keeps a kernel-backed mapping of so many bytes resident: the drop manager begins below its bound.
+fn kernel_need_bytes(mapped_bytes: u64) -> u64 {
+    (mapped_bytes + mapped_bytes / 8).next_multiple_of(REGION_BYTES as u64)
 }
 
 /// State of one pool that the evictor keeps.
@@ -212,6 +220,8 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
+    /// Pages of the system that kernel-backed mappings had to give back so far.
+    pub kernel_dropped_pages: AtomicU64,
     stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
     evictor_bell: Doorbell,
@@ -259,9 +269,11 @@ impl Engine {
                 budget_bytes: options.budget_bytes,
                 users: [0; 3],
                 weights: [1.0; 3],
+                kernel_bytes: 0,
             }),
             kernel_share_bytes: AtomicU64::new(0),
             kernel_resident_pages: AtomicU64::new(0),
+            kernel_dropped_pages: AtomicU64::new(0),
             stores: Mutex::new(Vec::new()),
             reclaim: Default::default(),
             evictor_bell: Doorbell::new(),
@@ -369,7 +381,21 @@ impl Engine {
 
     /// Counts a store of a kind in or out, and divides the budget anew.
     pub fn use_budget(&self, kind: Kind, attached: bool) {
+        self.count_user(self.shares.lock(), kind, attached);
+    }
+
+    /// The same for a kernel-backed mapping, and counts its length.
+    pub fn use_kernel(&self, len_bytes: u64, attached: bool) {
         let mut shares = self.shares.lock();
+        shares.kernel_bytes = if attached {
+            shares.kernel_bytes.saturating_add(len_bytes)
+        } else {
+            shares.kernel_bytes.saturating_sub(len_bytes)
+        };
+        self.count_user(shares, Kind::Kernel, attached);
+    }
+
+    fn count_user(&self, mut shares: MutexGuard<'_, Shares>, kind: Kind, attached: bool) {
         let users = &mut shares.users[kind as usize];
         *users = if attached { *users + 1 } else { users.saturating_sub(1) };
         self.divide(&shares);
@@ -387,25 +413,29 @@ impl Engine {
     }
 
     fn divide(&self, shares: &Shares) {
-        let used = |kind: Kind| shares.users[kind as usize] > 0;
-        let kinds = [Kind::Mapped, Kind::Arena, Kind::Kernel];
-        let total: f64 =
-            kinds.iter().filter(|&&k| used(k)).map(|&k| shares.weights[k as usize]).sum();
-        let share = |kind: Kind| {
-            if !used(kind) {
+        let weight = |kind: Kind| {
+            if shares.users[kind as usize] > 0 { shares.weights[kind as usize] } else { 0.0 }
+        };
+        let part = |of_bytes: u64, kind: Kind, total: f64| {
+            if weight(kind) == 0.0 {
                 return 0;
             }
-            let bytes = shares.budget_bytes as f64 * shares.weights[kind as usize] / total;
+            let bytes = of_bytes as f64 * weight(kind) / total;
             // Whole regions, so that the arena's huge pages are given back whole.
             (bytes as u64 / REGION_BYTES as u64).max(1) * REGION_BYTES as u64
         };
+        let others = weight(Kind::Mapped) + weight(Kind::Arena);
+        // First the kernel's: what its mappings cannot fill is the others'.
+        let kernel = part(shares.budget_bytes, Kind::Kernel, others + weight(Kind::Kernel))
+            .min(kernel_need_bytes(shares.kernel_bytes));
+        let share = |kind| part(shares.budget_bytes.saturating_sub(kernel), kind, others);
         let frames = |bytes: u64| (bytes / self.options.page_bytes as u64) as usize;
         let mapped = frames(share(Kind::Mapped));
         let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
         self.probation.set_slots(probation);
         self.set_pool(&self.mapped, mapped.saturating_sub(probation));
         self.set_pool(&self.arena, frames(share(Kind::Arena)));
-        self.kernel_share_bytes.store(share(Kind::Kernel), Ordering::Relaxed);
+        self.kernel_share_bytes.store(kernel, Ordering::Relaxed);
         self.wake_evictor();
     }
 

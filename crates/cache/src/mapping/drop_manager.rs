@@ -82,6 +82,8 @@ impl Droppable for KernelFile {
     }
 
     fn observe(&self, region: &Range<u64>, cached: u64, tables: &mut PageTables) {
+        // About as many as are dropped now: pinned ones stay, and are few.
+        self.engine().kernel_dropped_pages.fetch_add(cached, Ordering::Relaxed);
         if !self.detects() {
             return;
         }

@@ -78,7 +78,7 @@ impl Mapping {
         let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
             Some(file) => {
                 running.drop_manager()?.add(file.clone());
-                engine.use_budget(Kind::Kernel, true);
+                engine.use_kernel(file.geometry.len_bytes, true);
                 Served::Kernel(file)
             }
             None => {
@@ -443,7 +443,7 @@ impl Drop for Mapping {
                 if let Ok(manager) = self.running.drop_manager() {
                     manager.remove(file);
                 }
-                engine.use_budget(Kind::Kernel, false);
+                engine.use_kernel(file.geometry.len_bytes, false);
             }
         }
     }
