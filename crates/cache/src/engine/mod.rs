@@ -352,7 +352,9 @@ impl Engine {
                 }
                 // The mapping may be dropped by a future's waker, on the worker whose tasks hold references.
                 if !self.jobs.help() {
-                    self.let_go.sleep(ticket, None);
+                    // A worker looks for tasks once in a while: their posting does not ring this bell.
+                    let nap = self.jobs.is_served_here().then_some(FRAME_WAIT);
+                    self.let_go.sleep(ticket, nap);
                 }
             }
             // Pairs with the releases of the others' drops: what they did to the store is over.
