@@ -1,5 +1,7 @@
 //! A store as the engine sees it: what the evictor and the workers may ask of it.
 
+use std::sync::atomic::Ordering;
+
 use crate::engine::{AttachedStore, Cleaning, Evicted};
 use crate::ids::{FrameId, PageId};
 use crate::store::{PageMemory, Store};
@@ -34,5 +36,10 @@ impl<M: PageMemory> AttachedStore for Store<M> {
 
     fn dirty_pages(&self) -> u64 {
         Store::dirty_pages(self)
+    }
+
+    fn leave(&self) {
+        // Relaxed: only a hint stops for it; what is done to the store is waited for.
+        self.leaving.store(true, Ordering::Relaxed);
     }
 }

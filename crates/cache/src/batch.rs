@@ -5,6 +5,7 @@
 //! Neighbouring pages share a transfer.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
@@ -128,6 +129,11 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         }
     }
 
+    /// Whether the batch is a hint and its store is about to be detached.
+    fn is_unwanted(&self) -> bool {
+        !self.patient && self.store.leaving.load(Ordering::Relaxed)
+    }
+
     fn bounce(&self) -> Option<Bounce<'a>> {
         let pool = &self.store.engine.bounce;
         if self.in_flight == 0 { Some(pool.take()) } else { pool.try_take() }
@@ -138,7 +144,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         let store = self.store;
         loop {
             let page = self.pages.peek()?;
-            if self.failed.is_some() {
+            if self.failed.is_some() || self.is_unwanted() {
                 return None;
             }
             let seen = store.word(page).load();
@@ -243,7 +249,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         match installed {
             Ok(()) => {
                 for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                    store.pool().inserted(frame, store.key(page));
+                    store.hold(page, frame);
                     store.word(page).finish_load(frame, false, None);
                 }
             }

@@ -33,6 +33,7 @@ mod heap;
 mod ids;
 mod jobs;
 mod lazy;
+mod loaded;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod mapped_memory;

@@ -16,7 +16,7 @@ use aquifer_device::Device;
 
 use crate::asynchronous;
 use crate::cache::Running;
-use crate::engine::{Engine, Kind};
+use crate::engine::{Engine, InUse, Kind};
 use crate::error::{Error, Result};
 use crate::frames::FramePool;
 use crate::ids::{FrameId, PageId};
@@ -239,7 +239,7 @@ impl Pages {
         pages: &[PageId],
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let ranges = self.ranges(pages);
-        let store = self.store.clone();
+        let store = InUse::new(self.store.clone(), self.running.engine.clone());
         asynchronous::run(&self.running.engine.jobs, move || {
             store.touch_many(&ranges?).map_err(|(page, refused)| store.error(page, refused))
         })

@@ -59,7 +59,8 @@ impl Probation {
         let _ = self.memory.provide(slots * self.page_bytes);
         let slots = slots.min(self.memory.writable_bytes() / self.page_bytes);
         let old = self.slots.swap(slots, Ordering::SeqCst);
-        for slot in slots..old {
+        // None above `next` was ever used: slots are taken in turn, from the first.
+        for slot in slots..old.min(self.next.load(Ordering::SeqCst)) {
             if self.versions[slot].try_begin_change() {
                 self.keys[slot].store(0, Ordering::Relaxed);
                 // SAFETY: the slot is open, so nobody trusts its bytes.

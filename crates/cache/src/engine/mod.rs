@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
-//! sixteenth at a time from the pool that misses less per frame to the one that misses more.
+//! sixteenth at a time from the kind that misses less per page to the one that misses more. Kernel-backed
+//! mappings get no more than they could fill.
 //!
 //! Threads: one *evictor* (`evictor`) works ahead where evicting means writing back, completes shrinks and
 //! rebalances; a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a
@@ -20,11 +21,12 @@
 
 mod evictor;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use aquifer_sys::futex::Mutex;
+use aquifer_sys::futex::{Mutex, MutexGuard};
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::signal::FaultContext;
 use aquifer_sys::uffd::{Delivery, Uffd};
@@ -97,6 +99,36 @@ pub(crate) trait AttachedStore: Send + Sync {
 
     /// Pages that are dirty now.
     fn dirty_pages(&self) -> u64;
+
+    /// The store is about to be detached: what is only a hint comes to its end.
+    fn leave(&self);
+}
+
+/// A store in use by more than its owner: [`Engine::detach`] waits until it is dropped.
+pub(crate) struct InUse<S: ?Sized, E: Deref<Target = Engine>> {
+    store: Option<Arc<S>>,
+    engine: E,
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> InUse<S, E> {
+    pub fn new(store: Arc<S>, engine: E) -> InUse<S, E> {
+        InUse { store: Some(store), engine }
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Deref for InUse<S, E> {
+    type Target = S;
+    fn deref(&self) -> &S {
+        self.store.as_deref().expect("it is there until this is dropped")
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
+    fn drop(&mut self) {
+        // First the reference, then the bell: a thread that waits looks at the references after the ring.
+        self.store = None;
+        self.engine.let_go.ring(u32::MAX);
+    }
 }
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
@@ -150,6 +182,13 @@ struct Shares {
     users: [usize; 3],
     /// Relative weights of the kinds.
     weights: [f64; 3],
+    /// Length of all kernel-backed mappings.
+    kernel_bytes: u64,
+}
+
+/// What keeps a kernel-backed mapping of so many bytes resident: the drop manager begins below its bound.
+fn kernel_need_bytes(mapped_bytes: u64) -> u64 {
+    (mapped_bytes + mapped_bytes / 8).next_multiple_of(REGION_BYTES as u64)
 }
 
 /// State of one pool that the evictor keeps.
@@ -181,12 +220,16 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
+    /// Pages of the system that kernel-backed mappings had to give back so far.
+    pub kernel_dropped_pages: AtomicU64,
     stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
     evictor_bell: Doorbell,
     stopping: AtomicBool,
     shrinking: AtomicUsize,
     bare_fault: Mutex<Option<BareFault>>,
+    /// Rings whenever a store is used by one less.
+    let_go: Doorbell,
 }
 
 /// How long a thread without a frame waits before it looks again.
@@ -226,15 +269,18 @@ impl Engine {
                 budget_bytes: options.budget_bytes,
                 users: [0; 3],
                 weights: [1.0; 3],
+                kernel_bytes: 0,
             }),
             kernel_share_bytes: AtomicU64::new(0),
             kernel_resident_pages: AtomicU64::new(0),
+            kernel_dropped_pages: AtomicU64::new(0),
             stores: Mutex::new(Vec::new()),
             reclaim: Default::default(),
             evictor_bell: Doorbell::new(),
             stopping: AtomicBool::new(false),
             shrinking: AtomicUsize::new(0),
             bare_fault: Mutex::new(None),
+            let_go: Doorbell::new(),
             options,
         };
         Ok(engine)
@@ -300,11 +346,19 @@ impl Engine {
     pub fn detach(&self, id: StoreId) {
         let slot = std::mem::replace(&mut self.stores.lock()[id.0 as usize], Slot::Reserved);
         if let Slot::Attached(store) = slot {
-            // One reference is ours, one the owner's.
-            while Arc::strong_count(&store) > 2 {
+            // A prefetch ends with the transfers that are on their way.
+            store.leave();
+            loop {
+                let ticket = self.let_go.ticket();
+                // One reference is ours, one the owner's; the others are in an `InUse`.
+                if Arc::strong_count(&store) <= 2 {
+                    break;
+                }
                 // The mapping may be dropped by a future's waker, on the worker whose tasks hold references.
                 if !self.jobs.help() {
-                    std::thread::yield_now();
+                    // A worker looks for tasks once in a while: their posting does not ring this bell.
+                    let nap = self.jobs.is_served_here().then_some(FRAME_WAIT);
+                    self.let_go.sleep(ticket, nap);
                 }
             }
             // Pairs with the releases of the others' drops: what they did to the store is over.
@@ -319,12 +373,14 @@ impl Engine {
         self.stores.lock()[id.0 as usize] = Slot::Free;
     }
 
-    fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
-        self.stores.lock().get(id.0 as usize)?.store().cloned()
+    fn store(&self, id: StoreId) -> Option<InUse<dyn AttachedStore, &Engine>> {
+        let store = self.stores.lock().get(id.0 as usize)?.store()?.clone();
+        Some(InUse::new(store, self))
     }
 
-    fn all_stores(&self) -> Vec<Arc<dyn AttachedStore>> {
-        self.stores.lock().iter().filter_map(Slot::store).cloned().collect()
+    fn all_stores(&self) -> Vec<InUse<dyn AttachedStore, &Engine>> {
+        let stores = self.stores.lock();
+        stores.iter().filter_map(Slot::store).map(|s| InUse::new(s.clone(), self)).collect()
     }
 
     // ---- budget ---------------------------------------------------------------------------------
@@ -346,7 +402,26 @@ impl Engine {
 
     /// Counts a store of a kind out, and divides the budget anew. The others get what there is memory for.
     pub fn leave_budget(&self, kind: Kind) {
+        self.count_out(self.shares.lock(), kind);
+    }
+
+    /// Counts a kernel-backed mapping in, with its length, and divides the budget anew.
+    pub fn join_kernel(&self, len_bytes: u64) {
         let mut shares = self.shares.lock();
+        shares.kernel_bytes = shares.kernel_bytes.saturating_add(len_bytes);
+        shares.users[Kind::Kernel as usize] += 1;
+        // The arena goes on with the memory that it has.
+        let _ = self.divide(&shares);
+    }
+
+    /// Counts a kernel-backed mapping out, with its length.
+    pub fn leave_kernel(&self, len_bytes: u64) {
+        let mut shares = self.shares.lock();
+        shares.kernel_bytes = shares.kernel_bytes.saturating_sub(len_bytes);
+        self.count_out(shares, Kind::Kernel);
+    }
+
+    fn count_out(&self, mut shares: MutexGuard<'_, Shares>, kind: Kind) {
         let users = &mut shares.users[kind as usize];
         *users = users.saturating_sub(1);
         let _ = self.divide(&shares);
@@ -371,27 +446,31 @@ impl Engine {
     /// Gives each kind in use its share. An error means that the system has no memory for the arena's: it has the frames
     /// that there is memory for.
     fn divide(&self, shares: &Shares) -> Result<()> {
-        let used = |kind: Kind| shares.users[kind as usize] > 0;
-        let kinds = [Kind::Mapped, Kind::Arena, Kind::Kernel];
-        let total: f64 =
-            kinds.iter().filter(|&&k| used(k)).map(|&k| shares.weights[k as usize]).sum();
-        let share = |kind: Kind| {
-            if !used(kind) {
+        let weight = |kind: Kind| {
+            if shares.users[kind as usize] > 0 { shares.weights[kind as usize] } else { 0.0 }
+        };
+        let part = |of_bytes: u64, kind: Kind, total: f64| {
+            if weight(kind) == 0.0 {
                 return 0;
             }
-            let bytes = shares.budget_bytes as f64 * shares.weights[kind as usize] / total;
+            let bytes = of_bytes as f64 * weight(kind) / total;
             // Whole regions, so that the arena's huge pages are given back whole.
             (bytes as u64 / REGION_BYTES as u64).max(1) * REGION_BYTES as u64
         };
+        let others = weight(Kind::Mapped) + weight(Kind::Arena);
+        // First the kernel's: what its mappings cannot fill is the others'.
+        let kernel = part(shares.budget_bytes, Kind::Kernel, others + weight(Kind::Kernel))
+            .min(kernel_need_bytes(shares.kernel_bytes));
+        let share = |kind| part(shares.budget_bytes.saturating_sub(kernel), kind, others);
         let frames = |bytes: u64| (bytes / self.options.page_bytes as u64) as usize;
         let mapped = frames(share(Kind::Mapped));
         let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
         self.probation.set_slots(probation);
-        self.set_pool(&self.mapped, mapped - probation);
+        self.set_pool(&self.mapped, mapped.saturating_sub(probation));
         let arena = frames(share(Kind::Arena));
         let provided = self.arena_memory.provide(arena);
         self.set_pool(&self.arena, arena.min(self.arena_memory.provided()));
-        self.kernel_share_bytes.store(share(Kind::Kernel), Ordering::Relaxed);
+        self.kernel_share_bytes.store(kernel, Ordering::Relaxed);
         self.wake_evictor();
         provided.map_err(|source| Error::Kernel {
             what: "making the frames of a budget writable; choose a smaller budget",

@@ -34,7 +34,7 @@ use aquifer_sys::memory::copy_racy;
 
 use crate::asynchronous;
 use crate::cache::Running;
-use crate::engine::Kind;
+use crate::engine::{Engine, InUse, Kind};
 use crate::error::{Error, Result};
 use crate::page_word::PinKind;
 use crate::store::{Access, Geometry};
@@ -77,9 +77,8 @@ impl Mapping {
         }
         let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
             Some(file) => {
-                let drop_manager = running.drop_manager()?;
-                engine.join_budget(Kind::Kernel)?;
-                drop_manager.add(file.clone());
+                running.drop_manager()?.add(file.clone());
+                engine.join_kernel(file.geometry.len_bytes);
                 Served::Kernel(file)
             }
             None => {
@@ -87,6 +86,11 @@ impl Mapping {
             }
         };
         Ok(Mapping { served, running })
+    }
+
+    /// For a call that may outlive this mapping's, which dropping the mapping then waits for.
+    fn in_use(&self, store: &Arc<UserStore>) -> InUse<UserStore, Arc<Engine>> {
+        InUse::new(store.clone(), self.running.engine.clone())
     }
 
     fn geometry(&self) -> Geometry {
@@ -323,7 +327,7 @@ impl Mapping {
         let pages = self.page_ranges(ranges);
         let work: Box<dyn FnOnce() -> Result<()> + Send> = match &self.served {
             Served::User(store) => {
-                let store = store.clone();
+                let store = self.in_use(store);
                 Box::new(move || store.touch_runs(&pages?))
             }
             Served::Kernel(file) => {
@@ -395,7 +399,7 @@ impl Mapping {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let pages = self.pages_of(&range);
         let store = match &self.served {
-            Served::User(store) => Some(store.clone()),
+            Served::User(store) => Some(self.in_use(store)),
             Served::Kernel(_) => None,
         };
         asynchronous::run(&self.running.engine.jobs, move || match store {
@@ -439,7 +443,7 @@ impl Drop for Mapping {
                 if let Ok(manager) = self.running.drop_manager() {
                     manager.remove(file);
                 }
-                engine.leave_budget(Kind::Kernel);
+                engine.leave_kernel(file.geometry.len_bytes);
             }
         }
     }
