@@ -37,7 +37,7 @@ impl SoleOpener<'_> {
             return None;
         }
         control(file, F_SETSIG, libc::SIGURG).ok()?;
-        control(file, libc::F_SETLEASE, libc::F_WRLCK.into()).ok()?;
+        control(file, libc::F_SETLEASE, libc::F_WRLCK).ok()?;
         Some(SoleOpener { file })
     }
 }
@@ -45,7 +45,7 @@ impl SoleOpener<'_> {
 impl Drop for SoleOpener<'_> {
     fn drop(&mut self) {
         // It is held: that cannot fail.
-        let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK.into());
+        let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK);
     }
 }
 
