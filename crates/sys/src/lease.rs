@@ -44,7 +44,7 @@ impl SoleOpener<'_> {
 
 impl Drop for SoleOpener<'_> {
     fn drop(&mut self) {
-        // It is held: that cannot fail.
+        // It fails where the kernel has taken the lease back already, which it does when another thread has waited for 45 s.
         let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK);
     }
 }
