@@ -1,11 +1,11 @@
 //! Whether an open file is the only one of its inode, and keeping it so for a moment.
 //!
 //! A write lease (`F_SETLEASE`) is given to a file description only while no other one of the inode is open, in any process; mappings
-//! keep theirs open. From then on whoever opens the file waits until the lease is given back. So as long as a [`SoleOpener`]
-//! exists, nobody else has the file open, and nobody else has it mapped.
+//! keep theirs open. From then on a thread that opens the file waits until the lease is given back. So as long as a [`SoleOpener`]
+//! exists, no other description of the file is open, and no mapping of one exists.
 //!
 //! A process that opens the file without waiting (`O_NONBLOCK`) gets `EWOULDBLOCK` meanwhile; so leases are held for parts of a
-//! millisecond. The kernel tells the holder that somebody waits by a signal: here `SIGURG`, which does nothing unless a program
+//! millisecond. The kernel tells the holder by a signal that a thread waits: here `SIGURG`, which does nothing unless a program
 //! has a handler for it. A thread that holds a lease must not open the file itself, nor wait for a thread that does.
 //!
 //! Only on file systems that are known to count all that have a file open. On overlayfs a mapping keeps another file open than the
@@ -22,7 +22,7 @@ const F_SETSIG: i32 = 10;
 /// Ext4, and ext2 and ext3, which have the same number; XFS.
 const COUNTING: [u64; 2] = [libc::EXT4_SUPER_MAGIC as u64, libc::XFS_SUPER_MAGIC as u64];
 
-/// Nobody else has a file open as long as this exists.
+/// As long as this exists, no other description of the file is open.
 #[derive(Debug)]
 pub struct SoleOpener<'a> {
     file: BorrowedFd<'a>,
@@ -37,15 +37,15 @@ impl SoleOpener<'_> {
             return None;
         }
         control(file, F_SETSIG, libc::SIGURG).ok()?;
-        control(file, libc::F_SETLEASE, libc::F_WRLCK.into()).ok()?;
+        control(file, libc::F_SETLEASE, libc::F_WRLCK).ok()?;
         Some(SoleOpener { file })
     }
 }
 
 impl Drop for SoleOpener<'_> {
     fn drop(&mut self) {
-        // It is held: that cannot fail.
-        let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK.into());
+        // It fails where the kernel has taken the lease back already, which it does when another thread has waited for 45 s.
+        let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK);
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_the_file_waits_until_the_lease_is_given_back() {
+    fn a_thread_that_opens_the_file_waits_until_the_lease_is_given_back() {
         let Some((named, file)) = scene() else { return };
         let has_opened = AtomicBool::new(false);
         let lease = SoleOpener::stay(file.as_fd()).unwrap();

@@ -254,7 +254,7 @@ impl Drop for FileView {
             self.shared.parked.release(&mapped);
         }
         if let Some(stores) = &self.stores {
-            // What is mapped ahead for nobody would keep the mapping.
+            // A request to map ahead would keep the mapping.
             self.advised.end(&*stores.file.fetched(), &stores.random);
         }
     }

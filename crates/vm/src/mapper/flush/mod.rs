@@ -17,7 +17,7 @@
 //!   the page cache are written onto themselves, where that is cheaper (`plan`), and only while no other has the file open or
 //!   mapped ([`aquifer_sys::lease`]): a word that another process stores in the very moment it is copied would be lost.
 //! * A page that another process writes to between a store here and the flush of it wins or loses as a whole: pages are what is
-//!   tracked. Who stores and flushes in turns with others loses nothing (see below).
+//!   tracked. Writers that store and flush in turns lose nothing (see below).
 //! * A flush that returns `Ok` has made its pages durable, and the length of the file. Until then a crash of the
 //!   machine leaves any of them old or new, in any mixture; each naturally aligned word is one or the other as far as the device
 //!   writes its sectors whole. A crash of the process alone keeps what was written so far.
@@ -308,7 +308,7 @@ impl State {
         let _ = unsafe { tracker.drop_clean(u64::MAX, &mut is_changed, &mut may_drop) };
         for page in clean {
             if tracker.has_private_copy(page) {
-                // It could not be dropped. Clean, and nobody stores: it holds what was written.
+                // It could not be dropped. It is clean, and no thread stores: it holds what was written.
                 if let Some(page_now) = load(page) {
                     bases.set(page, &page_now);
                 }

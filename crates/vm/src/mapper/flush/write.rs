@@ -85,7 +85,7 @@ impl<'a> Pass<'a> {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let hull = PageRun::new(first.first.0..last.end().0);
             let has_gaps = plan::join(&piece, gap_pages).any(|joined| joined.len() > 1);
-            // For one piece at a time: who opens the file meanwhile waits for no more than that.
+            // For one piece at a time: a process that opens the file meanwhile waits for no more than that.
             let alone = has_gaps.then(|| SoleOpener::stay(self.mapping.file())).flatten();
             let window = alone.as_ref().and_then(|_| self.window(hull));
             match &window {
