@@ -45,18 +45,26 @@ const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
 /// Advisory locks of whole files: as many bytes as there can be inodes, from here on.
 pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
-/// Locked to find out whether two descriptors are of one open file: as many bytes as there are numbers of 32 bits, from here on.
-const PROBES: u64 = BASE + (1 << 34);
 /// Advisory locks of bytes of files: as many bytes as this number says, from it on.
 pub(crate) const FILE_BYTES: u64 = 1 << 62;
 /// Pins of readers: for each way to use an inode as many bytes as there can be inodes.
 pub(crate) const READER_USES: u64 = BASE + (1 << 34);
+/// Locked to find out whether two descriptors are of one open file: as many bytes as there are numbers of 32 bits, from here on.
+const PROBES: u64 = BASE + (1 << 36);
 /// Pins of readers: a byte for each 64 inodes, right before those of layouts.
 pub(crate) const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
 /// Pins of readers: a byte for each layout version of each inode below 2²⁸.
 pub(crate) const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
 pub(crate) const READER_LAYOUTS_END: u64 = FILE_BYTES;
 const NO_SLOT: usize = usize::MAX;
+
+/// No byte means two things.
+const _: () = {
+    let numbers = 1 << 32;
+    assert!(PROCESS + PROCESSES as u64 <= PIN_BLOCK && PIN_BLOCK + BLOCKS as u64 <= INODE);
+    assert!(INODE + numbers <= WHOLE_FILES && WHOLE_FILES + numbers <= READER_USES);
+    assert!(READER_USES + 4 * numbers <= PROBES && PROBES + numbers <= READER_GROUPS);
+};
 
 /// One of the bytes that are locked to find out whether two descriptors are of one open file.
 pub(crate) fn probe(number: u64) -> LockRange {

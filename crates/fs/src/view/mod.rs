@@ -121,7 +121,7 @@ impl Files {
     /// # Errors
     /// [`FsError::OutsideFile`] if the range ends behind the end of the file; [`FsError::TooFragmented`] if it lies in more than
     /// [`MAX_VIEW_PIECES`] pieces, or in more than one where the media cannot be mapped in pieces; [`FsError::Stitch`];
-    /// [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which all processes together reach with half a million views; those
+    /// [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which all processes that write reach together with half a million views; those
     /// of [`Files::open_file`].
     pub fn view(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<View<'_>> {
         let path = bytes_of(path.as_ref());

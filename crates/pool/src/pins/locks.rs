@@ -223,7 +223,7 @@ mod tests {
                 let freed = PinValue::of_freed(9, base + freed_at);
                 let byte = layout_byte(value).unwrap();
                 let words = PinSet::new(vec![value], vec![]);
-                let locks = PinSet::new(Vec::new(), vec![byte..byte + 1]);
+                let locks = PinSet::new(Vec::new(), std::iter::once(byte..byte + 1).collect());
                 for now in [Some(base + current), None] {
                     let what = format!("{pinned} {freed_at} {current} from {base}");
                     assert_eq!(locks.covers(freed, now), words.covers(freed, now), "{what}");
