@@ -231,7 +231,7 @@ fn a_sync_whose_write_back_failed_is_made_up_for_or_lost() {
         let refused = write(&pool, b"other", 1, 8);
         assert!(matches!(refused, Err(PoolError::Failed { .. })), "{operation}: {refused:?}");
         assert!(matches!(pool.sync(), Err(PoolError::Failed { .. })), "{operation}");
-        std::mem::forget(pool);
+        pool.die();
         let expected = Model::from([(b"object".to_vec(), vec![7, 7])]);
         let pool = open(&media, &options).unwrap();
         assert_eq!(contents(&pool).unwrap(), expected, "{operation}");
