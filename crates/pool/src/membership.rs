@@ -260,6 +260,11 @@ impl Membership {
         for byte in [Byte::Zeroer, process, Byte::Openers, Byte::Snapshots, Byte::Recovery] {
             self.unlock(byte);
         }
+        self.give_up_claim();
+    }
+
+    /// Lets others of this process use the open file.
+    pub fn give_up_claim(&self) {
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

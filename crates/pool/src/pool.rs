@@ -424,6 +424,16 @@ impl Pool {
         Self::start(recovery::open(media, options, None)?, options)
     }
 
+    /// Leaves everything as the death of the process would, but for the locks, which stay those of the media: these can be opened again.
+    /// In builds for the tests that record what happens to one medium. This is the only clone.
+    #[cfg(feature = "mutants")]
+    #[doc(hidden)]
+    pub fn die(self) {
+        assert_eq!(Arc::strong_count(&self.shared), 1, "another clone goes on");
+        self.core().membership.give_up_claim();
+        std::mem::forget(self);
+    }
+
     /// Opens a pool for writing that this process may not open so by itself: its broker hands out what is needed to who has the
     /// key. Closing it is as for any other; the broker may be gone by then.
     ///

@@ -73,7 +73,7 @@ fn record_and_look(
         history.states.push(model);
         if rng.chance(0.1) {
             // Killed. Its locks are the media's, which go on; who opens the pool next makes everything durable.
-            std::mem::forget(pool);
+            pool.die();
             pool = open(&media, &options).unwrap();
             media.acknowledge(before);
         }
@@ -306,7 +306,7 @@ fn pages_that_a_lost_change_has_used_are_not_taken_for_fresh() {
     .unwrap();
     pool.store_unguarded(bytes.offset_bytes, &common::page(77).repeat(8)).unwrap();
     let recording = media.recording();
-    std::mem::forget(pool);
+    pool.die();
     let explored = explore(&recording, Plan { depth: 0, budget: 500, seed: 1 }, |state| {
         let pool = open(&Arc::new(state.media()?), &in_boot(FIRST_BOOT + 1, None))?;
         common::create(&pool, b"next", 40)?;

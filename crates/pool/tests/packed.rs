@@ -274,7 +274,7 @@ fn a_sync_whose_write_back_failed_shows_nothing_of_earlier_owners() {
             assert!(matches!(refused, Err(PoolError::Failed { .. })), "{case}: {refused:?}");
             assert!(matches!(pool.sync(), Err(PoolError::Failed { .. })), "{case}");
             if forgets && can_note {
-                std::mem::forget(pool);
+                pool.die();
             } else {
                 drop(pool);
             }

@@ -77,7 +77,7 @@ fn sample() -> (Vec<u8>, Vec<Found>) {
         }
     }
     let image = media.image();
-    std::mem::forget(pool);
+    pool.die();
     let found = found(&image);
     let kinds: Vec<_> = found.iter().map(|found| found.header.is_close).collect();
     assert_eq!(kinds, [false, false, true, false, false, false]);
@@ -99,7 +99,7 @@ fn version_in(image: &[u8], boot: u64) -> Result<u64, PoolError> {
     let pool = Pool::open_on(media.clone(), &in_boot(boot))?;
     let found = version(&pool);
     write(&pool, "alpha", 50);
-    std::mem::forget(pool);
+    pool.die();
     let pool = Pool::open_on(media, &in_boot(boot))?;
     assert_eq!(version(&pool), 50);
     Ok(found)
@@ -137,7 +137,7 @@ fn a_damaged_packed_record_ends_the_log() {
     pool.change_unguarded(vec![], fill).unwrap();
     (6..14).for_each(|version| write(&pool, "alpha", version));
     let longer = media.image();
-    std::mem::forget(pool);
+    pool.die();
     let all = self::found(&longer);
     let index = all.iter().position(|found| crosses(&found)).expect("one crosses");
     for (image, all, index) in [(&image, &found, 4), (&longer, &all, index)] {
@@ -232,7 +232,7 @@ fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     write(&pool, "alpha", 2);
     write(&pool, "alpha", 3);
     let image = media.image();
-    std::mem::forget(pool);
+    pool.die();
     assert_eq!(version_in(&image, BOOT).unwrap(), 3);
     let mut found = found(&image);
     let entry = |record: &Found| &image[record.offset + HEADER_BYTES..][..16];

@@ -12,7 +12,7 @@ use std::ops::{Deref, Range, RangeBounds};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
-use super::{Held, Layout, Place, View, resolve, within};
+use super::{Held, Layout, Place, View, in_file, resolve, within};
 use crate::error::{FsError, Result};
 use crate::file::{File, Write};
 use crate::file_table::FileBytes;
@@ -160,12 +160,24 @@ impl ViewMut {
                 }
                 Ok(())
             }
+            Place::Scattered { table, range: all } => {
+                let mut rest = bytes;
+                for piece in table.pieces(in_file(*all, &range)) {
+                    let (part, behind) = rest.split_at(piece.file.len_bytes as usize);
+                    // What can be stored to has no holes.
+                    let place = piece.pool.ok_or(FsError::LayoutChanged)?;
+                    self.view.pool().store(place.offset_bytes, part)?;
+                    rest = behind;
+                }
+                Ok(())
+            }
         }
     }
 
     /// The first byte, to be stored to. Stores behind the end of the view may go to anybody's bytes.
     ///
-    /// `None` in a forked child, and where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
+    /// `None` in a forked child, and where stores through a pointer cannot reach the pool: its media are not mapped, the view is in more than
+    /// [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or the pool has write windows
     /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
     /// lies in several pieces. With protection keys, a thread can store, and load, through it while it has a [`window`](aquifer_pool::media::Media::write_window)
     /// open.
@@ -180,6 +192,7 @@ impl ViewMut {
                 None
             }
             Place::Empty | Place::Stitched { .. } => Some(bytes.as_ptr().cast_mut()),
+            Place::Scattered { .. } => None,
         }
     }
 
@@ -227,6 +240,10 @@ impl ViewMut {
                 stitched
                     .file_offsets(start..end)
                     .eq(places.iter().map(|place| (place.offset_bytes, place.len_bytes)))
+            }
+            Place::Scattered { table, range: all } => {
+                let pieces = table.pieces(in_file(*all, range));
+                pieces.filter_map(|piece| piece.pool).eq(places.iter().copied())
             }
         }
     }
