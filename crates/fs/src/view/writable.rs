@@ -166,7 +166,8 @@ impl ViewMut {
                     let (part, behind) = rest.split_at(piece.file.len_bytes as usize);
                     // What can be stored to has no holes.
                     let place = piece.pool.ok_or(FsError::LayoutChanged)?;
-                    self.view.pool().store(place.offset_bytes, part)?;
+                    // SAFETY: as above.
+                    unsafe { self.view.pool().store(place.offset_bytes, part)? };
                     rest = behind;
                 }
                 Ok(())
