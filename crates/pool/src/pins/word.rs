@@ -26,7 +26,9 @@
 //! Taking a pin away is a store with Release, and the look loads with Acquire: what the reader has loaded from the pages, it has loaded
 //! before their next owner stores to them.
 //!
-//! A reader never makes a pin of an old version out of another one: the look goes over the words one after the other, and would
+//! The pin of a process that opened the pool for reading is a lock and no word; the same holds of it ([`locks`]).
+//!
+//! A reader never makes a pin of an old version out of another one: the look goes over the pins one after the other, and would
 //! miss a pin that is made behind its back while the first one is taken away. So pins cannot be cloned.
 
 use std::ops::Range;
