@@ -276,43 +276,6 @@ impl FaultOwner for Faults {
     }
 }
 
-/// Where tests have other threads come in between.
-#[cfg(test)]
-pub(super) mod test_support {
-    use std::cell::Cell;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    thread_local! {
-        static BEFORE_HOLD: Cell<Option<fn()>> = const { Cell::new(None) };
-        static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
-    }
-
-    /// How many stores have met a held page.
-    pub static STORES_HELD_UP: AtomicU64 = AtomicU64::new(0);
-
-    /// Has the calling thread's handler call these before it holds a page, and while it does.
-    pub fn interpose(before_hold: Option<fn()>, held: Option<fn()>) {
-        BEFORE_HOLD.set(before_hold);
-        HELD.set(held);
-    }
-
-    pub fn before_hold() {
-        if let Some(hook) = BEFORE_HOLD.take() {
-            hook();
-        }
-    }
-
-    pub fn held() {
-        if let Some(hook) = HELD.take() {
-            hook();
-        }
-    }
-
-    pub fn met_hold() {
-        STORES_HELD_UP.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
 impl Writable {
     /// Maps `range` of a file that is open for reading and writing. It may end behind the file's end.
     pub fn new(
@@ -661,4 +624,41 @@ fn keep_private(address: *mut u8, len_bytes: usize) -> io::Result<()> {
 /// The same file with its own open file description: no append mode, and write-back errors that no other sync takes.
 fn own_description(file: &File) -> io::Result<File> {
     aquifer_sys::io::reopen(file.as_fd(), libc::O_RDWR).map(File::from)
+}
+
+/// Where tests have other threads come in between.
+#[cfg(test)]
+pub(super) mod test_support {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    thread_local! {
+        static BEFORE_HOLD: Cell<Option<fn()>> = const { Cell::new(None) };
+        static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
+    }
+
+    /// How many stores have met a held page.
+    pub static STORES_HELD_UP: AtomicU64 = AtomicU64::new(0);
+
+    /// Has the calling thread's handler call these before it holds a page, and while it does.
+    pub fn interpose(before_hold: Option<fn()>, held: Option<fn()>) {
+        BEFORE_HOLD.set(before_hold);
+        HELD.set(held);
+    }
+
+    pub fn before_hold() {
+        if let Some(hook) = BEFORE_HOLD.take() {
+            hook();
+        }
+    }
+
+    pub fn held() {
+        if let Some(hook) = HELD.take() {
+            hook();
+        }
+    }
+
+    pub fn met_hold() {
+        STORES_HELD_UP.fetch_add(1, Ordering::SeqCst);
+    }
 }
