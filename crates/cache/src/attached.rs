@@ -1,5 +1,7 @@
 //! A store as the engine sees it: what the evictor and the workers may ask of it.
 
+use std::sync::atomic::Ordering;
+
 use crate::engine::{AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
@@ -12,11 +14,11 @@ impl<M: PageMemory> AttachedStore for Store<M> {
 
     fn keeps(&self, page: PageId, frame: FrameId) -> Keeps {
         let seen = self.seen(page.0);
-        if !seen.is_resident() {
-            // Its owner is a page that a thread is loading, or is about to.
-            return Keeps::Loading;
-        }
         match seen.state() {
+            // An evictor is about to give the frame back.
+            State::Evicting => Keeps::Nothing,
+            // Its owner is a page that a thread is loading, or is about to.
+            _ if !seen.is_resident() => Keeps::Loading,
             _ if seen.frame() != frame => Keeps::Nothing,
             State::Exclusive => Keeps::Pin,
             _ if seen.pins() > 0 => Keeps::Pin,
@@ -51,5 +53,10 @@ impl<M: PageMemory> AttachedStore for Store<M> {
 
     fn dirty_pages(&self) -> u64 {
         Store::dirty_pages(self)
+    }
+
+    fn leave(&self) {
+        // Relaxed: only a hint stops for it; what is done to the store is waited for.
+        self.leaving.store(true, Ordering::Relaxed);
     }
 }

@@ -5,6 +5,7 @@
 //! Neighbouring pages share a transfer.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
@@ -79,7 +80,7 @@ impl<M: PageMemory> Store<M> {
         };
         let device = self.device();
         duties::loading(0, || device.run(&mut batch, device.queue_depth()));
-        debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
+        batch.fail_unfinished();
         batch.failed.take().map_or(Ok(()), Err)
     }
 }
@@ -87,12 +88,26 @@ impl<M: PageMemory> Store<M> {
 /// After a panic of the device: nothing is in flight any more, and what did not complete was not loaded.
 impl<M: PageMemory> Drop for LoadBatch<'_, M> {
     fn drop(&mut self) {
+        self.fail_unfinished();
+    }
+}
+
+impl<M: PageMemory> LoadBatch<'_, M> {
+    /// The device has returned: what it did not complete was not loaded.
+    fn fail_unfinished(&mut self) {
+        let store = self.store;
         for run in self.runs.drain(..).flatten() {
             duties::end_loading((run.pages.end - run.pages.start) as usize);
-            count(&self.store.engine.counters.prefetched, run.pages.end - run.pages.start);
+            count(&store.engine.counters.prefetched, run.pages.end - run.pages.start);
             for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                self.store.give_up(page, frame);
+                store.give_up(page, frame);
             }
+            let unfinished = DeviceError::Unfinished {
+                operation: IoOperation::Read,
+                offset_bytes: store.geometry.offset_of(run.pages.start),
+                len_bytes: store.geometry.bytes_in(run.pages.clone()),
+            };
+            self.failed.get_or_insert((run.pages.start, Refused::Device(unfinished)));
         }
     }
 }
@@ -117,6 +132,11 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         }
     }
 
+    /// Whether the batch is a hint and its store is about to be detached.
+    fn is_unwanted(&self) -> bool {
+        !self.patient && self.store.leaving.load(Ordering::Relaxed)
+    }
+
     fn bounce(&self) -> Option<Bounce<'a>> {
         let pool = &self.store.engine.bounce;
         if self.in_flight == 0 { Some(pool.take()) } else { pool.try_take() }
@@ -127,7 +147,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         let store = self.store;
         loop {
             let page = self.pages.peek()?;
-            if self.failed.is_some() {
+            if self.failed.is_some() || self.is_unwanted() {
                 return None;
             }
             let seen = store.word(page).load();
@@ -217,8 +237,9 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
     }
 
     fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
+        let run = self.runs.get_mut(tag as usize).and_then(Option::take);
+        let run = run.expect("a device completes the transfers that it took, each once");
         self.in_flight -= 1;
-        let run = self.runs[tag as usize].take().expect("a transfer completes once");
         self.free_runs.push(tag as usize);
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
@@ -232,7 +253,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         match installed {
             Ok(()) => {
                 for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                    store.pool().inserted(frame, store.key(page));
+                    store.hold(page, frame);
                     store.word(page).finish_load(frame, false, None);
                 }
             }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use aquifer_device::Device;
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -19,7 +20,8 @@ use crate::stats::Stats;
 pub struct CacheBuilder {
     budget_bytes: Option<u64>,
     page_bytes: usize,
-    policy: PolicySource,
+    /// `None` unless it was asked for.
+    policy: Option<PolicySource>,
     io_threads: usize,
     serving_thread: bool,
     without_vectored_discard: bool,
@@ -32,7 +34,7 @@ impl Default for CacheBuilder {
         CacheBuilder {
             budget_bytes: None,
             page_bytes: 4096,
-            policy: PolicySource::BuiltIn(PolicyKind::Clock),
+            policy: None,
             io_threads: 2,
             serving_thread: false,
             without_vectored_discard: false,
@@ -52,24 +54,28 @@ impl CacheBuilder {
     }
 
     /// Size of a page: a power of two from 4 KiB (the default) to 64 KiB. Larger pages cost fewer faults
-    /// and more I/O.
+    /// and more I/O. With pages larger than 4 KiB the user backend serves all mappings that are not asked for
+    /// with [`Backend::Kernel`](crate::Backend::Kernel), whose pages are the system's.
     pub fn page_bytes(mut self, bytes: usize) -> Self {
         self.page_bytes = bytes;
         self
     }
 
-    /// A built-in eviction policy. The default is CLOCK.
+    /// A built-in eviction policy. The user backend then serves all mappings that are not asked for with
+    /// [`Backend::Kernel`](crate::Backend::Kernel), which has no policy. Where none is chosen, the cache's own
+    /// pages are evicted by CLOCK.
     pub fn policy(mut self, kind: PolicyKind) -> Self {
-        self.policy = PolicySource::BuiltIn(kind);
+        self.policy = Some(PolicySource::BuiltIn(kind));
         self
     }
 
-    /// The application's own eviction policy. Called for each pool of the cache.
+    /// The application's own eviction policy, otherwise as [`CacheBuilder::policy`]. Called for each pool of
+    /// the cache.
     pub fn custom_policy(
         mut self,
         make: impl Fn() -> Box<dyn Policy> + Send + Sync + 'static,
     ) -> Self {
-        self.policy = PolicySource::Custom(Arc::new(make));
+        self.policy = Some(PolicySource::Custom(Arc::new(make)));
         self
     }
 
@@ -119,7 +125,8 @@ impl CacheBuilder {
             budget_bytes: self.budget_bytes.unwrap_or(memory / 4),
             max_budget_bytes: memory,
             page_bytes: self.page_bytes,
-            policy: self.policy,
+            needs_user_backend: self.policy.is_some() || self.page_bytes != SMALL_PAGE_BYTES,
+            policy: self.policy.unwrap_or(PolicySource::BuiltIn(PolicyKind::Clock)),
             io_threads: self.io_threads,
             serving_thread: self.serving_thread,
             without_vectored_discard: self.without_vectored_discard,
@@ -314,12 +321,12 @@ impl Cache {
     /// resident memory follows within about a second, as fast as pinned and dirty pages allow.
     ///
     /// # Errors
-    /// [`Error::Budget`] for a budget below the minimum or above memory; nothing changes then.
+    /// [`Error::Budget`] for a budget below the minimum or above memory; [`Error::Kernel`] if the system promises no more memory
+    /// (`vm.overcommit_memory=2`, `RLIMIT_DATA`). Nothing changes then.
     pub fn resize(&self, budget_bytes: u64) -> Result<()> {
         self.check_process()?;
         self.running.engine.options.check_budget(budget_bytes)?;
-        self.running.engine.set_budget(budget_bytes);
-        Ok(())
+        self.running.engine.set_budget(budget_bytes)
     }
 
     /// Whether a shrink has not yet given all its memory back.
@@ -334,5 +341,66 @@ impl Cache {
 
     fn check_process(&self) -> Result<()> {
         if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, PageId};
+    use aquifer_device::{FileDevice, MemoryDevice};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Something small that is attached, touched and held.
+    type Attach = fn(&Cache, &Arc<dyn Device>) -> Box<dyn std::any::Any>;
+
+    const KINDS: [(&str, Attach); 3] = [
+        ("user", |cache, _| {
+            let device = Arc::new(MemoryDevice::new(MIB as usize).unwrap());
+            let mapping = cache.map_mut(device).unwrap();
+            mapping.touch_mut(5000).unwrap();
+            Box::new(mapping)
+        }),
+        ("pages", |cache, _| {
+            let pages = cache.pages(Arc::new(MemoryDevice::new(MIB as usize).unwrap())).unwrap();
+            pages.get_mut(PageId(1)).unwrap()[0] = 1;
+            Box::new(pages)
+        }),
+        ("kernel", |cache, file| {
+            let options = MapOptions::new().backend(Backend::Kernel);
+            let mapping = cache.map_with(file.clone(), options).unwrap();
+            mapping.touch(5000).unwrap();
+            Box::new(mapping)
+        }),
+    ];
+
+    #[test]
+    fn what_a_small_mapping_costs_does_not_depend_on_the_budget() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MIB).unwrap();
+        let file: Arc<dyn Device> = Arc::new(FileDevice::open(file.path()).unwrap());
+        for policy in [PolicyKind::Clock, PolicyKind::FifoProbation, PolicyKind::S3Fifo] {
+            for (open, attach_open) in KINDS {
+                for (small, attach_small) in KINDS {
+                    let cache =
+                        Cache::builder().budget_bytes(1024 * MIB).policy(policy).build().unwrap();
+                    let engine = &cache.running.engine;
+                    let looked_at =
+                        || engine.mapped.looked_at_so_far() + engine.arena.looked_at_so_far();
+                    let held = attach_open(&cache, &file);
+                    for _ in 0..3 {
+                        let before = looked_at();
+                        drop(attach_small(&cache, &file));
+                        while cache.is_shrinking() {
+                            std::thread::yield_now();
+                        }
+                        let cost = looked_at() - before;
+                        assert!(cost < 3000, "{small} beside {open}: {cost} frames and pages");
+                    }
+                    drop(held);
+                }
+            }
+        }
     }
 }

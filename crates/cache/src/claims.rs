@@ -310,6 +310,6 @@ impl<M: PageMemory> Drop for Attached<M> {
         engine.detach(self.store.id);
         self.store.teardown();
         engine.release_id(self.store.id);
-        engine.use_budget(M::KIND, false);
+        engine.leave_budget(M::KIND);
     }
 }

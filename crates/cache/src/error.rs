@@ -107,7 +107,7 @@ pub enum Error {
         /// The device's error.
         source: DeviceError,
     },
-    /// The backend asked for cannot serve this device.
+    /// The backend that was asked for, or that the cache's settings call for, cannot serve this device.
     #[error("{device}: the {backend} backend cannot serve this mapping: {reason}")]
     BackendUnsupported {
         /// The device.

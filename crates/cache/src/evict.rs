@@ -8,6 +8,7 @@
 //! A page leaves only from Clean, through Evicting: its bytes are on the device, a store to it waits, and
 //! its frame is given back when the memory is gone.
 
+use crate::duties;
 use crate::engine::{Cleaning, Evicted};
 use crate::frames::BATCH;
 use crate::ids::{FrameId, PageId};
@@ -49,6 +50,7 @@ impl<M: PageMemory> Store<M> {
             }
         }
         evicted.freed += self.discard_pages(&leaving[..leaving_count]);
+        duties::end_evicting(leaving_count);
         let later = &mut later[..later_count];
         let write_back = match write_back {
             Cleaning::IfCopying if !self.writes_are_copies() => Cleaning::No,
@@ -58,6 +60,7 @@ impl<M: PageMemory> Store<M> {
             self.evict_regions_of(later, victims.len(), write_back, &mut evicted);
         } else {
             self.keep(later, &mut evicted);
+            duties::end_evicting(later_count);
         }
         evicted
     }
@@ -82,6 +85,7 @@ impl<M: PageMemory> Store<M> {
             } else {
                 self.keep(region, evicted);
             }
+            duties::end_evicting(region.len());
         }
     }
 
@@ -269,27 +273,37 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Empties the store after it was detached: dirty pages are written back, what cannot be written is
-    /// lost with the mapping, and every frame goes back to the pool. Nobody uses the store any more, except
-    /// an evictor that still has victims of it in hand, who is waited for.
+    /// lost with the mapping, and every frame goes back to the pool. No thread uses the store any more; one
+    /// that still has victims of it in hand is about to find that it is gone, and is waited for.
+    ///
+    /// Looks at the regions that pages came into: what it costs depends on them, and not on the budget.
     pub fn teardown(&self) {
         let _ = self.write_back(0..self.geometry.pages());
         let mut frames = vec![];
-        for frame in self.pool().frames_of(self.id) {
-            while let Some(key) = self.pool().owner(frame).filter(|key| key.store == self.id) {
-                let word = self.word(key.page.0);
-                let seen = word.load();
-                if seen.is_transient() {
-                    word.wait(seen);
-                } else if seen.is_resident() && seen.frame() == frame && self.pool().claim(frame) {
-                    frames.push(frame);
-                    break;
-                } else {
-                    // Another evictor has it in hand, or its loader has not stored it yet.
-                    std::thread::yield_now();
-                }
-            }
+        for region in self.loaded_regions() {
+            let pages = self.geometry.pages_of_region(region);
+            self.pool().looked_at((pages.end - pages.start) as usize);
+            frames.extend(pages.filter_map(|page| self.take_frame_of(page)));
         }
         count(&self.engine.counters.dropped, frames.len() as u64);
         self.pool().give(&frames);
+    }
+
+    /// The frame of a page that no thread loads any more, out of the policy's hold.
+    fn take_frame_of(&self, page: u64) -> Option<FrameId> {
+        let word = self.word(page);
+        loop {
+            let seen = word.load();
+            if seen.is_transient() {
+                word.wait(seen);
+            } else if !seen.is_resident() {
+                return None;
+            } else if self.pool().claim(seen.frame()) {
+                return Some(seen.frame());
+            } else {
+                // An evictor has it in hand, and is about to find that the store is gone.
+                std::thread::yield_now();
+            }
+        }
     }
 }

@@ -6,18 +6,21 @@
 //! owners, hits, victims, growing and shrinking.
 //!
 //! ```text
-//!   take ──► core list ──► shared list ──► steal from other cores ──► none: evict
+//!   take ──► core list ──► shared list ──► grant new ones ──► steal from other cores ──► none: evict
 //!   give ──► core list ──► shared list (in batches)
 //! ```
 //!
 //! # Invariants
 //! * A frame below the limit is in exactly one place: a free list, the hands of a loader, the policy, or
-//!   the hands of one evictor. The last is marked in its owner word, so that of two evictors that come
-//!   upon a page only one takes its frame.
+//!   the hands of one evictor. That the policy holds it is marked in its owner word, so that of two evictors
+//!   that come upon a page only one takes its frame, and that a policy names frames it does not hold has no
+//!   consequence.
 //! * A few free frames are a reserve for threads that need one to free others (see `duties`). It is filled before
 //!   any other list, and counts neither as free nor as used.
 //! * A frame at or above the limit is never handed out. Shrinking lowers the limit; such frames are
 //!   retired when they come back, and the evictor makes them come back.
+//! * Frames are *granted* in order when they are first wanted; those of the reserve at once. So raising the limit
+//!   costs no more than the few of the reserve, and lowering it costs what was in use, however large the pool may be.
 //!
 //! Lock order: policy, then a free list. All are leaves towards everything else, and none is held while
 //! mapped memory is touched, so the fault path may take them.
@@ -27,7 +30,7 @@ use std::io;
 use aquifer_sys::futex::Mutex;
 
 use crate::doorbell::Doorbell;
-use crate::frame_word::{self, CLAIMED, FREE, RETIRED};
+use crate::frame_word::{self, FREE, HELD};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::policy::{HitMode, HitTable, Policy};
@@ -44,6 +47,33 @@ const RESERVED_ONE_IN: usize = 32;
 struct PolicyState {
     policy: Box<dyn Policy>,
     victims: Vec<FrameId>,
+    /// What the policy was last told of frames, and of their identifiers.
+    sized_for: (usize, usize),
+}
+
+impl PolicyState {
+    fn resize(&mut self, frames: usize, max_frames: usize) {
+        // A pool without frames leaves its policy as it is: it may soon be as large as before.
+        if frames > 0 && self.sized_for != (frames, max_frames) {
+            self.sized_for = (frames, max_frames);
+            self.policy.resize(frames, max_frames);
+        }
+    }
+}
+
+/// A shrink under way, as the thread that completes it sees it.
+#[derive(Default)]
+pub struct Shrink {
+    /// The change of the limit that it belongs to.
+    change: Option<usize>,
+    in_use: Vec<FrameId>,
+}
+
+impl Shrink {
+    /// Frames above the limit that were in use when last looked at.
+    pub fn in_use(&self) -> &[FrameId] {
+        &self.in_use
+    }
 }
 
 /// A list that is filled and emptied under its lock; padded so that cores do not share its line.
@@ -64,11 +94,18 @@ pub struct FramePool {
     used: AtomicUsize,
     insertions: AtomicU64,
     limit: AtomicUsize,
-    /// No frame at or above this was ever granted.
+    /// Changes of the limit so far.
+    changes: AtomicUsize,
+    /// No frame at or above this is granted. Changed under the lock of the shared list.
+    granted: AtomicUsize,
+    /// The highest limit so far.
     high_water: AtomicUsize,
     max_frames: usize,
     /// Rings whenever frames come back; threads out of frames sleep on it.
     returned: Doorbell,
+    /// Frames, and pages of a store that is emptied, looked at one after the other.
+    #[cfg(test)]
+    looked_at: AtomicUsize,
 }
 
 impl FramePool {
@@ -78,7 +115,11 @@ impl FramePool {
         let cores = aquifer_sys::cpu::count().next_power_of_two();
         let list = |capacity| List(Mutex::new(Vec::with_capacity(capacity)));
         Ok(FramePool {
-            policy: Mutex::new(PolicyState { policy, victims: Vec::with_capacity(BATCH) }),
+            policy: Mutex::new(PolicyState {
+                policy,
+                victims: Vec::with_capacity(BATCH),
+                sized_for: (0, 0),
+            }),
             hits,
             owners: LazyArray::new(max_frames)?,
             cores: (0..cores).map(|_| list(CORE_LIST_FRAMES)).collect(),
@@ -89,9 +130,13 @@ impl FramePool {
             used: AtomicUsize::new(0),
             insertions: AtomicU64::new(0),
             limit: AtomicUsize::new(0),
+            changes: AtomicUsize::new(0),
+            granted: AtomicUsize::new(0),
             high_water: AtomicUsize::new(0),
             max_frames,
             returned: Doorbell::new(),
+            #[cfg(test)]
+            looked_at: AtomicUsize::new(0),
         })
     }
 
@@ -111,7 +156,7 @@ impl FramePool {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Frames in free lists.
+    /// Frames in free lists, and those that are to be granted.
     pub fn free(&self) -> usize {
         self.free.load(Ordering::Relaxed)
     }
@@ -128,14 +173,23 @@ impl FramePool {
 
     /// The page that holds a frame.
     pub fn owner(&self, frame: FrameId) -> Option<PageKey> {
-        frame_word::owner(self.owners[frame.0 as usize].load(Ordering::Acquire))
+        frame_word::owner(self.owners.get(frame.0 as usize)?.load(Ordering::Acquire))
     }
 
-    /// Which page holds a frame, and whether an evictor decides about it.
+    /// The frames below the limit that were ever granted: all others are free.
+    pub fn granted(&self) -> impl Iterator<Item = FrameId> + use<> {
+        // Acquire pairs with the lock under which it is changed: a frame that a page got was granted before.
+        let granted = self.granted.load(Ordering::Acquire).min(self.limit());
+        self.looked_at(granted);
+        (0..granted).map(|index| FrameId(index as u32))
+    }
+
+    /// Which page has a frame, and whether the policy holds it: if not, it is in the hands of the page's loader or of
+    /// an evictor.
     pub fn holder(&self, frame: FrameId) -> Option<(PageKey, bool)> {
         // Acquire: what is known of a page that got the frame is not older than that.
         let word = self.owners[frame.0 as usize].load(Ordering::Acquire);
-        frame_word::owner(word).map(|page| (page, word & CLAIMED != 0))
+        frame_word::owner(word).map(|page| (page, word & HELD != 0))
     }
 
     /// Takes a free frame for `page`. Async-signal-safe.
@@ -147,7 +201,7 @@ impl FramePool {
                 .or_else(|| self.refill(core))
                 .or_else(|| self.cores.iter().find_map(|list| self.take_from(list)))?;
             self.free.fetch_sub(1, Ordering::Relaxed);
-            if self.grant(frame, page) {
+            if self.hand_out(frame, page) {
                 return Some(frame);
             }
         }
@@ -169,22 +223,22 @@ impl FramePool {
                 self.count_reserve(&reserve);
                 frame
             };
-            if self.grant(frame, page) {
+            if self.hand_out(frame, page) {
                 return Some(frame);
             }
         }
     }
 
     /// Makes `page` the owner of a frame that was in a free list. False if the frame was retired.
-    fn grant(&self, frame: FrameId, page: PageKey) -> bool {
+    fn hand_out(&self, frame: FrameId, page: PageKey) -> bool {
         let (owner, index) = (&self.owners[frame.0 as usize], frame.0 as usize);
-        let granted = frame_word::is_granted(&self.limit, index)
+        let is_ours = frame_word::is_granted(&self.limit, index)
             || frame_word::retire(owner, &self.limit, index);
-        if granted {
+        if is_ours {
             owner.store(page.pack(), Ordering::SeqCst);
             self.used.fetch_add(1, Ordering::Relaxed);
         }
-        granted
+        is_ours
     }
 
     fn count_reserve(&self, reserve: &[u32]) {
@@ -211,18 +265,48 @@ impl FramePool {
         rest
     }
 
+    /// Grants the frames that the reserve lacks, as far as there are any that were never granted.
+    fn grant_to_reserve(&self) {
+        let mut reserve = self.reserve.0.lock();
+        let mut shared = self.shared.0.lock();
+        for _ in reserve.len()..self.reserve_wanted() {
+            let Some(frame) = self.grant_next(&mut shared) else { break };
+            self.looked_at(1);
+            reserve.push(frame);
+            // It counted as one to be granted.
+            self.free.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.count_reserve(&reserve);
+    }
+
+    /// Grants the next frame. The caller holds the lock of the shared list.
+    fn grant_next(&self, _shared: &mut Vec<u32>) -> Option<u32> {
+        // Relaxed: the lock orders these with the changes of both in `set_limit`.
+        let limit = self.limit.load(Ordering::Relaxed);
+        for granted in self.granted.load(Ordering::Relaxed)..limit {
+            let is_new = frame_word::grant(&self.owners[granted]);
+            debug_assert!(is_new, "above the granted frames none is in circulation");
+            // Release pairs with the acquire in `granted`.
+            self.granted.store(granted + 1, Ordering::Release);
+            if is_new {
+                return Some(granted as u32);
+            }
+        }
+        None
+    }
+
     fn take_from(&self, list: &List) -> Option<FrameId> {
         list.0.lock().pop().map(FrameId)
     }
 
-    /// Moves a batch from the shared list to a core's and takes one of it.
+    /// Moves a batch from the shared list, or of frames that are granted now, to a core's and takes one of it.
     fn refill(&self, core: usize) -> Option<FrameId> {
         let mut moved = [0u32; BATCH];
         let mut count = 0;
         {
             let mut shared = self.shared.0.lock();
             while count < BATCH
-                && let Some(frame) = shared.pop()
+                && let Some(frame) = shared.pop().or_else(|| self.grant_next(&mut shared))
             {
                 moved[count] = frame;
                 count += 1;
@@ -267,12 +351,16 @@ impl FramePool {
         self.returned.ring(u32::MAX);
     }
 
-    /// Frames that pages of a store hold, by a scan. Not for the fault path.
-    pub fn frames_of(&self, store: StoreId) -> Vec<FrameId> {
-        (0..self.high_water.load(Ordering::SeqCst))
-            .map(|frame| FrameId(frame as u32))
-            .filter(|&frame| self.owner(frame).is_some_and(|key| key.store == store))
-            .collect()
+    /// Counts frames looked at one after the other, for tests: what an operation costs.
+    #[inline]
+    pub fn looked_at(&self, _frames: usize) {
+        #[cfg(test)]
+        self.looked_at.fetch_add(_frames, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub fn looked_at_so_far(&self) -> usize {
+        self.looked_at.load(Ordering::Relaxed)
     }
 
     /// Waits until frames have come back since `ticket` was drawn, at most `timeout`.
@@ -290,7 +378,18 @@ impl FramePool {
         self.insertions.fetch_add(1, Ordering::Relaxed);
         let mut state = self.policy.lock();
         self.hits.reset(frame);
+        // The loader's frame: its word is changed by nobody else. Looked at under the policy lock only.
+        self.owners[frame.0 as usize].store(page.pack() | HELD, Ordering::Release);
         state.policy.inserted(frame, page, &self.hits);
+    }
+
+    /// Takes a frame out of the policy's hold. False if it was not there. Under the policy lock, which orders
+    /// these; SeqCst only for uniformity with the other changes of owner words.
+    fn let_go(&self, frame: FrameId) -> bool {
+        let Some(owner) = self.owners.get(frame.0 as usize) else { return false };
+        // First a load: a frame that is not held may be another thread's, whose stores are plain ones.
+        owner.load(Ordering::SeqCst) & HELD != 0
+            && owner.fetch_and(!HELD, Ordering::SeqCst) & HELD != 0
     }
 
     /// Takes a frame out of the policy for a caller who evicts its page without having been given it as a
@@ -298,14 +397,11 @@ impl FramePool {
     /// so the page keeps the frame meanwhile; it then gives the frame back, or returns it to the policy.
     pub fn claim(&self, frame: FrameId) -> bool {
         let mut state = self.policy.lock();
-        // The policy lock orders claims; SeqCst only for uniformity with the other owner words.
-        let owner = self.owners[frame.0 as usize].fetch_or(CLAIMED, Ordering::SeqCst);
-        debug_assert!(owner > FREE, "a page in use holds a frame in use");
-        if owner & CLAIMED != 0 {
-            return false;
+        let held = self.let_go(frame);
+        if held {
+            state.policy.removed(frame);
         }
-        state.policy.removed(frame);
-        true
+        held
     }
 
     /// The application will not need this frame soon.
@@ -316,22 +412,27 @@ impl FramePool {
     /// Asks the policy for victims; they leave it and belong to the caller. Returns how many.
     pub fn victims(&self, victims: &mut [FrameId]) -> usize {
         let mut state = self.policy.lock();
-        let PolicyState { policy, victims: scratch } = &mut *state;
-        scratch.clear();
+        let PolicyState { policy, victims: named, .. } = &mut *state;
+        named.clear();
         let want = victims.len().min(BATCH);
         let page_of = |frame: FrameId| {
             self.owner(frame).unwrap_or(PageKey { store: StoreId(0), page: PageId(0) })
         };
-        policy.victims(want, &self.hits, &page_of, scratch);
-        let count = scratch.len().min(want);
-        victims[..count].copy_from_slice(&scratch[..count]);
-        for frame in &scratch[..count] {
-            let owner = self.owners[frame.0 as usize].fetch_or(CLAIMED, Ordering::SeqCst);
-            debug_assert!(owner > FREE && owner & CLAIMED == 0, "the policy holds frames in use");
-        }
-        // A policy that names more than it was asked for keeps them.
-        for &extra in &scratch[count..] {
-            policy.returned(extra, page_of(extra), &self.hits);
+        policy.victims(want, &self.hits, &page_of, named);
+        let mut count = 0;
+        for &frame in named.iter() {
+            // What a policy names and does not hold is no victim: the application's own may be wrong.
+            if !self.let_go(frame) {
+                continue;
+            }
+            if count < want {
+                victims[count] = frame;
+                count += 1;
+            } else {
+                // A policy that names more than it was asked for keeps them.
+                self.owners[frame.0 as usize].fetch_or(HELD, Ordering::SeqCst);
+                policy.returned(frame, page_of(frame), &self.hits);
+            }
         }
         count
     }
@@ -343,8 +444,8 @@ impl FramePool {
         }
         let mut state = self.policy.lock();
         for &frame in frames {
-            let owner = self.owners[frame.0 as usize].fetch_and(!CLAIMED, Ordering::SeqCst);
-            debug_assert!(owner & CLAIMED != 0, "only a claimed frame is returned");
+            let owner = self.owners[frame.0 as usize].fetch_or(HELD, Ordering::SeqCst);
+            debug_assert!(owner > FREE && owner & HELD == 0, "a claimed frame is returned once");
             if let Some(page) = frame_word::owner(owner) {
                 state.policy.returned(frame, page, &self.hits);
             }
@@ -352,7 +453,7 @@ impl FramePool {
     }
 
     /// Sets the limit. Growing takes effect at once; shrinking when the frames above the limit have come
-    /// back, see [`FramePool::in_use_above_limit`]. Not for the fault path: allocates.
+    /// back, see [`FramePool::look_above_limit`]. Not for the fault path: allocates.
     pub fn set_limit(&self, frames: usize) {
         let frames = frames.min(self.max_frames);
         let mut state = self.policy.lock();
@@ -361,77 +462,126 @@ impl FramePool {
         self.high_water.store(high_water, Ordering::SeqCst);
         if frames > old {
             // The policy may still hold frames of an unfinished shrink.
-            state.policy.resize(frames, high_water);
-            self.reserve_shared(high_water);
+            state.resize(frames, high_water);
+        }
+        let granted = {
+            let mut shared = self.shared.0.lock();
+            let more = high_water.saturating_sub(shared.len());
+            shared.reserve(more);
+            // Relaxed: the lock orders it with `refill`, which changes it.
+            let granted = self.granted.load(Ordering::Relaxed);
             self.limit.store(frames, Ordering::SeqCst);
-            drop(state);
-            let fresh: Vec<u32> = (old..frames)
-                .filter(|&frame| frame_word::regain(&self.owners[frame]))
+            // After the limit: a thread that sees this change sees the limit (`look_above_limit`).
+            self.changes.fetch_add(1, Ordering::SeqCst);
+            let to_grant = |limit: usize| limit.saturating_sub(granted);
+            // Wraps where it falls, as the counter does.
+            let change = to_grant(frames).wrapping_sub(to_grant(old));
+            self.free.fetch_add(change, Ordering::Relaxed);
+            granted
+        };
+        if frames > old {
+            // None, unless the shrink before is not finished. That it does not finish now is the policy
+            // lock's doing.
+            let returned = old..frames.min(granted);
+            self.looked_at(returned.len());
+            let regained: Vec<u32> = returned
+                .filter(|&frame| {
+                    let owner = &self.owners[frame];
+                    frame_word::regain(owner) || frame_word::grant(owner)
+                })
                 .map(|frame| frame as u32)
                 .collect();
+            // The larger pool has a larger reserve.
             self.count_reserve(&self.reserve.0.lock());
-            let rest = self.fill_reserve(&fresh);
+            let rest = self.fill_reserve(&regained);
             self.free.fetch_add(rest.len(), Ordering::Relaxed);
             self.shared.0.lock().extend(rest);
+            self.grant_to_reserve();
+            drop(state);
             self.returned.ring(u32::MAX);
-        } else {
-            self.limit.store(frames, Ordering::SeqCst);
         }
     }
 
-    fn reserve_shared(&self, frames: usize) {
-        let mut shared = self.shared.0.lock();
-        let more = frames.saturating_sub(shared.len());
-        shared.reserve(more);
+    /// Retires free frames above the limit and finds those in use: a shrink is complete when there are none
+    /// and [`FramePool::finish_shrink`] says so. After the first look at a shrink only the frames that were in
+    /// use then are looked at. Not for the fault path.
+    pub fn look_above_limit(&self, shrink: &mut Shrink) {
+        // Before the limit: a change in between is seen by the next look.
+        let change = self.changes.load(Ordering::SeqCst);
+        let word = |frame: usize| self.owners[frame].load(Ordering::SeqCst);
+        if shrink.change != Some(change) {
+            shrink.change = Some(change);
+            self.retire_free();
+            let above = self.limit()..self.granted.load(Ordering::SeqCst);
+            self.looked_at(above.len());
+            let frames = above.map(|frame| FrameId(frame as u32));
+            shrink.in_use = frames
+                .filter(|frame| frame_word::is_in_circulation(word(frame.0 as usize)))
+                .collect();
+            return;
+        }
+        self.looked_at(shrink.in_use.len());
+        if shrink.in_use.iter().any(|frame| word(frame.0 as usize) == FREE) {
+            // It was on its way to a list during the first look.
+            self.retire_free();
+        }
+        shrink.in_use.retain(|frame| frame_word::is_in_circulation(word(frame.0 as usize)));
     }
 
-    /// Retires free frames above the limit and appends those in use to `in_use`: a shrink is complete
-    /// when there are none. Not for the fault path.
-    pub fn in_use_above_limit(&self, in_use: &mut Vec<FrameId>) {
-        let limit = self.limit();
-        {
-            let mut reserve = self.reserve.0.lock();
-            reserve.retain(|&frame| {
-                let index = frame as usize;
-                index < limit || frame_word::retire(&self.owners[index], &self.limit, index)
-            });
-            let wanted = self.reserve_wanted().min(reserve.len());
-            let too_many = reserve.split_off(wanted);
-            self.count_reserve(&reserve);
-            // As in `give`.
-            self.free.fetch_add(too_many.len(), Ordering::Relaxed);
-            self.shared.0.lock().extend(too_many);
-        }
+    /// Retires the frames above the limit that are in free lists and in the reserve, which keeps what it wants of
+    /// the smaller pool.
+    fn retire_free(&self) {
+        let stays = |frame: u32| {
+            let index = frame as usize;
+            frame_word::is_granted(&self.limit, index)
+                || frame_word::retire(&self.owners[index], &self.limit, index)
+        };
+        let mut reserve = self.reserve.0.lock();
+        self.looked_at(reserve.len());
+        reserve.retain(|&frame| stays(frame));
+        let wanted = self.reserve_wanted();
+        let kept = wanted.min(reserve.len());
+        let too_many = reserve.split_off(kept);
+        // As in `give`.
+        self.free.fetch_add(too_many.len(), Ordering::Relaxed);
+        self.shared.0.lock().extend(too_many);
         for list in self.cores.iter().chain(std::iter::once(&self.shared)) {
-            list.0.lock().retain(|&frame| {
-                let index = frame as usize;
-                let stays =
-                    index < limit || frame_word::retire(&self.owners[index], &self.limit, index);
-                if !stays {
-                    self.free.fetch_sub(1, Ordering::Relaxed);
-                }
-                stays
-            });
+            let mut list = list.0.lock();
+            self.looked_at(list.len());
+            let before = list.len();
+            list.retain(|&frame| stays(frame));
+            let to_reserve = wanted.saturating_sub(reserve.len()).min(list.len());
+            let kept = list.len() - to_reserve;
+            reserve.extend(list.drain(kept..));
+            self.free.fetch_sub(before - kept, Ordering::Relaxed);
         }
-        let above = limit..self.high_water.load(Ordering::SeqCst);
-        in_use.extend(
-            above
-                .filter(|&frame| self.owners[frame].load(Ordering::SeqCst) != RETIRED)
-                .map(|frame| FrameId(frame as u32)),
-        );
+        self.count_reserve(&reserve);
     }
 
-    /// Ends a shrink if nothing at or above the limit is in use: lets the policy size itself for the smaller
-    /// pool, and calls `release` with the limit, which does not change meanwhile.
-    pub fn finish_shrink(&self, release: impl FnOnce(usize)) {
+    /// Ends a shrink if nothing at or above the limit is in use, which it tells: lets the policy size itself
+    /// for the smaller pool, and calls `release` with the limit, which does not change meanwhile, if frames
+    /// above it were in use.
+    pub fn finish_shrink(&self, shrink: &mut Shrink, release: impl FnOnce(usize)) -> bool {
         let mut state = self.policy.lock();
         let limit = self.limit();
-        let high_water = self.high_water.load(Ordering::SeqCst);
-        let retired = |frame: usize| self.owners[frame].load(Ordering::SeqCst) == RETIRED;
-        if (limit..high_water).all(retired) {
-            state.policy.resize(limit, high_water);
+        // Above the limit none is granted meanwhile, and the limit stays: the policy lock is held.
+        let granted = self.granted.load(Ordering::SeqCst);
+        self.looked_at((limit..granted).len());
+        if !(limit..granted).all(|frame| frame_word::withdraw(&self.owners[frame])) {
+            // One has come back meanwhile.
+            shrink.change = None;
+            return false;
+        }
+        if granted > limit {
+            let shared = self.shared.0.lock();
+            self.granted.store(limit, Ordering::SeqCst);
+            drop(shared);
+        }
+        state.resize(limit, self.high_water.load(Ordering::SeqCst));
+        if granted > limit {
             release(limit);
         }
+        true
     }
 
     /// The name of the policy.
@@ -484,8 +634,9 @@ mod tests {
             pool.inserted(frame, key(page as u64));
         }
         pool.set_limit(150);
-        let mut above = vec![];
-        pool.in_use_above_limit(&mut above);
+        let mut shrink = Shrink::default();
+        pool.look_above_limit(&mut shrink);
+        let above = shrink.in_use().to_vec();
         assert_eq!(above.len(), 50);
         for &frame in &above[..20] {
             assert!(pool.claim(frame) && !pool.claim(frame));
@@ -513,10 +664,181 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| pool.take(key(9))).count(), 3);
         // A smaller pool has a smaller reserve; the rest of it is free.
         pool.set_limit(64);
-        pool.in_use_above_limit(&mut vec![]);
+        pool.look_above_limit(&mut Shrink::default());
         let below = |frame: &&FrameId| (frame.0 as usize) < 64;
         let free = usual[..RESERVE_FRAMES].iter().filter(below).count();
         assert_eq!(pool.free(), free.saturating_sub(2));
+    }
+
+    /// Frames that were never wanted fill the reserve as well as those that come back, and a free frame below the
+    /// limit does where a shrink took those above it.
+    #[test]
+    fn the_reserve_is_full_whenever_frames_are_free() {
+        let pool = pool(64);
+        let in_reserve = || pool.reserve.0.lock().len();
+        assert_eq!((in_reserve(), pool.free()), (2, 62));
+        pool.set_limit(4096);
+        assert_eq!((in_reserve(), pool.free()), (16, 4080));
+        assert_eq!(pool.granted().count(), 16, "the others are not wanted yet");
+        let held = take_all(&pool);
+        assert_eq!((held.len(), pool.free()), (4096, 0));
+        pool.set_limit(2048);
+        let (above, below) = held.iter().partition::<Vec<_>, _>(|frame| frame.0 >= 2048);
+        pool.set_limit(4096);
+        pool.give(&above);
+        assert_eq!((in_reserve(), pool.free()), (16, 2032));
+        // All that are free, and the reserve, lie above this limit.
+        pool.set_limit(1024);
+        let mut shrink = Shrink::default();
+        pool.look_above_limit(&mut shrink);
+        assert_eq!((in_reserve(), pool.free(), shrink.in_use().len()), (0, 0, 1024));
+        pool.give(&below);
+        assert_eq!((in_reserve(), pool.free()), (16, 1008));
+        pool.look_above_limit(&mut shrink);
+        assert!(pool.finish_shrink(&mut shrink, |limit| assert_eq!(limit, 1024)));
+        // The reserve is taken while frames below the limit are free: the next shrink fills it.
+        let taken: Vec<FrameId> =
+            std::iter::from_fn(|| pool.take_reserved(key(9), u32::MAX)).collect();
+        assert_eq!(taken.len(), 16);
+        pool.set_limit(1000);
+        pool.look_above_limit(&mut shrink);
+        let free = 1000 - 16 - taken.iter().filter(|frame| frame.0 < 1000).count();
+        assert_eq!((in_reserve(), pool.free()), (16, free));
+        pool.give(&taken);
+        let all = take_all(&pool);
+        assert_eq!((all.len(), pool.free()), (1000, 0));
+    }
+
+    #[test]
+    fn what_a_change_of_the_limit_costs_depends_on_what_is_in_use() {
+        const MANY: usize = 1 << 20;
+        let pool = FramePool::new(PolicyKind::Fifo.build(), MANY).unwrap();
+        let looked_at = pool.looked_at_so_far();
+        pool.set_limit(MANY);
+        assert_eq!(pool.looked_at_so_far() - looked_at, RESERVE_FRAMES);
+        const FREE: usize = MANY - RESERVE_FRAMES;
+        assert_eq!(pool.free(), FREE);
+        let held: Vec<FrameId> = (0..200).map(|page| pool.take(key(page)).unwrap()).collect();
+        assert_eq!(pool.free(), FREE - 200);
+        let before = pool.looked_at_so_far();
+        for round in 0..10 {
+            pool.set_limit(0);
+            let mut shrink = Shrink::default();
+            pool.look_above_limit(&mut shrink);
+            assert_eq!(shrink.in_use().len(), 200);
+            assert!(!pool.finish_shrink(&mut shrink, |_| panic!("frames are in use")));
+            pool.set_limit(MANY - round);
+            assert_eq!(pool.free(), FREE - round - 200);
+        }
+        let looked_at = pool.looked_at_so_far() - before;
+        assert!(looked_at <= 10 * 4 * 256, "{looked_at} frames were looked at");
+        pool.give(&held);
+        let mut all: Vec<u32> = take_all(&pool).iter().map(|frame| frame.0).collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..(MANY - 9) as u32));
+    }
+
+    #[test]
+    fn a_shrink_that_is_held_up_looks_at_what_holds_it_up() {
+        let pool = pool(4096);
+        let held = take_all(&pool);
+        assert_eq!(held.len(), 4096);
+        pool.set_limit(100);
+        let pinned = *held.iter().find(|frame| frame.0 == 3000).unwrap();
+        let mut shrink = Shrink::default();
+        pool.look_above_limit(&mut shrink);
+        assert_eq!(shrink.in_use().len(), 3996);
+        let rest: Vec<FrameId> = held.into_iter().filter(|&frame| frame != pinned).collect();
+        pool.give(&rest);
+        pool.look_above_limit(&mut shrink);
+        let before = pool.looked_at_so_far();
+        for _ in 0..100 {
+            pool.look_above_limit(&mut shrink);
+            assert_eq!(shrink.in_use(), [pinned]);
+        }
+        assert_eq!(pool.looked_at_so_far() - before, 100, "one frame a look");
+        pool.give(&[pinned]);
+        pool.look_above_limit(&mut shrink);
+        assert!(shrink.in_use().is_empty());
+        let mut released = None;
+        assert!(pool.finish_shrink(&mut shrink, |limit| released = Some(limit)));
+        assert_eq!((released, pool.free()), (Some(100), 100 - 100 / RESERVED_ONE_IN));
+        // A growth and a shrink to the same limit begin anew.
+        pool.set_limit(200);
+        assert_eq!(take_all(&pool).len(), 200);
+        pool.set_limit(100);
+        pool.look_above_limit(&mut shrink);
+        assert_eq!(shrink.in_use().len(), 100);
+    }
+
+    /// Names frames it does not hold, in front of those it holds.
+    #[derive(Default)]
+    struct Liar {
+        lies: Vec<FrameId>,
+        held: Vec<FrameId>,
+    }
+
+    impl Policy for Liar {
+        fn name(&self) -> &'static str {
+            "liar"
+        }
+        fn hit_mode(&self) -> HitMode {
+            HitMode::Ignore
+        }
+        fn resize(&mut self, _frames: usize, _max_frames: usize) {}
+        fn inserted(&mut self, frame: FrameId, _page: PageKey, _hits: &HitTable) {
+            self.held.push(frame);
+        }
+        fn removed(&mut self, frame: FrameId) {
+            self.held.retain(|&held| held != frame);
+        }
+        fn victims(
+            &mut self,
+            _want: usize,
+            _hits: &HitTable,
+            page_of: &dyn Fn(FrameId) -> PageKey,
+            victims: &mut Vec<FrameId>,
+        ) {
+            for &lie in &self.lies {
+                page_of(lie);
+                victims.push(lie);
+            }
+            for frame in self.held.drain(..) {
+                victims.extend([frame, frame]);
+            }
+        }
+        fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable) {
+            self.inserted(frame, page, hits);
+        }
+    }
+
+    #[test]
+    fn frames_that_a_policy_does_not_hold_are_no_victims() {
+        let [loading, free, claimed, retired] = [9, 5, 3, 99].map(FrameId);
+        let lies = vec![loading, free, claimed, retired, FrameId(4096), FrameId(u32::MAX)];
+        let pool = FramePool::new(Box::new(Liar { lies, held: vec![] }), 4096).unwrap();
+        pool.set_limit(10);
+        let taken: Vec<FrameId> = (0..10).map(|page| pool.take(key(page)).unwrap()).collect();
+        for &frame in taken.iter().filter(|&&frame| frame != loading) {
+            pool.inserted(frame, key(frame.0.into()));
+        }
+        for frame in [free, claimed] {
+            assert!(pool.claim(frame));
+        }
+        pool.give(&[free]);
+        let mut victims = [FrameId(0); BATCH];
+        assert_eq!(pool.victims(&mut victims), 7, "the policy holds so many");
+        let victims = &mut victims[..7];
+        victims.sort_unstable();
+        assert_eq!(victims, [0, 1, 2, 4, 6, 7, 8].map(FrameId));
+        assert!(victims.iter().all(|&victim| !pool.claim(victim)), "all have left the policy");
+        pool.returned(&victims[..2]);
+        assert!(pool.claim(victims[0]) && !pool.claim(victims[0]));
+        // Each is handed out once afterwards.
+        pool.give(victims);
+        let mut out: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(1))).collect();
+        out.sort_unstable();
+        assert_eq!(out, [0, 1, 2, 4, 5, 6, 7, 8].map(FrameId));
     }
 
     #[test]
@@ -539,13 +861,19 @@ mod tests {
                     pool.give(&held);
                 });
             }
+            let mut shrink = Shrink::default();
             for round in 0..200 {
                 pool.set_limit(if round % 2 == 0 { 100 } else { 512 });
+                if round % 3 == 0 {
+                    pool.look_above_limit(&mut shrink);
+                    pool.finish_shrink(&mut shrink, |limit| assert_eq!(limit, pool.limit()));
+                }
             }
         });
-        let mut above = vec![];
-        pool.in_use_above_limit(&mut above);
-        assert!(above.is_empty());
+        let mut shrink = Shrink::default();
+        pool.look_above_limit(&mut shrink);
+        assert!(shrink.in_use().is_empty());
+        assert_eq!(pool.free(), 512 - RESERVE_FRAMES);
         let mut all: Vec<u32> = take_all(&pool).iter().map(|frame| frame.0).collect();
         all.sort_unstable();
         assert_eq!(all, (0..512).collect::<Vec<_>>());

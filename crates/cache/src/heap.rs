@@ -2,12 +2,10 @@
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::Arc;
 //! use aquifer_cache::{Cache, MappedArena};
-//! use aquifer_device::MemoryDevice;
 //!
 //! let cache = Cache::builder().budget_bytes(8 << 20).build()?;
-//! let arena = MappedArena::new(cache.map_mut(Arc::new(MemoryDevice::new(64 << 20)?))?)?;
+//! let arena = MappedArena::temporary(&cache, std::env::temp_dir(), 64 << 20)?;
 //! let mut squares = arena.vec::<u64>();
 //! for n in 0..1_000_000u64 {
 //!     squares.push(n * n)?;
@@ -29,6 +27,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -36,7 +35,7 @@ use aquifer_device::FileDevice;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::mapping::Mapping;
+use crate::mapping::{Advice, Mapping};
 use aquifer_vm::Pod;
 
 /// Every allocation starts and ends at a multiple of this: a cache line.
@@ -44,7 +43,19 @@ const ALIGNMENT_BYTES: u64 = 64;
 
 /// Memory for typed vectors, backed by a device. See the module documentation.
 ///
-/// May be shared between threads.
+/// May be shared between threads. Its mapping is not handed out: a store through it would change bytes that
+/// a vector's slice borrows.
+///
+/// ```compile_fail,E0599
+/// # use aquifer_cache::MappedArena;
+/// fn change(arena: &MappedArena) {
+///     let mut vec = arena.vec::<u8>();
+///     vec.push(1).unwrap();
+///     let slice: &[u8] = &vec;
+///     arena.mapping().set(0, 2u8).unwrap();
+///     assert_eq!(slice, [1]);
+/// }
+/// ```
 pub struct MappedArena {
     mapping: Mapping,
     base: *mut u8,
@@ -62,7 +73,20 @@ impl MappedArena {
     /// # Errors
     /// [`Error::ReadOnly`] if the mapping is. [`Error::AlreadyAttached`] if the cache has other mappings of the
     /// device: the arena keeps them out.
-    pub fn new(mapping: Mapping) -> Result<MappedArena> {
+    ///
+    /// # Safety
+    /// While the arena lives, the bytes of the device change through its vectors only: not by another mapping
+    /// or `Pages` of the device, not by calls of the device, not by another program. And the device reads back
+    /// what was written to it. A page of a vector may leave memory and come back at any time, while references
+    /// into it are in use.
+    ///
+    /// ```compile_fail,E0133
+    /// # use aquifer_cache::{MappedArena, Mapping};
+    /// fn arena(mapping: Mapping) -> MappedArena {
+    ///     MappedArena::new(mapping).unwrap()
+    /// }
+    /// ```
+    pub unsafe fn new(mapping: Mapping) -> Result<MappedArena> {
         let base = mapping.as_mut_ptr()?;
         // Another mapping could change what a vector lends as a slice.
         mapping.keep_alone()?;
@@ -77,7 +101,10 @@ impl MappedArena {
     /// [`Error::Kernel`] if the file cannot be made, and those of [`Cache::map_mut`].
     pub fn temporary(cache: &Cache, directory: impl AsRef<Path>, len_bytes: u64) -> Result<Self> {
         let device = temporary_file(directory.as_ref(), len_bytes)?;
-        MappedArena::new(cache.map_mut(Arc::new(device))?)
+        let mapping = cache.map_mut(Arc::new(device))?;
+        // SAFETY: the device is reached through this mapping only, and its file has no name any more: it was
+        // made for this arena, and while it had a name only this user could open it.
+        unsafe { MappedArena::new(mapping) }
     }
 
     /// An empty vector.
@@ -100,9 +127,14 @@ impl MappedArena {
         self.free().by_offset.values().sum()
     }
 
-    /// The mapping, for statistics and advice. Its bytes belong to the vectors.
-    pub fn mapping(&self) -> &Mapping {
-        &self.mapping
+    /// The length of the mapping.
+    pub fn len_bytes(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    /// Follows advice about all of the arena's memory. None loses what the vectors hold.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        self.mapping.advise(0..self.mapping.len(), advice)
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, FreeRanges> {
@@ -132,6 +164,7 @@ fn temporary_file(directory: &Path, len_bytes: u64) -> Result<FileDevice> {
         .read(true)
         .write(true)
         .create_new(true)
+        .mode(0o600)
         .open(&path)
         .map_err(kernel("creating the arena's file"))?;
     let allocated = aquifer_sys::memory::allocate_file(&file, len_bytes)
@@ -343,7 +376,8 @@ mod tests {
     fn arena(len_bytes: usize) -> MappedArena {
         let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
         let device = Arc::new(MemoryDevice::new(len_bytes).unwrap());
-        MappedArena::new(cache.map_mut(device).unwrap()).unwrap()
+        // SAFETY: the device is known to nothing else.
+        unsafe { MappedArena::new(cache.map_mut(device).unwrap()) }.unwrap()
     }
 
     #[test]
@@ -360,7 +394,9 @@ mod tests {
             assert_eq!(numbers[n as usize], (2_999_999 - n) * 3);
             assert_eq!(halves[n as usize], n as u32 / 2);
         }
-        assert!(arena.mapping().len() > 8 << 20);
+        assert!(arena.len_bytes() > 8 << 20);
+        arena.advise(Advice::DontNeed).unwrap();
+        assert_eq!(numbers[7], (2_999_999 - 7) * 3);
     }
 
     #[test]

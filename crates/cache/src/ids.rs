@@ -25,16 +25,16 @@ pub struct PageKey {
 const STORE_SHIFT: u32 = 44;
 
 impl PageKey {
-    /// The key as one word, for tables of atomics. Never 0 or 1, which are left for a table's own use, and
-    /// never with the highest bit set.
+    /// The key as one word, for tables of atomics. Never less than 2 to the 44th: small numbers are left for a
+    /// table's own use. And never with the highest bit set.
     pub(crate) fn pack(self) -> u64 {
         (u64::from(self.store.0 + 1) << STORE_SHIFT) | self.page.0
     }
 
-    /// The key that was packed into a word; `None` for 0 and 1.
+    /// The key that was packed into a word; `None` for small numbers.
     pub(crate) fn unpack(word: u64) -> Option<PageKey> {
-        (word > 1).then(|| PageKey {
-            store: StoreId((word >> STORE_SHIFT) as u32 - 1),
+        Some(PageKey {
+            store: StoreId(((word >> STORE_SHIFT) as u32).checked_sub(1)?),
             page: PageId(word & ((1 << STORE_SHIFT) - 1)),
         })
     }

@@ -68,10 +68,15 @@ impl Jobs {
         self.tasks.lock().expect("a task does not panic inside the lock").pop_front()
     }
 
+    /// Whether the calling thread is one of the workers.
+    pub fn is_served_here(&self) -> bool {
+        ptr::eq(SERVED.get(), self)
+    }
+
     /// On one of the workers: runs a task, if there is one. For those that wait on a worker for what tasks
     /// hold, which would otherwise wait for themselves. False where nothing was done.
     pub fn help(&self) -> bool {
-        if !ptr::eq(SERVED.get(), self) {
+        if !self.is_served_here() {
             return false;
         }
         self.next_task().map(|task| task()).is_some()

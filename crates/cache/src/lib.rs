@@ -34,10 +34,12 @@ mod heap;
 mod ids;
 mod jobs;
 mod lazy;
+mod loaded;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod mapped_memory;
 mod mapping;
+mod memory_on_demand;
 mod options;
 mod page_word;
 mod pages;

@@ -15,7 +15,7 @@ use loom::thread;
 
 use crate::dirty;
 use crate::doorbell::Doorbell;
-use crate::frame_word::{self, FREE, RETIRED};
+use crate::frame_word::{self, FREE, UNGRANTED};
 use crate::gate::Gate;
 use crate::ids::FrameId;
 use crate::page_word::{PageWord, PinKind, PinRefused, State};
@@ -635,11 +635,13 @@ fn loom_doorbell() {
     });
 }
 
-/// The pool's use of one frame: the limit, the owner word and the free list.
+/// The pool's use of one frame: the limit, the owner word, the free list, and how many frames are granted,
+/// which changes under the list's lock.
 struct Frame {
     limit: AtomicUsize,
     owner: AtomicU64,
     list: Mutex<Vec<usize>>,
+    granted: AtomicUsize,
 }
 
 const INDEX: usize = 1;
@@ -650,6 +652,7 @@ impl Frame {
             limit: AtomicUsize::new(2),
             owner: AtomicU64::new(77),
             list: Mutex::new(vec![]),
+            granted: AtomicUsize::new(2),
         })
     }
 
@@ -673,13 +676,42 @@ impl Frame {
     }
 
     fn shrink(&self) {
+        let _list = self.list.lock().unwrap();
         self.limit.store(1, Ordering::SeqCst);
         crate::sync::in_one_order();
     }
 
+    /// As `FramePool::set_limit`; with `shrink` and `finish` on one thread, which stands for the policy lock.
     fn grow(&self) {
-        self.limit.store(2, Ordering::SeqCst);
-        if frame_word::regain(&self.owner) {
+        let granted = {
+            let _list = self.list.lock().unwrap();
+            self.limit.store(2, Ordering::SeqCst);
+            self.granted.load(Ordering::Relaxed)
+        };
+        if INDEX < granted && (frame_word::regain(&self.owner) || frame_word::grant(&self.owner)) {
+            self.list.lock().unwrap().push(INDEX);
+        }
+    }
+
+    /// As `FramePool::finish_shrink`.
+    fn finish(&self) {
+        if frame_word::withdraw(&self.owner) {
+            let _list = self.list.lock().unwrap();
+            self.granted.store(INDEX, Ordering::SeqCst);
+        }
+    }
+
+    /// As `FramePool::refill`, without taking anything.
+    fn refill(&self) {
+        let list = self.list.lock().unwrap();
+        let granted = self.granted.load(Ordering::Relaxed);
+        if list.is_empty() && granted < self.limit.load(Ordering::SeqCst) {
+            assert!(
+                frame_word::grant(&self.owner),
+                "above the granted frames none is in circulation"
+            );
+            self.granted.store(granted + 1, Ordering::Relaxed);
+            drop(list);
             self.list.lock().unwrap().push(INDEX);
         }
     }
@@ -726,6 +758,59 @@ fn loom_frame_between_shrink_and_growth() {
     });
 }
 
+/// The same where the shrink may have come to its end: then the frame is granted anew.
+#[test]
+fn loom_frame_between_finished_shrink_and_growth() {
+    explore(3, || {
+        let frame = Frame::in_use();
+        let (first, second) = (frame.clone(), frame.clone());
+        together(
+            move || first.give(),
+            move || second.refill(),
+            || {
+                frame.shrink();
+                frame.finish();
+                frame.grow();
+            },
+        );
+        frame.refill();
+        assert_eq!(*frame.list.lock().unwrap(), [INDEX]);
+        assert_eq!(frame.owner.load(Ordering::SeqCst), FREE);
+        assert_eq!(frame.granted.load(Ordering::SeqCst), 2);
+    });
+}
+
+/// A frame that is granted between a shrink and the growth before it is in use, or above the limit in no
+/// list for long.
+#[test]
+fn loom_frame_granted_while_the_limit_changes() {
+    explore(3, || {
+        let frame = Frame::in_use();
+        frame.give();
+        frame.shrink();
+        frame.sweep();
+        frame.finish();
+        let (first, second) = (frame.clone(), frame.clone());
+        together(
+            move || {
+                first.refill();
+                first.use_once();
+            },
+            move || second.use_once(),
+            || {
+                frame.grow();
+                frame.shrink();
+                frame.sweep();
+            },
+        );
+        frame.sweep();
+        frame.finish();
+        assert!(frame.list.lock().unwrap().is_empty());
+        assert_eq!(frame.owner.load(Ordering::SeqCst), UNGRANTED);
+        assert_eq!(frame.granted.load(Ordering::SeqCst), INDEX);
+    });
+}
+
 /// After a shrink alone the frame is retired, or a sweep finds it in the list.
 #[test]
 fn loom_frame_and_shrink() {
@@ -734,8 +819,9 @@ fn loom_frame_and_shrink() {
         let (first, second) = (frame.clone(), frame.clone());
         together(move || first.give(), move || second.use_once(), || frame.shrink());
         frame.sweep();
+        frame.finish();
         assert!(frame.list.lock().unwrap().is_empty());
-        assert_eq!(frame.owner.load(Ordering::SeqCst), RETIRED);
+        assert_eq!(frame.owner.load(Ordering::SeqCst), UNGRANTED);
     });
 }
 

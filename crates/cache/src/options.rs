@@ -29,6 +29,8 @@ pub(crate) struct Options {
     pub max_budget_bytes: u64,
     pub page_bytes: usize,
     pub policy: PolicySource,
+    /// A policy or a page size was asked for that the kernel backend does not have.
+    pub needs_user_backend: bool,
     pub io_threads: usize,
     pub serving_thread: bool,
     pub without_vectored_discard: bool,

@@ -17,7 +17,7 @@ use aquifer_device::Device;
 use crate::asynchronous;
 use crate::cache::Running;
 use crate::claims::{Attached, Wanted};
-use crate::engine::{Engine, Kind};
+use crate::engine::{Engine, InUse, Kind};
 use crate::error::{Error, Result};
 use crate::frames::FramePool;
 use crate::ids::{FrameId, PageId};
@@ -150,7 +150,7 @@ impl Pages {
             let id = engine.reserve_id();
             let store = Store::new(id, engine.clone(), device, geometry, writable, memory)?;
             let store = Arc::new(store);
-            engine.attach(id, store.clone(), Kind::Arena);
+            engine.attach(id, store.clone(), Kind::Arena)?;
             Ok(store)
         })?;
         Ok(Pages { store: attached.store.clone(), _attached: attached, writable, running })
@@ -264,7 +264,7 @@ impl Pages {
         pages: &[PageId],
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let ranges = self.ranges(pages);
-        let store = self.store.clone();
+        let store = InUse::new(self.store.clone(), self.running.engine.clone());
         asynchronous::run(&self.running.engine.jobs, move || {
             store.touch_many(&ranges?).map_err(|(page, refused)| store.error(page, refused))
         })

@@ -15,17 +15,16 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use aquifer_sys::memory::{self, Advice};
-use aquifer_vm::ProcessMark;
+use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 
 use crate::ids::{FrameId, PageKey};
 use crate::lazy::LazyArray;
+use crate::memory_on_demand::MemoryOnDemand;
 use crate::version::Version;
 
 /// The ring. See the module documentation.
 pub(crate) struct Probation {
-    mark: ProcessMark,
-    base: *mut u8,
+    memory: MemoryOnDemand,
     page_bytes: usize,
     max_slots: usize,
     slots: AtomicUsize,
@@ -34,20 +33,11 @@ pub(crate) struct Probation {
     keys: LazyArray<AtomicU64>,
 }
 
-// SAFETY: the memory is accessed under the version protocol above.
-unsafe impl Send for Probation {}
-// SAFETY: as above.
-unsafe impl Sync for Probation {}
-
 impl Probation {
     /// A ring that can have up to `max_slots` slots, and has none yet.
     pub fn new(page_bytes: usize, max_slots: usize) -> io::Result<Probation> {
-        let base = memory::map_anonymous(page_bytes * max_slots.max(1))?;
-        // SAFETY: fresh and ours.
-        unsafe { memory::advise(base, page_bytes * max_slots.max(1), Advice::DontFork) }?;
         Ok(Probation {
-            mark: ProcessMark::new(),
-            base,
+            memory: MemoryOnDemand::new(page_bytes * max_slots, SMALL_PAGE_BYTES)?,
             page_bytes,
             max_slots,
             slots: AtomicUsize::new(0),
@@ -58,14 +48,19 @@ impl Probation {
     }
 
     fn bytes(&self, slot: usize) -> *mut u8 {
-        self.base.wrapping_add(slot * self.page_bytes)
+        self.memory.base().wrapping_add(slot * self.page_bytes)
     }
 
-    /// Sets how many slots are used; gives the memory of the others back.
+    /// Sets how many slots are used, as far as there is memory for them; gives the memory of the others back. One thread
+    /// at a time calls this.
     pub fn set_slots(&self, slots: usize) {
         let slots = slots.min(self.max_slots);
+        // The ring only saves I/O: a shorter one, or none, does as well.
+        let _ = self.memory.provide(slots * self.page_bytes);
+        let slots = slots.min(self.memory.writable_bytes() / self.page_bytes);
         let old = self.slots.swap(slots, Ordering::SeqCst);
-        for slot in slots..old {
+        // None above `next` was ever used: slots are taken in turn, from the first.
+        for slot in slots..old.min(self.next.load(Ordering::SeqCst)) {
             if self.versions[slot].try_begin_change() {
                 self.keys[slot].store(0, Ordering::Relaxed);
                 // SAFETY: the slot is open, so nobody trusts its bytes.
@@ -123,15 +118,5 @@ impl Probation {
         // SAFETY: both are valid for a page. The bytes may change meanwhile; then they are not used.
         unsafe { memory::copy_racy(self.bytes(slot), target, self.page_bytes) };
         self.versions[slot].is_still(version)
-    }
-}
-
-impl Drop for Probation {
-    fn drop(&mut self) {
-        if !self.mark.is_current() {
-            return; // a hole in a child of a fork, where something else may be by now
-        }
-        // SAFETY: made with this length; nobody uses the ring any more.
-        let _ = unsafe { memory::unmap(self.base, self.page_bytes * self.max_slots.max(1)) };
     }
 }

@@ -34,6 +34,7 @@ use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
+use crate::loaded::LoadedRegions;
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::stats::count;
 use crate::writeback::WriteStyle;
@@ -221,6 +222,9 @@ pub(crate) struct Store<M: PageMemory> {
     pub snapshots: Mutex<()>,
     /// The first sync of the device that failed: final, whatever the device says later.
     pub sync_failure: OnceLock<DeviceError>,
+    loaded: LoadedRegions,
+    /// It is about to be detached, and prefetches come to their end.
+    pub leaving: AtomicBool,
 }
 
 impl<M: PageMemory> Store<M> {
@@ -246,6 +250,8 @@ impl<M: PageMemory> Store<M> {
             write_style: WriteStyle::default(),
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
+            loaded: LoadedRegions::new(geometry.regions()).map_err(kernel)?,
+            leaving: AtomicBool::new(false),
             engine,
             first_device: device,
             writable_device: OnceLock::new(),
@@ -513,10 +519,21 @@ impl<M: PageMemory> Store<M> {
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
         }
-        self.pool().inserted(frame, self.key(page));
+        self.hold(page, frame);
         self.word(page).finish_load(frame, dirty, pin);
         self.engine.counters.fault_service_ns.record(started.elapsed().as_nanos() as u64);
         Ok(())
+    }
+
+    /// A page that is Loading, and installed, holds `frame`.
+    pub fn hold(&self, page: u64, frame: FrameId) {
+        self.loaded.mark(self.geometry.region_of(page));
+        self.pool().inserted(frame, self.key(page));
+    }
+
+    /// Regions that pages ever came into.
+    pub fn loaded_regions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.loaded.iter()
     }
 
     /// A load failed after its frame was taken.
@@ -573,7 +590,7 @@ impl<M: PageMemory> Store<M> {
             return self.load_one(page, frame, bounce, Access::Read, pin, started);
         }
         for (extra, &frame) in pages.clone().zip(&frames[..run]) {
-            self.pool().inserted(frame, self.key(extra));
+            self.hold(extra, frame);
             let pin = pin.filter(|_| extra == page);
             self.word(extra).finish_load(frame, false, pin);
         }

@@ -15,6 +15,9 @@
 //! A failed write loses nothing: its pages are Dirty again, still marked, and every flush that covers them
 //! tries them again and fails until that succeeds. A failed device sync is final: the store remembers it, and
 //! every later flush fails, because what the device lost then is marked clean by now.
+//!
+//! A transfer succeeds when the device says that it wrote every byte. One that it wrote in part, or left when it
+//! returned from the batch, has failed like any other.
 
 use std::io;
 use std::ops::Range;
@@ -76,11 +79,25 @@ pub(crate) struct Run {
     count: u32,
     /// A snapshot of a page that somebody may be writing: it stays dirty.
     snapshot: bool,
+    /// Whether the device has the transfer, or has ended it.
+    progress: Progress,
+}
+
+/// How far a transfer has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Waiting,
+    InFlight,
+    Ended,
 }
 
 impl Run {
     /// A place for a run.
-    pub const EMPTY: Run = Run { first: 0, count: 0, snapshot: false };
+    pub const EMPTY: Run = Run::new(0, 0, false);
+
+    const fn new(first: u64, count: u32, snapshot: bool) -> Run {
+        Run { first, count, snapshot, progress: Progress::Waiting }
+    }
 
     fn pages(self) -> Range<u64> {
         self.first..self.first + u64::from(self.count)
@@ -103,6 +120,10 @@ impl<'a> Runs<'a> {
         &self.places[..self.len]
     }
 
+    fn as_mut_slice(&mut self) -> &mut [Run] {
+        &mut self.places[..self.len]
+    }
+
     /// Adds a page, to the last run if it continues that one. Runs before `first` are not touched: each
     /// region's are protected with that region's gate held.
     fn add(&mut self, first: usize, page: u64, most: u64, snapshot: bool) {
@@ -115,7 +136,7 @@ impl<'a> Runs<'a> {
             last.count += 1;
             return;
         }
-        self.places[self.len] = Run { first: page, count: 1, snapshot };
+        self.places[self.len] = Run::new(page, 1, snapshot);
         self.len += 1;
     }
 }
@@ -217,7 +238,7 @@ impl<M: PageMemory> Store<M> {
             let mut runs = Runs::new(&mut places);
             let mut others = vec![];
             self.seal(part, flush, &mut runs, |page| others.push(page));
-            self.write_runs(runs.as_slice(), &mut failed);
+            self.write_runs(runs.as_mut_slice(), &mut failed);
             if flush {
                 // Pages that somebody else was cleaning: their outcome is part of ours.
                 for page in others {
@@ -235,7 +256,7 @@ impl<M: PageMemory> Store<M> {
         let mut places = [Run::EMPTY; MAX_REGION_PAGES];
         let mut runs = Runs::new(&mut places);
         self.seal(self.geometry.pages_of_region(region), false, &mut runs, |_| ());
-        self.write_runs_as(runs.as_slice(), serially, &mut None);
+        self.write_runs_as(runs.as_mut_slice(), serially, &mut None);
     }
 
     /// Whether a faulting thread, which may be in a signal handler, may write back by itself rather than
@@ -258,7 +279,7 @@ impl<M: PageMemory> Store<M> {
             let mut place = [Run::EMPTY];
             let mut runs = Runs::new(&mut place);
             self.seal(page..page + 1, true, &mut runs, |page| others.push(page));
-            self.write_runs(runs.as_slice(), failed);
+            self.write_runs(runs.as_mut_slice(), failed);
         }
     }
 
@@ -353,7 +374,7 @@ impl<M: PageMemory> Store<M> {
                 self.word(page).finish_clean(false);
                 if snapshots {
                     match self.word(page).pin_for_snapshot() {
-                        Ok(_) => kept.push(Run { first: page, count: 1, snapshot: true }),
+                        Ok(_) => kept.push(Run::new(page, 1, true)),
                         Err(_) => other(page),
                     }
                 }
@@ -396,12 +417,13 @@ impl<M: PageMemory> Store<M> {
 
     /// Makes the transfers: one after the other where writes are the CPU's work, else at the device's queue
     /// depth.
-    fn write_runs(&self, runs: &[Run], failed: &mut Option<Failed>) {
+    fn write_runs(&self, runs: &mut [Run], failed: &mut Option<Failed>) {
         self.write_runs_as(runs, false, failed);
     }
 
-    fn write_runs_as(&self, runs: &[Run], serially: bool, failed: &mut Option<Failed>) {
-        if runs.is_empty() {
+    fn write_runs_as(&self, runs: &mut [Run], serially: bool, failed: &mut Option<Failed>) {
+        let count = runs.len();
+        if count == 0 {
             return;
         }
         let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
@@ -412,7 +434,7 @@ impl<M: PageMemory> Store<M> {
             eprintln!("aquifer: a device panicked while it was written to");
             std::process::abort();
         });
-        let serial = if serially { runs.len() } else { self.write_style.serial_part(runs.len()) };
+        let serial = if serially { count } else { self.write_style.serial_part(count) };
         let device = self.device();
         duties::writing_back(std::ptr::from_ref(self).cast(), || {
             if serial > 0 {
@@ -421,20 +443,20 @@ impl<M: PageMemory> Store<M> {
                 run_serially(&**device, &mut batch);
                 self.write_style.learn(serial, cpu::voluntary_switches() - switches);
             }
-            if serial < runs.len() {
-                batch.end = runs.len();
+            if serial < count {
+                batch.end = count;
                 device.run(&mut batch, device.queue_depth());
+                batch.fail_unfinished();
             }
         });
         fatal.disarm();
-        debug_assert_eq!(batch.in_flight, 0, "the device ran the whole batch");
     }
 }
 
 /// The transfers of one write-back.
 struct WriteBatch<'a, M: PageMemory> {
     store: &'a Store<M>,
-    runs: &'a [Run],
+    runs: &'a mut [Run],
     next: usize,
     /// Where the present part of the batch ends.
     end: usize,
@@ -470,36 +492,40 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
         self.copies.push((index as u64, bounce));
         Some(memory)
     }
-}
 
-// SAFETY: pages in flight are Cleaning (stores wait, the evictor keeps away) or copied to a buffer that is
-// kept until the completion.
-unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
-    fn next(&mut self) -> Option<Request> {
-        let index = self.next;
-        if index == self.end {
-            return None;
-        }
-        let memory = self.memory_of(index)?;
-        self.next += 1;
-        self.in_flight += 1;
-        let pages = self.runs[index].pages();
-        Some(Request {
+    /// The request of a transfer whose bytes are at `memory`.
+    fn request(&self, index: usize, memory: *mut u8) -> Request {
+        let (geometry, pages) = (self.store.geometry, self.runs[index].pages());
+        Request {
             operation: IoOperation::Write,
-            offset_bytes: self.store.geometry.offset_of(pages.start),
+            offset_bytes: geometry.offset_of(pages.start),
             memory,
-            len_bytes: self.store.geometry.bytes_in(pages),
+            len_bytes: geometry.bytes_in(pages),
             tag: index as u64,
-        })
+        }
     }
 
-    fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
-        self.in_flight -= 1;
-        if let Some(copy) = self.copies.iter().position(|&(of, _)| of == tag) {
+    /// The device has returned: transfers that it did not complete, or did not take, have failed. Their pages are
+    /// Dirty again; left Cleaning, they would hold every store to them up for ever.
+    fn fail_unfinished(&mut self) {
+        for index in 0..self.end {
+            if self.runs[index].progress != Progress::Ended {
+                let Request { operation, offset_bytes, len_bytes, .. } =
+                    self.request(index, std::ptr::null_mut());
+                let unfinished = DeviceError::Unfinished { operation, offset_bytes, len_bytes };
+                self.end(index, Err(unfinished));
+            }
+        }
+    }
+
+    /// A transfer has ended.
+    fn end(&mut self, index: usize, result: std::result::Result<usize, DeviceError>) {
+        self.runs[index].progress = Progress::Ended;
+        if let Some(copy) = self.copies.iter().position(|&(of, _)| of == index as u64) {
             self.copies.swap_remove(copy);
         }
         let store = self.store;
-        let run = self.runs[tag as usize];
+        let run = self.runs[index];
         let counters = &store.engine.counters;
         let written = result.is_ok();
         for page in run.pages() {
@@ -526,5 +552,34 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
                 Failed::merge(self.failed, run.pages(), source);
             }
         }
+    }
+}
+
+// SAFETY: pages in flight are Cleaning (stores wait, the evictor keeps away) or copied to a buffer that is
+// kept until the completion.
+unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
+    fn next(&mut self) -> Option<Request> {
+        let index = self.next;
+        if index == self.end {
+            return None;
+        }
+        let memory = self.memory_of(index)?;
+        self.next += 1;
+        self.in_flight += 1;
+        self.runs[index].progress = Progress::InFlight;
+        Some(self.request(index, memory))
+    }
+
+    fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
+        let index = tag as usize;
+        let in_flight = self.runs.get(index).is_some_and(|run| run.progress == Progress::InFlight);
+        assert!(in_flight, "a device completes the transfers that it took, each once");
+        self.in_flight -= 1;
+        let Request { offset_bytes, len_bytes, .. } = self.request(index, std::ptr::null_mut());
+        let whole = result.and_then(|wrote_bytes| match wrote_bytes < len_bytes {
+            true => Err(DeviceError::ShortWrite { offset_bytes, len_bytes, wrote_bytes }),
+            false => Ok(len_bytes),
+        });
+        self.end(index, whole);
     }
 }

@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -193,6 +194,35 @@ fn a_bare_access_that_fails_is_explained_afterwards() {
     assert_eq!(errno_of(&explained(&mapping)), Some(libc::EIO));
 }
 
+/// Two threads load from an absent page: the second one's fault arrives when the page is there. Not all hardware and
+/// emulators say that it was a load.
+#[test]
+fn a_late_load_is_served_where_the_hardware_does_not_tell() {
+    let unknown = |mapping: &Mapping, signal| {
+        let context = FaultContext {
+            signal,
+            address: mapping.as_ptr() as usize + 3 * PAGE as usize,
+            write: None,
+            fallible: false,
+            hardware_error: false,
+        };
+        serve(&context)
+    };
+    let (device, _, _, _) = faulty(64);
+    let cache = cache();
+    let mapping = cache.map(device.clone()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(unknown(&mapping, libc::SIGBUS), Served::Yes);
+    }
+    assert_eq!(unknown(&mapping, libc::SIGSEGV), Served::No, "a store is not allowed");
+    drop(mapping);
+    let mapping = cache.map_mut(device).unwrap();
+    for _ in 0..2 {
+        assert_eq!(unknown(&mapping, libc::SIGBUS), Served::Yes);
+    }
+    mapping.set(3 * PAGE, 1u8).unwrap();
+}
+
 #[test]
 fn a_failed_pin_leaves_nothing_pinned() {
     let (device, control, _, _) = faulty(64);
@@ -308,6 +338,25 @@ fn the_last_page_is_partial() {
         let pages = cache.pages(unrelated(device)).unwrap();
         assert_eq!(pages.page_count(), 6);
         assert_eq!(pages.get(PageId(5)).unwrap()[777..], [0; 4096 - 777]);
+    }
+}
+
+/// A mapping keeps the length it was made with; another program appends to the file meanwhile.
+#[test]
+fn the_last_page_is_written_also_when_the_file_has_grown() {
+    for direct in [Direct::Auto, Direct::Never] {
+        let mut expected = random_bytes(10_000, 3);
+        let (file, device) = file_device(&expected, direct);
+        let cache = cache();
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        mapping.set(9000, 1u8).unwrap();
+        file.as_file().write_all_at(&[2; 20_000], 10_000).unwrap();
+        mapping.flush_all().unwrap();
+        mapping.set(9001, 3u8).unwrap();
+        drop(mapping);
+        expected[9000..9002].copy_from_slice(&[1, 3]);
+        expected.extend([2; 20_000]);
+        assert!(std::fs::read(file.path()).unwrap() == expected, "{}", device.access_path());
     }
 }
 

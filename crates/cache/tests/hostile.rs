@@ -1,11 +1,15 @@
 //! Situations in which a mapping could hang, lie or lose a store: each was possible once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use aquifer_cache::{Advice, Cache, Error, Mapping, PageId};
-use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
+use aquifer_device::{
+    Batch, Device, DeviceError, Fault, FaultRule, FaultTarget, Faulty, IoOperation, MemoryDevice,
+    Request, run_one, run_serially,
+};
 
 const PAGE: usize = 4096;
 const REGION: usize = 2 << 20;
@@ -117,4 +121,176 @@ fn the_evictor_does_not_wait_for_a_writing_guard() {
         assert_eq!(byte_of(&*device, 0), 7);
         assert_eq!(byte_of(&*device, 77 * PAGE), 77);
     });
+}
+
+// ---- devices that break the contract of `Device::run` ------------------------------------------------
+
+/// How [`Misbehaving`] runs a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Conduct {
+    Good,
+    /// Moves half of each transfer and says so.
+    Halves,
+    /// Returns with every third transfer not completed.
+    Abandons,
+    /// Returns after the third transfer, whatever the batch still has.
+    Leaves,
+}
+
+/// A device in memory that waits in each blocking write, so that the cache hands it batches.
+struct Misbehaving {
+    inner: Arc<MemoryDevice>,
+    conduct: AtomicU8,
+    /// Transfers that `run` has taken.
+    taken: AtomicUsize,
+}
+
+impl Misbehaving {
+    fn new(len_bytes: usize) -> Arc<Misbehaving> {
+        Arc::new(Misbehaving {
+            inner: Arc::new(MemoryDevice::new(len_bytes).unwrap()),
+            conduct: AtomicU8::new(Conduct::Good as u8),
+            taken: AtomicUsize::new(0),
+        })
+    }
+
+    fn set(&self, conduct: Conduct) {
+        self.taken.store(0, Ordering::SeqCst);
+        self.conduct.store(conduct as u8, Ordering::SeqCst);
+    }
+}
+
+impl Device for Misbehaving {
+    fn name(&self) -> &str {
+        "misbehaving"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.inner.len_bytes()
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.inner.read_at(offset_bytes, buffer)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        // A context switch: what tells the cache that this device is waited for.
+        std::thread::sleep(Duration::from_micros(10));
+        self.inner.write_at(offset_bytes, buffer)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.inner.sync()
+    }
+    fn run(&self, batch: &mut dyn Batch, _depth: usize) {
+        let conduct = self.conduct.load(Ordering::SeqCst);
+        if conduct == Conduct::Good as u8 {
+            return run_serially(self, batch);
+        }
+        while let Some(request) = batch.next() {
+            let taken = self.taken.fetch_add(1, Ordering::SeqCst) + 1;
+            if conduct == Conduct::Halves as u8 {
+                let half = Request { len_bytes: request.len_bytes / 2, ..request };
+                batch.complete(request.tag, run_one(self, &half));
+                continue;
+            }
+            if conduct == Conduct::Abandons as u8 && taken.is_multiple_of(3) {
+                continue;
+            }
+            batch.complete(request.tag, run_one(self, &request));
+            if conduct == Conduct::Leaves as u8 && taken == 3 {
+                return;
+            }
+        }
+    }
+    fn queue_depth(&self) -> usize {
+        16
+    }
+    fn access_path(&self) -> String {
+        "memory, with an own way of running a batch".into()
+    }
+}
+
+const MISCONDUCTS: [Conduct; 3] = [Conduct::Halves, Conduct::Abandons, Conduct::Leaves];
+
+/// Every second page: pages that are no neighbours, so that each is a transfer.
+const SCATTERED: usize = 64;
+
+#[test]
+fn what_a_device_did_not_write_whole_is_an_error_and_stays_dirty() {
+    for conduct in MISCONDUCTS {
+        let device = Misbehaving::new(REGION);
+        let cache = cache(16 << 20);
+        let map = cache.map_mut(device.clone()).unwrap();
+        let value = |page: usize| 1 + page as u8;
+        for page in 0..SCATTERED {
+            for at in [0, PAGE - 1] {
+                store(&map, 2 * page * PAGE + at, value(page));
+            }
+        }
+        device.set(conduct);
+        let (map, failed) = must_end(move || {
+            let failed = map.flush_all();
+            (map, failed)
+        });
+        assert!(device.taken.load(Ordering::SeqCst) >= 3, "no batch was run");
+        let Err(Error::WriteBack { source, .. }) = failed else {
+            panic!("{conduct:?}: {failed:?}")
+        };
+        match (conduct, &source) {
+            (Conduct::Halves, DeviceError::ShortWrite { len_bytes, wrote_bytes, .. }) => {
+                assert_eq!((*len_bytes, *wrote_bytes), (PAGE, PAGE / 2));
+            }
+            (Conduct::Abandons | Conduct::Leaves, DeviceError::Unfinished { operation, .. }) => {
+                assert_eq!(*operation, IoOperation::Write);
+            }
+            _ => panic!("{conduct:?}: {source}"),
+        }
+        assert!(cache.stats().dirty_pages > 0, "{conduct:?}");
+
+        device.set(Conduct::Good);
+        // Stores do not wait for a transfer that never ends.
+        let map = must_end(move || {
+            for page in 0..SCATTERED {
+                store(&map, 2 * page * PAGE + 1, value(page));
+            }
+            map.flush_all().unwrap();
+            map
+        });
+        for page in 0..SCATTERED {
+            for at in [0, 1, PAGE - 1] {
+                let offset = 2 * page * PAGE + at;
+                assert_eq!(byte_of(&*device, offset), value(page), "{conduct:?}: page {page}");
+            }
+        }
+        drop(map);
+        assert_eq!(cache.stats().dirty_pages, 0);
+    }
+}
+
+#[test]
+fn what_a_device_did_not_read_is_absent_and_read_when_it_is_asked_for() {
+    for conduct in MISCONDUCTS {
+        let device = Misbehaving::new(REGION);
+        let value = |page: usize| 1 + page as u8;
+        for page in 0..SCATTERED {
+            device.inner.write_at((2 * page * PAGE) as u64, &[value(page); PAGE]).unwrap();
+        }
+        let cache = cache(16 << 20);
+        let map = cache.map_mut(device.clone()).unwrap();
+        device.set(conduct);
+        let pages = |page: usize| (2 * page * PAGE) as u64..(2 * page * PAGE + PAGE) as u64;
+        let ranges: Vec<_> = (0..SCATTERED).map(pages).collect();
+        let map = must_end(move || {
+            map.touch_many(&ranges).unwrap();
+            map
+        });
+        assert!(device.taken.load(Ordering::SeqCst) > 0, "no batch was run");
+        for page in 0..SCATTERED {
+            for at in [0, PAGE - 1] {
+                assert_eq!(load(&map, 2 * page * PAGE + at), value(page), "{conduct:?}: {page}");
+            }
+        }
+        drop(map);
+        assert_eq!(cache.stats().resident_pages, 0, "{conduct:?}");
+    }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_cache::policy::{Policy, PolicyKind};
-use aquifer_cache::{Advice, Backend, Cache, Error, MapOptions, Mapping, calibrate, calibrations};
+use aquifer_cache::{
+    Advice, Backend, Cache, CacheBuilder, Error, MapOptions, Mapping, calibrate, calibrations,
+};
 use aquifer_device::{Counting, Device, FileDevice, MemoryDevice};
 use common::*;
 
@@ -285,22 +287,93 @@ fn the_choice_is_left_to_the_cache() {
     assert_eq!(auto(&cache, custom, false), if mappable { wanted } else { Backend::User });
     let memory: Arc<dyn Device> = Arc::new(MemoryDevice::from_bytes(&[1; 8192]).unwrap());
     assert_eq!(auto(&cache, memory, false), Backend::User);
+}
 
+/// A writable device of so many bytes in memory, mapped by the user backend.
+fn user_backed(cache: &Cache, len: u64) -> Mapping {
+    cache.map_mut(Arc::new(MemoryDevice::new(len as usize).unwrap())).unwrap()
+}
+
+fn touch_all(mapping: &Mapping) {
+    for at in (0..mapping.len()).step_by(PAGE as usize) {
+        mapping.touch(at).unwrap();
+    }
+}
+
+#[test]
+fn a_small_file_takes_little_of_the_budget() {
+    let cache = cache_of(64 * MIB);
+    let mapping = user_backed(&cache, 48 * MIB);
+    touch_all(&mapping);
+    let file = TestFile::new(MIB);
+    let small = file.map(&cache, Backend::Kernel);
+    touch_all(&small);
+    wait_until("the end of the shrink", || !cache.is_shrinking());
+    assert_eq!(cache.stats().evictions, 0, "there is room for both");
+    assert_eq!(cache.stats().resident_pages * PAGE, 48 * MIB);
+    drop(small);
+    // A large one is given an equal share.
+    let file = TestFile::new(64 * MIB);
+    let large = file.map(&cache, Backend::Kernel);
+    wait_until("the end of the shrink", || !cache.is_shrinking());
+    assert!(cache.stats().resident_pages * PAGE <= 32 * MIB);
+    drop(large);
+}
+
+#[test]
+fn a_file_that_is_not_used_gives_its_share_up() {
+    let cache = cache_of(24 * MIB);
+    let file = TestFile::new(24 * MIB);
+    let idle = file.map(&cache, Backend::Kernel);
+    touch_all(&idle);
+    let mapping = user_backed(&cache, 64 * MIB);
+    wait_until("a larger share", || {
+        touch_all(&mapping);
+        cache.stats().resident_pages * PAGE > 16 * MIB
+    });
+}
+
+/// Builders of caches that only the user backend serves as they say.
+fn with_wishes() -> [CacheBuilder; 3] {
+    let builder = || Cache::builder().budget_bytes(16 * MIB);
     let own = || -> Box<dyn Policy> { PolicyKind::Fifo.build() };
-    let with_policy = Cache::builder().budget_bytes(8 * MIB).custom_policy(own).build().unwrap();
-    assert_eq!(auto(&with_policy, file.device.clone(), false), Backend::User);
+    [
+        builder().custom_policy(own),
+        builder().policy(PolicyKind::Clock), // the default, and yet asked for
+        builder().page_bytes(64 << 10),
+    ]
+}
+
+#[test]
+fn a_policy_and_a_page_size_that_were_asked_for_are_kept_to() {
+    let file = TestFile::new(16 * MIB);
+    for wish in with_wishes() {
+        let cache = wish.clone().build().unwrap();
+        let mapping = cache.map(file.device.clone()).unwrap();
+        assert_eq!(mapping.backend(), Backend::User);
+        assert_eq!(mapping.get::<u8>(5 * MIB).unwrap(), byte_at(5 * MIB));
+        // Asked for by name, the kernel backend serves: the policy is the other mappings'.
+        assert_eq!(file.map(&cache, Backend::Kernel).backend(), Backend::Kernel);
+        // And where the user backend cannot be had, they are not passed over in silence.
+        let cache = wish.without_userfaultfd().build().unwrap();
+        match cache.map(file.device.clone()) {
+            Err(Error::BackendUnsupported { reason, .. }) => {
+                assert!(reason.contains("userfaultfd"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(file.map(&cache, Backend::Kernel).backend(), Backend::Kernel);
+    }
+    // Pages of 4 KiB are what both backends have.
+    let small = Cache::builder().budget_bytes(8 * MIB).page_bytes(4096);
+    let mapping = small.without_userfaultfd().build().unwrap().map(file.device.clone()).unwrap();
+    assert_eq!(mapping.backend(), Backend::Kernel);
 }
 
 #[test]
 fn without_userfaultfd_files_can_still_be_read() {
     let file = TestFile::new(MIB);
-    let own = || -> Box<dyn Policy> { PolicyKind::Fifo.build() };
-    let cache = Cache::builder()
-        .budget_bytes(8 * MIB)
-        .without_userfaultfd()
-        .custom_policy(own)
-        .build()
-        .unwrap();
+    let cache = Cache::builder().budget_bytes(8 * MIB).without_userfaultfd().build().unwrap();
     let mapping = cache.map(file.device.clone()).unwrap();
     assert_eq!(mapping.backend(), Backend::Kernel);
     assert_eq!(mapping.get::<u8>(77).unwrap(), byte_at(77));

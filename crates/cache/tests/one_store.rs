@@ -231,8 +231,10 @@ fn an_arena_has_its_device_alone() {
     let cache = cache();
     let mapping = cache.map_mut(device.clone()).unwrap();
     let second = cache.map_mut(device.clone()).unwrap();
-    assert!(is_refused(MappedArena::new(mapping)));
-    let arena = MappedArena::new(second).unwrap();
+    // SAFETY: refused.
+    assert!(is_refused(unsafe { MappedArena::new(mapping) }));
+    // SAFETY: nothing else changes the device's bytes, which are memory.
+    let arena = unsafe { MappedArena::new(second) }.unwrap();
     assert!(is_refused(cache.map_mut(device.clone())));
     assert!(is_refused(cache.map(device.clone())));
     drop(arena);

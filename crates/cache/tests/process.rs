@@ -45,6 +45,7 @@ fn child() {
         ("panic in a prefetch", panic_in_a_prefetch),
         ("panic in the handler", panic_in_the_handler),
         ("panic in a write", panic_in_a_write),
+        ("little memory promised", little_memory_promised),
     ]);
 }
 
@@ -870,4 +871,61 @@ fn nested_faults() {
             assert_eq!(load(&mapping, page * PAGE), 1);
         }
     });
+}
+
+// ---- memory that the system promises -----------------------------------------------------------------
+
+/// Makes the kernel refuse private memory that is made writable beyond so much more than there is: as
+/// `vm.overcommit_memory=2` does for the whole system.
+fn promise_at_most(more_bytes: u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let data_kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmData:")?.split_whitespace().next()?.parse().ok());
+    let data_kib: u64 = data_kib.expect("the kernel says how much there is");
+    let limit = libc::rlimit { rlim_cur: (data_kib << 10) + more_bytes, rlim_max: !0 };
+    // SAFETY: a valid limit, for this process, which is a test's own.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) }, 0);
+}
+
+fn little_memory_promised() {
+    const LEN: usize = 4 << 20;
+    // The tables of frames are for all of the machine's memory: some bytes for each 4 KiB.
+    let memory_bytes = aquifer_sys::cpu::memory_bytes();
+    if memory_bytes < 4 << 30 {
+        println!("skipped: the machine has less than 4 GiB, which the limit has to lie far below");
+        return;
+    }
+    let tables_bytes = memory_bytes / 64;
+    promise_at_most(tables_bytes + (256 << 20));
+    let cache = Cache::builder().budget_bytes(16 << 20).build().unwrap();
+    let (device, bytes) = memory(LEN, 1);
+    let mapping = cache.map_mut(memory(LEN, 2).0).unwrap();
+    let pages = cache.pages(device).unwrap();
+    for page in 0..(LEN / PAGE) as u64 {
+        assert_eq!(pages.get(PageId(page)).unwrap()[..], bytes[page as usize * PAGE..][..PAGE]);
+    }
+    store(&mapping, 5, 6);
+    mapping.flush_all().unwrap();
+
+    // More than the system promises is refused, and what was there goes on.
+    let before = cache.stats().budget_bytes;
+    let refused = cache.resize(tables_bytes + (1 << 30)).unwrap_err();
+    assert!(matches!(refused, Error::Kernel { .. }), "{refused}");
+    assert_eq!(cache.stats().budget_bytes, before);
+    cache.resize(32 << 20).unwrap();
+    for page in 1..(LEN / PAGE) as u64 {
+        assert_eq!(pages.get(PageId(page)).unwrap()[..], bytes[page as usize * PAGE..][..PAGE]);
+    }
+    let too_large = Cache::builder().budget_bytes(tables_bytes + (1 << 30)).build().unwrap();
+    let (device, _) = memory(LEN, 1);
+    let refused = too_large.pages(device.clone()).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::Kernel { .. }), "{refused}");
+    too_large.resize(16 << 20).unwrap();
+    assert_eq!(too_large.pages(device).unwrap().page_count(), (LEN / PAGE) as u64);
+}
+
+#[test]
+fn a_cache_takes_no_more_memory_at_once_than_its_budget() {
+    child::succeeds("little memory promised");
 }

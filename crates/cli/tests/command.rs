@@ -104,6 +104,26 @@ fn doctor_reports_and_leaves_nothing_behind() {
         assert!(measured != cost["error"].is_string(), "{cost}");
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    let form = |name: &str| {
+        let mechanisms = report["mechanisms"].as_array().unwrap();
+        let found = mechanisms.iter().find(|line| line["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name}")).as_object().unwrap()["form"].to_string()
+    };
+    // Each names the form that the engine found by taking it here.
+    let one_of = |name: &str, forms: &[&str]| {
+        let found = form(name);
+        assert!(forms.iter().any(|form| found.contains(form)), "{name}: {found}");
+    };
+    one_of("views of files that were closed", &["parked: ", "unmapped: "]);
+    one_of("views of files that are unmapped", &["drained: ", "vacated: "]);
+    one_of("durability of pools there", &["page-cache: ", "dax: ", "volatile: "]);
+    one_of("page tables of pools", &["hugetlbfs"]);
+    // Eviction and unmapping gain from the same change of the kernel, which the README names.
+    let readme = include_str!("../../../README.md");
+    assert!(readme.contains("best from 6.16 on"));
+    let drains = form("views of files that are unmapped").contains("drained");
+    let vectored = form("eviction of clean pages");
+    assert!(!vectored.contains("vectored") || vectored.contains("needs Linux 6.16") != drains);
 
     let table = works(&["doctor", "--no-costs", "--dir", path]);
     assert!(table.contains("userfaultfd") && table.contains("backend"), "{table}");

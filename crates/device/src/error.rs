@@ -55,6 +55,32 @@ pub enum DeviceError {
         /// Bytes that came.
         got_bytes: usize,
     },
+    /// A write ended before its last byte. What is on the device in its place is unknown until it is written again.
+    #[error(
+        "write of {len_bytes} bytes at offset {offset_bytes} ended after {wrote_bytes}: the device breaks the \
+         contract of a batch, in which no write is short; write again, and correct the device"
+    )]
+    ShortWrite {
+        /// Start of the transfer.
+        offset_bytes: u64,
+        /// Bytes asked for.
+        len_bytes: usize,
+        /// Bytes that the device says it wrote.
+        wrote_bytes: usize,
+    },
+    /// The device ended a batch without completing a transfer of it.
+    #[error(
+        "the device returned from a batch without completing the {operation} of {len_bytes} bytes at offset \
+         {offset_bytes}: it breaks the contract of `Device::run`; transfer again, and correct the device"
+    )]
+    Unfinished {
+        /// What was asked for.
+        operation: IoOperation,
+        /// Start of the transfer.
+        offset_bytes: u64,
+        /// Its length.
+        len_bytes: usize,
+    },
     /// A range outside the device.
     #[error("range {offset_bytes}+{len_bytes} lies outside the device of {device_bytes} bytes")]
     OutOfBounds {

@@ -10,8 +10,9 @@
 //! * A transfer is never short, except for a read that crosses the end of the device: it returns the
 //!   bytes there were. A read that starts exactly at the end returns 0, one that starts beyond it is
 //!   [`DeviceError::OutOfBounds`]. Retrying after `EINTR` or a short transfer is the device's job.
-//! * Offsets and lengths handed in are multiples of [`Device::alignment_bytes`], except that the last
-//!   transfer of a device may end at its length.
+//! * Offsets and lengths handed in are multiples of [`Device::alignment_bytes`], except that a transfer may
+//!   end at the device's length, or at a length that the device had earlier: a cache keeps the one that it found,
+//!   and its last page is still written when the device has grown.
 //! * Nothing here allocates on the way of a single [`Device::read_at`]: it is called from the fault path,
 //!   which may be a signal handler. The same holds for [`Device::write_at`] of a device that says so
 //!   ([`Device::writes_are_signal_safe`]).
@@ -91,7 +92,8 @@ pub trait Device: Send + Sync + 'static {
     /// The present length in bytes. Files may grow and shrink.
     fn len_bytes(&self) -> Result<u64, DeviceError>;
 
-    /// Power of two that offsets, lengths and memory addresses of transfers must be multiples of.
+    /// Power of two that offsets, lengths and memory addresses of transfers must be multiples of; the
+    /// crate documentation names the one exception.
     fn alignment_bytes(&self) -> usize {
         1
     }
@@ -119,9 +121,14 @@ pub trait Device: Send + Sync + 'static {
     /// into success by asking again.
     fn sync(&self) -> Result<(), DeviceError>;
 
-    /// Runs a batch at up to `depth` transfers in flight; returns when all have completed.
+    /// Runs a batch at up to `depth` transfers in flight; returns when the batch has no further one and all
+    /// have completed, each once.
     ///
-    /// The default does one transfer after the other. A device that panics here must have no transfer in
+    /// A write completes with its whole length or an error: a caller takes less for a failure
+    /// ([`DeviceError::ShortWrite`]), and so a transfer that was not completed when this returns
+    /// ([`DeviceError::Unfinished`]).
+    ///
+    /// The default does one transfer after the other. A device that returns or panics here must have no transfer in
     /// flight any more: the batch's memory is used for something else afterwards.
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
         let _ = depth;

@@ -3,11 +3,12 @@
 mod support;
 
 use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_device::{AlignedBuffer, Device, DeviceError, Direct, FileDevice};
-use support::{check_against_model, seed};
+use aquifer_device::{AlignedBuffer, Device, DeviceError, Direct, FileDevice, IoOperation};
+use support::{ListBatch, Planned, check_against_model, seed};
 
 /// A sparse file of this length in the temporary directory.
 fn file_of(len_bytes: u64) -> tempfile::NamedTempFile {
@@ -122,6 +123,40 @@ fn a_growing_file_is_seen() {
     assert_eq!(std::fs::read(file.path()).unwrap(), [6; 6000]);
 }
 
+/// A caller that knows an earlier length (a mapping keeps the one it was made with) still transfers up to it.
+#[test]
+fn transfers_end_at_a_length_that_the_file_had_earlier() {
+    for direct in [Direct::Auto, Direct::Never] {
+        let file = file_of(10_000);
+        let device = FileDevice::options().writable(true).direct(direct).open(file.path()).unwrap();
+        file.as_file().write_all_at(&[5; 5000], 10_000).unwrap();
+        let mut buffer = AlignedBuffer::new(12_288, 4096);
+        buffer.fill(6);
+        // Nothing but the part behind the last whole unit, and more than that.
+        device.write_at(9728, &buffer[..10_000 - 9728]).unwrap();
+        device.write_at(0, &buffer[..10_000]).unwrap();
+        let mut expected = vec![6; 10_000];
+        expected.resize(15_000, 5);
+        assert!(std::fs::read(file.path()).unwrap() == expected, "{}", device.access_path());
+
+        buffer.fill(0);
+        assert_eq!(device.read_at(0, &mut buffer[..10_000]).unwrap(), 10_000);
+        assert!(buffer[..10_000] == expected[..10_000], "{}", device.access_path());
+        assert!(buffer[10_000..].iter().all(|byte| *byte == 0), "{}", device.access_path());
+
+        let mut tail = AlignedBuffer::new(10_000 - 8192, 4096);
+        tail.fill(8);
+        let operation = IoOperation::Write;
+        let planned = Planned { operation, offset_bytes: 8192, buffer: tail, result: None };
+        let mut batch = ListBatch::new(vec![planned], 1);
+        device.run(&mut batch, 4);
+        let result = batch.planned[0].result.take().expect("the batch was run");
+        assert_eq!(result.unwrap(), 10_000 - 8192, "{}", device.access_path());
+        expected[8192..10_000].fill(8);
+        assert!(std::fs::read(file.path()).unwrap() == expected, "{}", device.access_path());
+    }
+}
+
 #[test]
 fn offsets_beyond_what_the_kernel_counts_are_out_of_bounds() {
     let file = file_of(4096);
@@ -147,9 +182,8 @@ fn what_is_not_aligned_is_refused_by_a_direct_device() {
     let mut buffer = AlignedBuffer::new(4 * unit_bytes, 4096);
     let misaligned = |result: Result<usize, DeviceError>| matches!(result, Err(DeviceError::Misaligned { alignment_bytes, .. }) if alignment_bytes == unit_bytes);
     assert!(misaligned(device.read_at(1, &mut buffer[..unit_bytes])), "offset");
-    assert!(misaligned(device.read_at(0, &mut buffer[..unit_bytes + 1])), "length");
     assert!(misaligned(device.read_at(0, &mut buffer[1..=unit_bytes])), "memory");
-    assert!(misaligned(device.write_at(0, &buffer[..7]).map(|()| 7)), "length of a write");
+    assert!(misaligned(device.write_at(7, &buffer[..unit_bytes]).map(|()| 7)), "of a write");
     assert_eq!(device.read_at(0, &mut buffer[..0]).unwrap(), 0);
 }
 
@@ -328,4 +362,89 @@ fn a_full_file_system_is_named_and_a_write_can_be_repeated() {
         matches!(&mapped, DeviceError::Open { source, .. } if source.raw_os_error() == Some(libc::ENOSPC)),
         "a mapping of more than there is must not be had: {mapped}"
     );
+}
+
+/// Answers this thread's first `fdatasync` calls with errnos, and lets the kernel make the later ones: by a filter of
+/// system calls that asks another thread. `None` where the system has no such filters.
+fn interrupt_syncs(errnos: Vec<i32>) -> Option<std::thread::JoinHandle<usize>> {
+    const NOTIFY: u32 = 0x7fc0_0000;
+    const ALLOW: u32 = 0x7fff_0000;
+    const NEW_LISTENER: libc::c_ulong = 1 << 3;
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_fdatasync as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, NOTIFY, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, ALLOW, 0, 0),
+    ];
+    // Started first: a thread inherits the filter of the one that starts it.
+    let (give, given) = std::sync::mpsc::channel();
+    let answering = std::thread::spawn(move || answer_syncs(given.recv().ok(), errnos));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: integers only.
+    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: a valid program that outlives the call; it concerns this thread only.
+    let listener = unsafe {
+        let program = &raw const program;
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, NEW_LISTENER, program)
+    };
+    if listener < 0 {
+        return None;
+    }
+    // SAFETY: just made, and nobody else's.
+    give.send(unsafe { OwnedFd::from_raw_fd(listener as i32) }).unwrap();
+    Some(answering)
+}
+
+/// Answers until the thread with the filter has ended; says how often it was asked.
+fn answer_syncs(listener: Option<OwnedFd>, errnos: Vec<i32>) -> usize {
+    const LISTEN: libc::c_ulong = 0xc050_2100; // SECCOMP_IOCTL_NOTIF_RECV
+    const ANSWER: libc::c_ulong = 0xc018_2101; // SECCOMP_IOCTL_NOTIF_SEND
+    const GO_ON: u32 = 1;
+    let Some(listener) = listener else { return 0 };
+    let mut errnos = errnos.into_iter();
+    let mut asked = 0;
+    loop {
+        let mut ready = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry, which outlives the call.
+        let found = unsafe { libc::poll(&raw mut ready, 1, -1) };
+        if found == 1 && ready.revents & libc::POLLIN == 0 {
+            return asked;
+        }
+        // SAFETY: all-zero is what the kernel wants to be given.
+        let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the request writes one `seccomp_notif`.
+        if unsafe { libc::ioctl(listener.as_raw_fd(), LISTEN, &raw mut notice) } != 0 {
+            continue;
+        }
+        asked += 1;
+        let errno = errnos.next();
+        let answer = libc::seccomp_notif_resp {
+            id: notice.id,
+            val: 0,
+            error: errno.map_or(0, |errno| -errno),
+            flags: if errno.is_some() { 0 } else { GO_ON },
+        };
+        // SAFETY: the request reads one `seccomp_notif_resp`.
+        unsafe { libc::ioctl(listener.as_raw_fd(), ANSWER, &raw const answer) };
+    }
+}
+
+#[test]
+fn a_sync_that_a_signal_interrupts_is_made_again() {
+    let asked = std::thread::spawn(|| {
+        let file = file_of(4096);
+        let device = writable(file.path());
+        device.write_at(0, &AlignedBuffer::new(4096, 4096)).unwrap();
+        let answering = interrupt_syncs(vec![libc::EINTR, libc::EINTR])?;
+        device.sync().unwrap();
+        device.sync().unwrap();
+        Some(answering)
+    });
+    // The thread with the filter has ended, so the listening one does.
+    let Some(answering) = asked.join().unwrap() else {
+        eprintln!("skipped: the system has no filters of system calls that ask another thread");
+        return;
+    };
+    assert_eq!(answering.join().unwrap(), 4, "two interrupted, one made again, one more");
 }

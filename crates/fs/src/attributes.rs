@@ -205,12 +205,18 @@ pub fn remove(inode: &mut FileInode, slots: &mut impl ChangeSlots, name: &[u8]) 
     Ok(())
 }
 
-/// Gives all attributes and their slots back, because the inode is being removed. It is not put.
+/// Gives the slots of all attributes back, because the inode is being removed; at most so many, and then it has some left, which are no
+/// attributes any more. It is not put.
 ///
 /// # Errors
 /// Those of [`byte_chain::give_back`].
-pub fn give_back(inode: &mut FileInode, slots: &mut impl ChangeSlots) -> Result<()> {
-    byte_chain::give_back(slots, inode.number, std::mem::take(&mut inode.attributes))
+pub fn give_back(
+    inode: &mut FileInode,
+    slots: &mut impl ChangeSlots,
+    most_slots: usize,
+) -> Result<()> {
+    inode.attributes = byte_chain::give_back(slots, inode.number, inode.attributes, most_slots)?;
+    Ok(())
 }
 
 /// Looks at the attributes, whatever is stored: `on_slot` is told each slot that belongs to them before the function

@@ -99,12 +99,27 @@ pub fn replace(slots: &mut impl ChangeSlots, owner: u64, first: u64, bytes: &[u8
     Ok(next)
 }
 
-/// Gives all slots of a chain back.
+/// Gives slots of a chain back, from its first on, at most so many. Returns the first that is left.
 ///
 /// # Errors
 /// As [`replace`].
-pub fn give_back(slots: &mut impl ChangeSlots, owner: u64, first: u64) -> Result<()> {
-    replace(slots, owner, first, &[]).map(drop)
+pub fn give_back(
+    slots: &mut impl ChangeSlots,
+    owner: u64,
+    first: u64,
+    most_slots: usize,
+) -> Result<u64> {
+    let mut next = first;
+    for _ in 0..most_slots {
+        if next == 0 {
+            break;
+        }
+        // A chain that goes in a circle leads to a slot that is free by then.
+        let part = chain(&*slots, owner, 0).read(next)?;
+        slots.give_back(part.number)?;
+        next = part.next;
+    }
+    Ok(next)
 }
 
 /// Looks at a chain, whatever is stored: `on_slot` is told each slot that belongs to it before the function returns what is wrong,

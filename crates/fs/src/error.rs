@@ -172,9 +172,9 @@ pub enum FsError {
         /// The length of the view.
         len_bytes: u64,
     },
-    /// The range lies in too many pieces to be a view.
+    /// The range lies in too many pieces to be a slice.
     #[error(
-        "this lies in {pieces} pieces, and a view can be made of {limit}; call `defragment`, or make views of the `runs` one by one"
+        "this lies in {pieces} pieces, and a slice can be made of {limit}; look at a view through a closure, which copies, or call `defragment`"
     )]
     TooFragmented {
         /// Pieces.
@@ -374,6 +374,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         PoolError::ReadOnly { .. } => libc::EROFS,
         PoolError::Busy { .. }
         | PoolError::BusyElsewhere { .. }
+        | PoolError::MediaInUse { .. }
         | PoolError::Locked { .. }
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,

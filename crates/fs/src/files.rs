@@ -588,7 +588,8 @@ impl Files {
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`], [`FsError::Pool`].
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        self.shared.change(|names| names.remove_directory(path))
+        let gone = self.shared.change(|names| names.remove_directory(path))?;
+        self.shared.after(gone)
     }
 
     /// Removes a directory and all that is in it, however deep that is; symbolic links are removed and not followed. What others make
@@ -1160,7 +1161,9 @@ impl Shared {
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
     ) -> Result<T> {
         let now_ns = now_ns();
-        self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns }))
+        // SAFETY: `Names` changes inodes of files by the rules of this crate: the runs and bytes of an immutable file stay, and
+        // it becomes changeable again only when it has no lease.
+        unsafe { self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns })) }
     }
 
     /// An inode that was just looked up, open; `None` if it was removed since.

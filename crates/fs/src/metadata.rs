@@ -77,7 +77,8 @@ impl Metadata {
         self.inode.number
     }
 
-    /// How often the number has been used: of a file that was removed, another one may have it.
+    /// Tells the file from all that had its number before, or will have it: number and incarnation together name one file for as long as the
+    /// pool lives.
     pub fn incarnation(&self) -> u64 {
         self.inode.incarnation
     }

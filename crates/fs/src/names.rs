@@ -22,6 +22,8 @@ pub(crate) const MAX_LINKS: u32 = 1 << 30;
 const SET_GROUP: u32 = 0o2000;
 /// A file with no more runs than this is removed in the transaction that removes its name.
 const REAPED_AT_ONCE_RUNS: usize = 512;
+/// The same for slots with runs, and for slots with attributes: the smallest log takes a record of 16 KiB, with 56 bytes for each.
+const REAPED_AT_ONCE_SLOTS: usize = 96;
 
 /// Where a repair gives names to what has lost its own.
 pub(crate) const LOST_AND_FOUND: &[u8] = b"/lost+found";
@@ -160,7 +162,7 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     fn make_inode(&mut self, new: New<'_>, parent: u64, links: u32) -> Result<FileInode> {
         let number = self.slots.take_slot()?;
-        let incarnation = self.slots.incarnation(number)?.wrapping_add(1);
+        let incarnation = self.slots.new_incarnation(number)?;
         let mut inode = FileInode {
             mode: new.mode & 0o7777,
             uid: new.uid,
@@ -268,7 +270,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.take_name(&mut directory, &place.name, path)?;
         self.put(&directory)?;
         match replaced.kind {
-            FileKind::Directory => self.free_directory(replaced.inode).map(|()| Gone::Linked),
+            FileKind::Directory => self.free_directory(replaced.inode),
             _ => self.drop_link(replaced.inode, path),
         }
     }
@@ -291,7 +293,7 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     /// Removes an empty directory.
-    pub fn remove_directory(&mut self, path: &[u8]) -> Result<()> {
+    pub fn remove_directory(&mut self, path: &[u8]) -> Result<Gone> {
         let place = walk(self.slots, path, Last::Name)?;
         if place.name.is_empty() {
             return Err(not_removable(path));
@@ -305,7 +307,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         place: &Place<'_>,
         found: Referent,
         path: &[u8],
-    ) -> Result<()> {
+    ) -> Result<Gone> {
         if found.kind != FileKind::Directory {
             return Err(FsError::NotADirectory { path: owned(path) });
         }
@@ -328,7 +330,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         let place = walk::entry(self.slots, directory, name, path)?;
         let found = place.named(path)?;
         match is_directory {
-            true => self.remove_directory_at(&place, found, path).map(|()| Gone::Linked),
+            true => self.remove_directory_at(&place, found, path),
             false => self.unlink_at(&place, found, path),
         }
     }
@@ -345,10 +347,19 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     /// Directories are not kept for those who have them open: these have nothing to read any more.
-    fn free_directory(&mut self, number: u64) -> Result<()> {
+    fn free_directory(&mut self, number: u64) -> Result<Gone> {
         let mut inode = self.inode(number)?;
-        attributes::give_back(&mut inode, self.slots)?;
-        Ok(self.slots.give_back(number)?)
+        attributes::give_back(&mut inode, self.slots, REAPED_AT_ONCE_SLOTS)?;
+        if inode.attributes == 0 {
+            self.slots.give_back(number)?;
+            return Ok(Gone::Freed);
+        }
+        // More than one record takes. What is left goes to a file without a name, which is reaped as any other. It is another inode: to
+        // those who have the directory open that is gone.
+        let incarnation = self.slots.new_incarnation(number)?;
+        let file = FileInode::new(FileKind::File, number, incarnation);
+        self.put(&FileInode { attributes: inode.attributes, ..file })?;
+        Ok(Gone::Orphan(number))
     }
 
     /// Notes that a name of a file or symbolic link is gone.
@@ -392,15 +403,20 @@ impl<S: ChangeSlots> Names<'_, S> {
     fn free(&mut self, inode: &mut FileInode) -> Result<bool> {
         let number = inode.number;
         if inode.kind == FileKind::File {
-            file_table::give_back(inode, self.slots, REAPED_AT_ONCE_RUNS)?;
+            file_table::give_back(inode, self.slots, REAPED_AT_ONCE_RUNS, REAPED_AT_ONCE_SLOTS)?;
             if inode.part != 0 {
                 return Ok(false);
             }
         }
         if inode.kind == FileKind::Link && inode.part != 0 {
-            byte_chain::give_back(self.slots, number, inode.part)?;
+            // A target is never long: a link without one is none.
+            byte_chain::give_back(self.slots, number, inode.part, usize::MAX)?;
+            (inode.part, inode.kind, inode.size_bytes) = (0, FileKind::File, 0);
         }
-        attributes::give_back(inode, self.slots)?;
+        attributes::give_back(inode, self.slots, REAPED_AT_ONCE_SLOTS)?;
+        if inode.attributes != 0 {
+            return Ok(false);
+        }
         self.slots.give_back(number)?;
         Ok(true)
     }

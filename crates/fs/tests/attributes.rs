@@ -107,7 +107,7 @@ proptest! {
         for (name, value) in &model {
             prop_assert_eq!(&attributes::get(&inode, &slots, name).unwrap(), value);
         }
-        attributes::give_back(&mut inode, &mut slots).unwrap();
+        attributes::give_back(&mut inode, &mut slots, usize::MAX).unwrap();
         prop_assert_eq!((inode.attributes, slots.used().len()), (0, 0));
     }
 
@@ -220,7 +220,7 @@ fn attributes_that_cannot_have_been_stored_are_damage() {
         let checked = attributes::check(&inode, &slots, |_| ());
         assert_eq!(checked.is_ok(), is_right, "{:?}", &bytes[..bytes.len().min(40)]);
         // They can be removed with the inode.
-        attributes::give_back(&mut inode, &mut slots).unwrap();
+        attributes::give_back(&mut inode, &mut slots, usize::MAX).unwrap();
     }
 }
 

@@ -65,7 +65,7 @@ fn read_all(inode: &FileInode, slots: &SlotMap) -> (bool, bool) {
     let mut inode_left = inode.clone();
     let mut slots_left = slots.clone();
     while inode_left.part != 0 || !inode_left.runs.is_empty() {
-        if is_damage(file_table::give_back(&mut inode_left, &mut slots_left, 100)) {
+        if is_damage(file_table::give_back(&mut inode_left, &mut slots_left, 100, usize::MAX)) {
             assert!(loaded.is_err(), "a whole table can be given back");
             break;
         }

@@ -396,7 +396,7 @@ fn a_fragmented_file_is_shortened_and_removed_in_steps() {
     assert_eq!(file.table.start_of_last_runs(usize::MAX), FilePage(0));
     let mut steps = 0;
     while file.inode.part != 0 || !file.inode.runs.is_empty() {
-        let step = file_table::give_back(&mut file.inode, &mut slots, 200).unwrap();
+        let step = file_table::give_back(&mut file.inode, &mut slots, 200, usize::MAX).unwrap();
         assert!(step.len() <= 200);
         removed.extend(expand(step));
         file.slots(&slots);

@@ -106,6 +106,66 @@ fn names_and_paths_end_where_they_do_on_linux() {
     assert_sound(files.pool());
 }
 
+/// Attributes take more slots than one record of a small log can give back, or patch.
+#[test]
+fn what_has_many_attributes_is_removed_in_a_pool_with_a_small_log() {
+    let create = CreateOptions { log_bytes: Some(64 << 10), ..small(1500) };
+    let scratch = Scratch::with_pool(2 << 20, &create);
+    let files = scratch.open();
+    // The directory has a node from now on.
+    files.create_file("/other").unwrap().write_at(b"text", 0).unwrap();
+    let free = files.space().unwrap().free_slots;
+    let fill = |path: &str| {
+        let set = |number: u32| {
+            files.set_attribute(path, format!("user.{number}"), [7; 460], SetMode::Create)
+        };
+        let refused = (0..).find_map(|number| set(number).err()).unwrap();
+        assert_eq!(refused.errno(), libc::ENOSPC, "{refused}");
+        // They are whole in the log, some of them: a slot that is given back is a patch of all it has.
+        assert!(free - files.space().unwrap().free_slots > 270);
+    };
+    let make_file = |path: &str| drop(files.create_file(path).unwrap());
+    let is_free = || files.space().unwrap().free_slots == free;
+
+    make_file("/file");
+    fill("/file");
+    files.remove_file("/file").unwrap();
+    assert!(is_free(), "a file");
+    files.create_dir("/directory").unwrap();
+    fill("/directory");
+    let (stale, listing) = (files.open_file("/directory").unwrap(), files.read_dir("/directory"));
+    files.remove_dir("/directory").unwrap();
+    assert_eq!(stale.metadata().unwrap_err().errno(), libc::ENOENT);
+    assert_eq!(listing.unwrap().count(), 0);
+    drop(stale);
+    assert!(is_free(), "a directory");
+    make_file("/file");
+    fill("/file");
+    let open = files.open_file("/file").unwrap();
+    files.remove_file("/file").unwrap();
+    assert_eq!(open.attribute("user.3").unwrap(), [7; 460]);
+    drop(open);
+    assert!(is_free(), "an open file");
+    make_file("/file");
+    fill("/file");
+    files.rename("/other", "/file").unwrap();
+    assert!(is_free(), "a file that was replaced");
+    files.create_dir_all("/tree/directory").unwrap();
+    fill("/tree/directory");
+    files.remove_dir_all("/tree").unwrap();
+    assert!(is_free(), "a tree");
+    let link = files.symlink_unnamed("t".repeat(4000)).unwrap();
+    for number in 0..200 {
+        let name = format!("trusted.{number}");
+        link.set_attribute(name, [7; 460], SetMode::Create).unwrap();
+    }
+    drop(link);
+    assert!(is_free(), "a symbolic link");
+    assert_sound(files.pool());
+    drop(files);
+    scratch.assert_clean();
+}
+
 /// Deeper than paths can name: made by moving.
 #[test]
 fn trees_are_deeper_than_stacks() {

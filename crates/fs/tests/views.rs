@@ -5,7 +5,7 @@ mod scratch;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, MAX_VIEW_PIECES};
 use aquifer_pool::media::WriteWindows;
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use scratch::Scratch;
@@ -72,6 +72,83 @@ fn a_view_shows_what_a_read_does() {
         }
     }
     assert!(files.view("/empty", ..).unwrap().is_empty());
+}
+
+/// More pieces than a view maps: it is looked at by copying, and is a view all the same.
+#[test]
+fn a_view_of_very_many_pieces_shows_what_a_view_does() {
+    const PAGES: usize = 2400;
+    let (_scratch, files) = scratch();
+    let of_page = |page: usize| [page as u8, (page >> 8) as u8].repeat(PAGE / 2);
+    let at = |page: usize| (page * PAGE) as u64;
+    let file = files.open_with("/f", &read_write()).unwrap();
+    let backwards: Vec<u8> = (0..PAGES).rev().flat_map(of_page).collect();
+    file.write_at(&backwards, 0).unwrap();
+    for page in 0..PAGES / 2 {
+        file.pswap(at(page), &file, at(PAGES - 1 - page), PAGE as u64).unwrap();
+    }
+    assert!(file.runs().unwrap().len() > 2 * MAX_VIEW_PIECES);
+    let expected: Vec<u8> = (0..PAGES).flat_map(of_page).collect();
+
+    for view in [files.view("/f", ..), file.view(..)] {
+        let view = view.unwrap();
+        assert!(bytes_of(&view) == expected);
+        assert!(view.bytes().is_none() && view.is_current());
+        // SAFETY: there is none.
+        assert!(unsafe { view.as_slice() }.is_none());
+        let across = view.read_range(at(7) - 2..at(7) + 2, |bytes| bytes.to_vec()).unwrap();
+        assert_eq!(across, [6, 0, 7, 0]);
+        assert_eq!(view.get::<u16>(at(1030)).unwrap(), 1030);
+        assert!(matches!(view.get::<u16>(view.len() - 1), Err(FsError::OutsideView { .. })));
+    }
+    // Stores, by the file and by a view, are seen by all views.
+    let view = file.view(at(3) + 100..).unwrap().into_owned();
+    let to_store = file.view_mut(..).unwrap();
+    file.write_at(&[1; 3], at(4) - 1).unwrap();
+    to_store.write(at(5) - 1, &[2; 3]).unwrap();
+    to_store.persist(at(4)..at(6)).unwrap();
+    assert!(to_store.as_mut_ptr().is_none());
+    let seen = |page| view.read_range(at(page) - 101..at(page) - 98, |bytes| bytes.to_vec());
+    assert_eq!((seen(1).unwrap(), seen(2).unwrap()), (vec![1; 3], vec![2; 3]));
+    assert_eq!(to_store.get::<u8>(at(4)).unwrap(), 1);
+    let mut read = [0; 3];
+    file.read_at(&mut read, at(5) - 1).unwrap();
+    assert_eq!(read, [2; 3]);
+    drop(to_store);
+    // What takes the place of the pages is not, and they stay for the view.
+    let before = bytes_of(&view);
+    file.write_atomic(&[9; PAGE], at(6)).unwrap();
+    assert!(!view.is_current());
+    files.remove_file("/f").unwrap();
+    drop(file);
+    for _ in 0..3 {
+        let filled = fill(&files);
+        files.pool().checkpoint().unwrap();
+        assert!(bytes_of(&view) == before);
+        (0..filled).for_each(|number| files.remove_file(format!("/fill{number}")).unwrap());
+    }
+}
+
+/// Islands in a hole.
+#[test]
+fn a_view_of_very_many_holes_shows_zeros() {
+    let (_scratch, files) = scratch();
+    let file = files.open_with("/f", &read_write()).unwrap();
+    let islands = MAX_VIEW_PIECES as u64;
+    file.set_len(islands * 2 * PAGE as u64 + 10).unwrap();
+    for island in 0..islands {
+        file.write_at(&island.to_le_bytes(), island * 2 * PAGE as u64 + 50).unwrap();
+    }
+    let view = files.view("/f", 50..).unwrap();
+    let mut read = vec![1; view.len() as usize];
+    assert_eq!(file.read_at(&mut read, 50).unwrap(), read.len());
+    assert!(bytes_of(&view) == read && read[read.len() - 10..] == [0; 10]);
+    assert_eq!(view.get::<u64>(1000 * 2 * PAGE as u64).unwrap(), 1000);
+    // A slice is memory in one piece.
+    files.set_immutable("/f", true).unwrap();
+    let refused = files.lease("/f", ..).unwrap_err();
+    assert!(matches!(refused, FsError::TooFragmented { limit: MAX_VIEW_PIECES, .. }), "{refused}");
+    assert_eq!(files.lease("/f", ..PAGE as u64 * 8).unwrap().len(), PAGE * 8);
 }
 
 #[test]

@@ -235,10 +235,12 @@ impl Shared {
         reservations: Vec<Reservation<'a>>,
         mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
-        self.pool.transact(reservations, |transaction| match change(transaction) {
+        let change = |transaction: &mut Transaction<'a>| match change(transaction) {
             Err(ObjectError::Pool(error)) => Err(error),
             outcome => Ok(outcome),
-        })?
+        };
+        // SAFETY: the callers, all in this crate, change inodes of objects whose write lock they hold, and new ones.
+        unsafe { self.pool.transact(reservations, change)? }
     }
 }
 

@@ -176,7 +176,9 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         }
     };
     let content = CommitContent { pages: &pages, patches: &patches, copied: &copied };
-    let commit = pool.capture(&content, fill)?;
+    // SAFETY: the write locks of all objects in it are held. An attached object is a private mapping: its memory already has
+    // what the commit brings to the media.
+    let commit = unsafe { pool.capture(&content, fill)? };
     if !copied.is_empty() {
         // The next large commit needs the shadow runs again, and then nobody may have to wait for it.
         pool.checkpoint_soon();

@@ -86,7 +86,8 @@ impl Shared {
                 media.read_at(from.offset_bytes + done, old).map_err(PoolError::from)?;
             }
             behind.fill(0);
-            media.write_at(to.offset_bytes + done, piece).map_err(PoolError::from)?;
+            // SAFETY: the pages are reserved: no inode has them yet.
+            unsafe { media.write_at(to.offset_bytes + done, piece) }.map_err(PoolError::from)?;
         }
         Ok(reservation)
     }

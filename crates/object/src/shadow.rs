@@ -23,7 +23,7 @@ use aquifer_pool::format::record::ENTRY_BYTES;
 use aquifer_pool::format::run::{MAX_RUN_PAGES, Run};
 use aquifer_pool::format::{Checksum, PAGE_BYTES};
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{CommitCopied, Pool, PoolError};
+use aquifer_pool::{CommitCopied, Pool, PoolError, Transaction};
 use aquifer_sys::memory::copy_racy;
 use aquifer_vm::dirty::PageRun;
 
@@ -79,12 +79,14 @@ impl Shadow {
         let run = reservation.whole();
         // Should this fail, nobody knows which one the object has: then the next large commit takes another.
         *self = Shadow::found(Run::EMPTY);
-        pool.transact(vec![reservation], |transaction| {
+        let change = |transaction: &mut Transaction<'_>| {
             let mut inode = transaction.inode(attached.number)?;
             inode.shadow = run;
             transaction.put(inode);
             Ok(())
-        })?;
+        };
+        // SAFETY: the object's write lock is held, and its content stays.
+        unsafe { pool.transact(vec![reservation], change)? };
         // No record names it yet.
         *self = Shadow { run, last_lsn: 0 };
         Ok(())
@@ -95,12 +97,14 @@ impl Shadow {
         if self.run.is_empty() {
             return Ok(());
         }
-        pool.transact(Vec::new(), |transaction| {
+        let change = |transaction: &mut Transaction<'_>| {
             let mut inode = transaction.inode(number)?;
             inode.shadow = Run::EMPTY;
             transaction.put(inode);
             Ok(())
-        })?;
+        };
+        // SAFETY: the object's write lock is held, and its content stays.
+        unsafe { pool.transact(Vec::new(), change)? };
         *self = Shadow::found(Run::EMPTY);
         Ok(())
     }
@@ -132,7 +136,8 @@ impl Shadow {
                 // SAFETY: inside the mapping; the piece is as long.
                 unsafe { copy_racy(source, piece.as_mut_ptr(), piece.len()) };
                 sum.update(piece);
-                media.write_at(offset, piece).map_err(PoolError::from)?;
+                // SAFETY: the shadow run is this object's, and no memory is mapped from it.
+                unsafe { media.write_at(offset, piece) }.map_err(PoolError::from)?;
                 offset += piece.len() as u64;
             }
             copied.push(CommitCopied {

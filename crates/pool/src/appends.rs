@@ -19,6 +19,7 @@
 //! | [`push`](Appends::push), in an entry that is used again | `lsn` | [`lsns`](Appends::lsns) | what the entry was before is decided, and seen so |
 //! | [`extend_packed`](Appends::extend_packed), before the image changes | `end_lsn` | [`being_applied`](Appends::being_applied), while the image's version is odd | the record is there |
 //! | [`give_up`](Appends::give_up), after a failure was noted | `state` | who completes it | the failure is seen |
+//! | [`note_at_place`], after the bytes were copied | `applied_lsn` | [`at_place`]: who reads them there, as readers and the bases of commits do | what was committed before it lies at its place |
 //!
 //! # A hole
 //! An append whose owner died or gave up is adopted by one of those who wait behind it, with the mutex ([`Appends::adopt`]). If its record is not
@@ -86,6 +87,18 @@ pub(crate) struct NewAppend {
     pub owner: u64,
     pub is_metadata: bool,
     pub depends_lsn: u64,
+}
+
+/// Says that all that was committed before `lsn` was copied to its place; with the maintenance mutex.
+pub(crate) fn note_at_place(applied_lsn: &AtomicU64, lsn: u64) {
+    // Release: pairs with the Acquire in `at_place`.
+    applied_lsn.store(lsn, Release);
+}
+
+/// Before which position all that was committed lies at its place, for the thread that asks.
+pub(crate) fn at_place(applied_lsn: &AtomicU64) -> u64 {
+    // Acquire: pairs with the Release in `note_at_place`.
+    applied_lsn.load(Acquire)
 }
 
 /// See the module's documentation. Lies in memory that processes share.

@@ -15,15 +15,16 @@
 //! A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages clean that never
 //! reached the disk, so no later flush could be believed. Nothing is lost by it, the log still has it.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::alloc;
+use crate::appends::{at_place, note_at_place};
 use crate::commit::{PART_BYTES, parts};
 use crate::core::{Core, Maintaining};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::METADATA_START_PAGE;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::superblock::{COPIES, Superblock, UNKNOWN_BOOT};
 use crate::freed;
 use crate::image;
 use crate::log::FailureKind;
@@ -39,8 +40,7 @@ impl Core {
     /// Copies what committed records before `lsn` have for objects to its place. `lsn` is at most the
     /// durable position.
     pub fn apply_through(&self, lsn: u64) -> Result<()> {
-        // Acquire: pairs with the Release below; what was applied is visible in the media.
-        if self.control().applied_lsn.load(Acquire) >= lsn {
+        if at_place(&self.control().applied_lsn) >= lsn {
             return Ok(());
         }
         let maintaining = self.maintain()?;
@@ -62,7 +62,7 @@ impl Core {
                 self.fail(FailureKind::Data, &error.source);
             }
         })?;
-        control.applied_lsn.store(lsn, Release);
+        note_at_place(&control.applied_lsn, lsn);
         Ok(())
     }
 
@@ -87,7 +87,27 @@ impl Core {
         self.check_writable()?;
         point::pass("checkpoint-begun");
         let maintaining = self.maintain()?;
-        self.checkpoint_while(&maintaining)
+        let outcome = self.checkpoint_while(&maintaining);
+        if self.check_not_failed().is_err() {
+            // Also what another thread failed in, which could not take the mutex to say so.
+            let _ = self.write_loss(&maintaining);
+        }
+        outcome
+    }
+
+    /// Says in the superblocks that the system has lost bytes that were written, if no thread is at them. Then nothing counts for the next
+    /// process that opens the pool that exposes bytes which are not known to be durable: they may be among the lost ones, and
+    /// what lies in their place is an earlier owner's. Says whether it is there. If it is not, the segment has it, as long as it is kept.
+    pub(crate) fn note_loss(&self) -> bool {
+        // Without patience: the thread that comes here may be the one that has the mutex. It looks at what failed before it gives it up.
+        self.try_maintain().is_some_and(|maintaining| self.write_loss(&maintaining).is_ok())
+    }
+
+    fn write_loss(&self, _maintaining: &Maintaining<'_>) -> std::result::Result<(), MediaError> {
+        let superblock = self.superblock(self.control().tail_lsn.load(Relaxed));
+        // Before they are written: of what fails one copy may be there.
+        self.control().sequence.store(superblock.sequence, Relaxed);
+        write_superblocks(&*self.media, &superblock, 0, self.mutant)
     }
 
     fn checkpoint_while(&self, maintaining: &Maintaining<'_>) -> Result<()> {
@@ -127,7 +147,8 @@ impl Core {
         let written = (|| -> std::result::Result<(), MediaError> {
             for (page, bytes) in pages {
                 let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;
-                self.media.write_at(offset_bytes, bytes)?;
+                // SAFETY: a page of metadata: no reference to it is ever made.
+                unsafe { self.media.write_at(offset_bytes, bytes)? };
                 ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
             }
             point::pass("checkpoint-written");
@@ -142,6 +163,8 @@ impl Core {
             Ok(())
         })();
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
+        // Another process may have been told of bytes that are lost, and this one not.
+        self.check_not_failed()?;
         point::pass("checkpoint-flushed");
         let superblock = self.superblock(head_lsn);
         write_superblocks(&*self.media, &superblock, 0, self.mutant)
@@ -171,7 +194,10 @@ impl Core {
             tail_lsn,
             segment: self.segment_id,
             created_ns: self.created_ns,
-            boot: self.boot,
+            boot: match self.check_not_failed() {
+                Err(_) if !mutant::is(self.mutant, Mutant::TrustLostBytes) => UNKNOWN_BOOT,
+                _ => self.boot,
+            },
         }
     }
 
@@ -238,8 +264,10 @@ pub(crate) fn write_superblocks(
     for copy in [COPIES - 1 - spared, spared] {
         let page = superblock.encode(copy);
         match mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
-            false => media.write_durable(copy * PAGE_BYTES, &page)?,
-            true => media.write_at(copy * PAGE_BYTES, &page)?,
+            // SAFETY: no reference to a superblock is ever made.
+            false => unsafe { media.write_durable(copy * PAGE_BYTES, &page)? },
+            // SAFETY: as above.
+            true => unsafe { media.write_at(copy * PAGE_BYTES, &page)? },
         }
         if copy != spared {
             point::pass("superblock-first");

@@ -13,7 +13,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::patch::Patches;
 use crate::format::record::RecordBuilder;
-use crate::log::Append;
+use crate::log::{Append, FailureKind};
 use crate::media::{ByteRange, MediaError};
 use crate::point;
 use crate::pool::Pool;
@@ -265,6 +265,12 @@ impl Core {
         self.or_fail(written)
     }
 
+    /// The same while the pool is being opened: what a failure means then, the caller knows.
+    pub fn make_durable_in_recovery(&self, ranges: &[ByteRange]) -> Result<()> {
+        let written = self.media.write_back(ranges).and_then(|()| self.media.flush());
+        Ok(written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?)
+    }
+
     /// The same for as much as it may be; `note_part` is called now and then.
     pub fn make_durable_in_parts(
         &self,
@@ -282,10 +288,13 @@ impl Core {
     }
 
     fn or_fail(&self, written: std::result::Result<(), MediaError>) -> Result<()> {
-        written.map_err(|error| {
-            self.fail(crate::log::FailureKind::Data, &error.source);
-            error.into()
-        })
+        if let Err(error) = written {
+            self.fail(FailureKind::Data, &error.source);
+            self.note_loss();
+            return Err(error.into());
+        }
+        // Another process may have been told of bytes that are lost, and this one not.
+        self.check_not_failed()
     }
 }
 
@@ -350,7 +359,8 @@ mod tests {
         let capture = |index, value: u8| {
             let pages = [CommitPages { inode: 1, target: target(index) }];
             let content = CommitContent { pages: &pages, ..CommitContent::default() };
-            pool.capture(&content, |bytes| bytes.fill(value)).unwrap()
+            // SAFETY: no object of the pool is attached.
+            unsafe { pool.capture(&content, |bytes| bytes.fill(value)) }.unwrap()
         };
         // Records of three pages do not fill the ring.
         let first = loop {

@@ -2,7 +2,7 @@
 //!
 //! # Lock order
 //! file mutexes, ascending, then maintenance mutex, then metadata mutex; nothing else is taken while the last is held. Under it there is
-//! neither waiting for the media nor copying of data. A dead holder is noticed by the next one, which
+//! neither waiting for the media nor copying of data, but for the one durable write of [`Core::repair`]. A dead holder is noticed by the next one, which
 //! repairs what may have been left half done ([`Core::repair`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ pub(crate) struct Core {
     /// Itself: appends outlive the call that began them.
     pub me: Weak<Core>,
     /// Before the media, whose descriptor it speaks of.
-    pub membership: Membership,
+    pub membership: Arc<Membership>,
     pub media: Arc<dyn Media>,
     pub layout: Layout,
     pub uuid: Uuid,
@@ -200,9 +200,14 @@ impl Core {
     ///
     /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
     /// folio has all of that written back.
-    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`].
+    pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         before_bytes_are_stored();
-        Ok(self.media.store_at(offset_bytes, bytes)?)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.media.store_at(offset_bytes, bytes)? };
+        Ok(())
     }
 
     /// What records of this pool carry now.
@@ -297,12 +302,23 @@ impl Core {
                 taken => break taken?,
             }
         };
+        self.take_over(&mut guard);
+        Ok(Maintaining { guard })
+    }
+
+    /// Takes the maintenance mutex if it is free.
+    pub fn try_maintain(&self) -> Option<Maintaining<'_>> {
+        let mut guard = self.control().maintenance_mutex.try_lock().ok()??;
+        self.take_over(&mut guard);
+        Some(Maintaining { guard })
+    }
+
+    fn take_over(&self, guard: &mut RobustGuard<'_>) {
         if guard.previous_owner_died() {
             // It may have taken note of changed pages and not have written them.
             image::mark_changed(self, 0..self.segment.allocated_slots() / SLOTS_PER_PAGE);
             guard.repaired();
         }
-        Ok(Maintaining { guard })
     }
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:

@@ -134,19 +134,23 @@ impl CreateOptions {
         };
         // The superblocks go first, so that a crash from here on leaves no pool instead of a wrong one.
         let superblocks = ByteRange { offset_bytes: 0, len_bytes: COPIES * PAGE_BYTES };
-        media.write_at(0, &zeros[..superblocks.len_bytes as usize])?;
+        // SAFETY: the pool is being created: nothing refers to its bytes yet. The same holds for all writes below.
+        unsafe { media.write_at(0, &zeros[..superblocks.len_bytes as usize])? };
         media.write_back(&[superblocks])?;
         media.flush()?;
         let metadata = layout.metadata();
         if self.media_is_used {
             for offset in (0..metadata.len_bytes).step_by(zeros.len()) {
                 let len = (metadata.len_bytes - offset).min(zeros.len() as u64) as usize;
-                media.write_at(metadata.offset_bytes + offset, &zeros[..len])?;
+                // SAFETY: as above.
+                unsafe { media.write_at(metadata.offset_bytes + offset, &zeros[..len])? };
             }
         }
-        media.write_at(layout.slot_offset_bytes(HEAD_SLOT), &head.encode())?;
+        // SAFETY: as above.
+        unsafe { media.write_at(layout.slot_offset_bytes(HEAD_SLOT), &head.encode())? };
         let root = root_directory()?.encode().expect("a directory without names fits");
-        media.write_at(layout.slot_offset_bytes(ROOT_INODE), &root)?;
+        // SAFETY: as above.
+        unsafe { media.write_at(layout.slot_offset_bytes(ROOT_INODE), &root)? };
         media.write_back(&[metadata])?;
         media.flush()?;
         let superblock = Superblock {

@@ -107,6 +107,16 @@ pub enum PoolError {
         /// The file.
         path: PathBuf,
     },
+    /// This process uses the open file of these media for a pool already.
+    #[error(
+        "this process has a pool open on these media of {}, or makes one, through the same open file, which cannot be shared; \
+         clone that handle, close it first, or open the file anew",
+        path.display()
+    )]
+    MediaInUse {
+        /// The file.
+        path: PathBuf,
+    },
     /// Other processes have the pool open, and this one cannot reach what they share.
     #[error(
         "{} is open in processes whose shared memory cannot be reached from here ({reason}); run in the same \

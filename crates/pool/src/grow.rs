@@ -45,7 +45,7 @@ impl Pool {
     /// Makes the pool on media longer that no open pool uses.
     ///
     /// # Errors
-    /// As for [`Pool::grow`].
+    /// As for [`Pool::grow`]; [`PoolError::MediaInUse`] if a pool is open on them.
     pub fn grow_on(
         media: Arc<dyn Media>,
         len_bytes: u64,
@@ -100,7 +100,8 @@ fn zero_durably(media: &dyn Media, range: ByteRange) -> Result<()> {
     let zeros = vec![0; PIECE_BYTES.min(range.len_bytes) as usize];
     for done in (0..range.len_bytes).step_by(PIECE_BYTES as usize) {
         let len_bytes = PIECE_BYTES.min(range.len_bytes - done) as usize;
-        media.write_at(range.offset_bytes + done, &zeros[..len_bytes])?;
+        // SAFETY: no inode has these pages yet.
+        unsafe { media.write_at(range.offset_bytes + done, &zeros[..len_bytes])? };
     }
     media.write_back(&[range])?;
     media.flush()?;

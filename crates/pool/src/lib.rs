@@ -34,7 +34,8 @@
 //! let pool = Pool::create(&path, 4 << 20, &CreateOptions::default(), &OpenOptions::default())?;
 //! let reservation = pool.reserve_zeroed(1, 1)?;
 //! let runs = reservation.runs().to_vec();
-//! let inode = pool.transact(vec![reservation], |transaction| {
+//! // SAFETY: the pool has no files and objects that these pages could be taken from.
+//! let inode = unsafe { pool.transact(vec![reservation], |transaction| {
 //!     let inode = Inode {
 //!         kind: InodeKind::Object,
 //!         size_bytes: 4096,
@@ -44,10 +45,11 @@
 //!     };
 //!     transaction.put(inode.clone());
 //!     Ok(inode)
-//! })?;
+//! })? };
 //! let pages = [CommitPages { inode: inode.number, target: inode.runs[0].bytes() }];
 //! let content = CommitContent { pages: &pages, ..Default::default() };
-//! pool.capture(&content, |bytes| bytes.fill(7))?.finish()?; // durable from here on
+//! // SAFETY: the object was just made and is attached nowhere.
+//! unsafe { pool.capture(&content, |bytes| bytes.fill(7))? }.finish()?; // durable from here on
 //! # Ok(())
 //! # }
 //! ```
@@ -60,6 +62,7 @@ mod bitmap;
 pub mod broker;
 pub mod check;
 mod checkpoint;
+mod claims;
 mod commit;
 mod core;
 mod create;
@@ -113,7 +116,7 @@ pub use mutant::Mutant;
 pub use pins::{InodeUse, OwnedPin, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
-pub use point::POINTS;
+pub use point::{POINTS, end_thread_at};
 pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo, Room};
 pub use reservation::Reservation;
 pub use slots::{ChangeSlots, ReadSlots};

@@ -289,14 +289,17 @@ impl Core {
     pub(crate) fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let position = self.position(lsn);
         let write = || match mutant::is(self.mutant, Mutant::NoFlush) {
-            false => self.media.write_durable(position, bytes),
-            true => self.media.write_at(position, bytes),
+            // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+            false => unsafe { self.media.write_durable(position, bytes) },
+            // SAFETY: as above.
+            true => unsafe { self.media.write_at(position, bytes) },
         };
         if write().is_ok() {
             return Ok(());
         }
         write().map_err(|error| {
             self.fail(FailureKind::Log, &error.source);
+            self.note_loss();
             PoolError::Failed {
                 what: FailureKind::Log.name(),
                 source: io::Error::from_raw_os_error(
@@ -308,6 +311,7 @@ impl Core {
         // lost, and it says so once: a checkpoint of another process would take it for written. The media know.
         if let Err(error) = self.media.flush() {
             self.fail(FailureKind::Data, &error.source);
+            self.note_loss();
         }
         Ok(())
     }
@@ -321,7 +325,8 @@ impl Core {
 
     /// Makes the bytes of an append visible to all processes, not durable.
     pub fn publish_append(&self, append: &Append, bytes: &[u8]) -> Result<()> {
-        let write = || self.media.write_at(self.position(append.lsn), bytes);
+        // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+        let write = || unsafe { self.media.write_at(self.position(append.lsn), bytes) };
         write().or_else(|_| write()).inspect_err(|error| {
             self.fail(FailureKind::Log, &error.source);
         })?;

@@ -20,7 +20,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
 
-use crate::appends::{Appends, NewAppend, append};
+use crate::appends::{Appends, NewAppend, append, at_place, note_at_place};
 use crate::format::file::{FileInode, FileKind};
 use crate::format::inode::{SLOT_BYTES, SlotBytes};
 use crate::format::slot::word;
@@ -152,6 +152,26 @@ impl PinWord for Unfenced {
     fn fence_before_look() {}
 }
 
+/// A reader's pin as the kernel keeps it: in a list with a lock of its own. Without the fences, which the code has besides.
+struct ReaderLock(Mutex<Option<PinValue>>);
+
+impl PinWord for ReaderLock {
+    /// As `Locks::set`.
+    fn try_set(&self, value: PinValue) -> bool {
+        self.0.lock().unwrap().replace(value).is_none()
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+
+    fn get(&self) -> Option<PinValue> {
+        *self.0.lock().unwrap()
+    }
+
+    fn fence_before_look() {}
+}
+
 /// A file whose page is given up and used again.
 struct Pinned<W> {
     image: Image,
@@ -214,7 +234,7 @@ impl<W: PinWord> Pinned<W> {
             return; // Nothing was freed yet.
         }
         W::fence_before_look();
-        let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect());
+        let pins = PinSet::new(self.pins.iter().filter_map(PinWord::get).collect(), vec![]);
         drop(locked);
         if !pins.covers(PinValue::of_freed(INODE, 1), current) {
             // SAFETY: as above.
@@ -267,6 +287,30 @@ fn loom_two_readers_keep_a_page() {
 fn loom_without_fences_a_page_is_used_again_under_its_reader() {
     let outcome = std::panic::catch_unwind(|| {
         explore(3, || one_view(|| Unfenced(no_pin()), |file| file.view_current(0)));
+    });
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+#[test]
+fn loom_a_page_that_a_reader_has_locked_is_not_used_again() {
+    let no_lock = || ReaderLock(Mutex::new(None));
+    explore(3, move || one_view(no_lock, |file| file.view_current(0)));
+    explore(3, move || one_view(no_lock, |file| file.view_unchanged(0)));
+}
+
+/// The kernel's lock orders a reader's pin only before what the reader loads behind it.
+#[test]
+fn loom_a_page_is_used_again_under_a_reader_that_locks_too_late() {
+    let outcome = std::panic::catch_unwind(|| {
+        explore(3, || {
+            one_view(
+                || ReaderLock(Mutex::new(None)),
+                |file| {
+                    let is_unchanged = has_layout(&file.image.inode, INCARNATION, 1);
+                    file.view(0, 1, || is_unchanged);
+                },
+            );
+        });
     });
     assert!(outcome.is_err(), "the model notices nothing");
 }
@@ -555,4 +599,26 @@ fn loom_a_late_reader_finds_the_packed_record_that_is_applied() {
 #[test]
 fn loom_a_late_reader_finds_the_record_that_is_applied() {
     late_reader(3, |published, layout_version| published.change_now(layout_version));
+}
+
+// ---- what was committed, at its place ---------------------------------------------------------------------------
+
+/// A thread that finds that a commit was copied to its place, as one does that compares a page with its base, finds the committed bytes there.
+#[test]
+fn loom_what_was_applied_lies_at_its_place() {
+    explore(3, || {
+        let place = Arc::new(UnsafeCell::new(0));
+        let applied_lsn = Arc::new(AtomicU64::new(0));
+        let (copied, noted) = (place.clone(), applied_lsn.clone());
+        let applying = thread::spawn(move || {
+            // SAFETY: nobody looks before it is noted; loom checks that.
+            copied.with_mut(|page| unsafe { *page = 1 });
+            note_at_place(&noted, 64);
+        });
+        if at_place(&applied_lsn) >= 64 {
+            // SAFETY: nobody writes after it was noted; loom checks that.
+            assert_eq!(place.with(|page| unsafe { *page }), 1);
+        }
+        applying.join().unwrap();
+    });
 }

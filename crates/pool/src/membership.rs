@@ -7,9 +7,11 @@
 //! | snapshots | by readers without a segment | by the first writer, briefly |
 //! | zeroer | | by who zeroes free pages, meanwhile |
 //! | broker | | by the pool's [broker](crate::broker), in an open file of its own |
-//! | pins *i* | by who owns block *i* of the pins, readers too | by nobody: asking for it tells whether the owner lives |
+//! | pins *i* | | by the writer that owns block *i* of the pins |
+//! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | by none: writers ask for it, and so find the pins |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
+//! | probes | by who asks whether two descriptors are of one open file, for a moment | ([`claims`](crate::claims)) |
 //! | whole file *n*, bytes of files | as their users like | as their users like ([`advisory`](crate::advisory)) |
 //! | all there are | | by who makes media of what was there |
 //!
@@ -18,14 +20,17 @@
 //! descriptors ([`aquifer_vm::fork`]).
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 
+use crate::claims::Claim;
 use crate::pins::BLOCKS;
 use crate::segment::{Control, PROCESSES};
 
@@ -42,7 +47,29 @@ const INODE: u64 = BASE + (1 << 16);
 pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
 /// Advisory locks of bytes of files: as many bytes as this number says, from it on.
 pub(crate) const FILE_BYTES: u64 = 1 << 62;
+/// Pins of readers: for each way to use an inode as many bytes as there can be inodes.
+pub(crate) const READER_USES: u64 = BASE + (1 << 34);
+/// Locked to find out whether two descriptors are of one open file: as many bytes as there are numbers of 32 bits, from here on.
+const PROBES: u64 = BASE + (1 << 36);
+/// Pins of readers: a byte for each 64 inodes, right before those of layouts.
+pub(crate) const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
+/// Pins of readers: a byte for each layout version of each inode below 2²⁸.
+pub(crate) const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
+pub(crate) const READER_LAYOUTS_END: u64 = FILE_BYTES;
 const NO_SLOT: usize = usize::MAX;
+
+/// No byte means two things.
+const _: () = {
+    let numbers = 1 << 32;
+    assert!(PROCESS + PROCESSES as u64 <= PIN_BLOCK && PIN_BLOCK + BLOCKS as u64 <= INODE);
+    assert!(INODE + numbers <= WHOLE_FILES && WHOLE_FILES + numbers <= READER_USES);
+    assert!(READER_USES + 4 * numbers <= PROBES && PROBES + numbers <= READER_GROUPS);
+};
+
+/// One of the bytes that are locked to find out whether two descriptors are of one open file.
+pub(crate) fn probe(number: u64) -> LockRange {
+    LockRange::byte(PROBES + number % (1 << 32))
+}
 
 /// A byte to lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,19 +120,33 @@ impl HeldByte {
 pub(crate) struct Membership {
     /// Speaks of the descriptors below and of the media: dropped before them.
     _not_inherited: [NotInherited; 2],
-    file: OwnedFd,
+    /// Keeps others of this process from using the open file for a pool of their own, until the locks are given back.
+    claim: Mutex<Option<Claim>>,
+    file: Arc<OwnedFd>,
     /// The slot of the segment that is this handle's.
     index: AtomicUsize,
 }
 
 impl Membership {
+    /// To look at the locks of others.
     pub fn new(file: impl AsFd) -> io::Result<Membership> {
         let own = file.as_fd().try_clone_to_owned()?;
         Ok(Membership {
             _not_inherited: [NotInherited::new(file.as_fd()), NotInherited::new(own.as_fd())],
-            file: own,
+            claim: Mutex::default(),
+            file: Arc::new(own),
             index: AtomicUsize::new(NO_SLOT),
         })
+    }
+
+    /// To take locks; `None` if this process takes some through the same open file already. Its locks are those that the file has now,
+    /// which an earlier membership may have left to it.
+    pub fn claim(file: impl AsFd) -> io::Result<Option<Membership>> {
+        let members = Membership::new(file)?;
+        let claim = Claim::take(&members.file)?;
+        let is_claimed = claim.is_some();
+        *members.claim.lock().unwrap_or_else(PoisonError::into_inner) = claim;
+        Ok(is_claimed.then_some(members))
     }
 
     /// Locks a byte if nobody else has it; a lock that is held already changes its kind.
@@ -134,6 +175,29 @@ impl Membership {
     /// Whether somebody else's lock stands against this one.
     pub fn is_locked_by_other(&self, byte: Byte, kind: LockKind) -> bool {
         lock::conflict(self.file.as_fd(), byte.range(), kind).map_or(true, |found| found.is_some())
+    }
+
+    /// As [`Membership::try_lock`], of a range.
+    pub fn try_lock_range(&self, range: LockRange, kind: LockKind) -> io::Result<bool> {
+        lock::try_lock(self.file.as_fd(), range, kind)
+    }
+
+    pub fn unlock_range(&self, range: LockRange) {
+        // As `unlock`.
+        let _ = lock::unlock(self.file.as_fd(), range);
+    }
+
+    /// A range that another handle has locked, in any way, and that has a byte of this one.
+    pub fn locked_by_other_in(&self, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let len_bytes = range.end - range.start;
+        let range = LockRange { offset_bytes: range.start, len_bytes };
+        let found = lock::conflict(self.file.as_fd(), range, LockKind::Exclusive)?;
+        Ok(found.map(|found| {
+            let LockRange { offset_bytes, len_bytes } = found.range;
+            // No length stands for all there can be behind the start.
+            let len_bytes = if len_bytes == 0 { u64::MAX } else { len_bytes };
+            offset_bytes..offset_bytes.saturating_add(len_bytes)
+        }))
     }
 
     /// Takes a process slot.
@@ -165,6 +229,13 @@ impl Membership {
             || self.is_locked_by_other(Byte::Process(index), LockKind::Exclusive)
     }
 
+    /// Whether nobody else has a process slot, as all have that write. With the lock of those who open and close for writing it stays so.
+    pub fn is_only_writer(&self) -> bool {
+        let all = LockRange { offset_bytes: PROCESS, len_bytes: PROCESSES as u64 };
+        let other = lock::conflict(self.file.as_fd(), all, LockKind::Exclusive);
+        other.is_ok_and(|other| other.is_none())
+    }
+
     /// The process that owns a slot, as it knows itself.
     pub fn pid_of(&self, control: &Control, index: usize) -> u32 {
         control.processes.get(index).map_or(0, |slot| slot.pid.load(Relaxed) as u32)
@@ -182,10 +253,18 @@ impl Membership {
     /// Gives all locks back. The descriptor may be shared with the media, which lives on.
     pub fn leave(&self) {
         let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: BLOCKS as u64 };
-        let _ = lock::unlock(self.file.as_fd(), pins);
+        let len_bytes = READER_LAYOUTS_END - READER_USES;
+        let of_reader = LockRange { offset_bytes: READER_USES, len_bytes };
+        [pins, of_reader].into_iter().for_each(|range| self.unlock_range(range));
         let process = Byte::Process(self.index());
         for byte in [Byte::Zeroer, process, Byte::Openers, Byte::Snapshots, Byte::Recovery] {
             self.unlock(byte);
         }
+        self.give_up_claim();
+    }
+
+    /// Lets others of this process use the open file.
+    pub fn give_up_claim(&self) {
+        drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -16,7 +16,7 @@ pub enum Mutant {
     CommitBeforeData,
     /// Recovery believes that a pool whose superblock names no segment was closed properly, and does not replay.
     TrustStoredState,
-    /// The generation is not raised when the pool is opened.
+    /// The generation is not raised when the pool is opened, and the log goes on where it ended.
     SameGeneration,
     /// An append is acknowledged although an earlier one is not durable.
     AcknowledgeOutOfOrder,
@@ -30,6 +30,10 @@ pub enum Mutant {
     KeepDependents,
     /// Packed records count after a power cut though what they expose was not flushed.
     CountExposed,
+    /// What a dead process has written behind the end of packed records, and not published, is erased, and the erasure is not durable.
+    EraseUnsaid,
+    /// What was written and not flushed is taken to be there although the system has said that it lost some of it.
+    TrustLostBytes,
     /// Pages are written to that the head still calls fresh, as far as it is durable.
     FreshUnsaid,
     /// A checkpoint does not make the next change of a slot a whole one.

@@ -12,7 +12,7 @@
 //!
 //! | step | with the metadata mutex | a death after it leaves |
 //! |---|---|---|
-//! | the record is written behind the end | yes | bytes that do not count: the next holder erases them, so that they never will |
+//! | the record is written behind the end | yes | bytes that do not count: the next holder erases them durably, so that they never will |
 //! | the end is moved | yes | a record that counts and is not applied: [`Core::repair_packed`] |
 //! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder leaves it to whoever needs it |
 //! | the append is taken over | yes | an append whose owner is dead: the next one takes it |
@@ -108,7 +108,8 @@ impl Core {
             whole_pages.resize((end_lsn.next_multiple_of(PAGE_BYTES) - lsn) as usize, 0);
         }
         let bytes = if whole_pages.is_empty() { bytes } else { &whole_pages };
-        let write = || self.store(self.position(lsn), bytes);
+        // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+        let write = || unsafe { self.store(self.position(lsn), bytes) };
         // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
         write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))
     }
@@ -177,9 +178,15 @@ impl Core {
         }
         // What it had written behind the end and not published has not happened, for all who look from now on. It names pages
         // that are free now: if it counted for who recovers the pool after the death of all, it would show what
-        // they are used for next.
-        let erased = self.store(self.position(end_lsn), &[0; HEADER_BYTES]);
-        erased.inspect_err(|error| self.fail_log(error))
+        // they are used for next. Durably, before anything else is written there: a sector that the next record shares with it, or that
+        // the system writes back later than those around it, could have the old bytes after a power cut, and a record that is as
+        // long as the next one would count in its place.
+        let erased = [0; HEADER_BYTES];
+        if mutant::is(self.mutant, Mutant::EraseUnsaid) {
+            // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+            return unsafe { self.store(self.position(end_lsn), &erased) };
+        }
+        self.write_log(end_lsn, &erased)
     }
 
     fn fail_log(&self, error: &PoolError) {
@@ -214,7 +221,8 @@ impl Core {
         }
         point::pass("packed-flushed");
         let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
-        self.store(mark_position, &close.close_mark())?;
+        // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+        unsafe { self.store(mark_position, &close.close_mark())? };
         point::pass("packed-marked");
         self.write_packed(append.lsn, append.end_lsn, note_progress)?;
         self.complete(&mut append)

@@ -6,6 +6,8 @@
 //!
 //! * `AQUIFER_DIE_AT=name` or `name*n`: the process aborts when it passes the point the first, or `n`-th, time.
 //! * `AQUIFER_HOLD_AT=name`: the thread says `held` on its standard output and goes on when a line comes in.
+//!
+//! Where a process cannot die, since its memory has what the test looks at, a thread does: [`end_thread_at`].
 
 /// All points, in no particular order.
 #[cfg(feature = "mutants")]
@@ -88,6 +90,10 @@ pub(crate) fn pass(name: &'static str) {
     static HOLD_AT: OnceLock<Option<String>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     debug_assert!(POINTS.contains(&name), "{name}");
+    if ENDS_AT.get() == Some(name) {
+        // SAFETY: ends this thread and returns nowhere; `end_thread_at`, which has set the point, answers for what it leaves.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
     let die_at = DIE_AT.get_or_init(|| {
         let wanted = std::env::var("AQUIFER_DIE_AT").ok()?;
         let (name, count) = wanted.split_once('*').unwrap_or((&wanted, "1"));
@@ -103,6 +109,49 @@ pub(crate) fn pass(name: &'static str) {
         println!("held");
         let _ = std::io::stdin().read_line(&mut String::new());
     }
+}
+
+#[cfg(feature = "mutants")]
+thread_local! {
+    /// Where this thread ends.
+    static ENDS_AT: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `work` in a thread of its own that ends when it passes the point, as if its process were killed there: it drops nothing, and the
+/// system marks the robust mutexes that it holds. Returns what `work` does, or `None` if the thread has ended before.
+///
+/// Memory that the thread has taken is lost. At no point does a thread hold another lock of the process than robust mutexes.
+#[cfg(feature = "mutants")]
+pub fn end_thread_at<T: Send>(name: &'static str, work: impl FnOnce() -> T + Send) -> Option<T> {
+    use std::sync::mpsc::channel;
+
+    assert!(POINTS.contains(&name), "{name}");
+    let (thread_sender, thread) = channel();
+    let (result_sender, result) = channel();
+    let dying = move || {
+        // SAFETY: asks for the calling thread's number.
+        thread_sender.send(unsafe { libc::gettid() }).expect("it is waited for");
+        ENDS_AT.set(Some(name));
+        let value = work();
+        ENDS_AT.set(None);
+        // The caller waits for the end of the thread, and has the value then.
+        result_sender.send(value).expect("it is waited for");
+    };
+    // SAFETY: this function returns, or unwinds, only after the thread has ended: what `work` borrows outlives that.
+    let started = unsafe { std::thread::Builder::new().spawn_unchecked(dying) };
+    let started = started.expect("a thread");
+    let thread = thread.recv().expect("the first thing it does");
+    loop {
+        // SAFETY: signal 0 is sent to no thread; it asks whether there is such a thread in this process.
+        let is_there = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) } == 0;
+        if !is_there {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    // Of a thread that ended at the point there is nothing to join.
+    drop(started);
+    result.try_recv().ok()
 }
 
 /// Passes a point: nothing, unless built for the tests that stop there.

@@ -13,6 +13,7 @@ use aquifer_vm::Bytes;
 use uuid::Uuid;
 
 use crate::alloc::{self, Space, Wanted};
+use crate::appends::at_place;
 use crate::background::Worker;
 use crate::bitmap;
 use crate::broker::{self, AccessKey, Granted};
@@ -27,6 +28,7 @@ use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
 use crate::image::View as MetadataView;
+use crate::log::FailureKind;
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
 use crate::membership::Byte;
 use crate::mutant::{self, Mutant};
@@ -54,7 +56,8 @@ pub struct OpenOptions {
     /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
     /// hangs). Then [`PoolError::Stalled`] says which one it is.
     pub stall_timeout: Duration,
-    /// Permissions of the shared memory; who may open the pool for writing needs both. Who may read it may set pins.
+    /// Permissions of the shared memory. A process that opens the pool for writing needs to read and write it, one that opens it for reading
+    /// while a writer is there needs to read it.
     pub segment_mode: u32,
     /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
     /// and finds none zeroes pages himself.
@@ -170,7 +173,8 @@ pub struct PoolInfo {
     pub freed_pages: u64,
     /// Pages that were freed and are free when nobody pins them any more.
     pub held_pages: u64,
-    /// Pins that are set, in all processes together, by whoever is alive; 0 to who opened the pool for reading.
+    /// Pins that are set, in all processes that are alive together; 0 to who opened the pool for reading. Of readers, which pin by
+    /// locks, all pins of one layout in a handle count as one, and so do locks side by side.
     pub pins: u64,
     /// Pages of the longest free range.
     pub largest_free_pages: u64,
@@ -198,11 +202,17 @@ pub struct Room {
 /// lost with the record. But a page that was *exchanged* is another file's again, or another part's of the same one, when a
 /// power cut takes the record. So whoever exchanges pages says so ([`FileLock::exchange`]), and nobody stores to pages that a file
 /// has before the last exchange is durable ([`FileLock::settle`]): of any number of exchanges only the last one before a store waits.
+///
+/// # Forgotten locks
+/// One that is never dropped (`mem::forget`) keeps the file locked until its thread ends. The thread's list of held mutexes lies in the shared memory then,
+/// which therefore stays mapped, with all else that belongs to the handle's open file, when the pool is closed.
 pub struct FileLock<'a> {
     core: &'a Core,
     mutexes: [usize; 2],
     first: RobustGuard<'a>,
     second: Option<RobustGuard<'a>>,
+    /// Never given up if this is never dropped: the mutexes stay mapped.
+    _keeps_mapped: Arc<Core>,
 }
 
 impl FileLock<'_> {
@@ -366,7 +376,8 @@ impl Pool {
     /// Makes a pool on media that nobody has open, and opens it. What the media held is lost.
     ///
     /// # Errors
-    /// As for [`Pool::create`]; [`PoolError::Busy`] if somebody has them open or makes a pool of them.
+    /// As for [`Pool::create`]; [`PoolError::Busy`] if somebody has them open or makes a pool of them, [`PoolError::MediaInUse`] if that is
+    /// through their own open file.
     pub fn create_on(
         media: Arc<dyn Media>,
         options: &CreateOptions,
@@ -387,9 +398,10 @@ impl Pool {
         point::pass("create-formatted");
         name()?;
         point::pass("create-named");
-        if !open.read_only {
+        match open.read_only {
+            true => drop(alone),
             // Nobody comes in between.
-            alone.hand_over();
+            false => alone.hand_over(),
         }
         Self::open_on(media, open)
     }
@@ -407,9 +419,19 @@ impl Pool {
     /// windows are those of the media.
     ///
     /// # Errors
-    /// As for [`Pool::open`].
+    /// As for [`Pool::open`]; [`PoolError::MediaInUse`] if a pool is open on these media, or on others of the same open file.
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
         Self::start(recovery::open(media, options, None)?, options)
+    }
+
+    /// Leaves everything as the death of the process would, but for the locks, which stay those of the media: these can be opened again.
+    /// In builds for the tests that record what happens to one medium. This is the only clone.
+    #[cfg(feature = "mutants")]
+    #[doc(hidden)]
+    pub fn die(self) {
+        assert_eq!(Arc::strong_count(&self.shared), 1, "another clone goes on");
+        self.core().membership.give_up_claim();
+        std::mem::forget(self);
     }
 
     /// Opens a pool for writing that this process may not open so by itself: its broker hands out what is needed to who has the
@@ -511,7 +533,7 @@ impl Pool {
         let pins = match core.is_writable {
             true => {
                 let _locked = core.lock()?;
-                core.pins.look(&core.membership).len() as u64
+                core.pins.count(&core.membership)
             }
             false => 0,
         };
@@ -523,7 +545,7 @@ impl Pool {
             layout: core.layout,
             generation: control.generation.load(Relaxed),
             tail_lsn: control.tail_lsn.load(Relaxed),
-            applied_lsn: control.applied_lsn.load(Relaxed),
+            applied_lsn: at_place(&control.applied_lsn),
             durable_lsn: control.appends.durable_lsn.load(Relaxed),
             objects: census.objects,
             files: census.files,
@@ -708,7 +730,12 @@ impl Pool {
     ///
     /// # Errors
     /// Those of `change`, and then nothing has happened; [`PoolError::Failed`], and then the outcome is old or new.
-    pub fn transact<'a, T>(
+    ///
+    /// # Safety
+    /// A transaction can give the pages of any inode to another, and make an immutable file changeable. The layers above the pool promise more than the
+    /// pool checks: that the bytes of a leased file and of an attached object change only as these layers say. The caller changes only
+    /// what its own layer manages, and by the rules of that layer.
+    pub unsafe fn transact<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
@@ -726,19 +753,26 @@ impl Pool {
     /// # Errors
     /// Those of `change`, and then nothing has happened; [`PoolError::Stalled`], the same; [`PoolError::Media`] if the log
     /// cannot be written: then the outcome is old or new, and the pool is read-only.
-    pub fn change<'a, T>(
+    ///
+    /// # Safety
+    /// As for [`Pool::transact`].
+    pub unsafe fn change<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
-        self.try_change(reservations, change)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.try_change(reservations, change) }
     }
 
     /// [`Pool::change`] with errors of the caller's own.
     ///
     /// # Errors
     /// As for [`Pool::change`].
-    pub fn try_change<'a, T, E: From<PoolError>>(
+    ///
+    /// # Safety
+    /// As for [`Pool::transact`].
+    pub unsafe fn try_change<'a, T, E: From<PoolError>>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
@@ -763,8 +797,14 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Media`].
-    pub fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        self.core().store(offset_bytes, bytes)
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`]: the caller ensures that no reference to the bytes forbids the change, such as a lease of an immutable
+    /// file or a typed value of an attached object. A layer may store to the pages of inodes that it manages, by its own rules, and
+    /// to pages that it has reserved.
+    pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.core().store(offset_bytes, bytes) }
     }
 
     /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy. Others may change them meanwhile. If a
@@ -837,8 +877,13 @@ impl Pool {
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
         let core = self.core();
-        let mutexes = [file_mutex(inode); 2];
-        Ok(FileLock { core, mutexes, first: core.lock_file(inode)?, second: None })
+        Ok(FileLock {
+            core,
+            mutexes: [file_mutex(inode); 2],
+            first: core.lock_file(inode)?,
+            second: None,
+            _keeps_mapped: core.clone(),
+        })
     }
 
     /// [`Pool::lock_file`] of two files.
@@ -853,9 +898,14 @@ impl Pool {
             false => (other, one),
         };
         let is_same = file_mutex(one) == file_mutex(other);
-        let first = self.core().lock_file(first)?;
-        let second = (!is_same).then(|| self.core().lock_file(second)).transpose()?;
-        Ok(FileLock { core: self.core(), mutexes: [one, other].map(file_mutex), first, second })
+        let core = self.core();
+        Ok(FileLock {
+            core,
+            mutexes: [one, other].map(file_mutex),
+            first: core.lock_file(first)?,
+            second: (!is_same).then(|| core.lock_file(second)).transpose()?,
+            _keeps_mapped: core.clone(),
+        })
     }
 
     /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process
@@ -920,7 +970,11 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.
-    pub fn capture(
+    ///
+    /// # Safety
+    /// The commit replaces the bytes of its ranges, in this process and others. The caller holds the write lock of each inode
+    /// ([`Pool::lock_inode`]) until the commit is finished, or ensures otherwise that no reference covers the ranges: see [`Media::write_at`].
+    pub unsafe fn capture(
         &self,
         content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),
@@ -953,7 +1007,7 @@ impl Pool {
 
     /// Up to where commits are copied to their place.
     pub fn applied_lsn(&self) -> u64 {
-        self.core().control().applied_lsn.load(Relaxed)
+        at_place(&self.core().control().applied_lsn)
     }
 
     /// Copies everything committed before `lsn`, or as much of it as is durable, to its place.
@@ -1174,11 +1228,18 @@ impl Drop for Shared {
 }
 
 impl Core {
-    /// Leaves the pool; the last one that writes brings the media up to date and removes the segment. What fails here
-    /// is made up for by the next one that opens it.
+    /// Leaves the pool; the last one that writes brings the media up to date, and removes the segment if no reader uses it. What fails
+    /// here is made up for by the next one that opens it.
     fn close(&self) {
         let timeout = self.stall_timeout;
         let recovery = || self.membership.lock(Byte::Recovery, LockKind::Exclusive, timeout);
+        if self.is_writable
+            && let Err(error) = self.media.check_kept()
+        {
+            // A process that has opened the pool later than another program was told of it cannot know.
+            self.fail(FailureKind::Data, &error.source);
+            self.note_loss();
+        }
         if self.is_writable && recovery().unwrap_or(false) {
             let is_last = self.membership.try_lock(Byte::Openers, LockKind::Exclusive);
             if is_last.unwrap_or(false) {
@@ -1188,8 +1249,14 @@ impl Core {
                     self.write_closed_superblock()
                 });
                 point::pass("close-superblock");
-                Segment::remove(self.segment_id);
+                // Of a pool that has failed one of the two says so to the next process that opens it.
+                if self.check_not_failed().is_ok() || self.note_loss() {
+                    Segment::remove(self.segment_id);
+                }
                 point::pass("close-removed");
+            } else if self.membership.is_only_writer() {
+                // Readers stay, and write nothing when they close: what is not durable now would be lost when the machine is restarted.
+                let _ = self.checkpoint();
             }
         }
         self.pins.leave();

@@ -28,7 +28,7 @@ use crate::error::{PoolError, Result};
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
-use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
+use crate::format::superblock::{ANY_BOOT, COPIES, Superblock, UNKNOWN_BOOT};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
 use crate::image;
@@ -160,6 +160,12 @@ fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
     }
 }
 
+/// The locks of the media's open file, to be taken by this opening alone.
+fn claim(media: &dyn Media) -> Result<Membership> {
+    let claimed = Membership::claim(media.file()).map_err(|source| lock_error(media, source))?;
+    claimed.ok_or_else(|| PoolError::MediaInUse { path: media.path().to_path_buf() })
+}
+
 fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -> Result<Role> {
     let failed = |source| lock_error(media, source);
     let busy = || PoolError::Busy { path: media.path().to_path_buf() };
@@ -211,7 +217,7 @@ impl Drop for OnlyOne {
 /// Has the media for oneself without opening the pool on it, which may be damaged.
 pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
-    let members = Membership::new(media.file()).map_err(failed)?;
+    let members = claim(media)?;
     let wanted = members.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
     if !wanted.map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
@@ -249,10 +255,9 @@ pub(crate) fn open(
             reason: "the file or its file system is read-only",
         });
     }
-    let opened = open_locked(&media, options, shared);
-    if opened.is_err()
-        && let Ok(members) = Membership::new(media.file())
-    {
+    let members = Arc::new(claim(&*media)?);
+    let opened = open_locked(&media, members.clone(), options, shared);
+    if opened.is_err() {
         // The locks belong to the media's open file, which the caller may keep.
         members.leave();
     }
@@ -261,11 +266,11 @@ pub(crate) fn open(
 
 fn open_locked(
     media: &Arc<dyn Media>,
+    members: Arc<Membership>,
     options: &OpenOptions,
     shared: Option<Shared>,
 ) -> Result<Opened> {
     let failed = |source| lock_error(&**media, source);
-    let members = Membership::new(media.file()).map_err(failed)?;
     let recovery = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
     if !members.lock(Byte::Recovery, recovery, options.stall_timeout).map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
@@ -290,7 +295,7 @@ fn open_locked(
 
 fn new_core(
     media: &Arc<dyn Media>,
-    membership: Membership,
+    membership: Arc<Membership>,
     superblock: &Superblock,
     (segment, pins): (Segment, Pins),
     segment_id: Uuid,
@@ -335,7 +340,7 @@ fn take_slot(core: &Core) -> Result<()> {
 /// Opens a pool that others have open.
 fn join(
     media: &Arc<dyn Media>,
-    members: Membership,
+    members: Arc<Membership>,
     superblock: Superblock,
     options: &OpenOptions,
     shared: Option<Shared>,
@@ -356,7 +361,10 @@ fn join(
         }
         None => (
             Segment::open(id, uuid, layout, !options.read_only),
-            Pins::open(&Segment::name_of_pins(id), uuid),
+            match options.read_only {
+                true => Ok(Pins::of_reader()),
+                false => Pins::open(&Segment::name_of_pins(id), uuid),
+            },
         ),
     };
     let (segment, pins) = (segment.map_err(elsewhere)?, pins.map_err(elsewhere)?);
@@ -378,7 +386,7 @@ fn create_shared(id: Uuid, superblock: &Superblock, mode: u32) -> Result<(Segmen
 /// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
 fn build(
     media: &Arc<dyn Media>,
-    members: Membership,
+    members: Arc<Membership>,
     superblocks: Superblocks,
     options: &OpenOptions,
     role: &Role,
@@ -386,6 +394,7 @@ fn build(
     let superblock = &superblocks.valid;
     let owner =
         Owner::new(superblock.uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
+    let had_failed = had_failed(superblock);
     if matches!(role, Role::First | Role::Alone) {
         Segment::remove_left_by(owner);
     }
@@ -401,7 +410,7 @@ fn build(
     };
     let core = new_core(media, members, superblock, shared, segment_id, options);
     point::pass("open-segment");
-    let replayed = replay(&core, superblock, options.repairs);
+    let replayed = replay(&core, superblock, had_failed, options.repairs);
     let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
         if core.is_writable {
@@ -473,8 +482,20 @@ struct Replayed {
     counted: Counted,
 }
 
+/// Whether the processes that had the pool open last were told that bytes are lost, and could not say so in the superblocks.
+fn had_failed(superblock: &Superblock) -> bool {
+    let left = Segment::open(superblock.segment, superblock.uuid, &superblock.layout, false);
+    // Relaxed: they are gone.
+    left.is_ok_and(|left| left.control().failure.load(Relaxed) != 0)
+}
+
 /// Loads the image and replays the log into it.
-fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
+fn replay(
+    core: &Core,
+    superblock: &Superblock,
+    had_failed: bool,
+    repairs: bool,
+) -> Result<Replayed> {
     load_image(core)?;
     let control = core.control();
     let tail_lsn = superblock.tail_lsn;
@@ -491,16 +512,17 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     let reader = core.log_reader();
     let mut records = 0;
     let locked = core.lock()?;
-    let counted =
-        reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(core.boot), |record| {
-            let slots = record.slots().map(|change| change.slot);
-            if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
-                core.segment.allocate_slot(last)?;
-            }
-            image::apply(&locked, record);
-            records += 1;
-            Ok(())
-        })?;
+    let counts_unmarked =
+        superblock.counts_unmarked_in(core.boot) && (!had_failed || superblock.boot == ANY_BOOT);
+    let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
+        let slots = record.slots().map(|change| change.slot);
+        if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
+            core.segment.allocate_slot(last)?;
+        }
+        image::apply(&locked, record);
+        records += 1;
+        Ok(())
+    })?;
     let owners = image::owners(core);
     let forbids = |flaw: &&Flaw| flaw.forbids_writing() && !(repairs && flaw.is_miscount());
     if core.is_writable
@@ -516,8 +538,7 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     freed::forget(&locked);
     alloc::forget_zeroed(&locked);
     drop(locked);
-    // The log goes on with a page. What lies before it in this one is of the generation that ends here.
-    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
+    let next_lsn = next_lsn(core, end_lsn);
     for position in
         [&control.applied_lsn, &control.appends.durable_lsn, &control.appends.metadata_lsn]
     {
@@ -533,6 +554,21 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
         });
     }
     Ok(Replayed { overlay: committed, records, counted })
+}
+
+/// Where a log goes on that ended here: with a page, since what lies before it in this one is of the generation that ends.
+///
+/// And a round of the ring later. A power cut can take records, of which nothing says how many there were; but none lay further behind
+/// the tail than the ring is long. So no position is that of two records, and what is made of one names one thing for ever: an
+/// inode ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
+fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
+    let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
+    // Behind the largest that a superblock can state, a pool could not be opened; only forged ones come near it.
+    let is_forged = next_lsn > u64::MAX / 4;
+    match is_forged || mutant::is(core.mutant, Mutant::SameGeneration) {
+        false => next_lsn + core.layout.log().len_bytes,
+        true => next_lsn,
+    }
 }
 
 /// Makes durable what was replayed and may not be: while the machine that wrote the log runs on, it counts because it is there.
@@ -558,7 +594,15 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     ranges.retain(|range| range.len_bytes > 0);
     // Written anew: an earlier write-back may have failed, and then the system takes for clean what is not on media.
     ranges.iter().try_for_each(|range| write_again(&*core.media, *range))?;
-    core.make_durable(&ranges)?;
+    core.make_durable_in_recovery(&ranges).inspect_err(|_| {
+        // Some of it may have been lost before it was read here. The system says so once.
+        let unknown = Superblock {
+            sequence: superblocks.valid.sequence + 1,
+            boot: UNKNOWN_BOOT,
+            ..superblocks.valid.clone()
+        };
+        let _ = write_superblocks(&*core.media, &unknown, superblocks.copy, core.mutant);
+    })?;
     point::pass("open-secured");
     if !counted.unmarked.is_empty() {
         superblocks.valid.sequence += 1;
@@ -574,7 +618,8 @@ fn write_again(media: &dyn Media, range: ByteRange) -> Result<()> {
     for done in (0..range.len_bytes).step_by(PIECE_BYTES as usize) {
         let piece = &mut bytes[..PIECE_BYTES.min(range.len_bytes - done) as usize];
         media.read_at(range.offset_bytes + done, piece)?;
-        media.write_at(range.offset_bytes + done, piece)?;
+        // SAFETY: the pool is being opened alone: no process has a lease or an object of it.
+        unsafe { media.write_at(range.offset_bytes + done, piece)? };
     }
     Ok(())
 }
@@ -597,12 +642,13 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
         image::seal_page(&mut bytes);
         image::begin_log_of(&core.segment, page);
         let offset_bytes = core.layout.metadata().offset_bytes + page * PAGE_BYTES;
-        core.media.write_at(offset_bytes, &bytes)?;
+        // SAFETY: a page of metadata: no reference to it is ever made.
+        unsafe { core.media.write_at(offset_bytes, &bytes)? };
         ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
     }
     dirty.iter().for_each(|word| word.store(0, Relaxed));
     if !ranges.is_empty() && !mutant::is(core.mutant, Mutant::TailBeforeFlush) {
-        core.make_durable(&ranges)?;
+        core.make_durable_in_recovery(&ranges)?;
     }
     point::pass("open-written");
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {

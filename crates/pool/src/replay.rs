@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
+use crate::appends::at_place;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
@@ -316,7 +317,9 @@ impl Committed {
             }
             buffer.resize(batch.len() * PAGE_BYTES as usize, 0);
             read_batch(media, place, &batch, &mut buffer)?;
-            media.write_at(place, &buffer)?;
+            // SAFETY: the page is an object's, and the record was committed by the holder of its write lock. Attached objects are private
+            // mappings of their media: what replaces a committed page there is what the object has.
+            unsafe { media.write_at(place, &buffer)? };
         }
         Ok(())
     }
@@ -403,8 +406,7 @@ impl Core {
         loop {
             // Before the positions: what is decided after this is before the durable position, or found undecided.
             let pending = control.appends.lsns();
-            // Acquire: the media has what was applied before this position.
-            let from_lsn = control.applied_lsn.load(Acquire);
+            let from_lsn = at_place(&control.applied_lsn);
             let to_lsn = control.appends.durable_lsn();
             let value = self.committed_between(from_lsn, to_lsn).and_then(|committed| {
                 let undecided = self.undecided(range, pending.iter().filter(|l| **l >= to_lsn));

@@ -22,7 +22,7 @@
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
 //!
-//! Beside it lies a second segment, of the [`pins`](crate::pins), which readers can write to as well.
+//! Beside it lies a second segment, of the [`pins`](crate::pins) of writers. Readers do not open that one, and map this one for reading only.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
@@ -62,7 +62,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM05");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM06");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]

@@ -90,6 +90,12 @@ pub trait ChangeSlots: ReadSlots {
     /// [`PoolError::NoFreeInode`](crate::PoolError::NoFreeInode).
     fn take_slot(&mut self) -> Result<u64>;
 
+    /// The incarnation of an inode that is made now in this slot, which was taken: no other inode that ever was in the slot has it.
+    ///
+    /// # Errors
+    /// As [`ReadSlots::slot`].
+    fn new_incarnation(&self, number: u64) -> Result<u64>;
+
     /// Makes a slot free.
     ///
     /// # Errors

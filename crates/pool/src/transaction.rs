@@ -19,7 +19,6 @@ use crate::format::slot::{self, Slot};
 use crate::format::slot_change::SlotWords;
 use crate::freed;
 use crate::image;
-use crate::log::FailureKind;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::InodeUse;
@@ -142,6 +141,13 @@ impl ChangeSlots for Transaction<'_> {
         }
     }
 
+    fn new_incarnation(&self, number: u64) -> Result<u64> {
+        // A part keeps no incarnation, so what the slot has says too little. But the record of this transaction will lie here or behind
+        // it, and so moves the head on: a later inode in the slot gets a higher number. No position ever comes again, not even that
+        // of a record that a power cut took (`recovery`). Numbers that earlier programs counted are lower: each took a record.
+        Ok(self.incarnation(number)?.max(self.core().head_lsn()).wrapping_add(1))
+    }
+
     fn give_back(&mut self, number: u64) -> Result<()> {
         let incarnation = self.incarnation(number)?;
         Inode::make_free(self.place_of(number), number, incarnation);
@@ -206,14 +212,13 @@ impl Transaction<'_> {
             .filter(|inode| inode.kind != InodeKind::Free)
     }
 
-    /// A free inode with its next incarnation.
+    /// A free inode with an incarnation that no other inode in its slot ever had.
     ///
     /// # Errors
     /// [`PoolError::NoFreeInode`].
     pub fn free_inode(&mut self) -> Result<Inode> {
         let number = self.take_slot()?;
-        let before = self.inode(number)?;
-        Ok(Inode::free(number, before.incarnation.wrapping_add(1)))
+        Ok(Inode::free(number, self.new_incarnation(number)?))
     }
 
     /// Puts an inode in its slot. Runs that it names no more are freed.
@@ -305,7 +310,7 @@ impl Core {
             let before = self.segment.slot(*slot).expect("it was allocated");
             // The first change behind the tail is a whole one.
             let words = match image::is_logged(&self.segment, *slot) {
-                true => SlotWords::patch(|at| before[at].load(Relaxed).to_ne_bytes(), after),
+                true => SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after),
                 false => SlotWords::whole(after),
             };
             builder.slot(*slot, words);
@@ -346,10 +351,7 @@ impl Core {
         if ranges.is_empty() || mutant::is(self.mutant, Mutant::CommitBeforeData) {
             return Ok(());
         }
-        self.media.write_back(&ranges).and_then(|()| self.media.flush()).map_err(|error| {
-            self.fail(FailureKind::Data, &error.source);
-            error.into()
-        })
+        self.make_durable(&ranges)
     }
 
     /// Whether the log can take a transaction at all.

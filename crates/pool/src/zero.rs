@@ -48,7 +48,10 @@ impl Core {
         before_bytes_are_stored();
         for done in (0..range.len_bytes).step_by(ZEROS.len()) {
             let len_bytes = (range.len_bytes - done).min(ZEROS.len() as u64);
-            self.media.write_at(range.offset_bytes + done, &ZEROS[..len_bytes as usize])?;
+            // SAFETY: free pages that no pin covers, or pages that the caller has reserved: no reference to them exists.
+            unsafe {
+                self.media.write_at(range.offset_bytes + done, &ZEROS[..len_bytes as usize])?;
+            }
         }
         Ok(())
     }

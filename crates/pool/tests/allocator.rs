@@ -18,6 +18,7 @@ use aquifer_pool::media::Media;
 use aquifer_pool::{CommitContent, CommitPages, Mutant, OpenOptions, Pool, PoolError, Reservation};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use support::*;
 
 const POOL_BYTES: usize = 768 << 10;
@@ -173,7 +174,9 @@ fn session<'a>(
                         if !zeroed {
                             // It may be written to before anything names it.
                             let bytes = page(stamp).repeat(pages as usize);
-                            pool.media().write_at(whole.bytes().offset_bytes, &bytes).unwrap();
+                            pool.media()
+                                .write_unguarded(whole.bytes().offset_bytes, &bytes)
+                                .unwrap();
                         }
                         held.push(Held { reservation, handle, stamp });
                     }
@@ -189,7 +192,7 @@ fn session<'a>(
                 let Held { reservation, stamp, .. } = held.swap_remove(0);
                 let run = reservation.whole();
                 let number = pool
-                    .transact(vec![reservation], |transaction| {
+                    .transact_unguarded(vec![reservation], |transaction| {
                         let inode = Inode {
                             kind: InodeKind::Object,
                             size_bytes: run.pages * PAGE_BYTES,
@@ -207,7 +210,7 @@ fn session<'a>(
                 assert!(before.is_none(), "inode {number} was in use");
             }
             (6, Some(number)) => {
-                pool.transact(vec![], |transaction| {
+                pool.transact_unguarded(vec![], |transaction| {
                     let inode = transaction.inode(number)?;
                     transaction.put(Inode::free(number, inode.incarnation));
                     Ok(())
@@ -244,7 +247,7 @@ fn session<'a>(
                 let reserved = pool.reserve_zeroed_at(more.start_page, more.pages).unwrap();
                 let Some(reservation) = reserved else { continue };
                 let run = Run { pages: object.run.pages + more.pages, ..object.run };
-                pool.transact(vec![reservation], |transaction| {
+                pool.transact_unguarded(vec![reservation], |transaction| {
                     let inode = transaction.inode(number)?;
                     transaction.put(Inode { runs: vec![run], ..inode });
                     Ok(())
@@ -265,7 +268,7 @@ fn session<'a>(
                     held.pop().map(|held| held.reservation).into_iter().collect();
                 object.shadow = reserved.first().map_or(Run::EMPTY, Reservation::whole);
                 let shadow = object.shadow;
-                pool.transact(reserved, |transaction| {
+                pool.transact_unguarded(reserved, |transaction| {
                     let inode = transaction.inode(number)?;
                     transaction.put(Inode { shadow, ..inode });
                     Ok(())
@@ -281,10 +284,13 @@ fn session<'a>(
                 let target = Run { start_page: object.run.start_page + index, pages: 1 }.bytes();
                 let pages = CommitPages { inode: number, target };
                 let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page(stamp));
-                pool.capture(&CommitContent { pages: &[pages], ..Default::default() }, fill)
-                    .unwrap()
-                    .finish()
-                    .unwrap();
+                pool.capture_unguarded(
+                    &CommitContent { pages: &[pages], ..Default::default() },
+                    fill,
+                )
+                .unwrap()
+                .finish()
+                .unwrap();
                 object.stamps[index as usize] = stamp;
             }
             (11, _) if rng.chance(0.3) => {
@@ -301,7 +307,7 @@ fn session<'a>(
 
 /// Changes an inode.
 fn put(pool: &Pool, number: u64, change: impl Fn(&mut Inode)) {
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         let mut inode = transaction.inode(number)?;
         change(&mut inode);
         transaction.put(inode);
@@ -448,7 +454,7 @@ fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
         aquifer_pool::CreateOptions { inodes: Some(600), log_bytes: Some(2 << 20), ..small() };
     let pool = Pool::create_on(media, &options, &alone()).unwrap();
     let many = |count: u64| {
-        pool.transact(vec![], |transaction| {
+        pool.transact_unguarded(vec![], |transaction| {
             (1..=count).for_each(|number| transaction.put(Inode::free(number, 1)));
             Ok(())
         })
@@ -457,7 +463,7 @@ fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
     let error = many(600).unwrap_err();
     assert!(matches!(error, PoolError::TooManyRuns { .. }), "{error}");
     for number in [0, 601, 1 << 40] {
-        let error = pool.transact(vec![], |transaction| {
+        let error = pool.transact_unguarded(vec![], |transaction| {
             transaction.put(Inode::free(number, 1));
             Ok(())
         });
@@ -478,7 +484,7 @@ fn pages_given_up_are_zero_for_the_next_one() {
         let reservation = pool.reserve(pages, 1).unwrap();
         let whole = reservation.whole();
         let bytes = page(77).repeat(pages as usize);
-        pool.media().write_at(whole.bytes().offset_bytes, &bytes).unwrap();
+        pool.media().write_unguarded(whole.bytes().offset_bytes, &bytes).unwrap();
         let image = media.image();
         drop(reservation);
         let pool = match crashes {

@@ -11,6 +11,7 @@ use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_testkit::unguarded::UnguardedPool;
 use support::sample::{self, page};
 use support::*;
 
@@ -284,7 +285,12 @@ fn a_tail_of_an_older_generation_stays_dead() {
     drop(pool);
     let lost = record.offset..record.offset + record.len;
     image[lost.clone()].copy_from_slice(&after[lost]);
-    assert_eq!(forge::superblock(&image).tail_lsn, record.lsn, "right where the log goes on");
+    // The log goes on a round later. Were it right here, the record would lie where the next one is looked for.
+    assert!(forge::superblock(&image).tail_lsn > record.lsn);
+    for copy in 0..2 {
+        image[copy * PAGE + 88..][..8].copy_from_slice(&record.lsn.to_le_bytes());
+        forge::seal_superblock(&mut image, copy);
+    }
     sample::assert_complete(&Pool::open_on(FileMedia::of(&image), &reading()).unwrap());
     let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
     assert_eq!(pool.info().unwrap().recovered_records, 0);
@@ -353,7 +359,7 @@ fn a_record_larger_than_the_log_is_refused_and_the_pool_works_on() {
         let target = Run { start_page: inode.runs[0].start_page, pages }.bytes();
         let commit = CommitPages { inode: inode.number, target };
         let refused = pool
-            .capture(&CommitContent { pages: &[commit], ..Default::default() }, |_| {
+            .capture_unguarded(&CommitContent { pages: &[commit], ..Default::default() }, |_| {
                 panic!("nothing is captured")
             });
         let error = refused.err().expect("too large");
@@ -363,10 +369,12 @@ fn a_record_larger_than_the_log_is_refused_and_the_pool_works_on() {
     let pages = pool.max_commit_bytes() / PAGE_BYTES;
     let target = Run { start_page: inode.runs[0].start_page, pages }.bytes();
     let commit = CommitPages { inode: inode.number, target };
-    pool.capture(&CommitContent { pages: &[commit], ..Default::default() }, |bytes| bytes.fill(1))
-        .unwrap()
-        .finish()
-        .unwrap();
+    pool.capture_unguarded(&CommitContent { pages: &[commit], ..Default::default() }, |bytes| {
+        bytes.fill(1)
+    })
+    .unwrap()
+    .finish()
+    .unwrap();
 }
 
 #[test]
@@ -389,8 +397,8 @@ fn media_that_cannot_be_written_serve_readers() {
     is_refused(pool.reserve_zeroed(1, 1).map(drop));
     is_refused(pool.apply_through(u64::MAX));
     is_refused(pool.make_durable(&[]));
-    is_refused(pool.transact(vec![], |_| Ok(())));
-    is_refused(pool.capture(&CommitContent::default(), |_| {}).map(drop));
+    is_refused(pool.transact_unguarded(vec![], |_| Ok(())));
+    is_refused(pool.capture_unguarded(&CommitContent::default(), |_| {}).map(drop));
 }
 
 #[test]
@@ -604,7 +612,7 @@ fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
     sample::destroy(&pool, "alpha").unwrap();
     let beta = sample::find(&pool, "beta").unwrap();
     let shrunk = Run { pages: 1, ..beta.runs[0] };
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         transaction.put(Inode { runs: vec![shrunk], size_bytes: 1, ..beta.clone() });
         Ok(())
     })
@@ -633,14 +641,14 @@ fn an_object_that_shrank_keeps_what_was_committed_with_pages_it_lost() {
     let whole = inode.runs[0];
     let commit = CommitPages { inode: inode.number, target: whole.bytes() };
     let bytes = page("alpha", 5).repeat(4);
-    pool.capture(&CommitContent { pages: &[commit], ..Default::default() }, |payload| {
+    pool.capture_unguarded(&CommitContent { pages: &[commit], ..Default::default() }, |payload| {
         payload.copy_from_slice(&bytes)
     })
     .unwrap()
     .finish()
     .unwrap();
     let half = Run { pages: 2, ..whole };
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         transaction.put(Inode { runs: vec![half], size_bytes: 1, ..inode.clone() });
         Ok(())
     })
@@ -662,8 +670,9 @@ fn a_pool_outlives_its_last_handle_until_its_commits_are_done() {
     let alpha = sample::find(&pool, "alpha").unwrap();
     let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
     let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page("alpha", 8));
-    let commit =
-        pool.capture(&CommitContent { pages: &[pages], ..Default::default() }, fill).unwrap();
+    let commit = pool
+        .capture_unguarded(&CommitContent { pages: &[pages], ..Default::default() }, fill)
+        .unwrap();
     drop(pool);
     let stall_timeout = std::time::Duration::from_millis(10);
     let options = OpenOptions { stall_timeout, ..alone() };
@@ -758,8 +767,9 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     let alpha = sample::find(&pool, "alpha").unwrap();
     let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
     let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page("alpha", 31));
-    let commit =
-        pool.capture(&CommitContent { pages: &[pages], ..Default::default() }, fill).unwrap();
+    let commit = pool
+        .capture_unguarded(&CommitContent { pages: &[pages], ..Default::default() }, fill)
+        .unwrap();
     // SAFETY: the child drops a value and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {

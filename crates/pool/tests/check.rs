@@ -17,6 +17,7 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_testkit::child;
+use aquifer_testkit::unguarded::UnguardedMedia;
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;
@@ -325,7 +326,10 @@ fn a_pool_full_of_nonsense_gives_a_report_of_bounded_length() {
     drop(Pool::create_on(media.clone(), &options, &alone()).unwrap());
     let layout = forge::superblock(&media.image()).layout;
     media
-        .write_at(layout.metadata().offset_bytes, &vec![0x5a; layout.metadata().len_bytes as usize])
+        .write_unguarded(
+            layout.metadata().offset_bytes,
+            &vec![0x5a; layout.metadata().len_bytes as usize],
+        )
         .unwrap();
     let report = check_on(&*media, &CheckOptions::default());
     assert_eq!(report.findings.len(), 1000);
@@ -398,7 +402,7 @@ fn a_superblock_is_not_repaired_under_those_who_have_the_pool_open() {
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
-    pool.media().write_at(PAGE_BYTES, &[0xab; 512]).unwrap();
+    pool.media().write_unguarded(PAGE_BYTES, &[0xab; 512]).unwrap();
     let before = std::fs::read(&path).unwrap();
     only(&check(&path, &CheckOptions::default()).unwrap(), FindingKind::Superblock);
     let error = repair(&path, &CheckOptions::default()).unwrap_err();
@@ -459,11 +463,11 @@ impl Media for Shifting {
         false
     }
 
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_at(&self, _: u64, _: &[u8]) -> Result<(), MediaError> {
         panic!("a check writes nothing")
     }
 
-    fn write_durable(&self, _: u64, _: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_durable(&self, _: u64, _: &[u8]) -> Result<(), MediaError> {
         panic!("a check writes nothing")
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::{CreateOptions, Pool, PoolError};
 use aquifer_testkit::child;
+use aquifer_testkit::unguarded::UnguardedPool;
 use support::*;
 
 const SLOTS: u64 = 131_072;
@@ -44,7 +45,7 @@ fn allocated_bytes(segment: &Path) -> u64 {
 /// Uses all slots from `from` on, some at a time.
 fn use_slots(pool: &Pool, from: u64, to: u64) -> aquifer_pool::Result<()> {
     (from..to).step_by(100).try_for_each(|number| {
-        pool.change(vec![], |transaction| {
+        pool.change_unguarded(vec![], |transaction| {
             transaction.put(Inode::free(number, number + 1));
             Ok(())
         })

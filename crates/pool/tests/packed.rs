@@ -9,11 +9,15 @@ use std::time::Duration;
 
 use aquifer_pool::check::{CheckOptions, check};
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
-use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_pool::{
+    CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError,
+};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
+use aquifer_testkit::failing_device::FailingDevice;
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedPool;
 use common::{
     Change, Model, Scene, alone, contents, create, find, open, page, place, small, write,
 };
@@ -148,7 +152,8 @@ fn a_full_table_of_appends_is_somebodys_fault() {
     let inode = find(&pool, b"object").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let content = CommitContent { pages: &pages, ..Default::default() };
-    let capture = |stamp| pool.capture(&content, |bytes| bytes.copy_from_slice(&page(stamp)));
+    let capture =
+        |stamp| pool.capture_unguarded(&content, |bytes| bytes.copy_from_slice(&page(stamp)));
     let name = |number: u64| format!("name-{number}").into_bytes();
     let mut commits = vec![capture(1).unwrap()];
     let mut renamed = 0;
@@ -184,7 +189,7 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
     let data = pool.layout().data();
     // The same bytes again and again are as good as more of them.
     let range = ByteRange { len_bytes: 16 << 20, ..data };
-    pool.change(Vec::new(), |change| {
+    pool.change_unguarded(Vec::new(), |change| {
         (0..PARTS).for_each(|_| change.expose(range));
         Ok(())
     })
@@ -210,40 +215,97 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
     });
 }
 
-/// What cannot be written back is not acknowledged, then or later. While the machine runs on it is there, and whoever opens the
-/// pool next writes it anew; a power cut before that loses it, and shows nothing else in its place.
+/// The system says of a lost page that it is lost to a program that has nothing to do with the pool, and to those that had the device open
+/// then. A process that opens the pool later is told by these.
 #[test]
-fn a_sync_whose_write_back_failed_is_made_up_for_or_lost() {
+fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
+    let Some(device) = FailingDevice::new() else {
+        return eprintln!("skipped: no block device can be made here");
+    };
+    let options = OpenOptions { background: false, ..OpenOptions::default() };
+    let pool = Pool::create(device.path(), 4 << 20, &small(), &options).unwrap();
+    device.forget(pool.layout().data().offset_bytes).unwrap();
+    let program = std::fs::File::options().write(true).open(device.path()).unwrap();
+    device.fill();
+    write(&pool, b"object", 2, 7).unwrap();
+    program.sync_all().expect_err("it could not be written");
+    device.empty();
+    let later = Pool::open(device.path(), &options).unwrap();
+    drop(pool);
+    assert!(matches!(later.sync(), Err(PoolError::Failed { .. })));
+    drop(later);
+    let pool = Pool::open(device.path(), &options).unwrap();
+    assert_eq!(contents(&pool).unwrap(), Model::new());
+}
+
+/// What cannot be written back is not acknowledged, then or later. It may be lost, and what lies in its place is not shown: not
+/// though the system drops it from memory, the machine runs on and no superblock could say so, and not after a power cut either.
+#[test]
+fn a_sync_whose_write_back_failed_shows_nothing_of_earlier_owners() {
     for operation in [MediaOperation::WriteBack, MediaOperation::Flush] {
-        let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
-        let options = OpenOptions { boot: Some(1), ..alone(None) };
-        let pool = Pool::create_on(fresh.clone(), &small(), &options).unwrap();
-        write(&pool, b"earlier", 8, 3).unwrap();
-        common::remove(&pool, b"earlier").unwrap();
-        pool.checkpoint().unwrap();
-        drop(pool);
-        let media =
-            Arc::new(CrashMedia::from_image(&fresh.image(), PersistenceDomain::PageCache).unwrap());
-        let pool = open(&media, &options).unwrap();
-        write(&pool, b"object", 2, 7).unwrap();
-        media.fail(Fault::io_error(Trigger::on(operation)));
-        assert!(pool.sync().is_err(), "{operation}");
-        let refused = write(&pool, b"other", 1, 8);
-        assert!(matches!(refused, Err(PoolError::Failed { .. })), "{operation}: {refused:?}");
-        assert!(matches!(pool.sync(), Err(PoolError::Failed { .. })), "{operation}");
-        std::mem::forget(pool);
-        let expected = Model::from([(b"object".to_vec(), vec![7, 7])]);
-        let pool = open(&media, &options).unwrap();
-        assert_eq!(contents(&pool).unwrap(), expected, "{operation}");
-        media.acknowledge(1);
-        let recording = media.recording();
-        drop(pool);
-        let explored = explore(&recording, Plan { depth: 0, budget: 1500, seed: 1 }, |state| {
-            let options = OpenOptions { boot: Some(2), ..alone(None) };
-            let found = contents(&open(&Arc::new(state.media()?), &options)?)?;
-            let is_lost = found.is_empty() && !state.marks().is_acknowledged(1);
-            if is_lost || found == expected { Ok(None) } else { Err(format!("{found:?}").into()) }
-        });
-        explored.unwrap_or_else(|failure| panic!("{operation}: {failure}"));
+        for (forgets, can_note, mutant) in [
+            (false, true, None),
+            (true, true, None),
+            (true, false, None),
+            (true, true, Some(Mutant::TrustLostBytes)),
+        ] {
+            let case = format!("{operation}, {forgets}, {can_note}, {mutant:?}");
+            let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+            let options = OpenOptions { boot: Some(1), exclusive: can_note, mutant, ..alone(None) };
+            let pool = Pool::create_on(fresh.clone(), &small(), &options).unwrap();
+            write(&pool, b"earlier", 8, 3).unwrap();
+            common::remove(&pool, b"earlier").unwrap();
+            pool.checkpoint().unwrap();
+            drop(pool);
+            let image = fresh.image();
+            let media =
+                Arc::new(CrashMedia::from_image(&image, PersistenceDomain::PageCache).unwrap());
+            let pool = open(&media, &options).unwrap();
+            write(&pool, b"object", 2, 7).unwrap();
+            let fault = Fault::io_error(Trigger::on(operation));
+            media.fail(if forgets { fault.forgetting() } else { fault });
+            if !can_note {
+                let superblocks = ByteRange { offset_bytes: 0, len_bytes: 8192 };
+                let write = Trigger::on(MediaOperation::WriteDurable).within(superblocks);
+                media.fail(Fault::io_error(write.lasting()));
+            }
+            assert!(pool.sync().is_err(), "{case}");
+            let refused = write(&pool, b"other", 1, 8);
+            assert!(matches!(refused, Err(PoolError::Failed { .. })), "{case}: {refused:?}");
+            assert!(matches!(pool.sync(), Err(PoolError::Failed { .. })), "{case}");
+            if forgets && can_note {
+                pool.die();
+            } else {
+                drop(pool);
+            }
+            media.clear_faults();
+            let pool = open(&media, &options).unwrap();
+            if mutant.is_some() {
+                assert_eq!(contents(&pool).unwrap()[b"object".as_slice()], [3, 3], "{case}");
+                continue;
+            }
+            assert_eq!(contents(&pool).unwrap(), Model::new(), "{case}");
+            media.withdraw(1);
+            write(&pool, b"next", 2, 8).unwrap();
+            pool.sync().unwrap();
+            media.acknowledge(2);
+            let recording = media.recording();
+            drop(pool);
+            let explored = explore(&recording, Plan { depth: 0, budget: 300, seed: 1 }, |state| {
+                let options = OpenOptions { boot: Some(2), ..alone(None) };
+                let found = contents(&open(&Arc::new(state.media()?), &options)?)?;
+                let is_right = match state.marks() {
+                    marks if marks.is_acknowledged(2) => {
+                        found == Model::from([(b"next".to_vec(), vec![8, 8])])
+                    }
+                    marks if marks.withdrawn().contains(&1) => {
+                        !found.contains_key(b"object".as_slice())
+                    }
+                    _ => found.is_empty() || found.values().all(|stamps| *stamps == [7, 7]),
+                };
+                if is_right { Ok(None) } else { Err(format!("{found:?}").into()) }
+            });
+            explored.unwrap_or_else(|failure| panic!("{case}: {failure}"));
+        }
     }
 }

@@ -7,6 +7,7 @@ use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::{OpenOptions, Pool, PoolError, Transaction};
+use aquifer_testkit::unguarded::UnguardedPool;
 use support::sample::page;
 use support::*;
 
@@ -21,9 +22,9 @@ fn in_boot(boot: u64) -> OpenOptions {
 fn write(pool: &Pool, name: &str, version: u64) {
     let reservation = pool.reserve(2, 1).unwrap();
     let (runs, bytes) = (reservation.runs().to_vec(), reservation.whole().bytes());
-    pool.store(bytes.offset_bytes, &page(name, version).repeat(2)).unwrap();
+    pool.store_unguarded(bytes.offset_bytes, &page(name, version).repeat(2)).unwrap();
     let before = pool.inodes().unwrap().into_iter().find(|inode| inode.name == name.as_bytes());
-    pool.change(vec![reservation], |transaction| {
+    pool.change_unguarded(vec![reservation], |transaction| {
         let inode = match &before {
             Some(before) => before.clone(),
             None => transaction.free_inode()?,
@@ -76,7 +77,7 @@ fn sample() -> (Vec<u8>, Vec<Found>) {
         }
     }
     let image = media.image();
-    std::mem::forget(pool);
+    pool.die();
     let found = found(&image);
     let kinds: Vec<_> = found.iter().map(|found| found.header.is_close).collect();
     assert_eq!(kinds, [false, false, true, false, false, false]);
@@ -98,7 +99,7 @@ fn version_in(image: &[u8], boot: u64) -> Result<u64, PoolError> {
     let pool = Pool::open_on(media.clone(), &in_boot(boot))?;
     let found = version(&pool);
     write(&pool, "alpha", 50);
-    std::mem::forget(pool);
+    pool.die();
     let pool = Pool::open_on(media, &in_boot(boot))?;
     assert_eq!(version(&pool), 50);
     Ok(found)
@@ -133,10 +134,10 @@ fn a_damaged_packed_record_ends_the_log() {
         (0..80).for_each(|_| transaction.expose(exposed));
         Ok(())
     };
-    pool.change(vec![], fill).unwrap();
+    pool.change_unguarded(vec![], fill).unwrap();
     (6..14).for_each(|version| write(&pool, "alpha", version));
     let longer = media.image();
-    std::mem::forget(pool);
+    pool.die();
     let all = self::found(&longer);
     let index = all.iter().position(|found| crosses(&found)).expect("one crosses");
     for (image, all, index) in [(&image, &found, 4), (&longer, &all, index)] {
@@ -231,7 +232,7 @@ fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     write(&pool, "alpha", 2);
     write(&pool, "alpha", 3);
     let image = media.image();
-    std::mem::forget(pool);
+    pool.die();
     assert_eq!(version_in(&image, BOOT).unwrap(), 3);
     let mut found = found(&image);
     let entry = |record: &Found| &image[record.offset + HEADER_BYTES..][..16];
@@ -286,12 +287,12 @@ fn exposed_bytes_outside_of_the_data_are_refused() {
     // And it is not made by a program by mistake.
     let pool = Pool::open_on(FileMedia::of(&image), &in_boot(BOOT)).unwrap();
     for range in [layout.log(), layout.metadata()] {
-        let outcome = pool.change(vec![], |transaction| {
+        let outcome = pool.change_unguarded(vec![], |transaction| {
             transaction.expose(range);
             Ok(())
         });
         assert!(matches!(outcome, Err(PoolError::Parameter { .. })), "{outcome:?}");
-        let outcome = pool.transact(vec![], |transaction| {
+        let outcome = pool.transact_unguarded(vec![], |transaction| {
             transaction.expose(range);
             Ok(())
         });

@@ -12,6 +12,7 @@ use aquifer_pool::{
     CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError, Transaction,
 };
 use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use common::{alone, contents, create, find, open, page, place, small};
 
 const POOL_BYTES: u64 = 512 << 10;
@@ -20,7 +21,7 @@ const POOL_BYTES: u64 = 512 << 10;
 fn commit(pool: &Pool, name: &[u8], stamp: u64) -> Result<(), PoolError> {
     let inode = find(pool, name)?.expect("made before");
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
-    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+    pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
         payload.copy_from_slice(&page(stamp))
     })?
     .finish()
@@ -184,7 +185,9 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
         gate.wait_until_reached();
         // The next page is among those that are noted as used beyond these.
         let refused = pool.reserve(1, 1).map(|reservation| {
-            pool.media().write_at(reservation.whole().bytes().offset_bytes, &page(9)).unwrap();
+            pool.media()
+                .write_unguarded(reservation.whole().bytes().offset_bytes, &page(9))
+                .unwrap();
         });
         gate.open();
         assert!(matches!(refused, Err(PoolError::Stalled { .. })), "{refused:?}");
@@ -234,8 +237,9 @@ fn commits_and_inodes_that_recovery_would_refuse_are_refused_before() {
         (layout.slots(), good),
     ] {
         let pages = [CommitPages { inode: number, target }];
-        let refused =
-            pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |_| {}).map(drop);
+        let refused = pool
+            .capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |_| {})
+            .map(drop);
         assert!(matches!(refused, Err(PoolError::Parameter { .. })), "{target:?}: {refused:?}");
     }
     for broken in [
@@ -247,7 +251,7 @@ fn commits_and_inodes_that_recovery_would_refuse_are_refused_before() {
             transaction.put(broken.clone());
             Ok(())
         };
-        assert!(pool.transact(vec![], put).is_err(), "{broken:?}");
+        assert!(pool.transact_unguarded(vec![], put).is_err(), "{broken:?}");
     }
     commit(&pool, &name(0), 3).unwrap();
     pool.checkpoint().unwrap();

@@ -18,6 +18,7 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Change, Model, Scene, contents, create, destroy, find, page, place, write};
 
 /// What a child does. Not a test by itself.
@@ -118,7 +119,7 @@ fn leaver() {
     let inode = find(&pool, b"other").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let _commit = pool
-        .capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        .capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.copy_from_slice(&page(99))
         })
         .unwrap();
@@ -132,7 +133,8 @@ fn pipeliner() {
     let capture = |number: u64| {
         let pages = [CommitPages { inode: inode.number, target: place(&inode, number) }];
         let content = CommitContent { pages: &pages, ..Default::default() };
-        pool.capture(&content, |payload| payload.copy_from_slice(&page(100 + number))).unwrap()
+        pool.capture_unguarded(&content, |payload| payload.copy_from_slice(&page(100 + number)))
+            .unwrap()
     };
     let mut commits: Vec<_> = (0..4).map(capture).collect();
     let _first = commits.remove(0);
@@ -161,7 +163,7 @@ fn idler() {
 fn commit(pool: &Pool, stamp: u64) {
     let inode = find(pool, b"own").unwrap().expect("made before");
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
-    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+    pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
         payload.copy_from_slice(&page(stamp))
     })
     .unwrap()
@@ -327,7 +329,7 @@ fn a_change_that_was_not_published_never_counts() {
     assert_eq!(contents(&pool).unwrap().len(), 1);
     // Nobody writes to the log.
     let used_again = pool.reserve(2, 1).unwrap();
-    pool.store(used_again.whole().bytes().offset_bytes, &page(99).repeat(2)).unwrap();
+    pool.store_unguarded(used_again.whole().bytes().offset_bytes, &page(99).repeat(2)).unwrap();
     let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
@@ -476,7 +478,7 @@ fn whoever_waits_for_a_stopped_process_is_told_which_one() {
     let inode = find(&pool, b"own").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let begun = pool
-        .capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        .capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.copy_from_slice(&page(3))
         })
         .unwrap();
@@ -547,12 +549,12 @@ fn a_checkpoint_that_is_given_up_forgets_no_page() {
     let inode = find(&pool, b"own").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let begun = pool
-        .capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        .capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.copy_from_slice(&page(3))
         })
         .unwrap();
     let mut held = Held::at("checkpoint-taken", "impatient", &scene.path);
-    pool.transact(vec![], |_| {
+    pool.transact_unguarded(vec![], |_| {
         // It waits for the commit, and then for the metadata lock.
         held.go_on();
         held.hear("refused");
@@ -574,7 +576,7 @@ fn who_follows_a_dead_checkpoint_may_be_late() {
     create(&pool, b"own", 1).unwrap();
     assert!(play("idler", &scene.path, 0, Some("checkpoint-taken")).1);
     let mut held = Held::at("checkpoint-begun", "impatient", &scene.path);
-    pool.transact(vec![], |_| {
+    pool.transact_unguarded(vec![], |_| {
         held.go_on();
         held.hear("refused");
         Ok(())

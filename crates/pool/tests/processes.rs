@@ -14,6 +14,7 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Scene, contents, create, find, page, place};
 
 /// What a child does. Not a test by itself.
@@ -49,7 +50,7 @@ fn writer() {
     let _lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
     let pages = [0, 1].map(|page| CommitPages { inode: inode.number, target: place(&inode, page) });
     for number in environment("FROM").parse::<u64>().unwrap().. {
-        pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
         })
         .unwrap()
@@ -67,7 +68,7 @@ fn sharer() {
     loop {
         let Ok(lock) = pool.lock_inode(inode.number, LockMode::Exclusive) else { continue };
         let number = stamp_of_object(&pool) + 1;
-        pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+        pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
             payload.chunks_exact_mut(4096).for_each(|chunk| chunk.copy_from_slice(&page(number)));
         })
         .unwrap()
@@ -363,7 +364,7 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     let pool = Pool::open(&scene.path, &options).unwrap();
     let inode = find(&pool, b"object-0").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 1) }];
-    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+    pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
         payload.copy_from_slice(&page(77))
     })
     .unwrap()

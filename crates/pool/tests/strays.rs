@@ -1,16 +1,19 @@
-//! What a process that may only read a pool can do to it: nothing to the media and the metadata, and to the pins no more than
-//! keep pages from being used again.
+//! What a process that may only read a pool can do to it: nothing to the media and the metadata, and to writers no more than
+//! keep pages from being used again. And what safe code can do that forgets a lock.
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::check::{CheckOptions, check};
-use aquifer_pool::{InodeUse, OpenOptions, Pool, PoolError};
+use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use common::{Scene, contents, create, destroy};
 
 /// What a child does. Not a test by itself.
@@ -20,6 +23,8 @@ fn child() {
         ("stray of a reader", stray_of_a_reader),
         ("stray into the segment", stray_into_the_segment),
         ("a reader tries", a_reader_tries),
+        ("reader of another user", reader_of_another_user),
+        ("forgetful", forgetful),
     ]);
 }
 
@@ -101,6 +106,7 @@ fn a_reader_tries() {
     let of_pool = mappings(path.to_str().unwrap());
     let of_segment = mappings(&segment);
     assert!(!of_pool.is_empty() && !of_segment.is_empty());
+    assert!(mappings("-pins").is_empty(), "a reader has nothing that it could store to");
     for (start, len_bytes, is_writable) in of_pool.into_iter().chain(of_segment) {
         assert!(!is_writable);
         // SAFETY: asks for more than is allowed, and nothing is stored.
@@ -119,6 +125,7 @@ fn a_reader_tries() {
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let Ok(target) = std::fs::read_link(entry.path()) else { continue };
         let target = target.to_string_lossy().into_owned();
+        assert!(!target.ends_with("-pins"), "{target}");
         if target != path.to_string_lossy() && !target.ends_with(&segment) {
             continue;
         }
@@ -130,7 +137,10 @@ fn a_reader_tries() {
         // SAFETY: as above.
         assert_eq!(unsafe { libc::ftruncate(number, 0) }, -1, "{target}");
     }
-    assert!(pool.store(0, b"stray").is_err() && pool.media().write_at(0, b"stray").is_err());
+    assert!(
+        pool.store_unguarded(0, b"stray").is_err()
+            && pool.media().write_unguarded(0, b"stray").is_err()
+    );
     assert!(pool.media().grow(64 << 20).is_err());
     println!("tried");
 }
@@ -159,46 +169,46 @@ fn a_stray_store_of_a_reader_does_not_reach_the_media() {
     }
 }
 
-/// Stores anything anywhere into the pins, as any reader could: numbers that mean something there more often than not.
-fn scribble(pins: &Path, rng: &mut Rng) {
-    use std::os::unix::fs::FileExt;
-    // Behind magic and uuid, without which newcomers are refused: of those who are there is this about.
-    const FIRST_OWNER: u64 = 3;
-    const FIRST_BLOCK: u64 = 20480 / 8;
-    let file = std::fs::File::options().write(true).open(pins).unwrap();
-    let words = file.metadata().unwrap().len() / 8;
+/// Where readers pin, as docs/format.md says.
+const READER_USES: u64 = (1 << 61) + (1 << 34);
+const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
+const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
+const READER_LAYOUTS_END: u64 = 1 << 62;
+
+/// Locks and unlocks what it likes of the bytes that readers pin by: such that mean something more often than not.
+fn lock_anything(file: &std::fs::File, rng: &mut Rng) {
     for _ in 0..rng.below(400) {
-        let word = match rng.below(4) {
-            0 => FIRST_OWNER + rng.below(8),
-            1 => FIRST_OWNER + rng.below(words - FIRST_OWNER),
-            _ => FIRST_BLOCK + rng.below(512),
+        let inode = rng.below(20);
+        let (offset_bytes, len_bytes) = match rng.below(100) {
+            0 => (READER_USES, 0),
+            1 => (READER_LAYOUTS + rng.below(1 << 60), rng.below(1 << 60)),
+            2..10 => (READER_GROUPS + rng.below(2), 1),
+            10..20 => (READER_USES + (rng.below(3) << 32) + inode, 1 + rng.below(5)),
+            20..30 => (READER_LAYOUTS + (inode << 32), 1 << 32),
+            _ => (READER_LAYOUTS + (inode << 32) + rng.below(4), 1 + rng.below(3)),
         };
-        let value = match rng.below(4) {
-            0 => rng.below(600),
-            1 => rng.next_u64(),
-            _ => rng.below(20) << 32 | [0, 1, 2, u64::from(u32::MAX)][rng.below(4) as usize],
-        };
-        file.write_all_at(&value.to_le_bytes(), word * 8).unwrap();
+        let range = LockRange { offset_bytes, len_bytes };
+        match rng.below(3) {
+            0 => lock::unlock(file.as_fd(), range).unwrap(),
+            _ => drop(lock::try_lock(file.as_fd(), range, LockKind::Shared).unwrap()),
+        }
     }
 }
 
-/// Scribbling in the pins costs at most that freed pages are not used again: what is written is as it should be, and what was
-/// kept is free when the scribbler is gone.
+/// A reader that locks what it likes costs at most that freed pages are not used again: what is written is as it should be, and what was
+/// kept is free when that reader is gone.
 #[test]
-fn scribbling_in_the_pins_only_delays_that_pages_are_used_again() {
+fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
     let scene = scene_in(tempfile::tempdir().unwrap());
     let mut rng = Rng::new(seed(21));
     let options = OpenOptions { background: false, ..OpenOptions::default() };
     let pool = Pool::open(&scene.path, &options).unwrap();
     let free_before = pool.info().unwrap().free_pages;
-    // Words count only where their owner lives.
-    let reader = Pool::open(&scene.path, &reading()).unwrap();
-    let pin = reader.pin_inode(1, InodeUse::Open).unwrap();
-    let pins = Path::new("/dev/shm").join(format!("aquifer-{}-pins", segment_of(&scene.path)));
+    let reader = std::fs::File::open(&scene.path).unwrap();
     let mut expected = contents(&pool).unwrap();
     let mut kept_pages = 0;
     for round in 0..steps(60) as u64 {
-        scribble(&pins, &mut rng);
+        lock_anything(&reader, &mut rng);
         let name = format!("object-{}", rng.below(5)).into_bytes();
         match expected.remove(&name) {
             Some(_) => destroy(&pool, &name).unwrap(),
@@ -215,14 +225,118 @@ fn scribbling_in_the_pins_only_delays_that_pages_are_used_again() {
         kept_pages = kept_pages.max(pool.info().unwrap().held_pages);
         assert_eq!(contents(&pool).unwrap(), expected, "round {round}");
     }
-    drop((pin, reader));
+    drop(reader);
     for name in expected.keys().filter(|name| *name != b"first") {
         destroy(&pool, name).unwrap();
     }
     drop(pool);
-    assert!(kept_pages > 0, "nothing that was scribbled kept a page: this has shown nothing");
-    println!("at most {kept_pages} pages were kept by what was scribbled");
+    assert!(kept_pages > 0, "nothing that was locked kept a page: this has shown nothing");
+    println!("at most {kept_pages} pages were kept by what was locked");
     assert!(check(&scene.path, &CheckOptions::default()).unwrap().is_sound());
     let pool = Pool::open(&scene.path, &options).unwrap();
     assert_eq!(pool.info().unwrap().free_pages, free_before);
+}
+
+/// A user who may read the pool and its shared memory. Prints "pinned" when it has a pin, and stays.
+fn reader_of_another_user() {
+    const NOBODY: u32 = 65534;
+    // SAFETY: changes this process only, which has one thread that matters.
+    unsafe {
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setgid(NOBODY), 0);
+        assert_eq!(libc::setuid(NOBODY), 0);
+    }
+    let path = pool_of_parent();
+    let refused = |tried: std::io::Result<std::fs::File>| {
+        let error = tried.expect_err("another user can write to the shared memory");
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{error}");
+    };
+    for end in ["", "-pins"] {
+        let name = Path::new("/dev/shm").join(format!("aquifer-{}{end}", segment_of(&path)));
+        assert!(name.exists());
+        refused(std::fs::File::options().write(true).open(&name));
+        refused(std::fs::File::options().write(true).truncate(true).open(&name));
+        let name = std::ffi::CString::new(name.to_str().unwrap()).unwrap();
+        // SAFETY: a NUL-terminated path that outlives the call.
+        let cut = unsafe { libc::truncate(name.as_ptr(), 0) };
+        assert_eq!((cut, aquifer_sys::errno()), (-1, libc::EACCES));
+    }
+    let pool = Pool::open(&path, &reading()).unwrap();
+    let _pins: Vec<_> = (pool.inodes().unwrap().iter())
+        .map(|inode| pool.pin_owned(inode.number, 0).unwrap())
+        .collect();
+    println!("pinned");
+    // Until the parent kills it.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn a_user_who_may_only_read_keeps_pages_and_cannot_harm_writers() {
+    use std::os::unix::fs::PermissionsExt;
+    if aquifer_sys::credentials::effective().uid != 0 {
+        return eprintln!("skipped: acting as another user needs root");
+    }
+    let scene = scene_in(tempfile::tempdir().unwrap());
+    let readable = |path: &Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    readable(scene.path.parent().unwrap(), 0o755);
+    readable(&scene.path, 0o644);
+    let options = OpenOptions { segment_mode: 0o644, background: false, ..OpenOptions::default() };
+    let pool = Pool::open(&scene.path, &options).unwrap();
+    let mut command = child::command("reader of another user");
+    command.env("POOL", &scene.path).stdin(std::process::Stdio::piped());
+    let mut reader = child::Reaped(command.spawn().unwrap());
+    let mut lines = BufReader::new(reader.0.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "pinned"), "the reader ended early");
+
+    let free_pages = pool.info().unwrap().free_pages;
+    destroy(&pool, b"first").unwrap();
+    pool.checkpoint().unwrap();
+    let info = pool.info().unwrap();
+    assert_eq!((info.free_pages, info.pins), (free_pages, 1));
+    assert!(info.held_pages > 0);
+    // SAFETY: our child, which was not waited for.
+    assert_eq!(unsafe { libc::kill(reader.0.id() as i32, libc::SIGSTOP) }, 0);
+    create(&pool, b"second", 1).unwrap();
+    pool.checkpoint().unwrap();
+    assert_eq!(pool.info().unwrap().held_pages, info.held_pages, "a stopped reader keeps its pins");
+    reader.kill();
+    pool.checkpoint().unwrap();
+    let info = pool.info().unwrap();
+    assert_eq!((info.held_pages, info.pins), (0, 0));
+    drop(pool);
+    assert!(check(&scene.path, &CheckOptions::default()).unwrap().is_sound());
+}
+
+/// Forgets the lock of a file, closes the pool, and goes on taking locks in the same thread.
+fn forgetful() {
+    let options = OpenOptions { background: false, ..OpenOptions::default() };
+    let lock_of = |pool: &Pool, inode| std::mem::forget(pool.lock_file(inode).unwrap());
+    let other = pool_of_parent().with_extension("other");
+    let other = Pool::create(other, 4 << 20, &common::small(), &options).unwrap();
+    let pool = Pool::open(pool_of_parent(), &options).unwrap();
+    lock_of(&pool, 2);
+    std::mem::forget(pool.lock_two_files(3, 4).unwrap());
+    drop(pool);
+    // Where nothing is mapped in place of what was forgotten.
+    create(&other, b"first", 1).unwrap();
+    let pool = Pool::open(pool_of_parent(), &options).unwrap();
+    lock_of(&pool, 2);
+    create(&pool, b"second", 1).unwrap();
+    drop(pool);
+    let pool = Pool::open(pool_of_parent(), &options).unwrap();
+    drop(pool.lock_file(2).unwrap());
+    create(&pool, b"third", 1).unwrap();
+    println!("went on");
+}
+
+#[test]
+fn a_forgotten_lock_of_a_file_harms_nothing_once_its_pool_is_closed() {
+    let scene = scene_in(tempfile::tempdir().unwrap());
+    let played = child::command("forgetful").env("POOL", &scene.path).output().unwrap();
+    let said = String::from_utf8_lossy(&played.stdout);
+    assert!(played.status.success() && said.contains("went on"), "{played:?}");
+    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    assert_eq!(contents(&pool).unwrap().len(), 3);
 }

@@ -8,6 +8,7 @@ use aquifer_pool::media::WriteWindows::{self, Best, Calls, Keys, None as Unguard
 use aquifer_pool::media::{OpenError, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
 use aquifer_testkit::child;
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_vm::WindowKey;
 
 /// What a child does. Not a test by itself.
@@ -85,7 +86,7 @@ fn stray(windows: WriteWindows) {
     let scene = Scene::in_memory();
     let pool = scene.open(windows);
     assert_eq!(pool.media().write_windows(), windows);
-    pool.store(last_page(&pool), &[7; 8]).unwrap();
+    pool.store_unguarded(last_page(&pool), &[7; 8]).unwrap();
     let permissions = if windows == Unguarded { "rw-s" } else { "r--s" };
     let linear = mapped(&scene.path, permissions).unwrap();
     // A role that is to die leaves nothing behind.
@@ -130,7 +131,7 @@ fn guarded() -> Option<(Pool, usize)> {
 fn stray_into_what_is_guarded() {
     let Some((pool, address)) = guarded() else { return };
     // Its own windows are closed again.
-    pool.store(last_page(&pool), &[7; 8]).unwrap();
+    pool.store_unguarded(last_page(&pool), &[7; 8]).unwrap();
     println!("storing");
     store(address);
 }
@@ -174,7 +175,7 @@ fn stray_of_a_thread_born_in_a_window() {
     let born = std::thread::spawn(move || {
         store(address);
         // The pool's own windows are this thread's from here on.
-        pool.store(last_page(&pool), &[7; 8]).unwrap();
+        pool.store_unguarded(last_page(&pool), &[7; 8]).unwrap();
         println!("storing");
         store(address);
     });
@@ -190,12 +191,12 @@ fn through_a_window() {
         let mut bytes = [0; 8];
         pool.load(at, &mut bytes).unwrap();
         assert_eq!(bytes, [0xff; 8], "a thread from before the key reads");
-        pool.store(at, &[9; 8]).unwrap();
+        pool.store_unguarded(at, &[9; 8]).unwrap();
     });
     let Some((pool, address)) = guarded() else { return };
     let window = pool.media().write_window().unwrap();
     store(address);
-    pool.store(last_page(&pool) + 8, &[8; 8]).unwrap();
+    pool.store_unguarded(last_page(&pool) + 8, &[8; 8]).unwrap();
     store(address);
     drop(window);
     send.send(pool.clone()).unwrap();
@@ -300,8 +301,8 @@ fn guarded_media_grow() {
         for len_bytes in [(1 << 20) + 4096, 8 << 20] {
             media.grow(len_bytes).unwrap();
             for media in [&media, &other] {
-                media.store_at(len_bytes - 8, &[5; 8]).unwrap();
-                media.write_durable(len_bytes - 16, &[6; 8]).unwrap();
+                media.store_unguarded(len_bytes - 8, &[5; 8]).unwrap();
+                media.write_durable_unguarded(len_bytes - 16, &[6; 8]).unwrap();
             }
             assert_eq!(in_file(&path, len_bytes - 8), 0x0505_0505_0505_0505);
             assert_eq!(in_file(&path, len_bytes - 16), 0x0606_0606_0606_0606);
@@ -309,8 +310,8 @@ fn guarded_media_grow() {
         // Readers look for what is new without writing.
         media.grow(16 << 20).unwrap();
         other.extend_mapping();
-        other.store_at((16 << 20) - 8, &[7; 8]).unwrap();
+        other.store_unguarded((16 << 20) - 8, &[7; 8]).unwrap();
         assert_eq!(in_file(&path, (16 << 20) - 8), 0x0707_0707_0707_0707);
-        assert!(media.store_at(16 << 20, &[1]).is_err(), "behind the end");
+        assert!(media.store_unguarded(16 << 20, &[1]).is_err(), "behind the end");
     }
 }

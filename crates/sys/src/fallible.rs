@@ -10,12 +10,12 @@
 //! persistent memory, see it old or new.
 //!
 //! This needs a handler that calls [`fail`]; without one the signal takes its usual course. Where the
-//! architecture is not supported, [`SUPPORTED`] is false and the functions are ordinary loads.
+//! architecture is not supported, [`SUPPORTED`] is false and the functions are ordinary loads and stores.
 
 use crate::copy::{self, FlushForm};
 
 /// Whether the accesses here can fail without a signal's default action.
-pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");
+pub const SUPPORTED: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
 const WORD_BYTES: usize = 8;
 const LINE_BYTES: usize = 64;
@@ -208,6 +208,94 @@ mod code {
     }
 }
 
+/// The code of the functions: each may fault anywhere, and begins with a jump over its failure exit.
+#[cfg(target_arch = "aarch64")]
+mod code {
+    /// From the start of a function to its exit, which returns what was not done: a jump.
+    pub const EXIT_BYTES: usize = 4;
+    pub const COPY_BYTES: usize = 36 * 4;
+    pub const FLUSH_BYTES: usize = 10 * 4;
+
+    /// Copies lines of 64 bytes, then words, then bytes; returns the bytes *not* copied. Words are stored whole where
+    /// `target` is aligned to them.
+    ///
+    /// # Safety
+    /// `target` is mapped for `len` bytes, and so is `source`.
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn copy(target: *mut u8, source: *const u8, len: usize) -> usize {
+        std::arch::naked_asm!(
+            "b 2f",
+            "mov x0, x2",
+            "ret",
+            "2:",
+            "cmp x2, #64",
+            "b.lo 4f",
+            "3:",
+            "ldp x3, x4, [x1]",
+            "ldp x5, x6, [x1, #16]",
+            "ldp x7, x8, [x1, #32]",
+            "ldp x9, x10, [x1, #48]",
+            "stp x3, x4, [x0]",
+            "stp x5, x6, [x0, #16]",
+            "stp x7, x8, [x0, #32]",
+            "stp x9, x10, [x0, #48]",
+            "add x1, x1, #64",
+            "add x0, x0, #64",
+            "sub x2, x2, #64",
+            "cmp x2, #64",
+            "b.hs 3b",
+            "4:",
+            "cmp x2, #8",
+            "b.lo 6f",
+            "5:",
+            "ldr x3, [x1]",
+            "str x3, [x0]",
+            "add x1, x1, #8",
+            "add x0, x0, #8",
+            "sub x2, x2, #8",
+            "cmp x2, #8",
+            "b.hs 5b",
+            "6:",
+            "cbz x2, 8f",
+            "7:",
+            "ldrb w3, [x1]",
+            "strb w3, [x0]",
+            "add x1, x1, #1",
+            "add x0, x0, #1",
+            "subs x2, x2, #1",
+            "b.ne 7b",
+            "8:",
+            "mov x0, #0",
+            "ret",
+            "udf #0",
+        )
+    }
+
+    /// Writes lines of 64 bytes back (`dc cvap`); returns the lines *not* written back.
+    ///
+    /// # Safety
+    /// The lines are mapped, and the CPU has the instruction.
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn flush(first: *const u8, lines: usize) -> usize {
+        std::arch::naked_asm!(
+            "b 2f",
+            "mov x0, x1",
+            "ret",
+            "2:",
+            "cbz x1, 4f",
+            "3:",
+            "sys #3, c7, c12, #1, x0",
+            "add x0, x0, #64",
+            "subs x1, x1, #1",
+            "b.ne 3b",
+            "4:",
+            "mov x0, #0",
+            "ret",
+            "udf #0",
+        )
+    }
+}
+
 /// Copies lines of 64 bytes by whatever copies them fastest; returns those *not* copied.
 ///
 /// # Safety
@@ -251,7 +339,12 @@ pub unsafe fn try_copy(source: *const u8, target: *mut u8, len_bytes: usize) -> 
         // SAFETY: the last bytes of both ranges.
         done == len_bytes || unsafe { code::copy(target, source, 0, len_bytes - done) } == 0
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        code::copy(target, source, len_bytes) == 0
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         // SAFETY: forwarded to the caller.
         unsafe { crate::memory::copy_racy(source, target, len_bytes) };
@@ -322,7 +415,17 @@ pub unsafe fn try_store(source: *const u8, target: *mut u8, len_bytes: usize) ->
         // SAFETY: the last bytes of both ranges.
         tail_at == len_bytes || unsafe { code::copy(to, from, 0, len_bytes - tail_at) } == 0
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    {
+        let head_bytes = target.align_offset(WORD_BYTES).min(len_bytes);
+        let (to, from) = (target.wrapping_add(head_bytes), source.wrapping_add(head_bytes));
+        // SAFETY: the first bytes of both ranges, then the others, which are aligned in the target.
+        unsafe {
+            code::copy(target, source, head_bytes) == 0
+                && code::copy(to, from, len_bytes - head_bytes) == 0
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         let mut done = 0;
         while done < len_bytes {
@@ -430,7 +533,15 @@ pub unsafe fn try_flush(start: *const u8, len_bytes: usize, flush: FlushForm) ->
         };
         left == 0
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    {
+        let FlushForm::DcCvap = flush else { return false };
+        let lead_bytes = start as usize % LINE_BYTES;
+        let first = start.wrapping_sub(lead_bytes);
+        // SAFETY: lines that overlap the caller's range and so lie in its pages; the form is available.
+        unsafe { code::flush(first, (lead_bytes + len_bytes).div_ceil(LINE_BYTES)) == 0 }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         // SAFETY: forwarded to the caller.
         unsafe { flush.flush(start, len_bytes) };
@@ -449,7 +560,13 @@ pub unsafe fn try_touch(address: *const u8) -> bool {
         // SAFETY: forwarded to the caller.
         unsafe { code::touch(address) == 0 }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    {
+        let mut byte = 0;
+        // SAFETY: forwarded to the caller; the target is this function's own.
+        unsafe { code::copy(&raw mut byte, address, 1) == 0 }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         // SAFETY: forwarded to the caller.
         unsafe { address.read_volatile() };
@@ -478,6 +595,11 @@ pub unsafe fn fail(context: *mut libc::ucontext_t) -> bool {
     // SAFETY: the context is valid, and the exit lies in the function that was interrupted.
     unsafe {
         (*context).uc_mcontext.gregs[libc::REG_RIP as usize] = exit as i64;
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        (*context).uc_mcontext.pc = exit as u64;
     }
     let _ = exit;
     true
@@ -512,7 +634,19 @@ unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
+    // SAFETY: the program counter is part of every aarch64 ucontext, which the caller vouches for.
+    let at = unsafe { (*context).uc_mcontext.pc } as usize;
+    let functions = [
+        (code::copy as *const () as usize, code::COPY_BYTES),
+        (code::flush as *const () as usize, code::FLUSH_BYTES),
+    ];
+    let found = functions.iter().find(|(start, len)| at.wrapping_sub(*start) < *len);
+    found.map(|(start, _)| start + code::EXIT_BYTES)
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn exit_of(_context: *const libc::ucontext_t) -> Option<usize> {
     None
 }
@@ -557,6 +691,22 @@ mod tests {
                 assert_eq!(inside, &source[offset % 9..][..len], "{flush:?} {offset} {len}");
                 assert!(before.iter().chain(behind).all(|byte| *byte == 0));
             }
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn the_instructions_are_where_the_exits_assume() {
+        let functions = [
+            (code::copy as *const (), code::COPY_BYTES),
+            (code::flush as *const (), code::FLUSH_BYTES),
+        ];
+        for (function, len) in functions {
+            // SAFETY: code is readable.
+            let words = unsafe { std::slice::from_raw_parts(function.cast::<u32>(), len / 4 + 1) };
+            assert_eq!(words[0], 0x1400_0003, "a jump over the exit");
+            assert_eq!(words[2], 0xd65f_03c0, "which ends with `ret`");
+            assert_eq!(words[len / 4], 0, "the function ends before `udf`");
         }
     }
 

@@ -199,7 +199,7 @@ pub fn probe_all() -> Vec<Probe> {
         ),
         probe(
             "process_madvise(DONTNEED)",
-            "evicts many pages with one shootdown (Linux 6.13); otherwise by region",
+            "evicts many pages with one call (Linux 6.13; one shootdown from 6.16); otherwise by region",
             vectored_dontneed().map(|()| String::new()),
         ),
         probe(

@@ -4,6 +4,17 @@
 //! know. Wrappers are thin: they check layouts at compile time, convert the kernel's error in one
 //! place, and add no policy. Everything a fault handler needs allocates nothing.
 
+#[cfg(not(all(
+    target_os = "linux",
+    target_pointer_width = "64",
+    target_endian = "little",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+)))]
+compile_error!(
+    "Aquifer runs on Linux on x86-64 and on little-endian aarch64, 64-bit: its fault handler reads the registers that \
+     these save, and its files are mapped as they are"
+);
+
 pub mod accounting;
 pub mod boot;
 pub mod clock;
@@ -18,6 +29,7 @@ pub mod file_name;
 pub mod file_system;
 pub mod futex;
 pub mod io;
+pub mod lease;
 pub mod local_socket;
 pub mod lock;
 pub mod memory;

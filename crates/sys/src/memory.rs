@@ -319,7 +319,8 @@ pub fn prepare_advise_many() {
     self_pidfd();
 }
 
-/// Advises about many ranges in one call, with one TLB shootdown at the end.
+/// Advises about many ranges in one call. For `DontNeed` there is one TLB shootdown at the end since Linux 6.16; before, one
+/// for each range.
 /// Returns the bytes advised, which may be less than asked for.
 ///
 /// # Safety

@@ -196,7 +196,8 @@ impl RobustMutex {
     ///
     /// # Safety
     /// [`RobustMutex::init`] was called there, by a process with the same [`LAYOUT`], and the memory stays
-    /// mapped for `'a`.
+    /// mapped for `'a`. A guard that is never dropped (`mem::forget`) leaves the mutex in its thread's list of held ones: then the memory
+    /// stays mapped until that thread has ended.
     pub unsafe fn at<'a>(place: *const RobustMutex) -> &'a RobustMutex {
         // SAFETY: forwarded to the caller; everything inside is atomic or behind an `UnsafeCell`.
         unsafe { &*place }

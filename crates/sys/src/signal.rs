@@ -12,7 +12,7 @@ pub struct FaultContext {
     pub signal: i32,
     /// The address of the access.
     pub address: usize,
-    /// Whether the access was a store. `None` where the architecture does not tell.
+    /// Whether the access was a store. `None` where neither the hardware nor an emulator of it tells.
     pub write: Option<bool>,
     /// Whether the access is a load of [`fallible`](crate::fallible), which can report failure: the
     /// owner of the address need not make it succeed.
@@ -54,9 +54,103 @@ unsafe fn store_bit(context: *const libc::ucontext_t) -> Option<bool> {
     Some(code & 2 != 0)
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn store_bit(_context: *const libc::ucontext_t) -> Option<bool> {
-    None
+/// The kernel appends records to the registers of a signal frame, one of which is the syndrome of the fault.
+#[cfg(target_arch = "aarch64")]
+unsafe fn store_bit(context: *const libc::ucontext_t) -> Option<bool> {
+    let registers = size_of::<libc::mcontext_t>() - syndrome::RECORDS_BYTES;
+    // SAFETY: the kernel's `sigcontext` ends with the records, of which every aarch64 ucontext has this many bytes.
+    let records = unsafe {
+        let start = (&raw const (*context).uc_mcontext).cast::<u8>().add(registers);
+        std::slice::from_raw_parts(start, syndrome::RECORDS_BYTES)
+    };
+    syndrome::store_bit(records)
+}
+
+/// What an aarch64 kernel says of a fault (arch/arm64/include/uapi/asm/sigcontext.h).
+#[cfg(any(target_arch = "aarch64", test))]
+mod syndrome {
+    /// `__reserved` of `struct sigcontext`.
+    pub const RECORDS_BYTES: usize = 4096;
+    /// Magic and length of a record.
+    const HEADER_BYTES: usize = 8;
+    const ESR_MAGIC: u32 = 0x4553_5201;
+
+    #[cfg(target_arch = "aarch64")]
+    const _: () = assert!(
+        size_of::<libc::mcontext_t>() == 288 + RECORDS_BYTES,
+        "the registers are 280 bytes, and the records begin at a multiple of 16"
+    );
+
+    /// Whether the access was a store, from the records of a signal frame; `None` if no record tells.
+    pub fn store_bit(records: &[u8]) -> Option<bool> {
+        let mut rest = records;
+        loop {
+            let (header, behind) = rest.split_at_checked(HEADER_BYTES)?;
+            let word = |at: usize| header[at..at + 4].try_into().map(u32::from_le_bytes).ok();
+            let (magic, len_bytes) = (word(0)?, word(4)? as usize);
+            if magic == ESR_MAGIC {
+                let syndrome = behind.first_chunk().copied().map(u64::from_le_bytes)?;
+                return is_store(syndrome);
+            }
+            // The last record is empty.
+            if len_bytes < HEADER_BYTES {
+                return None;
+            }
+            rest = rest.get(len_bytes..)?;
+        }
+    }
+
+    /// Fields of ESR_EL1 (Arm ARM, D17.2.37): exception class, and of a data abort "write, not read" and "cache
+    /// maintenance", which counts as a write there and is none.
+    fn is_store(syndrome: u64) -> Option<bool> {
+        match syndrome >> 26 & 0x3f {
+            0x24 | 0x25 => Some(syndrome & 1 << 6 != 0 && syndrome & 1 << 8 == 0),
+            // An instruction that was to be executed.
+            0x20 | 0x21 => Some(false),
+            _ => None,
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        fn record(magic: u32, content: &[u8]) -> Vec<u8> {
+            let len_bytes = (HEADER_BYTES + content.len()) as u32;
+            [&magic.to_le_bytes()[..], &len_bytes.to_le_bytes(), content].concat()
+        }
+
+        fn with_syndrome(syndrome: u64) -> Vec<u8> {
+            let mut records = record(0x4650_8001, &[0; 520]); // the vector registers come first
+            records.extend(record(ESR_MAGIC, &syndrome.to_le_bytes()));
+            records.resize(RECORDS_BYTES, 0);
+            records
+        }
+
+        #[test]
+        fn loads_stores_and_jumps_are_told_apart() {
+            // Exception class, instruction length, the bits in question, a translation fault of level 3.
+            let data_abort = |bits: u64| with_syndrome(0x24 << 26 | 1 << 25 | bits | 0b111);
+            assert_eq!(store_bit(&data_abort(0)), Some(false));
+            assert_eq!(store_bit(&data_abort(1 << 6)), Some(true));
+            assert_eq!(store_bit(&data_abort(1 << 6 | 1 << 8)), Some(false), "cache maintenance");
+            assert_eq!(store_bit(&with_syndrome(0x20 << 26 | 1 << 25 | 0b111)), Some(false));
+            assert_eq!(store_bit(&with_syndrome(0)), None);
+        }
+
+        #[test]
+        fn records_that_do_not_tell_or_do_not_fit_end_the_search() {
+            assert_eq!(store_bit(&[0; RECORDS_BYTES]), None);
+            assert_eq!(store_bit(&[]), None);
+            assert_eq!(store_bit(&record(7, &[1; 24])), None);
+            let mut cut = record(7, &[]);
+            cut.extend(&ESR_MAGIC.to_le_bytes());
+            assert_eq!(store_bit(&cut), None);
+            let mut endless = record(7, &[0; 64]);
+            endless[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+            assert_eq!(store_bit(&endless), None);
+        }
+    }
 }
 
 /// Installs a fault handler with the given asynchronous signals blocked while it runs, on the alternate

@@ -8,6 +8,7 @@ use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{CrashMedia, Fault, Left, Mark, Trigger};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 use support::{DOMAINS, range};
 
@@ -147,14 +148,14 @@ fn random_run(rng: &mut Rng, media: &CrashMedia, operations: usize) -> Plain {
         let result = match kind {
             MediaOperation::Write => {
                 plain.write(at, written);
-                media.write_at(offset, &bytes)
+                media.write_unguarded(offset, &bytes)
             }
             MediaOperation::WriteDurable => {
                 plain.write(at, written);
                 if !fails {
                     plain.persist(at, count);
                 }
-                media.write_durable(offset, &bytes)
+                media.write_durable_unguarded(offset, &bytes)
             }
             MediaOperation::WriteBack => {
                 plain.write_back(at, count, fails);

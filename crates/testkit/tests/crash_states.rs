@@ -4,6 +4,7 @@ mod support;
 
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_testkit::crash::{CrashMedia, Fault, Left, Mark, Plan, Recording, Trigger, explore};
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 use support::{DOMAINS, range};
 
@@ -35,7 +36,7 @@ fn media_of_units(units: u64, domain: PersistenceDomain) -> (CrashMedia, u64) {
 fn written(media: &CrashMedia, first_unit: u64, letters: &str) {
     let unit = media.domain().atomic_bytes();
     let bytes: Vec<u8> = letters.bytes().flat_map(|letter| vec![letter; unit]).collect();
-    media.write_at(first_unit * unit as u64, &bytes).unwrap();
+    media.write_unguarded(first_unit * unit as u64, &bytes).unwrap();
 }
 
 /// Three writes: "AB" to units 0 and 1, "C" durably to unit 1, "D" to unit 0 after its hand-over.
@@ -44,7 +45,7 @@ fn three_writes_have_the_states_of_the_list() {
     for domain in DOMAINS {
         let (media, unit) = media_of_units(3, domain);
         written(&media, 0, "AB"); // prefix 1
-        media.write_durable(unit, &vec![b'C'; unit as usize]).unwrap(); // 2 to 3
+        media.write_durable_unguarded(unit, &vec![b'C'; unit as usize]).unwrap(); // 2 to 3
         media.write_back(&[range(0, unit)]).unwrap(); // 4 to 5
         written(&media, 0, "D"); // 6
         media.flush().unwrap(); // 7 to 8
@@ -86,7 +87,7 @@ fn a_durable_write_persists_only_itself() {
         let (media, unit) = media_of_units(3, domain);
         written(&media, 0, "A");
         media.write_back(&[range(0, unit)]).unwrap();
-        media.write_durable(2 * unit, &vec![b'Z'; unit as usize]).unwrap();
+        media.write_durable_unguarded(2 * unit, &vec![b'Z'; unit as usize]).unwrap();
         media.mark(Mark::Note(1));
         let last: Vec<String> =
             all_states(&media.recording()).into_iter().filter(|s| s.starts_with('6')).collect();
@@ -98,8 +99,8 @@ fn a_durable_write_persists_only_itself() {
 fn a_part_of_a_unit_takes_the_whole_unit_along() {
     for domain in DOMAINS {
         let (media, unit) = media_of_units(1, domain);
-        media.write_at(0, &[b'A'; 4]).unwrap();
-        media.write_durable(4, &[b'B'; 2]).unwrap();
+        media.write_unguarded(0, &[b'A'; 4]).unwrap();
+        media.write_durable_unguarded(4, &[b'B'; 2]).unwrap();
         media.mark(Mark::Note(1));
         let states: Vec<Vec<u8>> =
             media.recording().crash_states(1, 100).map(|s| s.image).collect();
@@ -113,9 +114,9 @@ fn a_part_of_a_unit_takes_the_whole_unit_along() {
 #[test]
 fn in_volatile_media_only_the_interrupted_write_is_open() {
     let media = CrashMedia::new(24, PersistenceDomain::Volatile).unwrap();
-    media.write_at(0, &[b'A'; 16]).unwrap();
+    media.write_unguarded(0, &[b'A'; 16]).unwrap();
     media.mark(Mark::Note(1));
-    media.write_at(8, &[b'B'; 16]).unwrap();
+    media.write_unguarded(8, &[b'B'; 16]).unwrap();
     let expected = [
         "0 ...", "1 .A.", "1 A..", "1 AA.", // of the first write, any part
         "3 AA.", // after it, all
@@ -129,7 +130,7 @@ fn while_it_grows_the_media_have_any_length_on_the_way() {
     let media = CrashMedia::new(4096, PersistenceDomain::PageCache).unwrap();
     media.grow(16384).unwrap();
     media.mark(Mark::Note(1));
-    media.write_durable(16384 - 512, &[1; 512]).unwrap();
+    media.write_durable_unguarded(16384 - 512, &[1; 512]).unwrap();
     media.mark(Mark::Note(2));
     let lens = |prefix: usize| -> Vec<usize> {
         let recording = media.recording();
@@ -139,7 +140,7 @@ fn while_it_grows_the_media_have_any_length_on_the_way() {
     assert_eq!(lens(1), [8192, 16384]); // 4096 was at prefix 0
     assert_eq!(lens(3), [16384]);
     assert_eq!(lens(6), [16384]);
-    assert!(media.write_at(16384, &[1]).is_err());
+    assert!(media.write_unguarded(16384, &[1]).is_err());
     assert!(media.grow(4096).is_err());
 }
 
@@ -206,7 +207,7 @@ fn what_is_being_written_durably_is_not_dropped_with_a_failed_hand_over() {
     let (media, unit) = media_of_units(2, PersistenceDomain::PageCache);
     let gate = media.hold(Trigger::on(MediaOperation::WriteDurable));
     std::thread::scope(|scope| {
-        scope.spawn(|| media.write_durable(0, &vec![b'A'; unit as usize]).unwrap());
+        scope.spawn(|| media.write_durable_unguarded(0, &vec![b'A'; unit as usize]).unwrap());
         gate.wait_until_reached();
         written(&media, 1, "B");
         media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteBack)).forgetting());
@@ -251,10 +252,10 @@ fn a_failed_write_leaves_what_it_is_told_to() {
                 images.sort();
                 images
             };
-            media.write_durable(0, &bytes).unwrap_err();
+            media.write_durable_unguarded(0, &bytes).unwrap_err();
             assert_eq!(letters(&media.image(), unit as usize), visible, "{domain} {left:?}");
             assert_eq!(images(), after_crash, "{domain} {left:?}");
-            media.write_durable(0, &bytes).unwrap();
+            media.write_durable_unguarded(0, &bytes).unwrap();
             assert_eq!(images(), ["AA"], "{domain} {left:?}: repeated, it is durable");
         }
     }
@@ -301,7 +302,7 @@ fn what_comes_in_the_middle_of_a_flush_is_not_covered() {
 fn only_marks_that_demand_something_repeat_a_state() {
     let media = CrashMedia::new(512, PersistenceDomain::PageCache).unwrap();
     media.begin(1);
-    media.write_at(0, &[1; 512]).unwrap();
+    media.write_unguarded(0, &[1; 512]).unwrap();
     media.begin(2);
     media.acknowledge(1);
     media.begin(3);
@@ -319,8 +320,8 @@ fn only_marks_that_demand_something_repeat_a_state() {
 fn ranges_outside_and_read_only_media_are_refused() {
     let media = CrashMedia::new(1000, PersistenceDomain::PageCache).unwrap();
     let outside = [
-        media.write_at(999, &[0; 2]),
-        media.write_durable(u64::MAX, &[0; 2]),
+        media.write_unguarded(999, &[0; 2]),
+        media.write_durable_unguarded(u64::MAX, &[0; 2]),
         media.read_at(1000, &mut [0]),
         media.write_back(&[range(0, 1000), range(1, 1000)]),
     ];
@@ -332,11 +333,11 @@ fn ranges_outside_and_read_only_media_are_refused() {
     // Another handle of the same media.
     let read_only = media.clone().read_only();
     assert!(!read_only.is_writable() && media.is_writable());
-    media.write_at(0, &[7]).unwrap();
+    media.write_unguarded(0, &[7]).unwrap();
     let mut byte = [0];
     read_only.read_at(0, &mut byte).unwrap();
     assert_eq!(byte, [7]);
-    for result in [read_only.write_at(0, &[1]), read_only.flush(), read_only.grow(2000)] {
+    for result in [read_only.write_unguarded(0, &[1]), read_only.flush(), read_only.grow(2000)] {
         assert_eq!(result.unwrap_err().source.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     }
     assert_eq!(media.image()[..2], [7, 0]);
@@ -347,7 +348,7 @@ fn triggers_count_what_fits_them() {
     let media = CrashMedia::new(4096, PersistenceDomain::PageCache).unwrap();
     let second = || Trigger::on(MediaOperation::Write).nth(2);
     media.fail(Fault::no_space(second().within(range(100, 100))));
-    let fails = |offset: u64, len: usize| media.write_at(offset, &vec![1; len]).is_err();
+    let fails = |offset: u64, len: usize| media.write_unguarded(offset, &vec![1; len]).is_err();
     assert_eq!([fails(0, 100), fails(200, 1), fails(0, 101)], [false; 3]);
     assert!(fails(199, 1), "the second that touches the range");
     assert!(!fails(150, 1), "only once");
@@ -371,7 +372,7 @@ fn the_file_holds_what_was_written() {
         (0..10_000u32).map(|at| if (4096..8192).contains(&at) { 0 } else { at as u8 }).collect();
     let media = CrashMedia::from_image(&image, PersistenceDomain::Dax).unwrap();
     assert!(media.image() == image);
-    media.write_at(5000, b"written").unwrap();
+    media.write_unguarded(5000, b"written").unwrap();
     let file = std::fs::File::from(media.file().try_clone_to_owned().unwrap());
     let mut bytes = [0; 7];
     file.read_exact_at(&mut bytes, 5000).unwrap();
@@ -383,7 +384,7 @@ fn the_file_holds_what_was_written() {
 #[test]
 fn stricter_media_tear_sectors() {
     let media = CrashMedia::new(16, PersistenceDomain::PageCache).unwrap().with_unit_bytes(8);
-    media.write_at(0, &[b'A'; 16]).unwrap();
+    media.write_unguarded(0, &[b'A'; 16]).unwrap();
     assert_eq!(all_states(&media.recording()), ["0 ..", "1 .A", "1 A.", "1 AA"]);
     // So is it after the next crash.
     let recording = media.recording();
@@ -394,9 +395,9 @@ fn stricter_media_tear_sectors() {
 #[test]
 fn a_description_names_every_unit() {
     let media = CrashMedia::new(1 << 16, PersistenceDomain::PageCache).unwrap();
-    media.write_at(0, &[1; 100]).unwrap();
-    media.write_at(512, &[2; 512]).unwrap();
-    media.write_durable(8192, &[3; 4096]).unwrap();
+    media.write_unguarded(0, &[1; 100]).unwrap();
+    media.write_unguarded(512, &[2; 512]).unwrap();
+    media.write_durable_unguarded(8192, &[3; 4096]).unwrap();
     let recording = media.recording();
     let mut images: Vec<(String, Vec<u8>)> =
         recording.crash_states(1, 100_000).map(|s| (s.description, s.image)).collect();
@@ -448,7 +449,7 @@ fn a_selection_tears_the_newest_write_over_the_one_before() {
 fn a_recovery_is_crashed_in_every_state() {
     let (media, unit) = media_of_units(3, PersistenceDomain::PageCache);
     media.begin(1);
-    media.write_durable(0, &vec![b'A'; unit as usize]).unwrap();
+    media.write_durable_unguarded(0, &vec![b'A'; unit as usize]).unwrap();
     media.acknowledge(1);
     let mut tried = vec![];
     let plan = Plan { depth: 1, budget: 10_000, seed: 1 };
@@ -461,12 +462,12 @@ fn a_recovery_is_crashed_in_every_state() {
         let letters = letters(state.image(), unit as usize);
         tried.push(format!("{} {letters} {demand}", state.depth()));
         let media = state.media()?;
-        media.write_durable(unit, &state.image()[..unit as usize])?;
+        media.write_durable_unguarded(unit, &state.image()[..unit as usize])?;
         match state.image()[0] {
             b'A' => media.acknowledge(1),
             _ => media.withdraw(1),
         }
-        media.write_durable(2 * unit, &vec![b'R'; unit as usize])?;
+        media.write_durable_unguarded(2 * unit, &vec![b'R'; unit as usize])?;
         Ok(Some(media.recording()))
     });
     tried.sort();

@@ -20,6 +20,7 @@ use aquifer_testkit::crash::{
     explore,
 };
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 use support::{DOMAINS, range};
 
@@ -144,7 +145,7 @@ impl<'m> Toy<'m> {
 
     fn apply(&self, entries: &[(u64, u64)]) -> Result<(), MediaError> {
         for (cell, value) in entries {
-            self.media.write_at(CELLS_START + cell * 8, &value.to_le_bytes())?;
+            self.media.write_unguarded(CELLS_START + cell * 8, &value.to_le_bytes())?;
         }
         Ok(())
     }
@@ -161,7 +162,7 @@ impl<'m> Toy<'m> {
 
     fn move_tail(&mut self) -> Result<(), MediaError> {
         self.tail = self.last;
-        self.media.write_durable(0, &self.tail.to_le_bytes())
+        self.media.write_durable_unguarded(0, &self.tail.to_le_bytes())
     }
 
     fn commit(&mut self, entries: &[(u64, u64)]) -> Result<u64, MediaError> {
@@ -184,12 +185,12 @@ impl<'m> Toy<'m> {
             self.apply(entries)?;
         }
         match self.bug {
-            Bug::PlainCommit => self.media.write_at(slot_of(seq), &bytes)?,
+            Bug::PlainCommit => self.media.write_unguarded(slot_of(seq), &bytes)?,
             Bug::EarlyAcknowledge => {
                 self.media.acknowledge(seq);
-                self.media.write_durable(slot_of(seq), &bytes)?;
+                self.media.write_durable_unguarded(slot_of(seq), &bytes)?;
             }
-            _ => self.media.write_durable(slot_of(seq), &bytes)?,
+            _ => self.media.write_durable_unguarded(slot_of(seq), &bytes)?,
         }
         self.media.acknowledge(seq);
         self.last = seq;
@@ -334,8 +335,8 @@ fn mutated_recordings_are_caught() {
 #[test]
 fn a_write_that_changes_places_with_the_next_is_caught() {
     let media = CrashMedia::new(1024, PersistenceDomain::PageCache).unwrap();
-    media.write_durable(0, &[1; 512]).unwrap();
-    media.write_durable(512, &[1; 512]).unwrap();
+    media.write_durable_unguarded(0, &[1; 512]).unwrap();
+    media.write_durable_unguarded(512, &[1; 512]).unwrap();
     let recording = media.recording();
     let commit_without_data = |recording: &Recording| {
         recording.crash_states(1, 100).any(|state| state.image[512] == 1 && state.image[0] == 0)
@@ -363,8 +364,8 @@ fn parallel_run(domain: PersistenceDomain, durably: bool) -> Recording {
                         record.iter().flat_map(|word| word.to_le_bytes()).collect();
                     media.begin(id);
                     match durably {
-                        true => media.write_durable(id * SLOT_BYTES, &bytes).unwrap(),
-                        false => media.write_at(id * SLOT_BYTES, &bytes).unwrap(),
+                        true => media.write_durable_unguarded(id * SLOT_BYTES, &bytes).unwrap(),
+                        false => media.write_unguarded(id * SLOT_BYTES, &bytes).unwrap(),
                     }
                     media.acknowledge(id);
                 }
@@ -404,9 +405,9 @@ fn a_gate_holds_a_write_in_its_middle() {
     let media = CrashMedia::new(1024, PersistenceDomain::PageCache).unwrap();
     let gate = media.hold(Trigger::on(MediaOperation::WriteDurable));
     std::thread::scope(|scope| {
-        scope.spawn(|| media.write_durable(0, &[1; 520]).unwrap());
+        scope.spawn(|| media.write_durable_unguarded(0, &[1; 520]).unwrap());
         gate.wait_until_reached();
-        media.write_durable(8, &[2; 8]).unwrap();
+        media.write_durable_unguarded(8, &[2; 8]).unwrap();
         gate.open();
     });
     media.acknowledge(1);

@@ -343,8 +343,9 @@ impl DirtyTracker {
     }
 
     /// Drops up to `wanted` private copies that were not stored to since the last take nor given back, so
-    /// that these pages show the file again, and says how many. `may_drop` has the last word: the file must
-    /// hold what the page holds. `is_changed` is the one of [`take`](DirtyTracker::take), asked when
+    /// that these pages show the file again, and says how many. `may_drop` has the last word, asked only about clean pages: the
+    /// file must hold what the page holds. An error leaves some of them: [`has_private_copy`](DirtyTracker::has_private_copy)
+    /// tells which. `is_changed` is the one of [`take`](DirtyTracker::take), asked when
     /// comparing. Successive calls go round the mapping. Anonymous copies are never dropped.
     ///
     /// # Safety
@@ -362,7 +363,7 @@ impl DirtyTracker {
         }
         let stored = match &mut self.scan {
             None => Vec::new(),
-            Some(scan) => match scan.stored(&self.map) {
+            Some(scan) => match scan.stored(&self.map, &self.known) {
                 Ok(Some(stored)) => stored,
                 Ok(None) => return Ok(0),
                 Err(source) => return Err(tracking("PAGEMAP_SCAN", source)),
@@ -371,11 +372,11 @@ impl DirtyTracker {
         let DirtyTracker { scan, known, pending, .. } = &*self;
         let mut is_clean = |page| {
             !runs::contains(pending, page)
-                && may_drop(page)
                 && match scan {
                     Some(scan) => scan.is_tracked(page) && !runs::contains(&stored, page),
                     None => !is_changed(page),
                 }
+                && may_drop(page)
         };
         let mut victims = Vec::new();
         let mut count = 0;

@@ -11,8 +11,10 @@
 //! The number of file pages in this process's page tables costs a microsecond to read, so it is what each
 //! look uses. It also counts other mappings of the process, and misses pages that were read ahead but not
 //! mapped yet; so a correction is added to it, renewed from `cachestat` of the files at most a fiftieth of
-//! the time. Where `cachestat` is missing (before Linux 6.5, or for files of others), the correction is
-//! what was mapped when the first file came, and pages read ahead go uncounted.
+//! the time. It is an estimate, which other mappings of the process can raise by any amount: before anything
+//! is dropped the files are measured. Where `cachestat` is missing (before Linux 6.5, or for files of
+//! others), what is measured is the file's pages in this process's page tables, and pages read ahead go
+//! uncounted.
 //!
 //! # Naps
 //! A look every 2 ms while the bound is near; the farther from it the longer, as no
@@ -61,6 +63,11 @@ pub trait Droppable: Send + Sync {
     /// A number that changes when pages may have come in that are not mapped.
     fn asked(&self) -> u64 {
         0
+    }
+    /// Pages that this process has mapped in; `None` if that cannot be told. Asked for where
+    /// [`Droppable::cached`] tells nothing.
+    fn mapped(&self, _tables: &mut PageTables) -> Option<u64> {
+        None
     }
     /// Called before a region with so many cached pages is discarded.
     fn observe(&self, _region: &Range<u64>, _cached: u64, _tables: &mut PageTables) {}
@@ -174,12 +181,15 @@ impl<F: Droppable> DropBehind<F> {
     ) -> Duration {
         let share = bound_bytes / SMALL_PAGE_BYTES as u64;
         let (start, stop) = (share * START_PERCENT / 100, share * STOP_PERCENT / 100);
-        let mut resident = look.resident.estimate(files);
+        let mut resident = look.resident.estimate(files, &mut look.tables);
         let mut freed = 0;
         if resident > start {
+            // The estimate may have been raised by mappings that are none of ours.
+            resident = look.resident.measure(files, &mut look.tables);
+        }
+        if resident > start {
             freed = self.sweep(look, files, resident - stop);
-            look.resident.correct(files);
-            resident = look.resident.estimate(files);
+            resident = look.resident.estimate(files, &mut look.tables);
         }
         publish(resident);
         let idle = look.resident.idle();
@@ -194,6 +204,8 @@ impl<F: Droppable> DropBehind<F> {
         look.stuck = 0;
         let room = u32::try_from(start - resident).unwrap_or(u32::MAX);
         let away = FASTEST_FILL.saturating_mul(room).clamp(SHORTEST_NAP, LONGEST_NAP);
+        // Not more than half of the time goes into measuring what others raise the estimate by.
+        let away = away.max(look.resident.cost);
         if idle { away.max(IDLE_NAP) } else { away }
     }
 
@@ -269,6 +281,16 @@ impl PageTables {
         let pages = (len_bytes / SMALL_PAGE_BYTES as u64) as usize;
         self.pagemap.as_ref()?.present(address, self.entries.get_mut(..pages)?).ok()
     }
+
+    /// The same for any length in whole pages.
+    pub fn present_in(&mut self, address: *const u8, len_bytes: u64) -> Option<u64> {
+        let mut found = 0;
+        for at in (0..len_bytes).step_by(REGION_BYTES) {
+            let len = (len_bytes - at).min(REGION_BYTES as u64);
+            found += self.present(address.wrapping_add(at as usize), len)?;
+        }
+        Some(found)
+    }
 }
 
 /// What the thread remembers between looks.
@@ -304,6 +326,8 @@ struct Residency {
     corrected: Activity,
     unchanged: bool,
     correct_next: Instant,
+    /// What the last correction took.
+    cost: Duration,
 }
 
 impl Residency {
@@ -315,6 +339,7 @@ impl Residency {
             corrected: Activity::default(),
             unchanged: false,
             correct_next: Instant::now(),
+            cost: Duration::ZERO,
         }
     }
 
@@ -338,37 +363,162 @@ impl Residency {
         Activity { mapped: self.mapped(), asked: asked.fold(0, u64::wrapping_add) }
     }
 
-    fn estimate<F: Droppable>(&mut self, files: &[Arc<F>]) -> u64 {
+    fn estimate<F: Droppable>(&mut self, files: &[Arc<F>], tables: &mut PageTables) -> u64 {
         let now = self.activity(files);
         self.unchanged = now == self.seen;
         self.seen = now;
         let due = now != self.corrected && Instant::now() >= self.correct_next;
         if due || self.correction.is_none() {
-            self.correct(files);
+            self.measure(files, tables);
         }
         now.mapped.saturating_add_signed(self.correction.unwrap_or(0))
     }
 
-    /// Renews the correction from what the page cache holds of the files.
-    fn correct<F: Droppable>(&mut self, files: &[Arc<F>]) {
+    /// Counts the files' pages, and renews the correction by that.
+    fn measure<F: Droppable>(&mut self, files: &[Arc<F>], tables: &mut PageTables) -> u64 {
         let started = Instant::now();
         self.corrected = self.activity(files);
-        let mapped = self.corrected.mapped as i64;
+        let mapped = self.corrected.mapped;
         let mut total = Some(0);
-        let mut seen = HashSet::new();
+        let mut counted = HashSet::new();
         for file in files {
             // A file mapped twice is in the page cache once.
-            if seen.insert(file.identity()) {
-                total = total.zip(file.cached(0, 0)).map(|(total, pages)| total + pages);
+            if counted.contains(&file.identity()) {
+                continue;
             }
+            let pages = match file.cached(0, 0) {
+                Some(cached) => {
+                    counted.insert(file.identity());
+                    Some(cached)
+                }
+                None => file.mapped(tables),
+            };
+            total = total.zip(pages).map(|(total, pages): (u64, u64)| total + pages);
         }
         match total {
-            Some(total) => self.correction = Some(total as i64 - mapped),
+            Some(total) => self.correction = Some(total as i64 - mapped as i64),
             // What is mapped now belongs to others, if this is the first look.
-            None if self.correction.is_none() => self.correction = Some(-mapped),
+            None if self.correction.is_none() => self.correction = Some(-(mapped as i64)),
             None => {}
         }
-        let cost = started.elapsed();
-        self.correct_next = Instant::now() + (cost * 50).max(SHORTEST_NAP);
+        self.cost = started.elapsed();
+        self.correct_next = Instant::now() + (self.cost * 50).max(SHORTEST_NAP);
+        total.unwrap_or_else(|| mapped.saturating_add_signed(self.correction.unwrap_or(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_sys::memory::{self, Protection};
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    const MIB: u64 = 1 << 20;
+    const BOUND: u64 = 32 * MIB;
+
+    /// A file with so many pages in memory, by region.
+    struct Fake {
+        regions: Vec<AtomicU64>,
+        cursor: AtomicU64,
+        /// Whether its pages are told by `cached` or by `mapped`.
+        has_cachestat: bool,
+        discarded: AtomicU64,
+    }
+
+    impl Fake {
+        fn with(bytes: u64, has_cachestat: bool) -> Arc<Fake> {
+            Arc::new(Fake {
+                regions: (0..bytes / REGION_BYTES as u64)
+                    .map(|_| AtomicU64::new(REGION_PAGES))
+                    .collect(),
+                cursor: AtomicU64::new(0),
+                has_cachestat,
+                discarded: AtomicU64::new(0),
+            })
+        }
+
+        fn pages(&self) -> u64 {
+            self.regions.iter().map(|region| region.load(Ordering::Relaxed)).sum()
+        }
+
+        fn region(&self, offset_bytes: u64) -> &AtomicU64 {
+            &self.regions[(offset_bytes / REGION_BYTES as u64) as usize]
+        }
+    }
+
+    impl Droppable for Fake {
+        fn identity(&self) -> FileIdentity {
+            FileIdentity { device: 0, inode: 1 }
+        }
+
+        fn len_bytes(&self) -> u64 {
+            (self.regions.len() * REGION_BYTES) as u64
+        }
+
+        fn cursor(&self) -> &AtomicU64 {
+            &self.cursor
+        }
+
+        fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
+            self.has_cachestat.then(|| match len_bytes {
+                _ if len_bytes == 0 || len_bytes > REGION_BYTES as u64 => self.pages(),
+                _ => self.region(offset_bytes).load(Ordering::Relaxed),
+            })
+        }
+
+        fn mapped(&self, _tables: &mut PageTables) -> Option<u64> {
+            Some(self.pages())
+        }
+
+        fn discard(&self, pages: Range<u64>) {
+            let gone = self.region(pages.start).swap(0, Ordering::Relaxed);
+            self.discarded.fetch_add(gone, Ordering::Relaxed);
+        }
+    }
+
+    /// Maps so much of a file that is none of ours, and faults it in.
+    fn unrelated(bytes: u64) {
+        // SAFETY: a string.
+        let memory =
+            unsafe { libc::memfd_create(c"aquifer-unrelated".as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: made above, and only ours.
+        let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(memory) });
+        file.set_len(bytes).unwrap();
+        let len = bytes as usize;
+        let address = memory::map_anonymous(len).unwrap();
+        // SAFETY: over a mapping of our own, which stays until the process ends.
+        unsafe {
+            memory::map_file_at(address, len, Protection::Read, file.as_fd(), 0).unwrap();
+            memory::advise(address, len, memory::Advice::PopulateRead).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_others_map_does_not_drop_our_pages() {
+        for has_cachestat in [true, false] {
+            let fake = Fake::with(16 * MIB, has_cachestat);
+            let (behind, mut look) = (DropBehind::new(), Look::new());
+            let published = AtomicU64::new(0);
+            let look_once = |look: &mut Look| {
+                let publish = |pages| published.store(pages, Ordering::Relaxed);
+                behind.look(look, std::slice::from_ref(&fake), BOUND, &publish);
+                published.load(Ordering::Relaxed)
+            };
+            look_once(&mut look);
+            // As after a measurement that took long.
+            look.resident.correct_next += Duration::from_secs(3600);
+            unrelated(2 * BOUND);
+            assert_eq!(look_once(&mut look), fake.pages(), "with cachestat: {has_cachestat}");
+            assert_eq!(fake.discarded.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_ours_and_too_much_is_dropped() {
+        let fake = Fake::with(40 * MIB, true);
+        let (behind, mut look) = (DropBehind::new(), Look::new());
+        behind.look(&mut look, std::slice::from_ref(&fake), BOUND, &|_| ());
+        let most = BOUND / SMALL_PAGE_BYTES as u64 * STOP_PERCENT / 100;
+        assert!((most - REGION_PAGES..=most).contains(&fake.pages()), "{} pages", fake.pages());
     }
 }

@@ -293,7 +293,11 @@ impl FileMapping {
     }
 
     /// Copies into the mapping by ordinary stores. Aligned words of eight bytes are not torn.
-    pub fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<(), Inaccessible> {
+    ///
+    /// # Safety
+    /// No reference to the bytes of the range exists that forbids changes, made from [`FileMapping::bytes`] or from another mapping
+    /// of the file.
+    pub unsafe fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<(), Inaccessible> {
         let target = self.writable_place(offset_bytes, source.len())?;
         // SAFETY: as in `read`.
         let copied = unsafe { fallible::try_store(source.as_ptr(), target, source.len()) };
@@ -302,7 +306,10 @@ impl FileMapping {
 
     /// Copies into the mapping past the caches; on persistent memory the bytes are durable on return.
     /// `flush` is available on this CPU.
-    pub fn persist(
+    ///
+    /// # Safety
+    /// As for [`FileMapping::write`].
+    pub unsafe fn persist(
         &self,
         offset_bytes: u64,
         source: &[u8],
@@ -361,6 +368,11 @@ mod tests {
     }
 
     /// Most files are no persistent memory, and finding that out must not touch what other threads have mapped.
+    fn write(mapping: &FileMapping, offset_bytes: u64, source: &[u8]) -> Result<(), Inaccessible> {
+        // SAFETY: these tests make no references to mapped bytes.
+        unsafe { mapping.write(offset_bytes, source) }
+    }
+
     #[test]
     fn a_refusal_unmaps_nobodys_memory() {
         const LEN_BYTES: usize = 4 << 20;
@@ -391,14 +403,15 @@ mod tests {
     fn copies_reach_the_file() {
         let file = file_of(10_000);
         let mapping = FileMapping::new(file.as_fd(), 10_000, PLAIN).unwrap();
-        mapping.write(9_990, b"0123456789").unwrap();
+        write(&mapping, 9_990, b"0123456789").unwrap();
         let mut bytes = [0; 4];
         aquifer_sys::io::read_exact_at(file.as_fd(), &mut bytes, 9_996).unwrap();
         assert_eq!(&bytes, b"6789");
         mapping.read(9_990, &mut bytes).unwrap();
         assert_eq!(&bytes, b"0123");
         if let Some(flush) = FlushForm::best() {
-            mapping.persist(4_090, &[7; 200], flush).unwrap();
+            // SAFETY: no reference to the mapped bytes exists.
+            unsafe { mapping.persist(4_090, &[7; 200], flush) }.unwrap();
             mapping.flush(0, 10_000, flush).unwrap();
             aquifer_sys::io::read_exact_at(file.as_fd(), &mut bytes, 4_286).unwrap();
             assert_eq!(bytes, [7; 4]);
@@ -411,11 +424,11 @@ mod tests {
         let mapping = FileMapping::new(file.as_fd(), 10_000, PLAIN).unwrap();
         for offset_bytes in [9_999, 10_000, 1 << 40, u64::MAX] {
             assert_eq!(mapping.read(offset_bytes, &mut [0; 2]), Err(Inaccessible));
-            assert_eq!(mapping.write(offset_bytes, &[0; 2]), Err(Inaccessible));
+            assert_eq!(write(&mapping, offset_bytes, &[0; 2]), Err(Inaccessible));
         }
         let reading = MappingOptions { writable: false, ..PLAIN };
         let mapping = FileMapping::new(file.as_fd(), 10_000, reading).unwrap();
-        assert_eq!(mapping.write(0, &[1]), Err(Inaccessible));
+        assert_eq!(write(&mapping, 0, &[1]), Err(Inaccessible));
         assert_eq!(mapping.read(9_999, &mut [1]), Ok(()));
     }
 
@@ -425,7 +438,7 @@ mod tests {
         let mapping = FileMapping::new(file.as_fd(), 5_000, PLAIN).unwrap();
         let start = mapping.start.load(Ordering::Relaxed);
         assert_eq!(start as usize % PLAIN.alignment_bytes, 0);
-        mapping.write(4_999, &[1]).unwrap();
+        write(&mapping, 4_999, &[1]).unwrap();
         for (len_bytes, moves) in [(5_001, false), (16_384, false), (16_385, true), (1 << 20, true)]
         {
             let before = mapping.start.load(Ordering::Relaxed);
@@ -433,7 +446,7 @@ mod tests {
             mapping.extend(file.as_fd(), len_bytes).unwrap();
             assert_eq!(mapping.len_bytes(), len_bytes);
             assert_eq!(mapping.start.load(Ordering::Relaxed) != before, moves, "{len_bytes}");
-            mapping.write(len_bytes as u64 - 1, &[2]).unwrap();
+            write(&mapping, len_bytes as u64 - 1, &[2]).unwrap();
             let mut byte = [0];
             mapping.read(4_999, &mut byte).unwrap();
             assert_eq!(byte, [1]);

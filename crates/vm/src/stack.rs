@@ -180,13 +180,31 @@ unsafe fn call_on(
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+/// Switches the stack pointer to `top`, calls, and switches back.
+///
+/// # Safety
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
 unsafe fn call_on(
-    _top: *mut u8,
+    top: *mut u8,
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
-    function(argument);
+    // SAFETY: x20 is callee-saved, so it holds the old stack pointer across the call; everything else
+    // that the C ABI lets the callee change is declared, the link register with it.
+    unsafe {
+        std::arch::asm!(
+            "mov x20, sp",
+            "mov sp, {top}",
+            "blr {function}",
+            "mov sp, x20",
+            top = in(reg) top,
+            function = in(reg) function,
+            in("x0") argument,
+            out("x20") _,
+            clobber_abi("C"),
+        );
+    }
 }
 
 /// Prepares the calling thread for faults through bare pointers: unblocks SIGBUS and SIGSEGV, and gives

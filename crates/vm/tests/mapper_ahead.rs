@@ -5,12 +5,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::future::Future;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 
+use aquifer_sys::memory;
 use aquifer_vm::mapper::{Advice, FaultCause, FileAccess, FileView, MapError, Mapper};
 use tempfile::TempDir;
 
@@ -165,6 +167,36 @@ fn advice_maps_ahead_changes_no_content_and_keeps_out_of_the_cache() {
     again.advise(Advice::DontNeed, 0..PAGE).unwrap();
     drop(again);
     assert_eq!(mapper.stats().cache.parked, 0);
+}
+
+/// Neither the helpers nor the kernel read anything but the pages that are touched.
+#[test]
+fn random_reads_nothing_ahead() {
+    let mapper = mapper();
+    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+        let directory = directory();
+        let path = directory.path().join("data");
+        fs::write(&path, bytes((1024 * PAGE) as usize)).unwrap();
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        let view = mapper.map(&path, access, ..).unwrap();
+        memory::drop_cached(file.as_fd(), 0, 1024 * PAGE).unwrap();
+        let cached = || memory::cachestat(file.as_fd(), 0, 1024 * PAGE).map(|stat| stat.cached);
+        match cached() {
+            Ok(0) => {}
+            Ok(_) => return println!("skipped: the page cache keeps the file"),
+            Err(error) => return println!("skipped: {error}"),
+        }
+        view.advise(Advice::Random, 0..view.len_bytes()).unwrap();
+        for page in [100, 500, 900] {
+            assert_eq!(
+                view.get::<u8>(page * PAGE).unwrap(),
+                bytes(1024 * PAGE as usize)[(page * PAGE) as usize]
+            );
+        }
+        assert_eq!(cached().unwrap(), 3, "{access:?}");
+    }
+    assert_eq!(mapper.stats().map_ahead.requests, 0);
 }
 
 /// A sparse file of so many bytes, unnamed.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use aquifer_vm::mapper::{FileAccess, MapError, Mapper};
+use aquifer_vm::mapper::{Advice, FileAccess, MapError, Mapper};
 use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
@@ -14,7 +14,7 @@ fn scene(len: usize) -> (TempDir, PathBuf, Mapper) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, vec![1; len]).unwrap();
-    (directory, path, Mapper::builder().write_back_bytes_per_second(0).build().unwrap())
+    (directory, path, Mapper::builder().build().unwrap())
 }
 
 #[test]
@@ -108,5 +108,86 @@ fn the_file_is_what_was_flushed_last() {
         }
         assert!(fs::read(&path).unwrap() == flushed, "step {step}");
         assert!(view.read(|bytes| bytes.to_vec()).unwrap() == present, "step {step}");
+    }
+}
+
+/// Names of this process's threads.
+fn threads() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let name =
+        |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("comm"));
+    tasks.filter_map(|task| name(task).ok()).map(|name| name.trim().to_owned()).collect()
+}
+
+/// Nothing writes what was stored before a flush does: there is no thread that could.
+#[test]
+fn without_being_asked_no_thread_writes_stores_before_they_are_flushed() {
+    let (_directory, path, mapper) = scene(10 * PAGE as usize);
+    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    (0..10).for_each(|page| view.set(page * PAGE, 7u8).unwrap());
+    let threads = threads();
+    assert!(!threads.iter().any(|name| name.starts_with("aquifer-flush")), "{threads:?}");
+    assert_eq!(fs::read(&path).unwrap(), vec![1; 10 * PAGE as usize]);
+    assert_eq!(view.flush().unwrap().pages, 10);
+}
+
+/// Two programs with views of one file add to a counter in turns, and each to one of its own in the same page.
+#[test]
+fn two_views_that_take_turns_see_and_keep_each_others_bytes() {
+    let (_directory, path, mapper) = scene(10 * PAGE as usize);
+    let other = Mapper::builder().build().unwrap();
+    let views = [&mapper, &other].map(|mapper| mapper.map(&path, FileAccess::Write, ..).unwrap());
+    views[0].set(PAGE, [0u64; 3]).unwrap();
+    views[0].flush().unwrap();
+    for turn in 0..20 {
+        let view = &views[turn % 2];
+        for counter in [0, 1 + turn as u64 % 2] {
+            let at = PAGE + 8 * counter;
+            let before: u64 = view.get(at).unwrap();
+            view.set(at, before + 1).unwrap();
+        }
+        view.flush().unwrap();
+    }
+    for view in &views {
+        assert_eq!(view.get::<[u64; 3]>(PAGE).unwrap(), [20, 10, 10]);
+    }
+    assert_eq!(fs::read(&path).unwrap()[PAGE as usize], 20);
+}
+
+/// Whether the kernel was told not to read ahead at an address, as `/proc/self/smaps` shows it.
+fn is_random(address: usize) -> bool {
+    let mut inside = false;
+    for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+        let first = line.split(' ').next().unwrap();
+        if let Some((start, end)) = first.split_once('-') {
+            let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+            inside = (number(start)..number(end)).contains(&address);
+        } else if inside && line.starts_with("VmFlags:") {
+            return line.split(' ').any(|flag| flag == "rr");
+        }
+    }
+    panic!("not mapped");
+}
+
+#[test]
+fn advice_about_views_that_can_be_stored_to_is_followed() {
+    for access in [FileAccess::Write, FileAccess::SharedWrite] {
+        let (_directory, path, mapper) = scene(1 << 20);
+        let view = mapper.map(&path, access, PAGE..).unwrap();
+        let at = |page: u64| view.as_ptr() as usize + (page * PAGE) as usize;
+        view.advise(Advice::Random, 2 * PAGE..9 * PAGE).unwrap();
+        assert!(!is_random(at(1)) && is_random(at(2)) && is_random(at(8)) && !is_random(at(9)));
+        view.set(3 * PAGE, 7u8).unwrap();
+        view.advise(Advice::Normal, 2 * PAGE..4 * PAGE).unwrap();
+        assert!(!is_random(at(2)) && is_random(at(4)));
+        view.flush().unwrap();
+        let before = mapper.stats().map_ahead.requests;
+        view.advise(Advice::WillNeed, 0..view.len_bytes()).unwrap();
+        assert!(!is_random(at(4)));
+        assert_eq!(mapper.stats().map_ahead.requests, before + 1);
+        view.advise(Advice::DontNeed, 0..view.len_bytes()).unwrap();
+        assert_eq!(view.get::<u8>(3 * PAGE).unwrap(), 7);
+        let outside = view.advise(Advice::Random, 0..1 << 30).unwrap_err();
+        assert!(matches!(outside, MapError::OutsideView { .. }), "{outside}");
     }
 }

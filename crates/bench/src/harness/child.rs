@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::job::{Job, Outcome};
 use crate::contender::Unavailable;
-use crate::{raw, workload};
+use crate::{file_set, raw, workload};
 
 /// Set in the environment of a child. Its arguments are the parent's, so that whatever led there to the
 /// bench leads here to it, too.
@@ -22,7 +22,15 @@ pub fn run_if_child() -> Result<bool> {
     io::stdin().lock().read_line(&mut line).context("no job from the parent")?;
     let job: Job = serde_json::from_str(&line).context("the parent's job is unreadable")?;
     let outcome = match workload::run(&job) {
-        Ok(measured) => Outcome::Measured(measured),
+        Ok(mut measured) => {
+            // A team's own processes have said so already.
+            let cold_bytes = file_set::cold_bytes();
+            if cold_bytes > 0 {
+                *measured.details.entry(file_set::COLD_BYTES.to_owned()).or_default() +=
+                    cold_bytes as f64;
+            }
+            Outcome::Measured(measured)
+        }
         Err(error) => match error.downcast::<Unavailable>() {
             Ok(unavailable) => Outcome::Unavailable(unavailable.0),
             Err(error) => Outcome::Failed(format!("{error:#}")),

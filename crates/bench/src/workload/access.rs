@@ -24,6 +24,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::contender::{Contender, Lane, System, Visit};
 use crate::data::{STORE_OFFSET_BYTES, sample};
+use crate::file_set::expect_warm;
 use crate::harness::{Job, LaneAnswer, Measured, Work};
 use crate::raw::{PAGE_BYTES, cached_bytes, fill_cache, load_word};
 use crate::rng::{Rng, mix};
@@ -353,10 +354,7 @@ fn warm_loads<C: Contender>(contender: &C, job: &Job, file: &File) -> Result<Mea
         }
     }
     if uses_page_cache && let Some(cached) = cached_bytes(file)? {
-        ensure!(
-            cached >= file_bytes,
-            "only {cached} of {file_bytes} bytes are warm: is memory short?"
-        );
+        expect_warm(cached, file_bytes)?;
     }
     drop(lane);
     let mut measured = run_lanes(contender, job, 1, |lane, number| {

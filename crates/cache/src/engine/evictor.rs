@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::cpu;
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
-use super::{Cleaning, Engine, Evicted, Kind};
-use crate::frames::{BATCH, FramePool};
+use super::{Cleaning, Engine, Evicted};
+use crate::frames::{BATCH, FramePool, Shrink};
 use crate::ids::{FrameId, PageKey};
 
 /// How long the evictor leaves its work to others after it was pushed off its CPU.
@@ -21,11 +22,13 @@ impl Engine {
     pub fn run_evictor(&self) {
         aquifer_sys::signal::block_asynchronous();
         let mut last_tick = Instant::now();
-        let mut misses_seen = [0; 2];
+        let mut misses_seen = [0; 3];
+        let mut shrinks = <[Shrink; 2]>::default();
         while !self.is_stopping() {
             let ticket = self.evictor_bell.ticket();
             let busy = [&self.mapped, &self.arena].map(|pool| self.keep_free(pool));
-            let shrinking = self.shrinking.load(Ordering::SeqCst) > 0 && !self.finish_shrinks();
+            let shrinking =
+                self.shrinking.load(Ordering::SeqCst) > 0 && !self.finish_shrinks(&mut shrinks);
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
                 self.rebalance(&mut misses_seen);
@@ -90,22 +93,19 @@ impl Engine {
     }
 
     /// Moves pages out of frames above the limits. True when no shrink is left.
-    fn finish_shrinks(&self) -> bool {
+    fn finish_shrinks(&self, shrinks: &mut [Shrink; 2]) -> bool {
         let before = self.shrinking.load(Ordering::SeqCst);
-        let mut in_use = vec![];
-        for pool in [&self.mapped, &self.arena] {
-            let first = in_use.len();
-            pool.in_use_above_limit(&mut in_use);
-            self.vacate(pool, &in_use[first..]);
-            if in_use.len() == first {
-                pool.finish_shrink(|limit| {
+        let mut done = true;
+        for (pool, shrink) in [&self.mapped, &self.arena].into_iter().zip(shrinks) {
+            pool.look_above_limit(shrink);
+            self.vacate(pool, shrink.in_use());
+            done &= shrink.in_use().is_empty()
+                && pool.finish_shrink(shrink, |limit| {
                     if std::ptr::eq(pool, &self.arena) {
                         self.arena_memory.release_above(limit);
                     }
                 });
-            }
         }
-        let done = in_use.is_empty();
         if done {
             self.shrinking.fetch_sub(before, Ordering::SeqCst);
         }
@@ -123,31 +123,33 @@ impl Engine {
         }
     }
 
-    /// Shifts budget between mappings and `Pages` towards the one that misses more per frame.
-    fn rebalance(&self, seen: &mut [u64; 2]) {
-        let now = [&self.mapped, &self.arena].map(FramePool::insertions);
-        let [mapped, arena] = [0, 1].map(|i| now[i].wrapping_sub(seen[i]) as f64);
+    /// Shifts budget towards the kind of interface that misses more per page, from the one that misses less.
+    fn rebalance(&self, seen: &mut [u64; 3]) {
+        // What the drop manager gives back has come in before: the kernel's misses are not counted.
+        let dropped_bytes =
+            self.kernel_dropped_pages.load(Ordering::Relaxed) * SMALL_PAGE_BYTES as u64;
+        let page_bytes = self.options.page_bytes as u64;
+        let now = [self.mapped.insertions(), self.arena.insertions(), dropped_bytes / page_bytes];
+        let misses: [f64; 3] =
+            std::array::from_fn(|kind| now[kind].wrapping_sub(seen[kind]) as f64);
         *seen = now;
         let mut shares = self.shares.lock();
-        let both =
-            shares.users[Kind::Mapped as usize] > 0 && shares.users[Kind::Arena as usize] > 0;
-        if !both || mapped + arena < 4096.0 {
+        let in_use = |kind: &usize| shares.users[*kind] > 0;
+        if (0..3).filter(in_use).count() < 2 || misses.iter().sum::<f64>() < 4096.0 {
             return;
         }
-        let density = |misses: f64, pool: &FramePool| misses / pool.limit().max(1) as f64;
-        let (m, a) = (density(mapped, &self.mapped), density(arena, &self.arena));
-        let step = (shares.weights[0] + shares.weights[1]) / 16.0;
-        let (from, to) = if m > 2.0 * a {
-            (Kind::Arena, Kind::Mapped)
-        } else if a > 2.0 * m {
-            (Kind::Mapped, Kind::Arena)
-        } else {
-            return;
-        };
-        if shares.weights[from as usize] > 2.0 * step {
-            shares.weights[from as usize] -= step;
-            shares.weights[to as usize] += step;
-            self.divide(&shares);
+        let kernel_pages = (self.kernel_share_bytes() / page_bytes) as usize;
+        let pages = [self.mapped.limit(), self.arena.limit(), kernel_pages];
+        let density = |kind: usize| misses[kind] / pages[kind].max(1) as f64;
+        let by_density = |a: &usize, b: &usize| density(*a).total_cmp(&density(*b));
+        let from = (0..3).filter(in_use).min_by(by_density).expect("two are in use");
+        let to = (0..3).filter(in_use).max_by(by_density).expect("two are in use");
+        let step = (0..3).filter(in_use).map(|kind| shares.weights[kind]).sum::<f64>() / 16.0;
+        if density(to) > 2.0 * density(from) && shares.weights[from] > 2.0 * step {
+            shares.weights[from] -= step;
+            shares.weights[to] += step;
+            // What the system has no memory for stays unused.
+            let _ = self.divide(&shares);
         }
     }
 }

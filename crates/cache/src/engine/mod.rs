@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
-//! sixteenth at a time from the pool that misses less per frame to the one that misses more.
+//! sixteenth at a time from the kind that misses less per page to the one that misses more. Kernel-backed
+//! mappings get no more than they could fill.
 //!
 //! Threads: one *evictor* (`evictor`) works ahead where evicting means writing back, completes shrinks and
 //! rebalances; a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a
@@ -20,11 +21,12 @@
 
 mod evictor;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use aquifer_sys::futex::Mutex;
+use aquifer_sys::futex::{Mutex, MutexGuard};
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::signal::FaultContext;
 use aquifer_sys::uffd::{Delivery, Uffd};
@@ -111,7 +113,7 @@ impl Evicted {
 /// A store as the engine sees it.
 pub(crate) trait AttachedStore: Send + Sync {
     /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
-    /// returns the others to the policy.
+    /// returns the others to the policy. As it goes, it counts them out of what the thread has in hand.
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
 
     /// What keeps a page in a frame that it owns.
@@ -129,6 +131,39 @@ pub(crate) trait AttachedStore: Send + Sync {
 
     /// Pages that are dirty now.
     fn dirty_pages(&self) -> u64;
+
+    /// The store is about to be detached: what is only a hint comes to its end.
+    fn leave(&self);
+}
+
+/// A store in use by more than its owner: [`Engine::detach`] waits until it is dropped.
+pub(crate) struct InUse<S: ?Sized, E: Deref<Target = Engine>> {
+    store: Option<Arc<S>>,
+    engine: E,
+}
+
+/// A store of the registry in use.
+type UsedBy<'a> = InUse<dyn AttachedStore, &'a Engine>;
+
+impl<S: ?Sized, E: Deref<Target = Engine>> InUse<S, E> {
+    pub fn new(store: Arc<S>, engine: E) -> InUse<S, E> {
+        InUse { store: Some(store), engine }
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Deref for InUse<S, E> {
+    type Target = S;
+    fn deref(&self) -> &S {
+        self.store.as_deref().expect("it is there until this is dropped")
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
+    fn drop(&mut self) {
+        // First the reference, then the bell: a thread that waits looks at the references after the ring.
+        self.store = None;
+        self.engine.let_go.ring(u32::MAX);
+    }
 }
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
@@ -182,6 +217,13 @@ struct Shares {
     users: [usize; 3],
     /// Relative weights of the kinds.
     weights: [f64; 3],
+    /// Length of all kernel-backed mappings.
+    kernel_bytes: u64,
+}
+
+/// What keeps a kernel-backed mapping of so many bytes resident: the drop manager begins below its bound.
+fn kernel_need_bytes(mapped_bytes: u64) -> u64 {
+    (mapped_bytes + mapped_bytes / 8).next_multiple_of(REGION_BYTES as u64)
 }
 
 /// State of one pool that the evictor keeps.
@@ -195,7 +237,7 @@ struct Reclaim {
     dirty: AtomicBool,
     /// Whether other threads lately pushed the evictor off its CPU.
     crowded: AtomicBool,
-    /// Frames in the hands of loading threads that wait for a further frame.
+    /// Frames in the hands of loading and evicting threads that wait for a further frame.
     held_by_waiters: AtomicUsize,
 }
 
@@ -215,12 +257,16 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
+    /// Pages of the system that kernel-backed mappings had to give back so far.
+    pub kernel_dropped_pages: AtomicU64,
     stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
     evictor_bell: Doorbell,
     stopping: AtomicBool,
     shrinking: AtomicUsize,
     bare_fault: Mutex<Option<BareFault>>,
+    /// Rings whenever a store is used by one less.
+    let_go: Doorbell,
 }
 
 /// How long a thread without a frame waits before it looks again.
@@ -260,15 +306,18 @@ impl Engine {
                 budget_bytes: options.budget_bytes,
                 users: [0; 3],
                 weights: [1.0; 3],
+                kernel_bytes: 0,
             }),
             kernel_share_bytes: AtomicU64::new(0),
             kernel_resident_pages: AtomicU64::new(0),
+            kernel_dropped_pages: AtomicU64::new(0),
             stores: Mutex::new(Vec::new()),
             reclaim: Default::default(),
             evictor_bell: Doorbell::new(),
             stopping: AtomicBool::new(false),
             shrinking: AtomicUsize::new(0),
             bare_fault: Mutex::new(None),
+            let_go: Doorbell::new(),
             options,
         };
         Ok(engine)
@@ -320,20 +369,29 @@ impl Engine {
         StoreId(index as u32)
     }
 
-    pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) {
+    /// Registers a store, and counts it in. After an error the identifier is free again.
+    pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) -> Result<()> {
         self.stores.lock()[id.0 as usize] = Slot::Attached(store);
-        self.use_budget(kind, true);
+        self.join_budget(kind).inspect_err(|_| {
+            self.detach(id);
+            self.release_id(id);
+        })
     }
 
     /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
     /// evictor nor workers, and its memory is never freed on somebody's fault path.
     pub fn detach(&self, id: StoreId) {
         let index = id.0 as usize;
+        if let Some(store) = self.stores.lock()[index].store() {
+            // A prefetch ends with the transfers that are on their way.
+            store.leave();
+        }
         loop {
+            let ticket = self.let_go.ticket();
             {
                 let mut stores = self.stores.lock();
-                // One reference is the registry's, one the owner's. Others come from the registry only, whose
-                // lock is held.
+                // One reference is the registry's, one the owner's; the others are in an `InUse`. The evictor and
+                // the workers get theirs from the registry only, whose lock is held.
                 let in_use =
                     stores[index].store().is_some_and(|store| Arc::strong_count(store) > 2);
                 if !in_use {
@@ -345,7 +403,9 @@ impl Engine {
             // their frames. The mapping may be dropped by a future's waker, on the worker whose tasks hold
             // references.
             if !self.jobs.help() {
-                std::thread::yield_now();
+                // A worker looks for tasks once in a while: their posting does not ring this bell.
+                let nap = self.jobs.is_served_here().then_some(FRAME_WAIT);
+                self.let_go.sleep(ticket, nap);
             }
         }
         // Pairs with the releases of the others' drops: what they did to the store is over.
@@ -359,56 +419,109 @@ impl Engine {
         self.stores.lock()[id.0 as usize] = Slot::Free;
     }
 
-    fn store(&self, id: StoreId) -> Option<Arc<dyn AttachedStore>> {
-        self.stores.lock().get(id.0 as usize)?.store().cloned()
+    fn store(&self, id: StoreId) -> Option<UsedBy<'_>> {
+        let store = self.stores.lock().get(id.0 as usize)?.store()?.clone();
+        Some(InUse::new(store, self))
     }
 
-    fn all_stores(&self) -> Vec<Arc<dyn AttachedStore>> {
-        self.stores.lock().iter().filter_map(Slot::store).cloned().collect()
+    fn all_stores(&self) -> Vec<UsedBy<'_>> {
+        let stores = self.stores.lock();
+        stores.iter().filter_map(Slot::store).map(|s| InUse::new(s.clone(), self)).collect()
     }
 
     // ---- budget ---------------------------------------------------------------------------------
 
-    /// Counts a store of a kind in or out, and divides the budget anew.
-    pub fn use_budget(&self, kind: Kind, attached: bool) {
+    /// Counts a store of a kind in, and divides the budget anew. After an error it is not counted in.
+    pub fn join_budget(&self, kind: Kind) -> Result<()> {
         let mut shares = self.shares.lock();
+        shares.users[kind as usize] += 1;
+        match self.divide(&shares) {
+            Err(error) if kind == Kind::Arena => {
+                shares.users[kind as usize] -= 1;
+                let _ = self.divide(&shares);
+                Err(error)
+            }
+            // The arena goes on with the memory that it has.
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts a store of a kind out, and divides the budget anew. The others get what there is memory for.
+    pub fn leave_budget(&self, kind: Kind) {
+        self.count_out(self.shares.lock(), kind);
+    }
+
+    /// Counts a kernel-backed mapping in, with its length, and divides the budget anew.
+    pub fn join_kernel(&self, len_bytes: u64) {
+        let mut shares = self.shares.lock();
+        shares.kernel_bytes = shares.kernel_bytes.saturating_add(len_bytes);
+        shares.users[Kind::Kernel as usize] += 1;
+        // The arena goes on with the memory that it has.
+        let _ = self.divide(&shares);
+    }
+
+    /// Counts a kernel-backed mapping out, with its length.
+    pub fn leave_kernel(&self, len_bytes: u64) {
+        let mut shares = self.shares.lock();
+        shares.kernel_bytes = shares.kernel_bytes.saturating_sub(len_bytes);
+        self.count_out(shares, Kind::Kernel);
+    }
+
+    fn count_out(&self, mut shares: MutexGuard<'_, Shares>, kind: Kind) {
         let users = &mut shares.users[kind as usize];
-        *users = if attached { *users + 1 } else { users.saturating_sub(1) };
-        self.divide(&shares);
+        *users = users.saturating_sub(1);
+        let _ = self.divide(&shares);
     }
 
     pub fn budget_bytes(&self) -> u64 {
         self.shares.lock().budget_bytes
     }
 
-    /// Sets a new budget; pools grow at once and shrink in the background.
-    pub fn set_budget(&self, budget_bytes: u64) {
+    /// Sets a new budget; pools grow at once and shrink in the background. After an error it is what it was.
+    pub fn set_budget(&self, budget_bytes: u64) -> Result<()> {
         let mut shares = self.shares.lock();
-        shares.budget_bytes = budget_bytes;
-        self.divide(&shares);
+        let before = std::mem::replace(&mut shares.budget_bytes, budget_bytes);
+        let divided = self.divide(&shares);
+        if divided.is_err() {
+            shares.budget_bytes = before;
+            let _ = self.divide(&shares);
+        }
+        divided
     }
 
-    fn divide(&self, shares: &Shares) {
-        let used = |kind: Kind| shares.users[kind as usize] > 0;
-        let kinds = [Kind::Mapped, Kind::Arena, Kind::Kernel];
-        let total: f64 =
-            kinds.iter().filter(|&&k| used(k)).map(|&k| shares.weights[k as usize]).sum();
-        let share = |kind: Kind| {
-            if !used(kind) {
+    /// Gives each kind in use its share. An error means that the system has no memory for the arena's: it has the frames
+    /// that there is memory for.
+    fn divide(&self, shares: &Shares) -> Result<()> {
+        let weight = |kind: Kind| {
+            if shares.users[kind as usize] > 0 { shares.weights[kind as usize] } else { 0.0 }
+        };
+        let part = |of_bytes: u64, kind: Kind, total: f64| {
+            if weight(kind) == 0.0 {
                 return 0;
             }
-            let bytes = shares.budget_bytes as f64 * shares.weights[kind as usize] / total;
+            let bytes = of_bytes as f64 * weight(kind) / total;
             // Whole regions, so that the arena's huge pages are given back whole.
             (bytes as u64 / REGION_BYTES as u64).max(1) * REGION_BYTES as u64
         };
+        let others = weight(Kind::Mapped) + weight(Kind::Arena);
+        // First the kernel's: what its mappings cannot fill is the others'.
+        let kernel = part(shares.budget_bytes, Kind::Kernel, others + weight(Kind::Kernel))
+            .min(kernel_need_bytes(shares.kernel_bytes));
+        let share = |kind| part(shares.budget_bytes.saturating_sub(kernel), kind, others);
         let frames = |bytes: u64| (bytes / self.options.page_bytes as u64) as usize;
         let mapped = frames(share(Kind::Mapped));
         let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
         self.probation.set_slots(probation);
-        self.set_pool(&self.mapped, mapped - probation);
-        self.set_pool(&self.arena, frames(share(Kind::Arena)));
-        self.kernel_share_bytes.store(share(Kind::Kernel), Ordering::Relaxed);
+        self.set_pool(&self.mapped, mapped.saturating_sub(probation));
+        let arena = frames(share(Kind::Arena));
+        let provided = self.arena_memory.provide(arena);
+        self.set_pool(&self.arena, arena.min(self.arena_memory.provided()));
+        self.kernel_share_bytes.store(kernel, Ordering::Relaxed);
         self.wake_evictor();
+        provided.map_err(|source| Error::Kernel {
+            what: "making the frames of a budget writable; choose a smaller budget",
+            source,
+        })
     }
 
     fn set_pool(&self, pool: &FramePool, frames: usize) {
@@ -511,39 +624,38 @@ impl Engine {
     fn wait_with_frames_in_hand(&self, pool: &FramePool, ticket: u32) {
         // Relaxed: a census that sees it late is repeated.
         let held = &self.reclaim_of(pool).held_by_waiters;
-        held.fetch_add(duties::loading_frames(), Ordering::Relaxed);
+        held.fetch_add(duties::frames_in_hand(), Ordering::Relaxed);
         pool.wait_for_frame(ticket, FRAME_WAIT);
-        held.fetch_sub(duties::loading_frames(), Ordering::Relaxed);
+        held.fetch_sub(duties::frames_in_hand(), Ordering::Relaxed);
     }
 
-    /// Looks at every frame of a pool.
+    /// Looks at every frame of a pool that was ever wanted.
     fn census(&self, pool: &FramePool) -> Census {
         let mut census = Census::default();
-        let mut loading = 0;
-        let mut last: Option<(StoreId, Option<Arc<dyn AttachedStore>>)> = None;
-        for frame in (0..pool.limit()).map(|index| FrameId(index as u32)) {
-            let Some((page, claimed)) = pool.holder(frame) else { continue };
+        let mut in_hands = 0;
+        let mut last: Option<(StoreId, Option<UsedBy<'_>>)> = None;
+        for frame in pool.granted() {
+            let Some((page, held)) = pool.holder(frame) else { continue };
             if last.as_ref().is_none_or(|&(id, _)| id != page.store) {
                 last = Some((page.store, self.store(page.store)));
             }
             let store = last.as_ref().and_then(|(_, store)| store.as_ref());
             // A store that is gone from the registry is being torn down.
-            let Some(store) = store.filter(|_| !claimed) else {
-                census.coming += 1;
-                continue;
-            };
-            match store.keeps(page.page, frame) {
+            let keeps = store.map_or(Keeps::Nothing, |store| store.keeps(page.page, frame));
+            match keeps {
+                Keeps::Loading => in_hands += 1,
+                // An evictor decides about it.
+                _ if !held => in_hands += 1,
                 Keeps::Pin => census.pinned += 1,
                 Keeps::Dirt => census.unwritable += 1,
                 Keeps::Writing => census.writing += 1,
-                Keeps::Loading => loading += 1,
                 Keeps::Nothing => census.coming += 1,
             }
         }
         // Relaxed: as where it is counted. What this thread has in hand does not come while it looks.
         let waiting = self.reclaim_of(pool).held_by_waiters.load(Ordering::Relaxed);
-        let in_hand = waiting + duties::loading_frames();
-        census.coming += u64::saturating_sub(loading, in_hand as u64);
+        let held_up = waiting + duties::frames_in_hand();
+        census.coming += u64::saturating_sub(in_hands, held_up as u64);
         census
     }
 
@@ -587,6 +699,7 @@ impl Engine {
     pub fn evict(&self, pool: &FramePool, want: usize, write_back: Cleaning) -> Evicted {
         let mut victims = [FrameId(0); BATCH];
         let found = pool.victims(&mut victims[..want.min(BATCH)]);
+        duties::begin_evicting(found);
         let mut evicted = Evicted::default();
         let mut batch = [(FrameId(0), PageId(0)); BATCH];
         let mut rest = &victims[..found];
@@ -594,6 +707,7 @@ impl Engine {
             // A victim's owner stays until its frame is given back, which is ours to do.
             let Some(store) = pool.owner(*first).map(|key| key.store) else {
                 rest = &rest[1..];
+                duties::end_evicting(1);
                 continue;
             };
             let mut count = 0;
@@ -609,7 +723,7 @@ impl Engine {
                 Some(store) => {
                     // What the thread is writing already cannot be written for the sake of writing it.
                     let is_writing = write_back != Cleaning::No
-                        && duties::is_writing_back_to(Arc::as_ptr(&store).cast());
+                        && duties::is_writing_back_to(std::ptr::from_ref(&*store).cast());
                     let write_back = if is_writing { Cleaning::No } else { write_back };
                     evicted.add(store.evict(&batch[..count], write_back));
                 }
@@ -618,6 +732,7 @@ impl Engine {
                     for &(frame, _) in &batch[..count] {
                         pool.returned(&[frame]);
                     }
+                    duties::end_evicting(count);
                 }
             }
         }

@@ -9,12 +9,12 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::mapping::kernel::KernelFile;
 use crate::mapping::{Backend, MapOptions};
-use crate::options::PolicySource;
 
 /// The file mapping of the kernel backend, or `None` where the user backend is to serve.
 ///
 /// # Errors
-/// [`Error::BackendUnsupported`] where the kernel backend was asked for and cannot serve.
+/// [`Error::BackendUnsupported`] where the kernel backend was asked for and cannot serve, and where only the
+/// user backend could do as the cache was told and the system refuses it.
 pub(crate) fn choose(
     engine: &Arc<Engine>,
     device: &Arc<dyn Device>,
@@ -25,7 +25,7 @@ pub(crate) fn choose(
     if options.backend == Backend::User {
         return Ok(None);
     }
-    if !forced && prefers_user(engine, device, options) {
+    if !forced && prefers_user(engine, device, options)? {
         return Ok(None);
     }
     let mapped = if options.writable {
@@ -45,13 +45,24 @@ pub(crate) fn choose(
 }
 
 /// Whether the choice, left to us, is the user backend from the start.
-fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions) -> bool {
+fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions) -> Result<bool> {
     if options.writable || device.page_cache_file().is_none() {
-        return true;
+        return Ok(true);
     }
-    // A policy of the application's own is heard by the user backend only.
-    let wants_user = matches!(engine.options.policy, PolicySource::Custom(_))
-        || calibrate(device).is_some_and(|measured| measured.backend() == Backend::User);
+    if engine.options.needs_user_backend {
+        return match engine.uffd() {
+            Ok(_) => Ok(true),
+            Err(error) => Err(Error::BackendUnsupported {
+                device: device.name().to_owned(),
+                backend: Backend::User.name(),
+                reason: format!(
+                    "it needs a userfaultfd ({error}), and only it keeps to the eviction policy and the page \
+                     size that the cache was built with; leave them out, or ask for the kernel backend"
+                ),
+            }),
+        };
+    }
+    let is_cheaper = calibrate(device).is_some_and(|measured| measured.backend() == Backend::User);
     // Where the system refuses a userfaultfd, the kernel backend still serves.
-    wants_user && engine.uffd().is_ok()
+    Ok(is_cheaper && engine.uffd().is_ok())
 }

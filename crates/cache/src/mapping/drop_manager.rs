@@ -68,6 +68,11 @@ impl Droppable for KernelFile {
         memory::cachestat(self.file(), offset_bytes, len_bytes).ok().map(|stat| stat.cached)
     }
 
+    fn mapped(&self, tables: &mut PageTables) -> Option<u64> {
+        let len_bytes = self.geometry.len_bytes.next_multiple_of(SMALL_PAGE_BYTES as u64);
+        tables.present_in(self.address(0), len_bytes)
+    }
+
     fn discard(&self, pages: Range<u64>) {
         KernelFile::discard(self, pages);
     }
@@ -77,6 +82,8 @@ impl Droppable for KernelFile {
     }
 
     fn observe(&self, region: &Range<u64>, cached: u64, tables: &mut PageTables) {
+        // About as many as are dropped now: pinned ones stay, and are few.
+        self.engine().kernel_dropped_pages.fetch_add(cached, Ordering::Relaxed);
         if !self.detects() {
             return;
         }

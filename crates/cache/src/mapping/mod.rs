@@ -35,7 +35,7 @@ use aquifer_sys::memory::copy_racy;
 use crate::asynchronous;
 use crate::cache::Running;
 use crate::claims::{Attached, Claim, Wanted};
-use crate::engine::Kind;
+use crate::engine::{Engine, InUse, Kind};
 use crate::error::{Error, Result};
 use crate::mapped_memory::MappedMemory;
 use crate::page_word::PinKind;
@@ -106,7 +106,7 @@ impl Mapping {
             Some(file) => {
                 let claim = Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted })?;
                 running.drop_manager()?.add(file.clone());
-                engine.use_budget(Kind::Kernel, true);
+                engine.join_kernel(file.geometry.len_bytes);
                 Served::Kernel(file, claim)
             }
             None => Served::shared(Attached::attach(&wanted, || {
@@ -114,6 +114,11 @@ impl Mapping {
             })?),
         };
         Ok(Mapping { served, writable, running })
+    }
+
+    /// For a call that may outlive this mapping's, which dropping the mapping then waits for.
+    fn in_use(&self, store: &Arc<UserStore>) -> InUse<UserStore, Arc<Engine>> {
+        InUse::new(store.clone(), self.running.engine.clone())
     }
 
     fn geometry(&self) -> Geometry {
@@ -362,7 +367,7 @@ impl Mapping {
         let pages = self.page_ranges(ranges);
         let work: Box<dyn FnOnce() -> Result<()> + Send> = match &self.served {
             Served::User(store, _) => {
-                let store = store.clone();
+                let store = self.in_use(store);
                 Box::new(move || store.touch_runs(&pages?))
             }
             Served::Kernel(file, _) => {
@@ -434,7 +439,7 @@ impl Mapping {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let pages = self.pages_of(&range);
         let store = match &self.served {
-            Served::User(store, _) => Some(store.clone()),
+            Served::User(store, _) => Some(self.in_use(store)),
             Served::Kernel(..) => None,
         };
         asynchronous::run(&self.running.engine.jobs, move || match store {
@@ -482,7 +487,7 @@ impl Drop for Mapping {
                 if let Ok(manager) = self.running.drop_manager() {
                     manager.remove(file);
                 }
-                engine.use_budget(Kind::Kernel, false);
+                engine.leave_kernel(file.geometry.len_bytes);
             }
         }
     }

@@ -6,11 +6,13 @@ pub enum Backend {
     /// What is cheapest on this machine and keeps the promise of the mapping.
     ///
     /// The kernel backend for read-only mappings of regular files, unless misses measured clearly cheaper
-    /// with the user backend ([`calibrate`](crate::calibrate)), the cache has a policy of the application's own,
-    /// or it has a user-backed mapping of the device already; the user backend for everything else.
+    /// with the user backend ([`calibrate`](crate::calibrate)), the cache was built with an eviction policy or a
+    /// page size that only the user backend keeps to ([`CacheBuilder::policy`](crate::CacheBuilder::policy)), or
+    /// it has a user-backed mapping of the device already; the user backend for everything else.
     #[default]
     Auto,
-    /// A kernel file mapping whose residency is kept under the budget. Read-only, regular files.
+    /// A kernel file mapping whose residency is kept under the budget. Read-only, regular files. Its pages are
+    /// the system's, and leave in the order of their addresses, whatever the cache's policy and page size are.
     Kernel,
     /// Faults served by the cache: writable mappings, any device, exact budget, own policy.
     User,

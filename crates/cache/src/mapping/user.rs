@@ -44,7 +44,7 @@ impl Store<MappedMemory> {
         let reservation = &mut Arc::get_mut(&mut store).expect("not shared yet").memory.reservation;
         // SAFETY: the reservation is dropped with the store it names as its owner.
         unsafe { reservation.set_owner(owner) }?;
-        engine.attach(id, store.clone(), Kind::Mapped);
+        engine.attach(id, store.clone(), Kind::Mapped)?;
         Ok(store)
     }
 
@@ -172,8 +172,11 @@ impl FaultOwner for UserStore {
             self.record(page, BareCause::System(libc::EHWPOISON));
             return Served::No;
         }
-        // Where the hardware does not tell, a fault on a page that is there can only be a store.
-        let write = fault.write.unwrap_or_else(|| self.seen(page).state() == State::Clean);
+        // Where the hardware does not tell: a fault on a page that is there is a store to one that is protected, or came
+        // too late. None is protected in a mapping that is only read, where a store arrives as SIGSEGV.
+        let write = fault
+            .write
+            .unwrap_or_else(|| self.writable() && self.seen(page).state() == State::Clean);
         if write && !self.writable() {
             return Served::No;
         }

@@ -47,7 +47,9 @@ impl Ghost {
         let capacity = capacity.max(1);
         self.capacity = u32::try_from(capacity).expect("there are fewer than 2^32 frames");
         let buckets = (capacity * slack).div_ceil(BUCKET_ENTRIES).next_power_of_two();
-        if buckets != self.buckets.len() {
+        // A table twice as large serves as well: a budget that goes up and down a little does not make a new
+        // one, and nothing is forgotten, each time.
+        if !(buckets..=2 * buckets).contains(&self.buckets.len()) {
             self.buckets = vec![EMPTY; buckets];
         }
     }
@@ -137,6 +139,21 @@ mod tests {
             let remembered = live.filter(|&number| ghost.take(page(number))).count();
             assert!(remembered * 100 >= capacity * 98, "{remembered} of {capacity}");
         }
+    }
+
+    #[test]
+    fn a_capacity_that_goes_up_and_down_keeps_what_is_remembered() {
+        let mut ghost = Ghost::default();
+        ghost.resize(2048 + 1);
+        let (table, page) = (ghost.buckets.len(), page(7));
+        ghost.insert(page);
+        for capacity in [2048, 2049, 2048] {
+            ghost.resize(capacity);
+            assert_eq!(ghost.buckets.len(), table);
+        }
+        assert!(ghost.take(page));
+        ghost.resize(512);
+        assert!(ghost.buckets.len() < table, "a much smaller one gives memory back");
     }
 
     #[test]

@@ -19,7 +19,8 @@
 //! * Before each [`Policy::inserted`] the cache calls [`HitTable::reset`] for the frame.
 //! * A policy *holds* a frame from `inserted` or `returned` until `removed` or until `victims` named it. A
 //!   frame that `victims` named has left the policy; if it cannot be evicted after all (it was pinned), the
-//!   cache gives it back with [`Policy::returned`].
+//!   cache gives it back with [`Policy::returned`]. What `victims` names and the policy does not hold, or
+//!   names a second time, is passed over.
 //! * The cache never inserts or returns a frame that is held. `removed` and `demoted` may come for a frame
 //!   that is not held, because it has just been named a victim: they then do nothing.
 //! * A returned frame goes where it is looked at last, so that a cache whose victims are pinned sees other

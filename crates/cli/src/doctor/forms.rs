@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use aquifer::mapper::read_once::calibrate;
-use aquifer::{Cache, Device, FileDevice, MemoryDevice};
+use aquifer::{
+    Cache, CreateOptions, Device, FileAccess, FileDevice, Mapper, MemoryDevice, OpenOptions,
+    PersistenceDomain, Pool,
+};
 use aquifer_bench::Bytes;
 use aquifer_sys::copy::CopyForm;
 use aquifer_sys::uffd::{Delivery, Uffd};
@@ -48,13 +51,21 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
         Mechanism::new(
             "eviction of clean pages",
             match features::vectored_dontneed() {
-                Ok(()) => "vectored: many pages, one TLB shootdown".to_owned(),
+                Ok(()) if features::range_dontneed_flushes_once() => {
+                    "vectored: many pages, one TLB shootdown".to_owned()
+                }
+                Ok(()) => "vectored: many pages in one call (one TLB shootdown needs Linux 6.16)"
+                    .to_owned(),
                 Err(_) => "by region of 2 MiB (vectored needs Linux 6.13)".to_owned(),
             },
         ),
         Mechanism::new("eviction of dirty pages", "by region of 2 MiB".to_owned()),
         Mechanism::new("transfers of files there", access),
         Mechanism::new("copies to devices in memory", copies().to_owned()),
+        Mechanism::new("views of files that were closed", parking(data)),
+        Mechanism::new("views of files that are unmapped", unmapping().to_owned()),
+        Mechanism::new("durability of pools there", persistence(data)),
+        Mechanism::new("page tables of pools", page_tables()),
         Mechanism::new("write windows of pools, if asked for", write_windows()),
         Mechanism::new("files looked at once", read_once(data)),
         Mechanism::new("files looked at once, on tmpfs", read_once_in_memory()),
@@ -94,6 +105,70 @@ fn threshold(file: &File) -> String {
             format!("read below {bound}, mapped from there on (measured)")
         },
     )
+}
+
+/// Whether the mapping of a file there stays for the next view.
+fn parking(data: &Path) -> String {
+    let parked = Mapper::builder().build().map_err(anyhow::Error::from).and_then(|mapper| {
+        drop(mapper.map(data, FileAccess::Read, ..)?);
+        drop(mapper.map(data, FileAccess::Read, ..)?);
+        Ok(mapper.stats().cache.hits)
+    });
+    match parked {
+        Ok(0) => "unmapped: a file there is mapped anew for each view".to_owned(),
+        Ok(_) => "parked: the next view of the file finds its mapping".to_owned(),
+        Err(error) => format!("not possible: {error:#}"),
+    }
+}
+
+/// How many mappings are taken away at a time.
+fn unmapping() -> &'static str {
+    match features::range_dontneed_flushes_once() {
+        true => "drained: many at once, one TLB shootdown and no lock",
+        false => "vacated: one reservation over many, under the lock (draining needs Linux 6.16)",
+    }
+}
+
+/// What makes a pool in the directory of `data` durable.
+fn persistence(data: &Path) -> String {
+    // What is counted is what the engine finds, so a pool is made, and gone at once.
+    let domain = || -> Result<PersistenceDomain> {
+        let directory = tempfile::Builder::new()
+            .prefix("doctor-")
+            .tempdir_in(data.parent().unwrap_or(Path::new(".")))?;
+        let path = directory.path().join("pool");
+        let (create, open) = (CreateOptions::default(), OpenOptions::default());
+        let pool = Pool::create(&path, 1 << 20, &create, &open)?;
+        Ok(pool.info()?.domain)
+    };
+    match domain() {
+        Ok(domain @ PersistenceDomain::Dax) => format!("{domain}: cache-line flush and fence"),
+        Ok(domain @ PersistenceDomain::PageCache) => {
+            format!("{domain}: write-back of a range and a flush of the device")
+        }
+        Ok(domain @ PersistenceDomain::Volatile) => {
+            format!("{domain}: memory, which survives a process and no power cut")
+        }
+        Err(error) => format!("no pool can be made: {error:#}"),
+    }
+}
+
+/// Where processes share the page tables of a pool.
+fn page_tables() -> String {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let huge = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (place, kind) = (words.next()?, words.next()?);
+        (kind == "hugetlbfs").then(|| place.to_owned())
+    });
+    match huge {
+        Some(place) => {
+            format!("on hugetlbfs ({place}) shared by processes from 1 GiB on; else not")
+        }
+        None => {
+            "each process has its own (hugetlbfs, which shares them, is not mounted)".to_owned()
+        }
+    }
 }
 
 /// What guards the mapping of a pool where [`WriteWindows::Best`](aquifer::WriteWindows::Best) is asked for.

@@ -22,6 +22,7 @@ impl Watched {
     }
 }
 
+#[allow(unsafe_code)] // `Media` declares its writes unsafe; they go through as they are.
 impl Media for Watched {
     fn path(&self) -> &Path {
         self.media.path()
@@ -44,12 +45,14 @@ impl Media for Watched {
         self.media.read_at(offset_bytes, bytes)
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_at(offset_bytes, bytes)
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.media.write_at(offset_bytes, bytes) }
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_durable(offset_bytes, bytes)
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.media.write_durable(offset_bytes, bytes) }
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {

@@ -2,8 +2,8 @@
 //!
 //! # Descriptors
 //! A direct device holds two: one opened with `O_DIRECT` for everything aligned, and (regular files
-//! only) a buffered one, opened together with it, which serves three purposes: writing the last bytes
-//! of a file whose length is no multiple of the alignment, carrying on where a file system accepts
+//! only) a buffered one, opened together with it, which serves three purposes: transferring the last bytes
+//! of a transfer whose length is no multiple of the alignment, carrying on where a file system accepts
 //! `O_DIRECT` at open but refuses it at the first transfer, and [`Device::page_cache_file`]. The kernel
 //! keeps both coherent: a direct read first writes dirty cached pages back, a direct write drops the
 //! cached pages it covers. One `fdatasync` makes what went through either durable.

@@ -98,10 +98,9 @@ pub(super) unsafe fn write(
     usize::try_from(result).map_err(|_| last_errno())
 }
 
-/// `fdatasync`; `Err` is an errno.
+/// `fdatasync`, again while a signal interrupts it; `Err` is an errno.
 pub(super) fn sync_data(file: BorrowedFd<'_>) -> Result<(), i32> {
-    // SAFETY: no memory is involved.
-    if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 { Ok(()) } else { Err(last_errno()) }
+    aquifer_sys::io::sync_data(file).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 fn last_errno() -> i32 {

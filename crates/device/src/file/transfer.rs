@@ -3,9 +3,10 @@
 //!
 //! A transfer is a small state machine shared by the blocking path, the ring and the thread pool: they
 //! ask it for the next *leg* (one system call), perform that, and feed it the result, until it ends.
-//! Several legs are needed when a call was interrupted or short, and where the tail of a file is not a
-//! multiple of the alignment: direct I/O can read such a tail (the call returns less) but not write it,
-//! so that part goes through the buffered descriptor.
+//! Several legs are needed when a call was interrupted or short, and where a transfer's length is not a
+//! multiple of the alignment: direct I/O moves whole units only, so the tail goes through the buffered
+//! descriptor. Such a tail is the last part of the file, or was: callers go on using the length that they
+//! asked for once, while other programs append.
 //!
 //! Allocates nothing: it runs on the fault path.
 
@@ -91,16 +92,12 @@ impl Transfer {
         if (offset_bytes as usize & mask) != 0 || (memory as usize & mask) != 0 {
             return Err(misaligned);
         }
-        let has_tail = len_bytes & mask != 0;
-        if is_write || has_tail {
-            let device_bytes = file.len_bytes()?;
-            if is_write {
-                bounds::check_write(offset_bytes, len_bytes, device_bytes)?;
-            }
-            // Only the device's own end may lie between two multiples of the alignment.
-            if has_tail && end_bytes != Some(device_bytes) {
-                return Err(misaligned);
-            }
+        // Without a descriptor that takes it. A block device ends at a multiple of its alignment.
+        if len_bytes & mask != 0 && file.buffered.is_none() {
+            return Err(misaligned);
+        }
+        if is_write {
+            bounds::check_write(offset_bytes, len_bytes, file.len_bytes()?)?;
         }
         Ok(())
     }

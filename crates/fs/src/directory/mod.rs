@@ -44,6 +44,7 @@
 //! #     fn take_slot(&mut self) -> Result<u64, PoolError> {
 //! #         Ok((2..).find(|number| !self.0.contains_key(number)).unwrap())
 //! #     }
+//! #     fn new_incarnation(&self, _: u64) -> Result<u64, PoolError> { Ok(1) }
 //! #     fn give_back(&mut self, number: u64) -> Result<(), PoolError> {
 //! #         self.0.remove(&number);
 //! #         Ok(())

@@ -127,7 +127,13 @@ impl Shared {
         }
     }
 
-    fn copy_out(&self, table: &FileTable, range: FileBytes, bytes: &mut [u8]) -> Result<()> {
+    /// Copies bytes of a file that has this table, all of them before its end or its last run.
+    pub(crate) fn copy_out(
+        &self,
+        table: &FileTable,
+        range: FileBytes,
+        bytes: &mut [u8],
+    ) -> Result<()> {
         if let Some(place) = table.contiguous(range) {
             return Ok(self.pool.load(place.offset_bytes, bytes)?);
         }

@@ -7,7 +7,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{ChangeSlots, FileLock, InodeUse, Pool, PoolError, Reservation};
+use aquifer_pool::{ChangeSlots, FileLock, InodeUse, Pool, PoolError, Reservation, Transaction};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -227,7 +227,8 @@ impl Write<'_> {
         let mut done = 0;
         while done < len_bytes {
             let part = (len_bytes - done).min(ZEROS.len() as u64);
-            self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])?;
+            // SAFETY: the pages are reserved: no file has them yet.
+            unsafe { self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])? };
             self.lock.note_progress();
             done += part;
         }
@@ -476,7 +477,7 @@ impl Write<'_> {
         let pool = &self.shared.pool;
         reservations.extend(edit.zeros);
         let now_ns = now_ns();
-        let edited = pool.try_change(reservations, |slots| {
+        let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
             let mut inode = self.open.read(names.slots)?;
             let edited = match edit.splices.is_empty() {
@@ -489,7 +490,9 @@ impl Write<'_> {
             names.put(&inode)?;
             edit.exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>(edited)
-        })?;
+        };
+        // SAFETY: the file's lock is held, and the file was found changeable under it, so it has no lease.
+        let edited = unsafe { pool.try_change(reservations, change)? };
         if let Some(table) = edited {
             self.open.set_table(Arc::new(table));
         }
@@ -521,7 +524,9 @@ impl Write<'_> {
 /// Copies bytes to the pool, which belong to a file that is locked.
 fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
     for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
-        pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)?;
+        // SAFETY: the file's lock is held, and the file was found changeable under it, so it has no lease; or the pages are reserved
+        // and no file has them yet.
+        unsafe { pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)? };
         lock.note_progress();
     }
     Ok(())
@@ -629,13 +634,15 @@ impl Write<'_> {
 
     /// An edit that changes nothing that anybody reads: not even times.
     pub fn relocate(&self, edit: Edit<'_>, reservations: Vec<Reservation<'_>>) -> Result<()> {
-        let table = self.shared.pool.try_change(reservations, |slots| {
+        let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;
             let table = self.splice(&edit.splices, &mut inode, names.slots)?;
             names.put(&inode)?;
             Ok::<_, FsError>(table)
-        })?;
+        };
+        // SAFETY: the new pages hold the same bytes. Leases keep the old ones, which their pins cover.
+        let table = unsafe { self.shared.pool.try_change(reservations, change)? };
         self.open.set_table(Arc::new(table));
         Ok(())
     }

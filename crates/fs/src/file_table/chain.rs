@@ -137,7 +137,7 @@ pub fn check(
 }
 
 /// Takes runs away from a file that is being removed, as many as may be freed in one transaction: whole slots' worth of runs,
-/// from the front, at most `max_runs` in all, but at least those of one slot. Nothing is left when `inode.part` is 0
+/// from the front, at most `max_runs` in all and `max_slots` slots, but at least those of one slot. Nothing is left when `inode.part` is 0
 /// and `inode.runs` is empty.
 ///
 /// Only the inode is to be put after that, not the next list: so a file of any number of runs is removed in steps that need
@@ -152,9 +152,13 @@ pub fn give_back(
     inode: &mut FileInode,
     slots: &mut impl ChangeSlots,
     max_runs: usize,
+    max_slots: usize,
 ) -> Result<Vec<Run>> {
     let mut removed = std::mem::take(&mut inode.runs);
-    while inode.part != 0 {
+    for _ in 0..max_slots {
+        if inode.part == 0 {
+            break;
+        }
         // One that goes in a circle leads to a slot that is free by then.
         let list = read_list(slots, inode.number, inode.part)?;
         if !removed.is_empty() && removed.len() + list.runs.len() > max_runs {

@@ -16,9 +16,35 @@ use crate::walk::{bytes_of, owned};
 
 /// Bytes of an immutable file, as a slice.
 ///
-/// As long as it lives, [`Files::set_immutable`] does not make the file changeable again, in any process. Only who
-/// goes behind the back of all programs that use the pool, and writes to its file as such, can change the bytes. In a forked child there is
-/// no slice: asking for it panics there.
+/// As long as it lives, [`Files::set_immutable`] does not make the file changeable again, in any process, and no safe function of
+/// Aquifer changes the bytes. Two things can: the unsafe operations of the pool, whose callers promise not to, and a program that writes to the pool's
+/// file as such, as with any mapping of a file. In a forked child there is no slice: asking for it panics there.
+///
+/// ```compile_fail,E0133
+/// # fn store(lease: aquifer_fs::Lease<'_>, pool: &aquifer_pool::Pool) {
+/// let offset_bytes = 1 << 20; // where the leased bytes lie
+/// pool.store(offset_bytes, b"other").unwrap(); // an error: this needs `unsafe`
+/// # drop(lease);
+/// # }
+/// ```
+/// ```compile_fail,E0133
+/// # fn write(lease: aquifer_fs::Lease<'_>, pool: &aquifer_pool::Pool) {
+/// pool.media().write_at(1 << 20, b"other").unwrap(); // so does this
+/// # drop(lease);
+/// # }
+/// ```
+/// ```compile_fail,E0133
+/// # fn change(lease: aquifer_fs::Lease<'_>, pool: &aquifer_pool::Pool) {
+/// pool.change(Vec::new(), |_| Ok(())).unwrap(); // and changing metadata
+/// # drop(lease);
+/// # }
+/// ```
+/// ```compile_fail,E0133
+/// # fn commit(lease: aquifer_fs::Lease<'_>, pool: &aquifer_pool::Pool) {
+/// pool.capture(&Default::default(), |bytes| bytes.fill(1)).unwrap(); // and committing pages
+/// # drop(lease);
+/// # }
+/// ```
 #[must_use = "the bytes are kept only as long as this lives"]
 #[derive(Debug)]
 pub struct Lease<'f> {
@@ -48,7 +74,9 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::NotMapped`] where the media of the pool are not mapped.
+    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::TooFragmented`] if the range lies in more than
+    /// [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or in more than one where the media cannot be mapped in pieces;
+    /// [`FsError::NotMapped`] where the media of the pool are not mapped.
     pub fn lease(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
         let path = path.as_ref();
         lease(|| self.view(path, bounds(&range)), || owned(bytes_of(path)))
@@ -88,7 +116,7 @@ fn lease<'f>(
         }
         return match view.bytes() {
             Some(_) => Ok(Lease { view, _leased: leased }),
-            None => Err(FsError::NotMapped),
+            None => Err(view.why_no_bytes()),
         };
     }
 }

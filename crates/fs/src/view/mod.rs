@@ -3,11 +3,12 @@
 //! ```text
 //! a path ──▶ inode ──▶ runs ──▶ pin ──▶ [ one run: a pointer into the pool's mapping            ]   Place::Linear
 //!   known_paths                          [ several: mapped one behind the other (vm::stitched) ]   Place::Stitched
+//!                                        [ very many: copied with each look                    ]   Place::Scattered
 //! ```
 //! Making a view of one run takes a lookup, a store and a comparison, whatever the length: no system call, no lock, no page tables. The
 //! pin keeps the pages of the layout that the view was made of from being used again, in all processes, until it is dropped: also when
 //! the file is cut short, replaced or removed meanwhile. What is written to these pages in place shows in the view; what
-//! is put in their place does not.
+//! is put in their place does not. That holds for all three forms: what is copied with each look is what these pages have then.
 //!
 //! | | made by | bytes as | who else may change them |
 //! |---|---|---|---|
@@ -20,6 +21,7 @@ mod lease;
 mod writable;
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::ops::{Range, RangeBounds};
 use std::path::Path;
 
@@ -28,7 +30,7 @@ use aquifer_pool::format::file::{FileInode, FileKind, FileState};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
 use aquifer_vm::bytes::bounds_of;
-use aquifer_vm::stitched::{StitchPiece, Stitched};
+use aquifer_vm::stitched::{StitchError, StitchPiece, Stitched};
 use aquifer_vm::{Bytes, Pod};
 
 pub use lease::Lease;
@@ -40,7 +42,8 @@ use crate::files::{Files, Shared};
 use crate::walk::{self, Last, bytes_of, owned, walk};
 use known_paths::{Known, PathHash, Versions};
 
-/// The most pieces that a view of a fragmented file is made of: each is a mapping, and takes about a microsecond.
+/// The most pieces that a view of a fragmented file is mapped in: each is a mapping, and takes about a microsecond. A view of more is no
+/// memory: its bytes are copied with each look, and there is neither pointer nor slice.
 pub const MAX_VIEW_PIECES: usize = 1024;
 
 /// Bytes of a file, kept as they lie in the pool.
@@ -103,10 +106,17 @@ enum Place {
         skipped_bytes: usize,
         len_bytes: usize,
     },
+    /// In more pieces than are mapped: these bytes of a file that has this table.
+    Scattered {
+        table: Box<FileTable>,
+        range: FileBytes,
+    },
 }
 
 impl Files {
-    /// A view of a range of a file, found by its path: takes as long for a large file as for a small one.
+    /// A view of a range of a file, found by its path. Of a file that lies in one piece it takes as long for a large file as for a small one;
+    /// each further piece takes about a microsecond, up to [`MAX_VIEW_PIECES`]. In more than that, or in several where the media cannot be
+    /// mapped in pieces, the bytes are copied whenever they are looked at.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -119,9 +129,8 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::OutsideFile`] if the range ends behind the end of the file; [`FsError::TooFragmented`] if it lies in more than
-    /// [`MAX_VIEW_PIECES`] pieces, or in more than one where the media cannot be mapped in pieces; [`FsError::Stitch`];
-    /// [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which all processes together reach with half a million views; those
+    /// [`FsError::OutsideFile`] if the range ends behind the end of the file; [`FsError::Stitch`];
+    /// [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which all processes that write reach together with half a million views; those
     /// of [`Files::open_file`].
     pub fn view(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<View<'_>> {
         let path = bytes_of(path.as_ref());
@@ -274,6 +283,14 @@ impl crate::File {
     }
 }
 
+/// How many pieces a view is mapped in, if it is not one.
+fn most_pieces(pool: &Pool) -> usize {
+    match pool.media().maps_privately() {
+        true => MAX_VIEW_PIECES,
+        false => 0,
+    }
+}
+
 impl Shared {
     /// Where a range lies, to be looked at.
     fn place(&self, table: &FileTable, range: FileBytes, is_writable: bool) -> Result<Place> {
@@ -284,37 +301,31 @@ impl Shared {
             return Ok(Place::Linear(bytes));
         }
         let media = self.pool.media();
-        let limit = match media.maps_privately() {
-            true => MAX_VIEW_PIECES,
-            false => 1,
-        };
-        let too_fragmented = |pieces| FsError::TooFragmented { pieces, limit };
-        let too_long = || FsError::TooFragmented { pieces: usize::MAX, limit };
+        let scattered = || Ok(Place::Scattered { table: Box::new(table.clone()), range });
+        let most_pieces = most_pieces(&self.pool);
         let mut pieces = Vec::new();
         for extent in table.extents(range.pages()) {
+            if pieces.len() == most_pieces {
+                return scattered();
+            }
             let bytes = extent.run.pages.checked_mul(PAGE_BYTES);
             let len_bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-            let len_bytes = len_bytes.ok_or_else(too_long)?;
+            let Some(len_bytes) = len_bytes else { return scattered() };
             pieces.push(match extent.run.is_hole() {
                 true => StitchPiece::Zeros { len_bytes },
                 false => {
                     StitchPiece::File { offset_bytes: extent.run.bytes().offset_bytes, len_bytes }
                 }
             });
-            if pieces.len() > limit {
-                return Err(too_fragmented(table.extents(range.pages()).count()));
-            }
         }
-        if limit == 1 {
-            return Err(too_fragmented(pieces.len()));
-        }
+        let Ok(len_bytes) = usize::try_from(range.len_bytes) else { return scattered() };
         // A mapping of its own has no key.
         let is_writable = is_writable && media.write_windows() == WriteWindows::None;
         let stitched = self.stitcher.stitch(media.file(), pieces, is_writable)?;
         Ok(Place::Stitched {
             stitched,
             skipped_bytes: (range.offset_bytes % PAGE_BYTES) as usize,
-            len_bytes: usize::try_from(range.len_bytes).map_err(|_| too_long())?,
+            len_bytes,
         })
     }
 }
@@ -338,6 +349,7 @@ impl View<'_> {
             Place::Empty => 0,
             Place::Linear(bytes) => bytes.len_bytes,
             Place::Stitched { len_bytes, .. } => *len_bytes as u64,
+            Place::Scattered { range, .. } => range.len_bytes,
         }
     }
 
@@ -416,6 +428,11 @@ impl View<'_> {
                 let looked = stitched.guarded(file, at, len_bytes as usize, look);
                 looked.map_err(|_| self.unreadable(stitched, at..at + len_bytes as usize))
             }
+            Place::Scattered { .. } => {
+                let mut bytes = zeros(len_bytes)?;
+                self.read_into(range.start, &mut bytes)?;
+                Ok(look(Bytes::from(&bytes[..])))
+            }
         }
     }
 
@@ -434,6 +451,9 @@ impl View<'_> {
                 let read = stitched.read(at, bytes);
                 read.map_err(|_| self.unreadable(stitched, at..at + bytes.len()))
             }
+            Place::Scattered { table, range: all } => {
+                self.files().shared.copy_out(table, in_file(*all, &range), bytes)
+            }
         }
     }
 
@@ -446,7 +466,9 @@ impl View<'_> {
         self.read_range(range, |bytes| bytes.get(0))
     }
 
-    /// The bytes in place; `None` where the media of the pool are not mapped, which are none of Aquifer's own, and in a forked child.
+    /// The bytes in place; `None` where they are not memory in one piece: in a view of more than [`MAX_VIEW_PIECES`] pieces (and of several,
+    /// where the media cannot be mapped in pieces), where the media of the pool are not mapped, which are none of Aquifer's own, and in a
+    /// forked child.
     ///
     /// They can be looked at as long as the view lives. If a byte cannot be had any more, because the pool's file was cut short or its
     /// device failed, that raises `SIGBUS`, as with mmap.
@@ -460,6 +482,18 @@ impl View<'_> {
             Place::Stitched { stitched, skipped_bytes, len_bytes } => {
                 stitched.bytes(*skipped_bytes, *len_bytes).ok()
             }
+            Place::Scattered { .. } => None,
+        }
+    }
+
+    /// Why there are no bytes in place.
+    fn why_no_bytes(&self) -> FsError {
+        match &self.place {
+            Place::Scattered { table, range } => FsError::TooFragmented {
+                pieces: table.extents(range.pages()).count(),
+                limit: most_pieces(self.pool()).max(1),
+            },
+            Place::Empty | Place::Linear(_) | Place::Stitched { .. } => FsError::NotMapped,
         }
     }
 
@@ -493,6 +527,23 @@ impl View<'_> {
 /// A range of a view as bytes of the pool.
 fn within(all: ByteRange, range: &Range<u64>) -> ByteRange {
     ByteRange { offset_bytes: all.offset_bytes + range.start, len_bytes: range.end - range.start }
+}
+
+/// A range of a view as bytes of its file.
+fn in_file(all: FileBytes, range: &Range<u64>) -> FileBytes {
+    let len_bytes = range.end - range.start;
+    FileBytes { offset_bytes: all.offset_bytes + range.start, len_bytes }
+}
+
+/// Memory for a copy.
+fn zeros(len_bytes: u64) -> Result<Vec<u8>> {
+    let none =
+        |_| FsError::Stitch(StitchError::Map { len_bytes, source: ErrorKind::OutOfMemory.into() });
+    let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(none)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 impl fmt::Debug for View<'_> {

@@ -12,7 +12,7 @@ use std::ops::{Deref, Range, RangeBounds};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
-use super::{Held, Layout, Place, View, resolve, within};
+use super::{Held, Layout, Place, View, in_file, resolve, within};
 use crate::error::{FsError, Result};
 use crate::file::{File, Write};
 use crate::file_table::FileBytes;
@@ -144,14 +144,30 @@ impl ViewMut {
         match &self.view.place {
             Place::Empty => Ok(()),
             Place::Linear(all) => {
-                Ok(self.view.pool().store(within(*all, &range).offset_bytes, bytes)?)
+                let at_bytes = within(*all, &range).offset_bytes;
+                // SAFETY: a file with a writable view cannot be made immutable, so it has no lease.
+                unsafe { self.view.pool().store(at_bytes, bytes)? };
+                Ok(())
             }
             Place::Stitched { stitched, skipped_bytes, .. } => {
                 let start = skipped_bytes + offset_bytes as usize;
                 let mut rest = bytes;
                 for (offset_bytes, len_bytes) in stitched.file_offsets(start..start + bytes.len()) {
                     let (part, behind) = rest.split_at(len_bytes as usize);
-                    self.view.pool().store(offset_bytes, part)?;
+                    // SAFETY: as above.
+                    unsafe { self.view.pool().store(offset_bytes, part)? };
+                    rest = behind;
+                }
+                Ok(())
+            }
+            Place::Scattered { table, range: all } => {
+                let mut rest = bytes;
+                for piece in table.pieces(in_file(*all, &range)) {
+                    let (part, behind) = rest.split_at(piece.file.len_bytes as usize);
+                    // What can be stored to has no holes.
+                    let place = piece.pool.ok_or(FsError::LayoutChanged)?;
+                    // SAFETY: as above.
+                    unsafe { self.view.pool().store(place.offset_bytes, part)? };
                     rest = behind;
                 }
                 Ok(())
@@ -161,7 +177,8 @@ impl ViewMut {
 
     /// The first byte, to be stored to. Stores behind the end of the view may go to anybody's bytes.
     ///
-    /// `None` in a forked child, and where stores through a pointer cannot reach the pool: its media are not mapped, or it has write windows
+    /// `None` in a forked child, and where stores through a pointer cannot reach the pool: its media are not mapped, the view is in more than
+    /// [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or the pool has write windows
     /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
     /// lies in several pieces. With protection keys, a thread can store, and load, through it while it has a [`window`](aquifer_pool::media::Media::write_window)
     /// open.
@@ -176,6 +193,7 @@ impl ViewMut {
                 None
             }
             Place::Empty | Place::Stitched { .. } => Some(bytes.as_ptr().cast_mut()),
+            Place::Scattered { .. } => None,
         }
     }
 
@@ -223,6 +241,10 @@ impl ViewMut {
                 stitched
                     .file_offsets(start..end)
                     .eq(places.iter().map(|place| (place.offset_bytes, place.len_bytes)))
+            }
+            Place::Scattered { table, range: all } => {
+                let pieces = table.pieces(in_file(*all, range));
+                pieces.filter_map(|piece| piece.pool).eq(places.iter().copied())
             }
         }
     }

@@ -82,6 +82,10 @@ impl ChangeSlots for SlotMap {
             .ok_or(PoolError::NoFreeInode { slots: self.limit as u64 })
     }
 
+    fn new_incarnation(&self, _: u64) -> Result<u64> {
+        unreachable!("a chain or a table is made of parts")
+    }
+
     fn give_back(&mut self, number: u64) -> Result<()> {
         assert!(!self.is_free(number), "slot {number} is given back and is free");
         self.given_back += 1;

@@ -102,11 +102,13 @@ impl Media for Wrapped {
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
         self.media.read_at(offset_bytes, bytes)
     }
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_at(offset_bytes, bytes)
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.media.write_at(offset_bytes, bytes) }
     }
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        (self.on_write_durable)(&|| self.media.write_durable(offset_bytes, bytes))
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        // SAFETY: the caller's promise is the same.
+        (self.on_write_durable)(&|| unsafe { self.media.write_durable(offset_bytes, bytes) })
     }
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
         self.media.write_back(ranges)

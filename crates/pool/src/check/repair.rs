@@ -54,7 +54,7 @@ pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairRe
 /// Repairs the pool on media that no open pool uses.
 ///
 /// # Errors
-/// As for [`repair`].
+/// As for [`repair`]; [`PoolError::MediaInUse`] if a pool is open on them.
 pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<RepairReport> {
     repair_known(media, options, None)
 }
@@ -170,7 +170,10 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     let mut done = Vec::new();
     let miscounts: Vec<_> = flaws.iter().filter(|f| f.extent() == Extent::Miscount).collect();
     for some in miscounts.chunks(AT_ONCE) {
-        pool.change(Vec::new(), |slots| some.iter().try_for_each(|flaw| recount(slots, flaw)))?;
+        // SAFETY: a count changes, and no run. Repairing needs the pool alone.
+        unsafe {
+            pool.change(Vec::new(), |slots| some.iter().try_for_each(|flaw| recount(slots, flaw)))?;
+        }
     }
     if !miscounts.is_empty() {
         done.push(format!("Links, names and parents were counted anew ({}).", miscounts.len()));
@@ -181,7 +184,12 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     };
     let parts: Vec<u64> = flaws.iter().filter_map(part).collect();
     for some in parts.chunks(AT_ONCE) {
-        pool.change(Vec::new(), |slots| some.iter().try_for_each(|&slot| slots.give_back(slot)))?;
+        // SAFETY: what is given back, no inode refers to. Repairing needs the pool alone.
+        unsafe {
+            pool.change(Vec::new(), |slots| {
+                some.iter().try_for_each(|&slot| slots.give_back(slot))
+            })?;
+        }
     }
     if !parts.is_empty() {
         done.push(format!("Parts that nothing led to were freed ({}).", parts.len()));
@@ -245,7 +253,9 @@ fn repair_superblock(
         if let (Err(error), Ok(valid)) = (read(copy), read(other))
             && !is_unknown(&error)
         {
-            media.write_durable(superblocks::place_of(copy).offset_bytes, &valid.encode(copy))?;
+            let page = valid.encode(copy);
+            // SAFETY: no reference to a superblock is ever made.
+            unsafe { media.write_durable(superblocks::place_of(copy).offset_bytes, &page)? };
             done.push(format!("Superblock {copy} was written anew from the other copy."));
         }
     }

@@ -6,6 +6,7 @@ use aquifer_sys::lock::LockKind;
 
 use super::report::{FindingKind, Severity};
 use super::{Checker, text};
+use crate::claims::Claim;
 use crate::format::PAGE_BYTES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::Media;
@@ -33,7 +34,7 @@ impl Presence {
             return Presence::alone();
         };
         let watch = Watch { members, superblocks: superblocks_of(media) };
-        let is_in_use = watch.sees_somebody();
+        let is_in_use = watch.sees_somebody(media);
         Presence { watch: Some(watch), is_in_use }
     }
 
@@ -51,15 +52,17 @@ impl Presence {
     pub fn has_begun(&mut self, media: &dyn Media) -> bool {
         let Some(watch) = self.watch.as_ref().filter(|_| !self.is_in_use) else { return false };
         // In this order: who closes the pool in between has written before.
-        self.is_in_use = watch.sees_somebody() || watch.superblocks != superblocks_of(media);
+        self.is_in_use = watch.sees_somebody(media) || watch.superblocks != superblocks_of(media);
         self.is_in_use
     }
 }
 
 impl Watch {
-    fn sees_somebody(&self) -> bool {
-        // Who opens or closes the pool for writing just now holds the first; who has it open, the other one.
-        self.members.is_locked_by_other(Byte::Recovery, LockKind::Shared)
+    fn sees_somebody(&self, media: &dyn Media) -> bool {
+        // Who opens or closes the pool for writing just now holds the first; who has it open, the other one. Locks of these very media
+        // are not seen, but who has them.
+        Claim::is_taken(media.file()).unwrap_or(false)
+            || self.members.is_locked_by_other(Byte::Recovery, LockKind::Shared)
             || self.members.is_locked_by_other(Byte::Openers, LockKind::Exclusive)
     }
 }

@@ -68,7 +68,7 @@ pub struct FileInode {
     pub is_immutable: bool,
     /// Whether that is about to end: it still holds, and nobody new may rely on it.
     pub is_thawing: bool,
-    /// How often the slot has been used.
+    /// Differs from that of each other inode that the slot has had, or will have.
     pub incarnation: u64,
     /// Raised whenever its runs change.
     pub layout_version: u64,

@@ -2,7 +2,7 @@
 //!
 //! An inode is a named thing with runs of pages; its number is its slot. Objects are the only kind so far. A
 //! slot that was never used is all zero. One that was freed keeps its number and its incarnation,
-//! which rises with each reuse, so that two things that had the same number can be told apart.
+//! which is higher for each later inode in the slot, so that two things that had the same number can be told apart.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -52,7 +52,7 @@ pub struct Inode {
     pub number: u64,
     /// What it is.
     pub kind: InodeKind,
-    /// How often the slot has been used.
+    /// Differs from that of each other inode that the slot has had, or will have.
     pub incarnation: u64,
     /// Raised whenever its runs change.
     pub layout_version: u64,

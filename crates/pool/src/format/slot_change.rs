@@ -43,6 +43,19 @@ impl SlotWords {
         SlotWords { is_whole: false, set: different(before, after) }
     }
 
+    /// As [`SlotWords::patch`], or as [`SlotWords::whole`] where that is shorter: a slot that is given back would be a patch of all that it
+    /// had.
+    pub fn shortest(before: impl Fn(usize) -> [u8; 8], after: &SlotBytes) -> SlotWords {
+        // Nearly all changes are of a few words, and no slot is made of fewer.
+        const FEW: u32 = 8;
+        let patch = SlotWords::patch(before, after);
+        if patch.set.count_ones() <= FEW {
+            return patch;
+        }
+        let whole = SlotWords::whole(after);
+        if whole.len_bytes() < patch.len_bytes() { whole } else { patch }
+    }
+
     /// Bytes that they take in a record.
     pub fn len_bytes(self) -> u64 {
         u64::from(self.set.count_ones()) * 8

@@ -39,6 +39,8 @@ pub struct Superblock {
     pub boot: u64,
 }
 
+/// In place of the start of a machine: it is not known whether what was written is there.
+pub const UNKNOWN_BOOT: u64 = 0;
 /// In place of the start of a machine: the log is durable up to its end, and so is all that it exposes.
 pub const ANY_BOOT: u64 = u64::MAX;
 

@@ -10,6 +10,13 @@
 //! The reverse follows, too: a failure is told again to every other description. [`Descriptor::is_repeat`]
 //! tells whether that may be so, and the sync can be tried again.
 //!
+//! Once a description of *any* program was told of a failure, it is not told to those that are opened later. So a sync through one of them
+//! proves nothing about bytes that were written before: the *witness* does, which was there from the start and syncs nothing. It is asked after
+//! each sync ([`Descriptors::ask_witness`]), one thread at a time, since it is told once.
+//!
+//! What remains is a failure that another program was told of before this process opened the file. Processes that had it open then
+//! know of it at their next sync or when they close it.
+//!
 //! # Invariants
 //! * A descriptor is in the list or lent to one sync.
 //! * There is at least one, so that a process that runs out of descriptors waits and does not fail.
@@ -19,7 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use aquifer_sys::io::{SyncableRange, reopen};
+use aquifer_sys::io::{SyncableRange, reopen, write_back_error};
 
 /// Descriptors kept when nobody needs them.
 const IDLE_MAX: usize = 16;
@@ -31,6 +38,8 @@ pub(super) struct Descriptors {
     returned: Condvar,
     /// Failures of write-back that some description was told of.
     failures: AtomicU64,
+    /// `None` where one description does everything.
+    witness: Option<Mutex<OwnedFd>>,
 }
 
 /// One description, lent to one sync.
@@ -46,12 +55,27 @@ pub(super) struct Descriptor {
 impl Descriptors {
     /// For a file that is open for writing.
     pub(super) fn new(file: BorrowedFd<'_>) -> io::Result<Descriptors> {
+        // Before all others: what any of them is told the witness is told as well.
+        let witness = reopen(file, libc::O_RDWR).ok().map(Mutex::new);
         // Without /proc the one that is there must do: it is then lent to one sync after the other.
         let first = reopen(file, libc::O_RDWR).or_else(|_| file.try_clone_to_owned())?;
         Ok(Descriptors {
             idle: Mutex::new(vec![Descriptor::new(first, 0)]),
             returned: Condvar::new(),
             failures: AtomicU64::new(0),
+            witness,
+        })
+    }
+
+    /// Whether some page was lost, since the start or since this was asked last, whatever program was told of it: then `note` is called
+    /// with the error before another thread asks.
+    pub(super) fn ask_witness(&self, note: impl FnOnce(io::Error) -> io::Error) -> io::Result<()> {
+        let Some(witness) = &self.witness else { return Ok(()) };
+        let witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
+        write_back_error(witness.as_fd()).map_err(|error| {
+            // Relaxed: a count, compared for being the same.
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            note(error)
         })
     }
 

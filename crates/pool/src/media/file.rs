@@ -10,7 +10,7 @@
 //!
 //! # Failures
 //! The kernel does not say which page it lost, only that it lost one (see `descriptors`). So after any such
-//! failure, whoever was told of it, every later `write_back` and `flush` of this object fails with it:
+//! failure since the file was opened here, whatever program was told of it, every later `write_back` and `flush` of this object fails with it:
 //! bytes written earlier, by anybody, may be the ones that are gone. `write_durable` goes on
 //! working, since it writes what it vouches for. Opening the file anew starts afresh, and recovery writes
 //! again what is not known to be durable.
@@ -162,8 +162,10 @@ impl FileMedia {
                 self.lose(error)
             })
         });
+        synced?;
+        descriptors.ask_witness(|error| self.lose(error))?;
         // Another thread may have been told meanwhile of the loss of what this one has written.
-        synced.and_then(|()| self.check_nothing_lost())
+        self.check_nothing_lost()
     }
 
     fn write_durably(
@@ -295,7 +297,7 @@ impl Media for FileMedia {
         }
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::Write, range, || {
             self.writing()?;
@@ -303,7 +305,7 @@ impl Media for FileMedia {
         })
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::WriteDurable, range, || {
             let descriptors = self.writing()?;
@@ -327,6 +329,16 @@ impl Media for FileMedia {
         };
         self.run(MediaOperation::WriteBack, whole, || {
             self.sync_with(|descriptor| self.ranges.write_back(descriptor.file(), &merged))
+        })
+    }
+
+    fn check_kept(&self) -> Result<(), MediaError> {
+        let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
+        self.run(MediaOperation::WriteBack, nothing, || match &self.descriptors {
+            Some(descriptors) => descriptors
+                .ask_witness(|error| self.lose(error))
+                .and_then(|()| self.check_nothing_lost()),
+            None => Ok(()),
         })
     }
 
@@ -418,5 +430,37 @@ impl Media for FileMedia {
 
     fn maps_privately(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_testkit::failing_device::FailingDevice;
+
+    /// The system says of a lost page that it is lost to each descriptor that was opened before; but not to one that was opened after some
+    /// program was told.
+    #[test]
+    fn what_another_program_was_told_is_known_whatever_descriptor_syncs() {
+        let Some(device) = FailingDevice::new() else {
+            return eprintln!("skipped: no block device can be made here");
+        };
+        let open = || File::options().read(true).write(true).open(device.path()).unwrap();
+        let media = FileMedia::new(open(), device.path().to_path_buf(), true).unwrap();
+        let page = ByteRange { offset_bytes: 4 << 20, len_bytes: 4096 };
+        let other = open();
+        device.fill();
+        // SAFETY: no pool is on the device.
+        unsafe { media.write_at(page.offset_bytes, &[1; 4096]) }.unwrap();
+        other.sync_all().expect_err("there is no room for it");
+        device.empty();
+        // All descriptors that were there are in use.
+        media.writing().unwrap().with(|_first| {
+            media.write_back(&[page]).expect_err("it is lost");
+            media.flush().expect_err("it is lost");
+        });
+        // SAFETY: as above.
+        unsafe { media.write_durable(page.offset_bytes, &[1; 4096]) }.unwrap();
+        media.flush().expect_err("there may be others");
     }
 }

@@ -227,9 +227,15 @@ impl MappedMedia {
     ) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes: offset, len_bytes: bytes.len() as u64 };
         self.run(operation, range, || {
+            // No reference covers the range: the callers of `Media`'s operations promise it, and new pages have none.
             let by_memory = |mapping: &FileMapping| match self.flush {
-                Some(flush) => mapping.persist(offset, bytes, flush).map_err(self.explain(range)),
-                None => mapping.write(offset, bytes).map_err(self.explain(range)),
+                Some(flush) => {
+                    // SAFETY: as said above.
+                    let stored = unsafe { mapping.persist(offset, bytes, flush) };
+                    stored.map_err(self.explain(range))
+                }
+                // SAFETY: as said above.
+                None => unsafe { mapping.write(offset, bytes) }.map_err(self.explain(range)),
             };
             match &self.stores {
                 Stores::Nowhere => Err(opened_for_reading()),
@@ -253,10 +259,12 @@ impl MappedMedia {
     fn store_mapped(&self, offset: u64, bytes: &[u8]) -> bool {
         match &self.stores {
             Stores::Nowhere | Stores::Calls => false,
-            Stores::Linear => self.mapping.write(offset, bytes).is_ok(),
+            // SAFETY: the caller of `Media::store_at` promises that no reference covers the range.
+            Stores::Linear => unsafe { self.mapping.write(offset, bytes) }.is_ok(),
             Stores::Guarded { mapping, key } => {
                 let _window = key.open();
-                mapping.write(offset, bytes).is_ok()
+                // SAFETY: as above.
+                unsafe { mapping.write(offset, bytes) }.is_ok()
             }
         }
     }
@@ -378,19 +386,20 @@ impl Media for MappedMedia {
         })
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.store(MediaOperation::Write, offset_bytes, bytes)
     }
 
-    fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         match self.store_mapped(offset_bytes, bytes) {
             true => Ok(()),
             // Behind what is mapped; or it says what is wrong.
-            false => self.write_at(offset_bytes, bytes),
+            // SAFETY: the caller's promise is the same.
+            false => unsafe { self.write_at(offset_bytes, bytes) },
         }
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.store(MediaOperation::WriteDurable, offset_bytes, bytes)
     }
 

@@ -33,10 +33,12 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! let media = create(&directory.path().join("file"), 1 << 20, None)?;
-//! media.write_at(8192, b"text")?; //                                    visible
+//! // SAFETY: no pool is open on these media, so nothing refers to their bytes.
+//! unsafe { media.write_at(8192, b"text")? }; //                         visible
 //! media.write_back(&[ByteRange { offset_bytes: 8192, len_bytes: 4 }])?; // handed over
 //! media.flush()?; //                                                    durable
-//! media.write_durable(0, b"text")?; //                                  durable by itself
+//! // SAFETY: as above.
+//! unsafe { media.write_durable(0, b"text")? }; //                       durable by itself
 //! # Ok(())
 //! # }
 //! ```
@@ -230,19 +232,36 @@ pub trait Media: Send + Sync + 'static {
     }
 
     /// Writes `bytes`, visible to all at once, durable at some time or never.
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
+    ///
+    /// # Safety
+    /// Memory mapped from the media may be borrowed as plain references: by a [lease](https://docs.rs/aquifer-fs) of an immutable file,
+    /// and by typed values of an attached object. The caller ensures that no such reference covers the range: while a pool is open on the
+    /// media, only the pool, and the layers above it within the inodes they own, may write.
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
     /// As [`Media::write_at`], by ordinary stores where that is how bytes get there: for what is soon written again, or read.
-    fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.write_at(offset_bytes, bytes)
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`].
+    unsafe fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.write_at(offset_bytes, bytes) }
     }
 
     /// Writes `bytes` and returns when exactly they are durable.
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`].
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
     /// Hands what was written in these ranges to the media: durable after the next [`Media::flush`] that
     /// begins after this has returned.
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError>;
+
+    /// Whether the system has said, to any program, that it lost bytes of these media since they were opened here. Waits for nothing.
+    fn check_kept(&self) -> Result<(), MediaError> {
+        Ok(())
+    }
 
     /// Makes everything durable that was handed over before.
     fn flush(&self) -> Result<(), MediaError>;

@@ -180,7 +180,8 @@ impl Kind {
 /// # let path = directory.path().join("data");
 /// # std::fs::write(&path, [7; 8192])?;
 /// let media = OpenOptions::new().writable(true).domain(PersistenceDomain::PageCache).open(&path)?;
-/// media.write_durable(4096, b"stays")?;
+/// // SAFETY: no pool is open on these media.
+/// unsafe { media.write_durable(4096, b"stays")? };
 /// let mut bytes = [0; 6];
 /// media.read_at(4096, &mut bytes)?;
 /// assert_eq!(&bytes, b"stays\x07");

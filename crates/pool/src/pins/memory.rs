@@ -1,4 +1,4 @@
-//! The memory that pins lie in: a second segment, which readers may write to as well.
+//! The memory that the pins of writers lie in: a second segment. Readers do not open it.
 //!
 //! ```text
 //!  ┌────────────────────────────────────┬───────────────┬───────────────┬───
@@ -7,8 +7,7 @@
 //!  └────────────────────────────────────┴───────────────┴───────────────┴───
 //! ```
 //!
-//! It lies beside the segment, is named after it, and comes and goes with it. Nothing in it is believed by more than this: what is
-//! scribbled there can only delay that pages are used again, or spoil the scribbler's own views and those of others.
+//! It lies beside the segment, is named after it, has the same permissions, and comes and goes with it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,11 +24,11 @@ pub(crate) const BLOCKS: usize = 1024;
 /// Pins of one block.
 pub(crate) const BLOCK_PINS: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQPINS01");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQPINS02");
 
 /// Whose a block is.
 #[repr(C)]
-pub(super) struct Owner {
+pub(crate) struct Owner {
     /// A number of the handle's own; 0 if there has been none since the block was cleared.
     pub nonce: AtomicU64,
     /// Words from this one on have not been used by this owner.
@@ -49,7 +48,7 @@ const HEADER_BYTES: usize = size_of::<Header>().next_multiple_of(4096);
 const LEN_BYTES: usize = HEADER_BYTES + BLOCKS * BLOCK_PINS * 8;
 
 /// The memory of pins, mapped into this process.
-pub(super) enum PinMemory {
+pub(crate) enum PinMemory {
     /// That of all processes that have the pool open.
     Shared(SharedMemory),
     /// That of a process that nobody shares anything with.
@@ -57,7 +56,7 @@ pub(super) enum PinMemory {
 }
 
 /// Zeros, had when they are touched.
-pub(super) struct PrivateMemory(*mut u8);
+pub(crate) struct PrivateMemory(*mut u8);
 
 // SAFETY: only reached as atomics.
 unsafe impl Send for PrivateMemory {}
@@ -72,9 +71,8 @@ impl Drop for PrivateMemory {
 }
 
 impl PinMemory {
-    /// Makes a segment that others can open; whoever may read the one beside it may write to this.
+    /// Makes a segment that other writers can open.
     pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<PinMemory> {
-        let mode = mode | (mode & 0o444) >> 1;
         let memory =
             SharedMemory::create(name, LEN_BYTES, mode).map_err(PoolError::SharedMemory)?;
         let made = PinMemory::Shared(memory);

@@ -1,24 +1,16 @@
-//! Pins: readers say which pages they look at, so that these are not used again under them.
+//! Pins: who looks at pages says so, so that these are not used again under it.
 //!
-//! A pin is one word in shared memory ([`word`] says what is in it and why the order of loads and stores suffices; [`memory`],
-//! where it lies). Setting one and taking it away is a store each, without a system call or a lock, in words that a handle has for
-//! itself. Nobody is asked and nobody waits: whoever frees pages looks at the pins before it gives them out again ([`freed`](crate::freed)).
+//! Nobody is asked and nobody waits: whoever frees pages looks at the pins before it gives them out again ([`freed`](crate::freed)). How a pin is set
+//! depends on what the handle may do:
 //!
-//! # Blocks
-//! Words come in blocks of 512 that a handle *claims*. Its claim lasts as long as the lock it holds on the block's byte of the pool
-//! file (a shared lock, since readers cannot take others), so a process that dies, however, has no pins from then on, and one that is
-//! stopped keeps them.
+//! | the pool is open | a pin is | what setting it takes |
+//! |---|---|---|
+//! | for writing | a word of shared memory that writers share ([`blocks`], in [`memory`]) | a store, in a word that the handle has for itself |
+//! | for reading | a shared lock on a byte of the pool file ([`locks`]) | a system call, unless another pin of the handle has the same lock |
+//! | for reading, without writers | a word of the process's own memory: no writer can open the pool meanwhile | a store |
 //!
-//! | step of a claim | afterwards |
-//! |---|---|
-//! | nobody has the byte locked | |
-//! | lock it | others let the block be |
-//! | still nobody *else* has it locked | of two that came this far at once at least one sees the other, and both or one of them goes on to another block |
-//! | the owner's number becomes this handle's, by compare-and-swap | |
-//! | all words are cleared: they may be a dead process's | whoever looks sees no pins |
-//! | the block is one of this handle's | |
-//!
-//! Whoever looks and finds pins in a block that nobody has locked claims it the same way, clears it, and gives it up.
+//! So readers store to nothing that a writer relies on. [`word`] says what is in a pin and why the order of loads and stores suffices.
+//! A process that dies, however, has no pins from then on, and one that is stopped keeps them.
 //!
 //! # Open
 //! A pin of the inode itself says how somebody uses it ([`InodeUse`]), and nothing about its pages. An *open* pin keeps a file that has no name any more in existence: its inode
@@ -40,254 +32,135 @@
 //!
 //! In a forked child pins are inert: they stay the parent's.
 
+mod blocks;
+mod locks;
 mod memory;
 mod word;
 
-use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::atomic::Ordering::Acquire;
 
 use uuid::Uuid;
 
+use self::blocks::Blocks;
+use self::locks::Locks;
+pub(crate) use self::memory::BLOCKS;
 use self::memory::PinMemory;
-pub(crate) use self::memory::{BLOCK_PINS, BLOCKS};
 pub use self::word::InodeUse;
 pub(crate) use self::word::{PinSet, PinValue, PinWord};
 use crate::core::Core;
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::image_words::{self, pin_in_time};
-use crate::membership::{Byte, Membership};
+use crate::membership::{Membership, READER_GROUPS, READER_LAYOUTS_END};
 use crate::pool::Pool;
 
-use aquifer_sys::lock::LockKind;
 use aquifer_sys::patience::Waited;
 use aquifer_sys::shared_memory::SharedMemory;
 
-/// How many words are looked at for a free one before another block is claimed.
-const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
-/// How far apart threads begin: two cache lines.
-const THREAD_PINS: usize = 16;
-
-/// The number of threads that have set a pin.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    /// Where this thread looks for a free word first, in any pool.
-    static NEXT: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-fn next_of_thread() -> usize {
-    NEXT.with(|next| match next.get() {
-        usize::MAX => {
-            // Relaxed: a count.
-            let first = THREADS.fetch_add(1, Relaxed) % (BLOCK_PINS / THREAD_PINS) * THREAD_PINS;
-            next.set(first);
-            first
-        }
-        place => place,
-    })
-}
-
-/// The pins of all handles, as one of them sees them.
-pub(crate) struct Pins {
-    memory: PinMemory,
-    /// This handle's number in the blocks it owns.
-    nonce: u64,
-    /// Blocks of this handle, in the order of their places; as many as `own_count`.
-    own: Box<[AtomicU32]>,
-    own_count: AtomicUsize,
-    claiming: Mutex<()>,
+/// The pins of one handle, and how it sees those of others.
+pub(crate) enum Pins {
+    /// Of a writer, or of a handle that has the pool for itself.
+    Blocks(Blocks),
+    /// Of a reader that joined writers.
+    Locks(Locks),
 }
 
 impl Pins {
-    fn new(memory: PinMemory) -> Result<Pins> {
-        Ok(Pins {
-            memory,
-            nonce: new_uuid()?.as_u64_pair().1 | 1,
-            own: (0..BLOCKS).map(|_| AtomicU32::new(0)).collect(),
-            own_count: AtomicUsize::new(0),
-            claiming: Mutex::new(()),
-        })
-    }
-
-    /// Makes the pins of a segment that others can open.
+    /// Makes the pins of a segment that other writers can open.
     pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<Pins> {
-        Pins::new(PinMemory::create(name, pool, mode)?)
+        Self::in_memory(PinMemory::create(name, pool, mode)?)
     }
 
-    /// Opens those that another process made.
+    /// Opens those that another writer made.
     pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
-        Pins::new(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+        Self::in_memory(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
     }
 
     /// Those in memory that is there already.
     pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<Pins, String> {
-        Pins::new(PinMemory::adopt(memory, pool)?).map_err(|error| error.to_string())
+        Self::in_memory(PinMemory::adopt(memory, pool)?).map_err(|error| error.to_string())
+    }
+
+    /// Pins that no other handle sees.
+    pub fn private() -> Result<Pins> {
+        Self::in_memory(PinMemory::private()?)
+    }
+
+    /// Those of a reader of a pool that writers have open.
+    pub fn of_reader() -> Pins {
+        Pins::Locks(Locks::default())
+    }
+
+    fn in_memory(memory: PinMemory) -> Result<Pins> {
+        Ok(Pins::Blocks(Blocks::new(memory)?))
     }
 
     /// The descriptor of their memory, where others share it.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.file()
-    }
-
-    /// Pins that nobody else sees.
-    pub fn private() -> Result<Pins> {
-        Pins::new(PinMemory::private()?)
+        match self {
+            Pins::Blocks(blocks) => blocks.file(),
+            Pins::Locks(_) => None,
+        }
     }
 
     /// Sets a pin. Returns its place.
     #[inline]
-    fn set(&self, members: &Membership, value: PinValue) -> Result<usize> {
-        loop {
-            // Acquire: pairs with the Release in `claim`; the blocks are there, and cleared.
-            let places = self.own_count.load(Acquire) * BLOCK_PINS;
-            if let Some(place) = self.set_within(places, places.min(MOST_LOOKED_AT), value) {
-                return Ok(place);
-            }
-            if let Err(full) = self.claim(members, places) {
-                // There may be one further on.
-                return self.set_within(places, places, value).ok_or(full);
-            }
+    fn set(&self, members: &Membership, value: PinValue) -> Result<u64> {
+        match self {
+            Pins::Blocks(blocks) => blocks.set(members, value).map(|place| place as u64),
+            Pins::Locks(locks) => locks.set(members, value),
         }
     }
 
     #[inline]
-    fn set_within(&self, places: usize, most: usize, value: PinValue) -> Option<usize> {
-        let mut place = next_of_thread();
-        for _ in 0..most {
-            if place >= places {
-                place = 0;
-            }
-            let (block, index) = self.locate(place);
-            // Relaxed: before the pin itself, which whoever looks sees together with this.
-            let used_words = &self.memory.owner(block).used_words;
-            if used_words.load(Relaxed) <= index as u64 {
-                used_words.fetch_max(index as u64 + 1, Relaxed);
-            }
-            if self.memory.block(block)[index].try_set(value) {
-                NEXT.with(|next| next.set(place + 1));
-                return Some(place);
-            }
-            place += 1;
-        }
-        None
-    }
-
-    #[inline]
-    fn locate(&self, place: usize) -> (usize, usize) {
-        // Relaxed: the place is one that `own_count` covers.
-        (self.own[place / BLOCK_PINS].load(Relaxed) as usize, place % BLOCK_PINS)
-    }
-
-    #[inline]
-    fn clear(&self, place: usize) {
-        let (block, index) = self.locate(place);
-        self.memory.block(block)[index].clear();
-        // It is in the cache.
-        NEXT.with(|next| next.set(place));
-    }
-
-    /// Claims another block, unless another thread has done it since there were `places`.
-    #[cold]
-    fn claim(&self, members: &Membership, places: usize) -> Result<()> {
-        let _claiming = self.claiming.lock().unwrap_or_else(|broken| broken.into_inner());
-        let count = self.own_count.load(Relaxed);
-        if count * BLOCK_PINS != places {
-            return Ok(());
-        }
-        // Who collides with somebody at the last free block tries once more.
-        for block in (0..BLOCKS).chain(0..BLOCKS) {
-            if self.memory.owner(block).nonce.load(Relaxed) == self.nonce
-                || !self.take_block(members, block)
-            {
-                continue;
-            }
-            // AcqRel: before any pin in the block.
-            self.memory.used_blocks().fetch_max(block as u64 + 1, AcqRel);
-            self.own[count].store(block as u32, Relaxed);
-            // Release: pairs with `set`.
-            self.own_count.store(count + 1, Release);
-            NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
-            return Ok(());
-        }
-        Err(PoolError::TooManyPins { limit: BLOCKS * BLOCK_PINS })
-    }
-
-    /// Makes a block that nobody has this handle's, without pins. See the module's documentation.
-    fn take_block(&self, members: &Membership, block: usize) -> bool {
-        let byte = Byte::PinBlock(block);
-        let is_taken = || members.is_locked_by_other(byte, LockKind::Exclusive);
-        let owner = self.memory.owner(block);
-        if self.memory.is_shared() {
-            if is_taken() || !members.try_lock(byte, LockKind::Shared).unwrap_or(false) {
-                return false;
-            }
-            if is_taken() {
-                members.unlock(byte);
-                return false;
-            }
-        }
-        let before = owner.nonce.load(Acquire);
-        if owner.nonce.compare_exchange(before, self.nonce, AcqRel, Relaxed).is_err() {
-            members.unlock(byte);
-            return false;
-        }
-        self.memory.block(block).iter().for_each(|word| word.store(0, Relaxed));
-        owner.used_words.store(0, Release);
-        true
-    }
-
-    fn give_up_block(&self, members: &Membership, block: usize) {
-        // Release: the block is cleared.
-        self.memory.owner(block).nonce.store(0, Release);
-        if self.memory.is_shared() {
-            members.unlock(Byte::PinBlock(block));
+    fn clear(&self, members: &Membership, place: u64) {
+        match self {
+            Pins::Blocks(blocks) => blocks.clear(place as usize),
+            Pins::Locks(locks) => locks.clear(members, place),
         }
     }
 
-    /// Looks at all pins. Whoever sets one later finds everything that the caller has stored before.
+    /// Looks at all pins of pages. A pin that is set later finds everything that the caller has stored before.
     ///
-    /// With the metadata mutex, and so not while another one looks here.
+    /// With the metadata mutex.
     pub fn look(&self, members: &Membership) -> PinSet {
-        self.look_for(members, |_| true)
-    }
-
-    fn look_for(&self, members: &Membership, is_wanted: impl Fn(PinValue) -> bool) -> PinSet {
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
-        let mut values = Vec::new();
-        // Relaxed, here and below: stored before the first pin of the block, so seen if that is.
-        let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(BLOCKS);
-        for block in 0..used_blocks {
-            let owner = self.memory.owner(block);
-            let nonce = owner.nonce.load(Relaxed);
-            if nonce == 0 {
-                continue;
+        match self {
+            Pins::Blocks(blocks) => {
+                let locked = if blocks.is_shared() { locks::look(members) } else { Vec::new() };
+                PinSet::new(blocks.look(members, |_| true), locked)
             }
-            let used_words = (owner.used_words.load(Relaxed) as usize).min(BLOCK_PINS);
-            let words = &self.memory.block(block)[..used_words];
-            let first = values.len();
-            values.extend(words.iter().filter_map(PinWord::get).filter(|value| is_wanted(*value)));
-            let is_own = nonce == self.nonce || !self.memory.is_shared();
-            if values.len() > first
-                && !is_own
-                && !members.is_locked_by_other(Byte::PinBlock(block), LockKind::Exclusive)
-            {
-                values.truncate(first);
-                if self.take_block(members, block) {
-                    self.give_up_block(members, block);
-                }
+            // A reader frees nothing. What it cannot see counts as pinned.
+            Pins::Locks(_) => {
+                let everything = READER_GROUPS..READER_LAYOUTS_END;
+                PinSet::new(Vec::new(), [everything].into())
             }
         }
-        PinSet::new(values)
     }
 
-    /// Gives all blocks up. The handle has no pins any more.
+    /// Whether any handle has a pin of this kind of an inode; as for [`Pins::look`]. Of readers it takes one system call to know.
+    fn is_used(&self, members: &Membership, inode: u64, usage: InodeUse) -> bool {
+        let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
+        <crate::sync::AtomicU64 as PinWord>::fence_before_look();
+        let Pins::Blocks(blocks) = self else { return true };
+        !blocks.look(members, |value| value == wanted).is_empty()
+            // A reader stores to no file.
+            || (blocks.is_shared() && usage != InodeUse::Writable && locks::is_used(members, inode, usage))
+    }
+
+    /// How many pins of any kind there are; with the metadata mutex.
+    pub fn count(&self, members: &Membership) -> u64 {
+        let uses = match self {
+            Pins::Blocks(blocks) if blocks.is_shared() => locks::look_at_uses(members).len(),
+            _ => 0,
+        };
+        (self.look(members).len() + uses) as u64
+    }
+
+    /// Gives all blocks up. The handle has no pins any more; those that are locks end with the handle's other locks.
     pub fn leave(&self) {
-        for own in &self.own[..self.own_count.load(Acquire)] {
-            self.memory.owner(own.load(Relaxed) as usize).nonce.store(0, Release);
+        if let Pins::Blocks(blocks) = self {
+            blocks.leave();
         }
     }
 }
@@ -298,7 +171,7 @@ impl Pins {
 #[must_use = "the pages are kept only as long as this lives"]
 pub struct Pin<'a> {
     core: &'a Core,
-    place: usize,
+    place: u64,
 }
 
 impl std::fmt::Debug for Pin<'_> {
@@ -328,7 +201,7 @@ impl Drop for Pin<'_> {
 #[derive(Debug)]
 pub struct OwnedPin {
     pool: Pool,
-    place: usize,
+    place: u64,
 }
 
 impl Drop for OwnedPin {
@@ -339,7 +212,7 @@ impl Drop for OwnedPin {
 
 impl Core {
     #[inline]
-    fn set_pin(&self, inode: u64, value: Option<PinValue>) -> Result<usize> {
+    fn set_pin(&self, inode: u64, value: Option<PinValue>) -> Result<u64> {
         if !self.process.is_current() {
             return Err(PoolError::Forked);
         }
@@ -370,10 +243,10 @@ impl Core {
     }
 
     #[inline]
-    fn unpin(&self, place: usize) {
+    fn unpin(&self, place: u64) {
         // In a fork the pin is the parent's.
         if self.process.is_current() {
-            self.pins.clear(place);
+            self.pins.clear(&self.membership, place);
         }
     }
 
@@ -385,20 +258,21 @@ impl Core {
 
     /// Whether anybody has a pin of this kind of an inode. With the metadata mutex.
     pub fn is_used(&self, _locked: &crate::core::Locked<'_>, inode: u64, usage: InodeUse) -> bool {
-        let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
-        self.pins.look_for(&self.membership, |value| value == wanted).is_used(inode, usage)
+        self.pins.is_used(&self.membership, inode, usage)
     }
 }
 
 impl Pool {
     /// Pins the pages that an inode has as of `layout_version`: those that a later change of it frees are not used again while the result
-    /// lives, in any process. Takes some nanoseconds. Safe from any thread.
+    /// lives, in any process. Takes some nanoseconds where the pool is open for writing, and a system call where it is open for reading, unless the handle
+    /// has a pin of these pages already; so does dropping the last one. Safe from any thread.
     ///
     /// The pages may have been freed before the pin was there. The caller looks at the layout version again *afterwards*, as
     /// [`Pool::pin_current`] does.
     ///
     /// # Errors
-    /// [`PoolError::TooManyPins`]; [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode that cannot be.
+    /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in one that is open for reading;
+    /// [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode that cannot be.
     #[inline]
     pub fn pin(&self, inode: u64, layout_version: u64) -> Result<Pin<'_>> {
         let core = self.core();
@@ -456,8 +330,14 @@ impl Pool {
     /// inode still has a link.
     ///
     /// # Errors
-    /// As for [`Pool::pin`].
+    /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is open for reading.
     pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
+        if usage == InodeUse::Writable && !self.is_writable() {
+            return Err(PoolError::ReadOnly {
+                path: self.media().path().to_path_buf(),
+                reason: "it was opened for reading, and no byte of it can be stored to",
+            });
+        }
         let place = self.core().set_pin(inode, PinValue::of_use(inode, usage))?;
         let pin = OwnedPin { pool: self.clone(), place };
         self.core().wait_while_claimed(inode)?;
@@ -475,5 +355,75 @@ impl Pool {
         self.core().check_writable()?;
         let locked = self.core().lock()?;
         Ok(self.core().is_used(&locked, inode, usage))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::path::Path;
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::create::new_uuid;
+    use crate::segment::Segment;
+
+    /// Shared memory of a test's own, removed when dropped.
+    struct Name(Uuid);
+
+    impl Name {
+        fn new() -> Name {
+            Name(new_uuid().unwrap())
+        }
+    }
+
+    impl Drop for Name {
+        fn drop(&mut self) {
+            Segment::remove(self.0);
+        }
+    }
+
+    /// An open file description of the pool file, for the locks of one handle.
+    fn members(path: &Path) -> (File, Membership) {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let members = Membership::new(file.as_fd()).unwrap();
+        (file, members)
+    }
+
+    /// One thread of a handle sets its first pin, and so takes the block of a dead process, while another thread of the handle looks at
+    /// the pins. The locks of one handle never stand against each other, and the pin stays all the same.
+    #[test]
+    fn a_look_takes_no_pin_from_another_thread_of_its_handle() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (name, pool) = (Name::new(), new_uuid().unwrap());
+        let memory = Segment::name_of_pins(name.0);
+        let observer = Pins::create(&memory, pool, 0o600).unwrap();
+        let (_file, of_observer) = members(file.path());
+        let [dead, new] = [3, 4].map(|inode| PinValue::of_version(inode, 1).unwrap());
+        for round in 0..4000 {
+            {
+                let pins = Pins::open(&memory, pool).unwrap();
+                let (_file, members) = members(file.path());
+                pins.set(&members, dead).unwrap();
+            }
+            let pins = Pins::open(&memory, pool).unwrap();
+            let (_file, members) = members(file.path());
+            let barrier = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    drop(pins.look(&members));
+                });
+                barrier.wait();
+                pins.set(&members, new).unwrap();
+            });
+            for (looks, members) in [(&pins, &members), (&observer, &of_observer)] {
+                let seen = looks.look(members);
+                assert!(seen.covers(PinValue::of_freed(4, 1), Some(2)), "round {round}");
+                assert!(!seen.covers(PinValue::of_freed(3, 1), Some(2)), "round {round}");
+            }
+            pins.leave();
+        }
     }
 }

@@ -26,11 +26,15 @@
 //! Taking a pin away is a store with Release, and the look loads with Acquire: what the reader has loaded from the pages, it has loaded
 //! before their next owner stores to them.
 //!
-//! A reader never makes a pin of an old version out of another one: the look goes over the words one after the other, and would
+//! The pin of a process that opened the pool for reading is a lock and no word; the same holds of it ([`locks`]).
+//!
+//! A reader never makes a pin of an old version out of another one: the look goes over the pins one after the other, and would
 //! miss a pin that is made behind its back while the first one is taken away. So pins cannot be cloned.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
+use super::locks;
 use crate::sync::{AtomicU64, fence, fence_behind_locked_instruction};
 
 /// How somebody uses an inode, besides its pages.
@@ -46,7 +50,7 @@ pub enum InodeUse {
 
 impl InodeUse {
     /// The low half of a pin of this kind. No pin of a version has it.
-    fn low(self) -> u32 {
+    pub fn low(self) -> u32 {
         match self {
             InodeUse::Open => u32::MAX,
             InodeUse::Writable => u32::MAX - 1,
@@ -56,7 +60,7 @@ impl InodeUse {
 }
 
 /// The least of them.
-const LEAST_USE: u32 = u32::MAX - 2;
+pub(super) const LEAST_USE: u32 = u32::MAX - 2;
 
 /// A pin: that an inode is in use, or that its pages as of one layout version are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,12 +100,12 @@ impl PinValue {
         self.0 >> 32
     }
 
-    fn low(self) -> u32 {
+    pub fn low(self) -> u32 {
         self.0 as u32
     }
 }
 
-/// A word that holds a pin or nothing.
+/// A place that holds a pin or nothing.
 pub(crate) trait PinWord {
     /// Sets a pin if there is none; what the caller loads after this, it loads after the pin can be seen.
     fn try_set(&self, value: PinValue) -> bool;
@@ -139,8 +143,15 @@ impl PinWord for AtomicU64 {
     }
 
     fn fence_before_look() {
+        // SeqCst: pairs with that of `try_set`, and with `fence_after_lock`.
         fence(SeqCst);
     }
+}
+
+/// Between the system call that sets a reader's lock and the loads behind it.
+pub(super) fn fence_after_lock() {
+    // SeqCst: pairs with `fence_before_look`. See the table at the top.
+    fence(SeqCst);
 }
 
 /// All pins there were at one look.
@@ -148,27 +159,25 @@ impl PinWord for AtomicU64 {
 pub(crate) struct PinSet {
     /// Ascending.
     values: Vec<PinValue>,
+    /// What readers have locked: see [`locks`].
+    locked: Vec<Range<u64>>,
 }
 
 impl PinSet {
-    pub fn new(mut values: Vec<PinValue>) -> PinSet {
+    pub fn new(mut values: Vec<PinValue>, locked: Vec<Range<u64>>) -> PinSet {
         values.sort_unstable();
-        PinSet { values }
+        PinSet { values, locked }
     }
 
+    /// How many pins there are; a range that readers have locked is one.
     pub fn len(&self) -> usize {
-        self.values.len()
+        self.values.len() + self.locked.len()
     }
 
     fn of_inode(&self, inode: u64) -> &[PinValue] {
         let first = self.values.partition_point(|value| value.inode() < inode);
         let count = self.values[first..].partition_point(|value| value.inode() == inode);
         &self.values[first..first + count]
-    }
-
-    /// Whether the inode itself is pinned in this way.
-    pub fn is_used(&self, inode: u64, usage: InodeUse) -> bool {
-        self.of_inode(inode).iter().any(|value| value.low() == usage.low())
     }
 
     /// Whether pages that a change of `freed.inode()` freed are pinned: the version before the change, or an older one.
@@ -183,7 +192,7 @@ impl PinSet {
         self.of_inode(freed.inode()).iter().any(|pin| {
             let after = pin.low().wrapping_sub(freed.low());
             pin.low() < LEAST_USE && (after == 0 || after > since)
-        })
+        }) || self.locked.iter().any(|locked| locks::covers(locked, freed, since))
     }
 }
 
@@ -196,7 +205,7 @@ mod tests {
     }
 
     fn pins(versions: &[u64]) -> PinSet {
-        PinSet::new(versions.iter().map(|v| PinValue::of_version(7, *v).unwrap()).collect())
+        PinSet::new(versions.iter().map(|v| PinValue::of_version(7, *v).unwrap()).collect(), vec![])
     }
 
     #[test]
@@ -234,13 +243,14 @@ mod tests {
     fn a_pin_of_an_inode_is_no_pin_of_pages() {
         const ALL: [InodeUse; 3] = [InodeUse::Open, InodeUse::Writable, InodeUse::Leased];
         for usage in ALL {
-            let used = PinSet::new(vec![PinValue::of_use(7, usage).unwrap()]);
+            let used = PinValue::of_use(7, usage).unwrap();
             for other in ALL {
-                assert_eq!(used.is_used(7, other), usage == other);
+                assert_eq!(PinValue::of_use(7, other) == Some(used), usage == other);
             }
-            assert!(!used.is_used(6, usage) && !used.is_used(8, usage));
-            assert!(!used.covers(freed(3), None));
-            assert!(!pins(&[1, u64::from(u32::MAX), u64::from(LEAST_USE)]).is_used(7, usage));
+            for version in [1, u64::from(u32::MAX), u64::from(LEAST_USE)] {
+                assert_ne!(PinValue::of_version(7, version), Some(used));
+            }
+            assert!(!PinSet::new(vec![used], vec![]).covers(freed(3), None));
         }
     }
 

@@ -13,6 +13,7 @@ use aquifer_pool::{
     PoolError, Result,
 };
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 
 /// Every page of an object, each by the stamp it is filled with: 0 is never written.
 pub type Content = Vec<u64>;
@@ -186,7 +187,7 @@ pub fn find(pool: &Pool, name: &[u8]) -> Result<Option<Inode>> {
 pub fn create(pool: &Pool, name: &[u8], pages: u64) -> Result<()> {
     let reservation = pool.reserve_zeroed(pages, 1)?;
     let runs = reservation.runs().to_vec();
-    pool.transact(vec![reservation], |transaction| {
+    pool.transact_unguarded(vec![reservation], |transaction| {
         let inode = Inode {
             kind: InodeKind::Object,
             size_bytes: pages * PAGE_BYTES,
@@ -210,7 +211,7 @@ pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
             locked => break locked?,
         }
     };
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         let inode = transaction.inode(inode.number)?;
         transaction.put(Inode::free(inode.number, inode.incarnation));
         Ok(())
@@ -221,9 +222,12 @@ pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
 pub fn write(pool: &Pool, name: &[u8], pages: u64, stamp: u64) -> Result<()> {
     let reservation = pool.reserve(pages, 1)?;
     let runs = reservation.runs().to_vec();
-    pool.store(reservation.whole().bytes().offset_bytes, &page(stamp).repeat(pages as usize))?;
+    pool.store_unguarded(
+        reservation.whole().bytes().offset_bytes,
+        &page(stamp).repeat(pages as usize),
+    )?;
     let before = find(pool, name)?;
-    pool.change(vec![reservation], |transaction| {
+    pool.change_unguarded(vec![reservation], |transaction| {
         let inode = match &before {
             Some(before) => transaction.inode(before.number)?,
             None => transaction.free_inode()?,
@@ -243,7 +247,7 @@ pub fn write(pool: &Pool, name: &[u8], pages: u64, stamp: u64) -> Result<()> {
 /// Gives an object up; durable when somebody asks for it.
 pub fn remove(pool: &Pool, name: &[u8]) -> Result<()> {
     let number = find(pool, name)?.expect("it is in the model").number;
-    pool.change(vec![], |transaction| {
+    pool.change_unguarded(vec![], |transaction| {
         let inode = transaction.inode(number)?;
         transaction.put(Inode::free(number, inode.incarnation));
         Ok(())
@@ -253,7 +257,7 @@ pub fn remove(pool: &Pool, name: &[u8]) -> Result<()> {
 /// Gives an object another name; durable when somebody asks for it.
 pub fn rename(pool: &Pool, name: &[u8], to: &[u8]) -> Result<()> {
     let number = find(pool, name)?.expect("it is in the model").number;
-    pool.change(vec![], |transaction| {
+    pool.change_unguarded(vec![], |transaction| {
         let inode = transaction.inode(number)?;
         transaction.put(Inode { name: to.to_vec(), ..inode });
         Ok(())
@@ -281,7 +285,7 @@ fn commit(pool: &Pool, pages: &[(Vec<u8>, u64, u64)], is_large: bool) -> Result<
 fn commit_through_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<()> {
     let pages: Vec<CommitPages> =
         targets.iter().map(|&(inode, target, _)| CommitPages { inode, target }).collect();
-    pool.capture(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
+    pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
         for (chunk, (_, _, stamp)) in payload.chunks_exact_mut(PAGE_BYTES as usize).zip(targets) {
             chunk.copy_from_slice(&page(*stamp));
         }
@@ -294,7 +298,7 @@ fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<(
     let number = targets[0].0;
     let reservation = pool.reserve(targets.len() as u64, 1)?;
     let shadow = reservation.whole();
-    pool.transact(vec![reservation], |transaction| {
+    pool.transact_unguarded(vec![reservation], |transaction| {
         let inode = Inode { shadow, ..transaction.inode(number)? };
         transaction.put(inode);
         Ok(())
@@ -303,7 +307,7 @@ fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<(
     for (index, (inode, target, stamp)) in targets.iter().enumerate() {
         let source_offset_bytes = shadow.bytes().offset_bytes + index as u64 * PAGE_BYTES;
         let bytes = page(*stamp);
-        pool.media().write_at(source_offset_bytes, &bytes)?;
+        pool.media().write_unguarded(source_offset_bytes, &bytes)?;
         copied.push(CommitCopied {
             inode: *inode,
             target: *target,
@@ -312,9 +316,10 @@ fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<(
         });
     }
     pool.make_durable(&[shadow.bytes()])?;
-    pool.capture(&CommitContent { copied: &copied, ..Default::default() }, |_| {})?.finish()?;
+    pool.capture_unguarded(&CommitContent { copied: &copied, ..Default::default() }, |_| {})?
+        .finish()?;
     pool.checkpoint()?;
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         let inode =
             Inode { shadow: aquifer_pool::format::run::Run::EMPTY, ..transaction.inode(number)? };
         transaction.put(inode);

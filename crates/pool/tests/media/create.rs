@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
 use aquifer_pool::media::{CreateOptions, OpenError, create};
 use aquifer_sys::lock::{self, LockKind, LockRange};
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 use crate::forms::memory_directory;
 
@@ -49,7 +50,7 @@ fn what_exists_is_overwritten_only_when_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
     // Nothing is lost with an empty file.
     let media = create(file.path(), 8192, None).unwrap();
-    media.write_at(0, &[7; 8192]).unwrap();
+    media.write_unguarded(0, &[7; 8192]).unwrap();
     drop(media);
     let refused = create(file.path(), 4096, None).map(drop).unwrap_err();
     assert!(matches!(refused, OpenError::Exists { .. }), "{refused}");

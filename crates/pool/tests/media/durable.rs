@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
 
 use aquifer_pool::media::{
     ByteRange, CreateOptions, Media, OpenError, PersistenceDomain, create, open,
 };
 use aquifer_sys::memory::{CacheStat, cachestat};
+use aquifer_testkit::failing_device::{FailingDevice, Undo};
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 const PAGE_BYTES: u64 = 4096;
 const LEN_BYTES: u64 = 16 << 20;
@@ -38,7 +39,7 @@ fn ranges_become_clean_and_others_stay_dirty() {
     let others = pages(2048, 100);
     let dirty_others = || {
         for page in 0..100 {
-            media.write_at(others.offset_bytes + page * PAGE_BYTES, &[1]).unwrap();
+            media.write_unguarded(others.offset_bytes + page * PAGE_BYTES, &[1]).unwrap();
         }
     };
     dirty_others();
@@ -67,20 +68,20 @@ fn ranges_become_clean_and_others_stay_dirty() {
         }));
     };
     left_alone(&|| {
-        media.write_durable(3 * PAGE_BYTES, &[2; 8192]).unwrap();
+        media.write_durable_unguarded(3 * PAGE_BYTES, &[2; 8192]).unwrap();
         clean(pages(3, 2));
     });
     left_alone(&|| {
         let scattered: Vec<ByteRange> = (0..40).map(|index| pages(100 + index * 3, 1)).collect();
         for range in &scattered {
-            media.write_at(range.offset_bytes, &[3; 4096]).unwrap();
+            media.write_unguarded(range.offset_bytes, &[3; 4096]).unwrap();
         }
         media.write_back(&scattered).unwrap();
         scattered.iter().copied().for_each(clean);
         media.flush().unwrap();
     });
     left_alone(&|| {
-        media.write_at(8 * PAGE_BYTES, &[4; 100]).unwrap();
+        media.write_unguarded(8 * PAGE_BYTES, &[4; 100]).unwrap();
         media.write_back(&[ByteRange { offset_bytes: 8 * PAGE_BYTES + 7, len_bytes: 1 }]).unwrap();
         clean(pages(8, 1));
     });
@@ -97,9 +98,9 @@ fn bytes_written_during_an_earlier_write_back_are_written_back() {
     }
     let last = pages(LEN_BYTES / PAGE_BYTES - 1, 1);
     for round in 0..30u8 {
-        media.write_at(0, &vec![round; LEN_BYTES as usize]).unwrap();
+        media.write_unguarded(0, &vec![round; LEN_BYTES as usize]).unwrap();
         aquifer_sys::io::start_write_back(media.file(), 0, LEN_BYTES).unwrap();
-        media.write_at(last.offset_bytes, &[round ^ 0xff; 4096]).unwrap();
+        media.write_unguarded(last.offset_bytes, &[round ^ 0xff; 4096]).unwrap();
         media.write_back(&[last]).unwrap();
         assert_eq!(state(&*media, last).unwrap().dirty, 0, "round {round}");
     }
@@ -119,9 +120,9 @@ fn many_threads_make_their_ranges_durable() {
                         let range = pages(thread * 100 + round, 2);
                         let bytes = vec![thread as u8 + 1; range.len_bytes as usize];
                         if round % 2 == 0 {
-                            media.write_durable(range.offset_bytes, &bytes).unwrap();
+                            media.write_durable_unguarded(range.offset_bytes, &bytes).unwrap();
                         } else {
-                            media.write_at(range.offset_bytes, &bytes).unwrap();
+                            media.write_unguarded(range.offset_bytes, &bytes).unwrap();
                             media.write_back(&[range]).unwrap();
                             media.flush().unwrap();
                         }
@@ -138,82 +139,21 @@ fn many_threads_make_their_ranges_durable() {
     }
 }
 
-/// A file system or device that the test makes, removed when dropped.
-struct Undo(Vec<Vec<String>>);
-
-impl Undo {
-    fn run(&mut self, command: &[&str], undo: &[&str]) -> Option<String> {
-        let output = Command::new(command[0]).args(&command[1..]).output().ok()?;
-        if !output.status.success() {
-            return None;
-        }
-        if !undo.is_empty() {
-            self.0.push(undo.iter().map(|word| (*word).to_owned()).collect());
-        }
-        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        while let Some(command) = self.0.pop() {
-            let _ = Command::new(&command[0]).args(&command[1..]).status();
-        }
-    }
-}
-
-/// A block device over a sparse file on a file system in memory that gets full: what is written to the page
-/// cache of the device is lost on the way.
-struct FailingDevice {
-    node: String,
-    ballast: std::path::PathBuf,
-    // In this order: the device is detached and the file system unmounted before the directory goes.
-    _undo: Undo,
-    _directory: tempfile::TempDir,
-}
-
-impl FailingDevice {
-    fn new() -> Option<FailingDevice> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut undo = Undo(vec![]);
-        let place = directory.path().to_str().unwrap().to_owned();
-        undo.run(
-            &["mount", "-t", "tmpfs", "-o", "size=8M", "none", &place],
-            &["umount", "-l", &place],
-        )?;
-        let backing = format!("{place}/backing");
-        File::create(&backing).unwrap().set_len(32 << 20).unwrap();
-        let node = undo.run(&["losetup", "-f", "--show", &backing], &[])?;
-        undo.0.push(vec!["losetup".into(), "-d".into(), node.clone()]);
-        let ballast = Path::new(&place).join("ballast");
-        Some(FailingDevice { node, ballast, _undo: undo, _directory: directory })
-    }
-
-    fn fill(&self) {
-        let full = std::fs::write(&self.ballast, vec![1; 16 << 20]);
-        assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    }
-
-    fn empty(&self) {
-        std::fs::remove_file(&self.ballast).unwrap();
-    }
-}
-
 #[test]
 fn what_was_lost_is_never_reported_as_durable() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let path = Path::new(&device.node);
+    let path = device.path();
     let media = open(path, true, None).unwrap();
     assert_eq!(media.domain(), PersistenceDomain::PageCache);
     assert_eq!(media.len_bytes(), 32 << 20);
-    media.write_durable(0, &[1; 4096]).unwrap();
+    media.write_durable_unguarded(0, &[1; 4096]).unwrap();
     media.write_back(&[pages(0, 10)]).unwrap();
     media.flush().unwrap();
 
     device.fill();
-    media.write_at(100 * PAGE_BYTES, &[2; 4096]).unwrap();
+    media.write_unguarded(100 * PAGE_BYTES, &[2; 4096]).unwrap();
     media.write_back(&[pages(100, 1)]).expect_err("it could not be written");
     device.empty();
     // The kernel takes the page for clean, so asking it again would succeed.
@@ -224,10 +164,10 @@ fn what_was_lost_is_never_reported_as_durable() {
         media.flush().expect_err("it is still lost");
     }
     // What is written again vouches for itself.
-    media.write_durable(200 * PAGE_BYTES, &[3; 4096]).unwrap();
+    media.write_durable_unguarded(200 * PAGE_BYTES, &[3; 4096]).unwrap();
     // Opened anew, others are not blamed for it.
     let anew = open(path, true, None).unwrap();
-    anew.write_at(100 * PAGE_BYTES, &[4; 4096]).unwrap();
+    anew.write_unguarded(100 * PAGE_BYTES, &[4; 4096]).unwrap();
     anew.write_back(&[pages(100, 1)]).unwrap();
     anew.flush().unwrap();
 }
@@ -237,14 +177,16 @@ fn a_durable_write_that_failed_can_be_repeated() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let media = open(Path::new(&device.node), true, None).unwrap();
+    let media = open(device.path(), true, None).unwrap();
     device.fill();
-    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).expect_err("it could not be written");
-    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).expect_err("nor again");
+    media
+        .write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096])
+        .expect_err("it could not be written");
+    media.write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096]).expect_err("nor again");
     device.empty();
-    media.write_durable(100 * PAGE_BYTES, &[2; 4096]).unwrap();
+    media.write_durable_unguarded(100 * PAGE_BYTES, &[2; 4096]).unwrap();
     let mut byte = [0];
-    File::open(&device.node)
+    File::open(device.path())
         .map(|file| {
             aquifer_sys::io::read_exact_at(file.as_fd(), &mut byte, 100 * PAGE_BYTES).unwrap();
         })
@@ -260,7 +202,7 @@ fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
         return eprintln!("skipped: no block device can be made here");
     };
     for round in 0..5 {
-        let media = open(Path::new(&device.node), true, None).unwrap();
+        let media = open(device.path(), true, None).unwrap();
         device.fill();
         std::thread::scope(|scope| {
             for thread in 0..8u64 {
@@ -269,9 +211,9 @@ fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
                     let range = pages(1000 + round * 100 + thread * 8, 1);
                     let bytes = [thread as u8; 4096];
                     let durable = if thread % 2 == 0 {
-                        media.write_durable(range.offset_bytes, &bytes)
+                        media.write_durable_unguarded(range.offset_bytes, &bytes)
                     } else {
-                        media.write_at(range.offset_bytes, &bytes).unwrap();
+                        media.write_unguarded(range.offset_bytes, &bytes).unwrap();
                         media.write_back(&[range])
                     };
                     durable.expect_err("there is no room for any of them");
@@ -293,8 +235,8 @@ fn a_dax_device_is_media() {
     assert_eq!(media.domain(), PersistenceDomain::Dax);
     assert!(!media.maps_privately() && media.len_bytes() >= 8 << 20);
     let end_bytes = media.len_bytes();
-    media.write_durable(end_bytes - 3, b"end").unwrap();
-    media.write_at(5000, b"some").unwrap();
+    media.write_durable_unguarded(end_bytes - 3, b"end").unwrap();
+    media.write_unguarded(5000, b"some").unwrap();
     media.write_back(&[pages(1, 1)]).unwrap();
     media.flush().unwrap();
     media.grow(end_bytes + 1).expect_err("it has the length it has");
@@ -316,7 +258,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let path = Path::new(&device.node);
+    let path = device.path();
     std::fs::write(path, vec![9; 1 << 20]).unwrap();
     let made = CreateOptions::new().create(path, 64 << 20, &mut |_, _| {});
     let error = made.map(drop).unwrap_err();
@@ -332,7 +274,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
     for forced in [PersistenceDomain::Dax, PersistenceDomain::Volatile] {
         let mapped = open(path, true, Some(forced)).unwrap();
         assert_eq!((mapped.domain(), mapped.len_bytes()), (forced, 32 << 20));
-        mapped.write_durable(5000, b"mapped").unwrap();
+        mapped.write_durable_unguarded(5000, b"mapped").unwrap();
         let mut bytes = [0; 6];
         media.read_at(5000, &mut bytes).unwrap();
         assert_eq!(&bytes, b"mapped");
@@ -342,7 +284,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
 /// A small file system of its own, in memory, or on a block device in memory.
 fn small_file_system(on_device: bool) -> Option<(tempfile::TempDir, Undo)> {
     let directory = tempfile::tempdir().unwrap();
-    let mut undo = Undo(vec![]);
+    let mut undo = Undo::default();
     let place = directory.path().to_str().unwrap().to_owned();
     let unmount: [&str; 3] = ["umount", "-l", &place];
     undo.run(&["mount", "-t", "tmpfs", "-o", "size=40M", "none", &place], &unmount)?;
@@ -365,12 +307,12 @@ fn a_full_file_system_is_told_when_growing_and_the_length_stays() {
         for (index, forced) in domains.into_iter().enumerate() {
             let path = directory.path().join(index.to_string());
             let media = create(&path, 1 << 20, forced).unwrap();
-            media.write_at(0, b"kept").unwrap();
+            media.write_unguarded(0, b"kept").unwrap();
             let error = media.grow(64 << 20).unwrap_err();
             assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC), "{error}");
             assert_eq!(media.len_bytes(), 1 << 20, "{forced:?}");
             media.grow(2 << 20).unwrap();
-            media.write_durable((2 << 20) - 1, &[1]).unwrap();
+            media.write_durable_unguarded((2 << 20) - 1, &[1]).unwrap();
             let mut bytes = [0; 4];
             media.read_at(0, &mut bytes).unwrap();
             assert_eq!(&bytes, b"kept");

@@ -3,9 +3,10 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain, WriteWindows};
+use aquifer_pool::media::{ByteRange, MediaError, PersistenceDomain, WriteWindows};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 use crate::forms::{self, Form};
 
@@ -37,11 +38,11 @@ fn what_is_written_is_read() {
             let place = &mut model[bounds(range)];
             match rng.below(4) {
                 0 => {
-                    media.write_at(range.offset_bytes, &bytes).unwrap();
+                    media.write_unguarded(range.offset_bytes, &bytes).unwrap();
                     place.copy_from_slice(&bytes);
                 }
                 1 => {
-                    media.write_durable(range.offset_bytes, &bytes).unwrap();
+                    media.write_durable_unguarded(range.offset_bytes, &bytes).unwrap();
                     place.copy_from_slice(&bytes);
                 }
                 2 => {
@@ -91,8 +92,8 @@ fn what_lies_outside_is_an_error_and_changes_nothing() {
             let range = ByteRange { offset_bytes, len_bytes: len };
             let bytes = vec![9; len as usize];
             assert_outside(&form, media.read_at(offset_bytes, &mut bytes.clone()), range);
-            assert_outside(&form, media.write_at(offset_bytes, &bytes), range);
-            assert_outside(&form, media.write_durable(offset_bytes, &bytes), range);
+            assert_outside(&form, media.write_unguarded(offset_bytes, &bytes), range);
+            assert_outside(&form, media.write_durable_unguarded(offset_bytes, &bytes), range);
             if range.end_bytes() < u64::MAX {
                 assert_outside(&form, media.write_back(&[range]), range);
             } else {
@@ -101,8 +102,8 @@ fn what_lies_outside_is_an_error_and_changes_nothing() {
         }
         assert_eq!(media.len_bytes(), len_bytes, "{}", form.name);
         media.read_at(len_bytes, &mut []).unwrap();
-        media.write_at(len_bytes, &[]).unwrap();
-        media.write_durable(0, &[]).unwrap();
+        media.write_unguarded(len_bytes, &[]).unwrap();
+        media.write_durable_unguarded(0, &[]).unwrap();
         media.write_back(&[]).unwrap();
         media.write_back(&[ByteRange { offset_bytes: 7, len_bytes: 0 }]).unwrap();
         media.flush().unwrap();
@@ -121,11 +122,15 @@ fn a_file_cut_short_gives_errors_and_one_made_longer_is_followed() {
             assert_eq!(media.len_bytes(), short_bytes, "{}", form.name);
             let range = ByteRange { offset_bytes: long_bytes - 100, len_bytes: 10 };
             assert_outside(&form, media.read_at(range.offset_bytes, &mut [0; 10]), range);
-            assert_outside(&form, media.write_at(range.offset_bytes, &[0; 10]), range);
-            assert_outside(&form, media.write_durable(range.offset_bytes, &[0; 10]), range);
+            assert_outside(&form, media.write_unguarded(range.offset_bytes, &[0; 10]), range);
+            assert_outside(
+                &form,
+                media.write_durable_unguarded(range.offset_bytes, &[0; 10]),
+                range,
+            );
             assert_outside(&form, media.write_back(&[range]), range);
             assert_eq!(file.metadata().unwrap().len(), short_bytes, "nothing put it back");
-            media.write_at(short_bytes - 1, &[5]).unwrap();
+            media.write_unguarded(short_bytes - 1, &[5]).unwrap();
         }
         // Past what was reserved for it as well.
         for times in [2, 3, 9] {
@@ -135,7 +140,7 @@ fn a_file_cut_short_gives_errors_and_one_made_longer_is_followed() {
                 continue;
             }
             assert_eq!(media.len_bytes(), len_bytes);
-            media.write_durable(len_bytes - 1, &[times as u8]).unwrap();
+            media.write_durable_unguarded(len_bytes - 1, &[times as u8]).unwrap();
             let mut bytes = [1; 2];
             media.read_at(len_bytes - 2, &mut bytes).unwrap();
             assert_eq!(bytes, [0, times as u8], "{}", form.name);
@@ -150,8 +155,8 @@ fn media_opened_for_reading_are_not_changed() {
         assert!(!media.is_writable() && form.media.is_writable());
         let range = ByteRange { offset_bytes: 0, len_bytes: 5 };
         for refused in [
-            media.write_at(0, b"other"),
-            media.write_durable(0, b"other"),
+            media.write_unguarded(0, b"other"),
+            media.write_durable_unguarded(0, b"other"),
             media.write_back(&[range]),
             media.flush(),
             media.grow(1 << 30),
@@ -173,7 +178,7 @@ fn what_grows_is_zero_allocated_and_reported() {
             continue;
         }
         let media = &form.media;
-        media.write_at(LEN_BYTES - 3, b"end").unwrap();
+        media.write_unguarded(LEN_BYTES - 3, b"end").unwrap();
         let long_bytes = LEN_BYTES + 9_000_000;
         let mut told = vec![];
         media.grow_with_progress(long_bytes, &mut |done, all| told.push((done, all))).unwrap();
@@ -212,7 +217,7 @@ fn it_is_used_while_it_grows() {
                         // In the newest part as well, once it is there.
                         let newest = usable_bytes.load(Ordering::Relaxed) - 2000;
                         for offset_bytes in [0, newest].map(|start| start + thread * 1000) {
-                            media.write_at(offset_bytes, &[round; 900]).unwrap();
+                            media.write_unguarded(offset_bytes, &[round; 900]).unwrap();
                             let mut bytes = [0; 900];
                             media.read_at(offset_bytes, &mut bytes).unwrap();
                             let first = bytes.iter().position(|byte| *byte != round);
@@ -248,10 +253,13 @@ fn words_of_mapped_media_are_not_torn() {
             scope.spawn(|| {
                 for round in 0..steps(10_000) {
                     let bytes = [if round % 2 == 0 { 0 } else { 0xff }; 505];
-                    let write = if round % 3 == 0 { Media::write_at } else { Media::write_durable };
+                    let by_call = round % 3 == 0;
                     // Short ones as well: some instructions copy those byte by byte. All end with a word.
                     let len = [17, 25, 41, 505][round / 2 % 4];
-                    write(&**media, 4096 + 7, &bytes[..len]).unwrap();
+                    match by_call {
+                        true => media.write_unguarded(4096 + 7, &bytes[..len]).unwrap(),
+                        false => media.write_durable_unguarded(4096 + 7, &bytes[..len]).unwrap(),
+                    }
                 }
                 done.store(true, Ordering::Relaxed);
             });

@@ -9,6 +9,7 @@ use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
 use aquifer_pool::media::{
     ByteRange, Media, MediaError, OpenError, OpenOptions, PersistenceDomain, open,
 };
+use aquifer_testkit::unguarded::UnguardedMedia;
 
 use crate::forms;
 
@@ -207,18 +208,20 @@ fn holes_of_memory_files_are_filled_or_refused() {
     let media = open(&path, true, Some(PageCache)).unwrap();
     let ballast = mount.0.path().join("ballast");
     let _ = std::fs::write(&ballast, vec![1; 2 << 20]);
-    for refused in [media.write_at(0, &[1; 8192]), media.write_durable(0, &[1; 8192])] {
+    for refused in
+        [media.write_unguarded(0, &[1; 8192]), media.write_durable_unguarded(0, &[1; 8192])]
+    {
         assert_eq!(refused.unwrap_err().source.raw_os_error(), Some(libc::ENOSPC));
     }
     std::fs::remove_file(&ballast).unwrap();
-    media.write_durable(0, &[1; 8192]).unwrap();
+    media.write_durable_unguarded(0, &[1; 8192]).unwrap();
     media.write_back(&[]).unwrap();
     media.flush().expect("nothing was lost by writes that were refused");
 
     File::options().write(true).open(&path).unwrap().set_len(512 << 10).unwrap();
     let media = open(&path, true, None).unwrap();
     let _ = std::fs::write(&ballast, vec![1; 2 << 20]);
-    media.write_at(0, &vec![3; 512 << 10]).expect("there is room for what was opened");
+    media.write_unguarded(0, &vec![3; 512 << 10]).expect("there is room for what was opened");
 }
 
 /// Punching a hole into a file of a full file system and storing to it: an error and no signal.
@@ -244,8 +247,8 @@ fn memory_that_cannot_be_had_is_an_error() {
         // Beginning in a line, at a line, and before the hole.
         for offset_bytes in [8192 + 100, 8192 + 128, 8000] {
             for len in [1000, 100_000] {
-                refused(media.write_at(offset_bytes, &vec![9; len]));
-                refused(media.write_durable(offset_bytes, &vec![9; len]));
+                refused(media.write_unguarded(offset_bytes, &vec![9; len]));
+                refused(media.write_durable_unguarded(offset_bytes, &vec![9; len]));
                 refused(media.read_at(offset_bytes, &mut vec![9; len]));
             }
         }
@@ -254,7 +257,7 @@ fn memory_that_cannot_be_had_is_an_error() {
             assert_eq!(error.source.raw_os_error(), Some(libc::EIO), "{error}");
         }
         std::fs::remove_file(&ballast).unwrap();
-        media.write_at(8192 + 100, &vec![9; 100_000]).unwrap();
+        media.write_unguarded(8192 + 100, &vec![9; 100_000]).unwrap();
     }
 }
 

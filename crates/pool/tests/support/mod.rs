@@ -151,11 +151,11 @@ impl Media for FileMedia {
             .map_err(|source| self.error(MediaOperation::Read, range, source))
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.write(MediaOperation::Write, offset_bytes, bytes)
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.write(MediaOperation::WriteDurable, offset_bytes, bytes)
     }
 

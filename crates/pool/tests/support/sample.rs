@@ -12,6 +12,7 @@ use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
     CommitContent, CommitCopied, CommitPages, CommitPatches, Patches, Pool, Result,
 };
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 
 /// Names of the objects, in the order in which they are made. The second one is destroyed.
 pub const NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
@@ -59,7 +60,7 @@ pub fn find_all(bytes: &[u8]) -> Vec<&'static str> {
 pub fn create(pool: &Pool, name: &str, pages: u64, address: u64) -> Result<Inode> {
     let reservation = pool.reserve_zeroed(pages, 1)?;
     let runs = reservation.runs().to_vec();
-    pool.transact(vec![reservation], |transaction| {
+    pool.transact_unguarded(vec![reservation], |transaction| {
         let inode = Inode {
             kind: InodeKind::Object,
             size_bytes: pages * PAGE_BYTES,
@@ -75,7 +76,7 @@ pub fn create(pool: &Pool, name: &str, pages: u64, address: u64) -> Result<Inode
 
 pub fn destroy(pool: &Pool, name: &str) -> Result<()> {
     let inode = find(pool, name)?;
-    pool.transact(vec![], |transaction| {
+    pool.transact_unguarded(vec![], |transaction| {
         transaction.put(Inode::free(inode.number, inode.incarnation));
         Ok(())
     })
@@ -112,7 +113,7 @@ pub fn commit(pool: &Pool, objects: &[(&str, u64)], id: u64) -> Result<()> {
     let target = Run { start_page: inode.runs[0].start_page, pages: inode.content_pages() }.bytes();
     let patches = [CommitPatches { inode: inode.number, target, patches: &patches }];
     let content = CommitContent { pages: &pages, patches: &patches, copied: &[] };
-    pool.capture(&content, fill)?.finish()
+    pool.capture_unguarded(&content, fill)?.finish()
 }
 
 /// Commits the first pages of an object through a run of its own.
@@ -120,13 +121,13 @@ pub fn commit_beside_log(pool: &Pool, name: &str, pages: u64, id: u64) -> Result
     let reservation = pool.reserve(pages, 1)?;
     let shadow = reservation.whole();
     let inode = find(pool, name)?;
-    pool.transact(vec![reservation], |transaction| {
+    pool.transact_unguarded(vec![reservation], |transaction| {
         let inode = Inode { shadow, ..transaction.inode(inode.number)? };
         transaction.put(inode);
         Ok(())
     })?;
     let bytes = page(name, id).repeat(pages as usize);
-    pool.media().write_at(shadow.bytes().offset_bytes, &bytes)?;
+    pool.media().write_unguarded(shadow.bytes().offset_bytes, &bytes)?;
     pool.make_durable(&[shadow.bytes()])?;
     let copied = CommitCopied {
         inode: inode.number,
@@ -134,7 +135,8 @@ pub fn commit_beside_log(pool: &Pool, name: &str, pages: u64, id: u64) -> Result
         source_offset_bytes: shadow.bytes().offset_bytes,
         checksum: checksum(&[&bytes]),
     };
-    pool.capture(&CommitContent { copied: &[copied], ..Default::default() }, |_| {})?.finish()
+    pool.capture_unguarded(&CommitContent { copied: &[copied], ..Default::default() }, |_| {})?
+        .finish()
 }
 
 /// An address for the `index`-th object.

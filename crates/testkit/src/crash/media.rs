@@ -294,6 +294,7 @@ impl CrashMedia {
     }
 }
 
+#[allow(unsafe_code)] // `Media` declares its writes unsafe; these record bytes, and no memory is mapped from them.
 impl Media for CrashMedia {
     fn path(&self) -> &Path {
         &self.shared.path
@@ -323,11 +324,11 @@ impl Media for CrashMedia {
         read.map_err(|error| self.error(MediaOperation::Read, range, error))
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.write(MediaOperation::Write, offset_bytes, bytes)
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         self.write(MediaOperation::WriteDurable, offset_bytes, bytes)
     }
 

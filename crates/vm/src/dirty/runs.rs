@@ -103,6 +103,8 @@ pub(super) fn clusters(runs: &[PageRun], gap: u64) -> impl Iterator<Item = PageR
 pub struct PageBits {
     words: Vec<u64>,
     count: u64,
+    /// Words outside are zero: a search in a large set with few pages, close together, does not look at all of it.
+    used: std::ops::Range<usize>,
 }
 
 impl std::fmt::Debug for PageBits {
@@ -114,7 +116,7 @@ impl std::fmt::Debug for PageBits {
 impl PageBits {
     /// An empty set of pages below `pages`.
     pub fn new(pages: u64) -> PageBits {
-        PageBits { words: vec![0; pages.div_ceil(64) as usize], count: 0 }
+        PageBits { words: vec![0; pages.div_ceil(64) as usize], count: 0, used: 0..0 }
     }
 
     /// How many pages are in it.
@@ -133,6 +135,10 @@ impl PageBits {
             let word = &mut self.words[index];
             self.count += u64::from((mask & !*word).count_ones());
             *word |= mask;
+            self.used = match self.used.is_empty() {
+                true => index..index + 1,
+                false => self.used.start.min(index)..self.used.end.max(index + 1),
+            };
         }
     }
 
@@ -142,6 +148,9 @@ impl PageBits {
             let word = &mut self.words[index];
             self.count -= u64::from((mask & *word).count_ones());
             *word &= !mask;
+        }
+        if self.count == 0 {
+            self.used = 0..0;
         }
     }
 
@@ -160,13 +169,28 @@ impl PageBits {
 
     /// Removes all.
     pub fn clear(&mut self) {
-        self.words.fill(0);
+        self.words[self.used.clone()].fill(0);
         self.count = 0;
+        self.used = 0..0;
+    }
+
+    /// All of it, as a normalised set.
+    pub fn runs(&self) -> Vec<PageRun> {
+        let mut runs = Vec::new();
+        let all = PageIndex(self.words.len() as u64 * 64);
+        let mut from = PageIndex(0);
+        while let Some(first) = self.next_from(from) {
+            let end = self.next(first, all, u64::MAX).unwrap_or(all);
+            runs.push(PageRun::new(first.0..end.0));
+            from = end;
+        }
+        runs
     }
 
     /// The first page of the set from `page` on.
     pub fn next_from(&self, page: PageIndex) -> Option<PageIndex> {
-        self.next(page, PageIndex(u64::MAX), 0)
+        let used = self.used.start as u64 * 64..self.used.end as u64 * 64;
+        self.next(PageIndex(page.0.max(used.start)), PageIndex(used.end), 0)
     }
 
     /// The first page before `end` whose bit differs from those of `flip`.
@@ -228,6 +252,7 @@ mod tests {
                 let next = model.range(page..).next().copied().map(PageIndex);
                 assert_eq!(bits.next_from(PageIndex(page)), next);
             }
+            assert_eq!(bits.runs(), runs);
             let window = PageRun::new(50..120);
             let mut common = Vec::new();
             intersect(&runs, window, &mut |run| common.push(run));

@@ -103,7 +103,7 @@ impl Scan {
         }
         self.arm()?;
         let Scan { range, pieces, unverified, .. } = self;
-        scan_tracked(*range, pieces, map, true, &mut |run| {
+        take_tracked(*range, pieces, map, &mut |run| {
             known.split(run, &mut |part, is_known| {
                 runs::push(if is_known { found } else { unverified }, part);
             });
@@ -204,13 +204,16 @@ impl Scan {
         Ok(())
     }
 
-    /// What the next take would report of tracked pages, normalised. `None` if the last take failed
-    /// half-way: then nothing can be said.
-    pub fn stored(&mut self, map: &Pagemap) -> io::Result<Option<Vec<PageRun>>> {
+    /// What the next take would report of tracked pages that are known to be private, normalised; others may be among them. `None`
+    /// if the last take failed half-way: then nothing can be said.
+    pub fn stored(&self, map: &Pagemap, known: &PageBits) -> io::Result<Option<Vec<PageRun>>> {
         let mut stored = Vec::new();
-        scan_tracked(self.range, &mut self.pieces, map, false, &mut |run| {
-            runs::push(&mut stored, run);
-        })?;
+        for cluster in runs::clusters(&known.runs(), VERIFIED_GAP_PAGES) {
+            let addresses = self.range.address_of(cluster);
+            map.scan(addresses, UNPROTECTED, Protect::No, &mut |region| {
+                runs::push(&mut stored, self.range.run(region.start, region.end));
+            })?;
+        }
         runs::normalise(&mut stored);
         Ok(self.unverified.is_empty().then_some(stored))
     }
@@ -232,12 +235,11 @@ impl Scan {
     }
 }
 
-/// Reports pages of tracked pieces without write protection, and protects them if asked to.
-fn scan_tracked(
+/// Reports pages of tracked pieces without write protection, and protects them.
+fn take_tracked(
     range: TrackedRange,
     pieces: &mut Pieces,
     map: &Pagemap,
-    protect: bool,
     each: &mut dyn FnMut(PageRun),
 ) -> io::Result<()> {
     for segment in pieces.plan() {
@@ -246,7 +248,6 @@ fn scan_tracked(
         } else {
             (segment.armed, UNPROTECTED, Protect::Tracked)
         };
-        let protection = if protect { protection } else { Protect::No };
         map.scan(addresses, query, protection, &mut |region| {
             each(range.run(region.start, region.end));
         })?;

@@ -3,10 +3,14 @@
 //! | advice | what is done |
 //! |---|---|
 //! | `Sequential`, `WillNeed` | the range is mapped ahead by a helper ([`super::map_ahead`]), and read if it has to be |
-//! | `Random` | nothing is mapped ahead, and the kernel does not read ahead |
-//! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again |
+//! | `Random` | nothing is mapped ahead by a helper, and the kernel reads nothing ahead |
+//! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again (one that can be stored to never is) |
 //! | `Normal` | as if nothing had been advised |
 //! | none | a large file in memory is mapped ahead once it is seen to be read in order; `Normal` ends that |
+//!
+//! A fault maps, besides the page it is about, those around it that are in the page cache already, 64 KiB by default: the kernel
+//! does that whatever the advice, at hardly any cost. So after `Random` a program sees more pages mapped than it has touched, and
+//! none of them was read for it.
 //!
 //! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed. `DontNeed` does not discard
 //! pages, whatever `madvise` of that name does.
@@ -34,7 +38,7 @@ pub enum Advice {
     Normal,
     /// From start to end: it is mapped ahead, and read ahead if it has to be, in the background.
     Sequential,
-    /// Here and there: nothing is mapped or read ahead.
+    /// Here and there: nothing is read ahead. What is in memory already the kernel maps around a page that is touched.
     Random,
     /// Soon: as for `Sequential`.
     WillNeed,
@@ -143,8 +147,8 @@ unsafe impl Span for Mapped {
 }
 
 impl FileView {
-    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view. Only
-    /// views made for reading are mapped ahead; [`FileView::prefetch`] works on all.
+    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view. A snapshot
+    /// ([`FileView::is_snapshot`]) and an empty view are in memory, and need none.
     ///
     /// # Errors
     /// [`MapError::OutsideView`]; [`MapError::TooManyMappings`], because the kernel keeps a mapping for each range that is
@@ -165,11 +169,21 @@ impl FileView {
     /// ```
     pub fn advise(&self, advice: Advice, range: Range<u64>) -> Result<()> {
         let range = self.in_file(&range)?;
-        let Some(mapped) = &self.mapped else { return Ok(()) };
-        let span: Arc<dyn Span> = mapped.clone();
-        let (offsets, random) = (mapped.in_mapping(&range), &mapped.random);
         let ahead = &self.shared.ahead;
-        let followed = self.advised.follow(advice, ahead, &span, offsets, &mapped.may_park, random);
+        let followed = match (&self.mapped, &self.stores) {
+            (Some(mapped), _) => {
+                let span: Arc<dyn Span> = mapped.clone();
+                let (offsets, random) = (mapped.in_mapping(&range), &mapped.random);
+                self.advised.follow(advice, ahead, &span, offsets, &mapped.may_park, random)
+            }
+            (None, Some(stores)) => {
+                let span = stores.file.fetched();
+                let offsets = span.offset_of(range.start)..span.offset_of(range.end);
+                let (span, never): (Arc<dyn Span>, _) = (span, AtomicBool::new(false));
+                self.advised.follow(advice, ahead, &span, offsets, &never, &stores.random)
+            }
+            (None, None) => return Ok(()),
+        };
         followed.map_err(|refused| {
             let (path, vmas) = (self.path().to_owned(), self.shared.heap.vmas());
             match refused {

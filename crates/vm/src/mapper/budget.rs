@@ -32,7 +32,7 @@ use super::error::{MapError, Result};
 use super::identity::FileId;
 use super::mapped::{self, Mapped};
 use crate::ProcessMark;
-use crate::drop_behind::{DropBehind, Droppable};
+use crate::drop_behind::{DropBehind, Droppable, PageTables};
 
 type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
 
@@ -217,6 +217,17 @@ impl Droppable for Entry {
             Some(cached)
         });
         cached.unwrap_or(Some(0))
+    }
+
+    fn mapped(&self, tables: &mut PageTables) -> Option<u64> {
+        self.with(|mapped, _| match mapped {
+            Some(mapped) => {
+                let there = mapped.range();
+                tables.present_in(mapped.address_of(there.start), there.end - there.start)
+            }
+            None => Some(0),
+        })
+        .unwrap_or(Some(0))
     }
 
     /// A file that is mapped, read and unmapped between two looks leaves pages, and no trace in the page tables.

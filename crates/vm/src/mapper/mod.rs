@@ -112,7 +112,8 @@ use write_back::WriteBack;
 pub enum FileAccess {
     /// Read.
     Read,
-    /// Read and write. Stores stay in this process until they are flushed, and are lost if they are not.
+    /// Read and write. Stores stay in this process until they are flushed, and are lost if they are not (unless a program asks for
+    /// [`MapperBuilder::write_back_bytes_per_second`]).
     Write,
     /// Read and write, as an ordinary shared mapping: others see stores at once, the kernel writes them when it likes, and
     /// a store dirties as much of the file as the kernel caches together, up to megabytes.
@@ -161,7 +162,7 @@ impl Default for MapperBuilder {
             unmap: Unmap::default(),
             map_ahead: MapAheadLimits::default(),
             detect_reading: true,
-            write_back_bytes_per_second: 64 << 20,
+            write_back_bytes_per_second: 0,
             resident_budget_bytes: None,
             mappings_limit: None,
         }
@@ -196,8 +197,10 @@ impl MapperBuilder {
         self
     }
 
-    /// At most how many bytes a second of what was stored to private views are written before they are flushed, so that a
-    /// flush has little left to do; 0 for none. By default 64 MiB.
+    /// At most how many bytes a second of what was stored to private views a thread writes to the files before a flush, so that a
+    /// flush has little left to do; 0 for none. By default none: stores stay in this process until they are flushed. With it, others
+    /// see stores before the program has flushed them, a page here and there, and some of what it never flushes stays in the
+    /// file. 64 MiB keep a flush short and take little of a disk.
     pub fn write_back_bytes_per_second(mut self, bytes: u64) -> Self {
         self.write_back_bytes_per_second = bytes;
         self

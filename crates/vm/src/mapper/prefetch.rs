@@ -70,12 +70,16 @@ fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
         return;
     }
     // SAFETY: mapped as long as the span lives; the advice changes no contents.
-    if unsafe { memory::advise_many(&vector, memory::Advice::WillNeed) }.is_ok() {
-        return;
-    }
+    let advised = unsafe { memory::advise_many(&vector, memory::Advice::WillNeed) };
+    // Where the kernel takes no vectors, none; it ends at a range that it does not take, and says how far it came.
+    let mut advised_bytes = advised.unwrap_or(0);
     for range in vector {
-        // SAFETY: as above.
-        let _ = unsafe { memory::advise(range.address, range.len_bytes, memory::Advice::WillNeed) };
+        if advised_bytes < range.len_bytes {
+            // SAFETY: as above.
+            let _ =
+                unsafe { memory::advise(range.address, range.len_bytes, memory::Advice::WillNeed) };
+        }
+        advised_bytes = advised_bytes.saturating_sub(range.len_bytes);
     }
 }
 
@@ -303,7 +307,7 @@ impl FileView {
         let ranges: Vec<_> =
             ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
         let span: Arc<dyn Fetched> = match (&self.stores, &self.mapped) {
-            (Some(stores), _) => stores.fetched(),
+            (Some(stores), _) => stores.file.fetched(),
             (None, Some(mapped)) => mapped.clone(),
             (None, None) => return Ok(None),
         };
@@ -354,5 +358,37 @@ impl FileView {
         }
         let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
         Ok(Prefetch { job: ManuallyDrop::new(job), name, mark })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::populate::tests::Mapping;
+    use super::*;
+    use std::os::fd::AsFd;
+
+    /// As where a failing load was given zeros of its own, on kernels that take no such advice about them.
+    #[test]
+    fn ranges_behind_one_that_is_refused_are_read_as_well() {
+        const PAGES: usize = 4096;
+        let page = SMALL_PAGE_BYTES;
+        let mapping = Mapping::of_pages(PAGES);
+        mapping.file.sync_all().unwrap();
+        memory::drop_cached(mapping.file.as_fd(), 0, (PAGES * page) as u64).unwrap();
+        let hole = 1000 * page..1001 * page;
+        // SAFETY: pages of the mapping that are not looked at; unmapping the whole one later does not mind.
+        unsafe { memory::unmap(mapping.address().cast_mut().wrapping_add(hole.start), page) }
+            .unwrap();
+        let last = 3000 * page..3001 * page;
+        let cached = || {
+            memory::cachestat(mapping.file.as_fd(), last.start as u64, page as u64).unwrap().cached
+        };
+        match memory::cachestat(mapping.file.as_fd(), 0, 1) {
+            Err(error) => return println!("skipped: {error}"),
+            Ok(_) if cached() > 0 => return println!("skipped: the page cache keeps the file"),
+            Ok(_) => {}
+        }
+        will_need(&*mapping, &[0..page, hole, last.clone()]);
+        assert_eq!(cached(), 1);
     }
 }

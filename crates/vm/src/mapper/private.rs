@@ -1,12 +1,12 @@
 //! A view that can be stored to: private until it is flushed.
 //!
 //! Stores go to private copies of pages. [`flush`](PrivateFile::flush) writes exactly those to the file and makes them
-//! durable; how, and what is promised, is told in [`super::flush`]. So other readers see stores after a flush (or earlier, a
-//! page here and there, where write-back is paced: [`super::write_back`]), never half of what a program was about to do.
+//! durable; how, and what is promised, is told in [`super::flush`]. So other readers see stores from a flush on, and none
+//! before. Where a program asks for write-back at a pace ([`super::write_back`]), they see stores earlier, a page here and there.
 //!
 //! | the file is | what happens |
 //! |---|---|
-//! | changed by others | it shows in pages that were not stored to since copies were dropped last |
+//! | changed by others | it shows in pages that were not stored to since the last flush; once the program has a pointer to store through, in those that it has not stored to since. None of it is overwritten but in pages that were stored to and not flushed |
 //! | made longer by others | nothing: the view is as long as before; [`grow`](PrivateFile::grow) takes it in |
 //! | cut short by others | loads and stores behind the end are errors, what was stored there is gone, and a flush says so |
 //!
@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use super::error::Result;
-use super::flush::{Choice, Flushed, KEEP_BYTES, State};
+use super::flush::{Choice, Flushed, State};
 use super::writable::{Place, Sharing, Writable};
 use crate::bytes::bytes_of;
 use crate::{PageRun, Pod, TrackerForm};
@@ -32,20 +32,12 @@ use crate::{PageRun, Pod, TrackerForm};
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
 /// How a private file is tracked and flushed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PrivateOptions {
     /// The form of tracking, or the best.
     pub form: Option<TrackerForm>,
     /// Clean gaps between pages that are written along, or the cheapest.
     pub gap_pages: Option<u64>,
-    /// Copies that are kept after a flush.
-    pub keep_bytes: u64,
-}
-
-impl Default for PrivateOptions {
-    fn default() -> Self {
-        PrivateOptions { form: None, gap_pages: None, keep_bytes: KEEP_BYTES }
-    }
 }
 
 /// A private mapping of a range of a file. See the module's documentation. Shared between threads freely.
@@ -53,7 +45,6 @@ pub(crate) struct PrivateFile {
     // Dropped before the mapping.
     state: Mutex<State>,
     mapping: Writable,
-    keep_bytes: u64,
     /// Held shared by stores, and alone while copies are dropped.
     stores: RwLock<()>,
     /// Whether somebody has a pointer to store through: then nothing keeps stores out.
@@ -78,7 +69,6 @@ impl PrivateFile {
         Ok(PrivateFile {
             state: Mutex::new(state),
             mapping,
-            keep_bytes: options.keep_bytes,
             stores: RwLock::new(()),
             is_exposed: AtomicBool::new(false),
         })
@@ -115,12 +105,14 @@ impl PrivateFile {
         self.write_at(offset_bytes, bytes_of(&value))
     }
 
-    /// The first byte, to store through. From now on copies are kept as long as the view.
+    /// The first byte, to store through. From now on copies are kept as long as the view. Waits for a flush that is under way.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        // Taken so that no copies are being dropped when the pointer is first used.
-        let _storing = self.stores.read().unwrap_or_else(PoisonError::into_inner);
-        // Relaxed: ordered by the lock.
-        self.is_exposed.store(true, Ordering::Relaxed);
+        // Relaxed, here and below: ordered by the lock of the state.
+        if !self.is_exposed.load(Ordering::Relaxed) {
+            // No flush is dropping copies when the pointer is first used. In a child the view is inert.
+            let _between_flushes = self.state();
+            self.is_exposed.store(true, Ordering::Relaxed);
+        }
         self.mapping.as_mut_ptr()
     }
 
@@ -146,17 +138,16 @@ impl PrivateFile {
 
     fn flush_pages(&self, pages: PageRun) -> Result<Flushed> {
         let mut state = self.state()?;
-        let flushed = state.flush(&self.mapping, pages)?;
-        // Relaxed: looked at again under the lock.
-        if state.has_too_many_copies(self.keep_bytes) && !self.is_exposed.load(Ordering::Relaxed) {
+        // Relaxed: it is set under the lock of the state.
+        let keeps_copies = self.is_exposed.load(Ordering::Relaxed);
+        let flushed = state.flush(&self.mapping, pages, keeps_copies);
+        // Also after an error: what is durable is shown by the file.
+        if !keeps_copies {
             let _alone = self.stores.write().unwrap_or_else(PoisonError::into_inner);
-            // Relaxed: ordered by the lock.
-            if !self.is_exposed.load(Ordering::Relaxed) {
-                // SAFETY: all stores take the lock, as long as nobody has a pointer.
-                unsafe { state.drop_copies(&self.mapping, self.keep_bytes) };
-            }
+            // SAFETY: all stores take the lock, as long as the program has no pointer, which it gets from the holder of the state.
+            unsafe { state.drop_copies(&self.mapping) };
         }
-        Ok(flushed)
+        flushed
     }
 
     /// Writes what was stored to, so that others see it, without making it durable.
@@ -189,14 +180,14 @@ impl PrivateFile {
     /// then.
     pub fn grow(&self, len_bytes: u64) -> Result<()> {
         // Before the view has the bytes nobody flushes them.
-        let _state = self.state()?;
+        let mut state = self.state()?;
         let Some(end) = self.mapping.grow(len_bytes)? else { return Ok(()) };
-        self.take_in_tail(end)
+        self.take_in_tail(&mut state, end)
     }
 
     /// A page that the view ended in may have a copy from when the file ended there, too. What others have appended to the file
     /// since then is not in it, and would be overwritten.
-    fn take_in_tail(&self, end: u64) -> Result<()> {
+    fn take_in_tail(&self, state: &mut State, end: u64) -> Result<()> {
         let view = self.mapping.view_in_file();
         let tail = end..end.next_multiple_of(PAGE).min(view.end);
         let mut there = vec![0; (tail.end - tail.start) as usize];
@@ -207,6 +198,7 @@ impl PrivateFile {
         self.mapping.read_into(offset_bytes, &mut here[..len])?;
         if here[..len] != there[..len] {
             self.write_at(offset_bytes, &there[..len])?;
+            state.take_in(&self.mapping, tail.start, &there[..len]);
         }
         Ok(())
     }

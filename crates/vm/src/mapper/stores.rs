@@ -19,6 +19,7 @@ use super::mapped::NotMapped;
 use super::populate::Span;
 use super::prefetch::Fetched;
 use super::private::{PrivateFile, PrivateOptions};
+use super::random::RandomRanges;
 use super::shared::SharedFile;
 use super::view::FileView;
 use super::writable::{Place, Writable};
@@ -29,8 +30,15 @@ use crate::{FaultOwner, TrackerForm, VmError};
 /// Addresses a view can grow into at least: they cost nothing else.
 const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
 
+/// A mapping that can be stored to, and what was advised about it.
+pub(super) struct Stores {
+    // Dropped before the ranges in it, which count its VMAs.
+    pub file: StoredFile,
+    pub random: RandomRanges,
+}
+
 /// What a view stores to.
-pub(super) enum Stores {
+pub(super) enum StoredFile {
     Private(Arc<PrivateFile>),
     Shared(Arc<SharedFile>),
 }
@@ -68,28 +76,32 @@ impl Stores {
         let take = || shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses);
         let extent = shared.with_room(take);
         let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
+        let random = RandomRanges::new(shared.heap.vmas().clone());
         if access == FileAccess::SharedWrite {
-            return Ok(Stores::Shared(Arc::new(SharedFile::new(place, file, path, range)?)));
+            let file = StoredFile::Shared(Arc::new(SharedFile::new(place, file, path, range)?));
+            return Ok(Stores { file, random });
         }
         let options = PrivateOptions::default();
         let private = Arc::new(PrivateFile::new(place, file, path, range, options)?);
         shared.write_back.add(&private)?;
-        Ok(Stores::Private(private))
+        Ok(Stores { file: StoredFile::Private(private), random })
     }
+}
 
+impl StoredFile {
     /// The mapping, to read from.
     pub fn mapping(&self) -> &Writable {
         match self {
-            Stores::Private(file) => file.mapping(),
-            Stores::Shared(file) => file.mapping(),
+            StoredFile::Private(file) => file.mapping(),
+            StoredFile::Shared(file) => file.mapping(),
         }
     }
 
     /// The mapping, to bring ranges of it in.
     pub fn fetched(&self) -> Arc<dyn Fetched> {
         match self {
-            Stores::Private(file) => file.clone(),
-            Stores::Shared(file) => file.clone(),
+            StoredFile::Private(file) => file.clone(),
+            StoredFile::Shared(file) => file.clone(),
         }
     }
 }
@@ -125,8 +137,11 @@ fetch_stores_of!(PrivateFile);
 fetch_stores_of!(SharedFile);
 
 impl FileView {
-    fn stores(&self) -> Result<&Stores> {
-        self.stores.as_ref().ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
+    fn stores(&self) -> Result<&StoredFile> {
+        self.stores
+            .as_ref()
+            .map(|stores| &stores.file)
+            .ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
     }
 
     /// Stores bytes at `offset_bytes` of the view.
@@ -136,8 +151,8 @@ impl FileView {
     /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         match self.stores()? {
-            Stores::Private(file) => file.write_at(offset_bytes, bytes),
-            Stores::Shared(file) => file.write_at(offset_bytes, bytes),
+            StoredFile::Private(file) => file.write_at(offset_bytes, bytes),
+            StoredFile::Shared(file) => file.write_at(offset_bytes, bytes),
         }
     }
 
@@ -147,19 +162,23 @@ impl FileView {
     /// As for [`FileView::write_at`].
     pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
         match self.stores()? {
-            Stores::Private(file) => file.set(offset_bytes, value),
-            Stores::Shared(file) => file.set(offset_bytes, value),
+            StoredFile::Private(file) => file.set(offset_bytes, value),
+            StoredFile::Shared(file) => file.set(offset_bytes, value),
         }
     }
 
     /// The first byte, to store through: as many as the view is long. A store where the file has ended raises SIGBUS.
     ///
+    /// From now on a private view keeps its copies of pages after a flush, since nothing tells it when no thread stores: what others
+    /// write to these pages stays in the file, and the view does not show it. A store of the value that a byte of such a copy
+    /// has already does not count as one. Waits for a flush that is under way.
+    ///
     /// # Errors
     /// [`MapError::ReadOnly`].
     pub fn as_mut_ptr(&self) -> Result<*mut u8> {
         Ok(match self.stores()? {
-            Stores::Private(file) => file.as_mut_ptr(),
-            Stores::Shared(file) => file.as_mut_ptr(),
+            StoredFile::Private(file) => file.as_mut_ptr(),
+            StoredFile::Shared(file) => file.as_mut_ptr(),
         })
     }
 
@@ -180,7 +199,7 @@ impl FileView {
     /// view.set(8, 7_u64)?; //              seen by nobody else
     /// view.grow(2 << 20)?; //              at the same addresses; the file grows with it
     /// view.set((2 << 20) - 8, 9_u64)?;
-    /// assert!(view.flush()?.pages <= 2); // what was stored to and not written in the background yet, and no others
+    /// assert_eq!(view.flush()?.pages, 2); // what was stored to, and no others
     /// assert_eq!(std::fs::read(&path)?[8], 7);
     /// # Ok(())
     /// # }
@@ -188,8 +207,8 @@ impl FileView {
     pub fn flush(&self) -> Result<Flushed> {
         self.shared.check_process()?;
         match self.stores()? {
-            Stores::Private(file) => file.flush(),
-            Stores::Shared(file) => file.flush(),
+            StoredFile::Private(file) => file.flush(),
+            StoredFile::Shared(file) => file.flush(),
         }
     }
 
@@ -200,8 +219,8 @@ impl FileView {
     pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
         self.shared.check_process()?;
         match self.stores()? {
-            Stores::Private(file) => file.flush_range(range),
-            Stores::Shared(file) => file.flush_range(range),
+            StoredFile::Private(file) => file.flush_range(range),
+            StoredFile::Shared(file) => file.flush_range(range),
         }
     }
 
@@ -213,8 +232,8 @@ impl FileView {
     /// [`MapError::ReadOnly`].
     pub fn grow(&self, len_bytes: u64) -> Result<()> {
         match self.stores()? {
-            Stores::Private(file) => file.grow(len_bytes),
-            Stores::Shared(file) => file.grow(len_bytes),
+            StoredFile::Private(file) => file.grow(len_bytes),
+            StoredFile::Shared(file) => file.grow(len_bytes),
         }
     }
 
@@ -224,8 +243,8 @@ impl FileView {
     /// [`MapError::ReadOnly`]; [`MapError::Memory`].
     pub fn dirty_bytes(&self) -> Result<u64> {
         match self.stores()? {
-            Stores::Private(file) => file.dirty_bytes(),
-            Stores::Shared(file) => file.dirty_bytes(),
+            StoredFile::Private(file) => file.dirty_bytes(),
+            StoredFile::Shared(file) => file.dirty_bytes(),
         }
     }
 
@@ -237,8 +256,8 @@ impl FileView {
     pub fn write_out(&self) -> Result<u64> {
         self.shared.check_process()?;
         match self.stores()? {
-            Stores::Private(file) => file.write_out(),
-            Stores::Shared(_) => Ok(0),
+            StoredFile::Private(file) => file.write_out(),
+            StoredFile::Shared(_) => Ok(0),
         }
     }
 
@@ -248,12 +267,12 @@ impl FileView {
     /// [`MapError::ReadOnly`], [`MapError::Forked`].
     pub fn tracking(&self) -> Result<Option<Tracking>> {
         match self.stores()? {
-            Stores::Private(file) => Ok(Some(Tracking {
+            StoredFile::Private(file) => Ok(Some(Tracking {
                 form: file.form()?,
                 folio_bytes: file.folio_bytes()?,
                 private_bytes: file.private_bytes()?,
             })),
-            Stores::Shared(_) => Ok(None),
+            StoredFile::Shared(_) => Ok(None),
         }
     }
 }

@@ -82,7 +82,7 @@ impl FileView {
     /// How many bytes it has.
     pub fn len_bytes(&self) -> u64 {
         match &self.stores {
-            Some(stores) => stores.mapping().len_bytes(),
+            Some(stores) => stores.file.mapping().len_bytes(),
             None => self.range.end - self.range.start,
         }
     }
@@ -101,7 +101,7 @@ impl FileView {
     pub fn file_len_bytes(&self) -> Result<u64> {
         self.shared.check_process()?;
         if let Some(stores) = &self.stores {
-            return stores.mapping().file_len_bytes().map_err(MapError::open(self.path()));
+            return stores.file.mapping().file_len_bytes().map_err(MapError::open(self.path()));
         }
         let file = self.mapped.as_ref().map(|mapped| mapped.file_for_now(self.path()));
         if let Some(Some(kept)) = &file {
@@ -151,7 +151,7 @@ impl FileView {
     pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         let range = self.in_file(&range)?;
         if let Some(stores) = &self.stores {
-            let mapping = stores.mapping();
+            let mapping = stores.file.mapping();
             let len = (range.end - range.start) as usize;
             // SAFETY: mapped as long as `self` is borrowed; a page that is not there is replaced under the guard.
             let bytes = unsafe { Bytes::new(mapping.address_of(range.start), len) };
@@ -176,7 +176,7 @@ impl FileView {
     /// As for [`FileView::read_range`].
     pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
         if let Some(stores) = &self.stores {
-            return stores.mapping().read_into(offset_bytes, target);
+            return stores.file.mapping().read_into(offset_bytes, target);
         }
         let end = offset_bytes.saturating_add(target.len() as u64);
         let range = self.in_file(&(offset_bytes..end))?;
@@ -207,7 +207,7 @@ impl FileView {
     /// The first byte. Dangling if the view is empty.
     pub fn as_ptr(&self) -> *const u8 {
         if let Some(stores) = &self.stores {
-            return stores.mapping().as_mut_ptr();
+            return stores.file.mapping().as_mut_ptr();
         }
         match (&self.mapped, &self.snapshot) {
             (Some(mapped), _) => mapped.address_of(self.range.start),
@@ -252,6 +252,10 @@ impl Drop for FileView {
         if let Some(mapped) = self.mapped.take() {
             self.advised.end(&*mapped, &mapped.random);
             self.shared.parked.release(&mapped);
+        }
+        if let Some(stores) = &self.stores {
+            // A request to map ahead would keep the mapping.
+            self.advised.end(&*stores.file.fetched(), &stores.random);
         }
     }
 }

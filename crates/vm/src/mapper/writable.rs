@@ -11,8 +11,14 @@
 //! As for mappings that are only read ([`crate::guard`]), with one difference: pages next to one that was replaced may
 //! hold stores that are nowhere else. So exactly the pages that were replaced are mapped again, and no hull of them.
 //!
+//! A file that was found too short may be longer a moment later, and another thread may have stored to the page by then. So
+//! a page of a private mapping is *held* before it is replaced: it is write-protected, and looked at once more. Only if it is
+//! still gone do zeros appear; they cannot replace a store, since there is none, and none can come. A store that meets
+//! a held page is made again.
+//!
 //! # Invariants
 //! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is back.
+//! * A page of a private mapping is held, replaced and mapped again by one thread at a time ([`Holds`]).
 //! * `len_bytes` only grows, under `growing`.
 
 use std::fs::File;
@@ -20,7 +26,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::fallible;
@@ -106,10 +113,150 @@ struct Faults {
     replaceable: Replaceable,
     /// One bit for each page of the place.
     replaced: Box<[AtomicU64]>,
+    sharing: Sharing,
+    holds: Holds,
+}
+
+/// Who holds pages of a mapping, or maps the file at some again: one thread at a time.
+#[derive(Default)]
+struct Holds {
+    /// A thread's mark ([`Holds::mark`]), or 0. Taken in a handler, so that it must be known whether the interrupted code
+    /// has it.
+    holder: AtomicUsize,
+    /// How many times pages were held: an odd number while some are.
+    count: AtomicU64,
+}
+
+/// Until it is dropped, the calling thread holds pages, or maps some again.
+struct Held<'a>(&'a Holds);
+
+impl Holds {
+    /// A number that is no other living thread's. Async-signal-safe.
+    fn mark() -> usize {
+        thread_local! {
+            /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
+            static MARK: u8 = const { 0 };
+        }
+        MARK.with(|mark| ptr::from_ref(mark).addr())
+    }
+
+    /// Waits for other threads, which are in the middle of a few system calls; `None` if the calling thread is.
+    /// Async-signal-safe.
+    fn hold(&self) -> Option<Held<'_>> {
+        let mark = Holds::mark();
+        // Acquire pairs with the release in `Held::drop`: pages are as the last holder left them.
+        while let Err(holder) =
+            self.holder.compare_exchange(0, mark, Ordering::Acquire, Ordering::Relaxed)
+        {
+            if holder == mark {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        // Release, here and below: pairs with the acquires in `Faults::serve_store`.
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Some(Held(self))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        self.0.holder.store(0, Ordering::Release);
+    }
+}
+
+impl Faults {
+    fn address_of(&self, page: usize) -> *mut u8 {
+        (self.start + page * SMALL_PAGE_BYTES) as *mut u8
+    }
+
+    fn protect(&self, pages: &Range<usize>, protection: Protection) -> bool {
+        let (start, len_bytes) = (self.address_of(pages.start), pages.len() * SMALL_PAGE_BYTES);
+        // SAFETY: pages of this mapping, held by the caller; a store that is not allowed meanwhile is made again.
+        unsafe { memory::protect(start, len_bytes, protection) }.is_ok()
+    }
+
+    fn has_ended_before(&self, page: usize) -> bool {
+        file_len_bytes(self.file.as_fd())
+            .is_ok_and(|len_bytes| len_bytes <= self.first_byte + page as u64 * PAGE)
+    }
+
+    /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`.
+    fn replace(&self, pages: Range<usize>, address: usize, has_ended: bool) -> Served {
+        for page in pages {
+            // Relaxed: only `Writable::map_again` of this thread's guard, or of one that waits for nothing, looks.
+            self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+        }
+        // SAFETY: guarded addresses of this mapping; the pages are the file's, since a private copy cannot fail, and none
+        // outlives the end of the file or comes while they are held.
+        match unsafe { self.replaceable.replace(address, has_ended) } {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
+
+    /// As [`Faults::replace`], unless the page is there by now.
+    fn replace_if_gone(&self, pages: Range<usize>, address: usize) -> Served {
+        #[cfg(test)]
+        test_support::before_hold();
+        let Some(_held) = self.holds.hold() else { return Served::No };
+        let first = pages.start;
+        if !self.protect(&pages, Protection::Read) {
+            return Served::No;
+        }
+        #[cfg(test)]
+        test_support::held();
+        // SAFETY: a page of this mapping; populating changes no contents.
+        let populated = unsafe {
+            memory::advise(self.address_of(first), SMALL_PAGE_BYTES, Advice::PopulateRead)
+        };
+        if populated.is_ok() {
+            // There: the load is made again.
+            return if self.protect(&pages, Protection::ReadWrite) {
+                Served::Yes
+            } else {
+                Served::No
+            };
+        }
+        let has_ended = pages.len() > 1 && self.has_ended_before(first);
+        if !has_ended && pages.len() > 1 && !self.protect(&pages, Protection::ReadWrite) {
+            return Served::No;
+        }
+        let behind = if has_ended { pages.end } else { first + 1 };
+        if behind < pages.end && !self.protect(&(first..behind), Protection::Read) {
+            return Served::No;
+        }
+        self.replace(first..behind, address, has_ended)
+    }
+
+    /// A store to a page that was held when it was tried is made again. Others are not allowed.
+    fn serve_store(&self, fault: &FaultContext) -> Served {
+        if self.sharing == Sharing::Shared || fault.write != Some(true) {
+            return Served::No;
+        }
+        let page = (fault.address / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES) as *mut u8;
+        // Acquire, here and below, pairs with the release of who held it: it was held before, in between, or it is
+        // writable for other reasons than that.
+        let before = self.holds.count.load(Ordering::Acquire);
+        #[cfg(test)]
+        test_support::met_hold();
+        // SAFETY: a page of this mapping; populating changes no contents.
+        let is_writable =
+            unsafe { memory::advise(page, SMALL_PAGE_BYTES, Advice::PopulateWrite) }.is_ok();
+        let after = self.holds.count.load(Ordering::Acquire);
+        match is_writable || before != after || before % 2 == 1 {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
 }
 
 impl FaultOwner for Faults {
     fn serve(&self, fault: &FaultContext) -> Served {
+        if fault.signal == libc::SIGSEGV {
+            return self.serve_store(fault);
+        }
         if fault.signal != libc::SIGBUS || fault.fallible {
             return Served::No;
         }
@@ -118,20 +265,13 @@ impl FaultOwner for Faults {
         };
         let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
         // Page by page, so that a file that gets longer again can be stored to. Behind its end nothing is left to lose.
-        let has_ended = guarded.has_many_gone
-            && file_len_bytes(self.file.as_fd())
-                .is_ok_and(|len_bytes| len_bytes <= self.first_byte + first as u64 * PAGE);
+        let has_ended = guarded.has_many_gone && self.has_ended_before(first);
         let behind =
             if has_ended { (guarded.end - self.start) / SMALL_PAGE_BYTES } else { first + 1 };
-        for page in first..behind {
-            // Relaxed: only `Writable::map_again` of this thread's guard, or of one that waits for nothing, looks.
-            self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
-        }
-        // SAFETY: guarded addresses of this mapping; the pages are the file's, since a private copy cannot fail, and none
-        // outlives the end of the file.
-        match unsafe { self.replaceable.replace(fault.address, has_ended) } {
-            true => Served::Yes,
-            false => Served::No,
+        match self.sharing {
+            Sharing::Private => self.replace_if_gone(first..behind, fault.address),
+            // What was stored is in the file, whatever is mapped.
+            Sharing::Shared => self.replace(first..behind, fault.address, has_ended),
         }
     }
 }
@@ -195,6 +335,8 @@ impl Writable {
             first_byte,
             replaceable: Replaceable::new(),
             replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            sharing,
+            holds: Holds::default(),
         });
         // SAFETY: it has its own allocation, and is dropped after the place.
         unsafe { place.set_owner(&raw const *faults as *const dyn FaultOwner) }?;
@@ -350,6 +492,8 @@ impl Writable {
     fn map_again(&self, hull: Range<usize>) -> bool {
         let start = self.base() as usize;
         let pages = (hull.start - start) / SMALL_PAGE_BYTES..(hull.end - start) / SMALL_PAGE_BYTES;
+        // None where a signal handler has interrupted this very function in this thread, and comes here itself.
+        let _held = self.faults.holds.hold();
         let mut all = true;
         let mut from = pages.start;
         while from < pages.end {
@@ -480,4 +624,41 @@ fn keep_private(address: *mut u8, len_bytes: usize) -> io::Result<()> {
 /// The same file with its own open file description: no append mode, and write-back errors that no other sync takes.
 fn own_description(file: &File) -> io::Result<File> {
     aquifer_sys::io::reopen(file.as_fd(), libc::O_RDWR).map(File::from)
+}
+
+/// Where tests have other threads come in between.
+#[cfg(test)]
+pub(super) mod test_support {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    thread_local! {
+        static BEFORE_HOLD: Cell<Option<fn()>> = const { Cell::new(None) };
+        static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
+    }
+
+    /// How many stores have met a held page.
+    pub static STORES_HELD_UP: AtomicU64 = AtomicU64::new(0);
+
+    /// Has the calling thread's handler call these before it holds a page, and while it does.
+    pub fn interpose(before_hold: Option<fn()>, held: Option<fn()>) {
+        BEFORE_HOLD.set(before_hold);
+        HELD.set(held);
+    }
+
+    pub fn before_hold() {
+        if let Some(hook) = BEFORE_HOLD.take() {
+            hook();
+        }
+    }
+
+    pub fn held() {
+        if let Some(hook) = HELD.take() {
+            hook();
+        }
+    }
+
+    pub fn met_hold() {
+        STORES_HELD_UP.fetch_add(1, Ordering::SeqCst);
+    }
 }

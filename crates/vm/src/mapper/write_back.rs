@@ -1,5 +1,7 @@
 //! Write-back at a pace, so that no flush has to write for seconds.
 //!
+//! For programs that ask for it: others see stores before they are flushed.
+//!
 //! A thread goes round the private views, and writes what is dirty in them, so many bytes a second together. The kernel begins to
 //! write it to the device at once. A flush then finds little to write, and waits for little.
 //!

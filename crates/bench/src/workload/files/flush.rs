@@ -36,8 +36,9 @@ pub fn flushed_stores(job: &Job, pages: u64, salt: u64) -> Result<Vec<(u64, u8)>
 
 /// Stores and flushes.
 pub fn run(job: &Job, pages: u64, salt: u64) -> Result<Measured> {
-    let file = File::open(&job.source.path)?;
-    chill(&file)?;
+    // Not kept open: a flush joins what it writes only while no other has the file open, as in a program that owns it.
+    let open = || File::open(&job.source.path);
+    chill(&open()?)?;
     warm([job.source.path.as_path()].into_iter())?;
     let stores = flushed_stores(job, pages, salt)?;
     let file_pages = usize::try_from(job.source.pages)?;
@@ -57,11 +58,11 @@ pub fn run(job: &Job, pages: u64, salt: u64) -> Result<Measured> {
         checksum = checksum.wrapping_add(u64::from(value));
     }
     let storing = start.elapsed();
-    let device_before = device_written_bytes(&file)?;
+    let device_before = device_written_bytes(&open()?)?;
     let start = Instant::now();
     let reported = contender.flush()?;
     let flush = start.elapsed();
-    let device_after = device_written_bytes(&file)?;
+    let device_after = device_written_bytes(&open()?)?;
 
     let mut details =
         BTreeMap::from([("with_stores_ms".to_owned(), (storing + flush).as_secs_f64() * 1e3)]);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::file_set::{file_path, warm};
+use crate::file_set::{COLD_BYTES, file_path, warm};
 use crate::harness::{Job, LaneAnswer, Measured, Member, PooledWork, RecordWork, TeamWork, Work};
 use crate::pooled_set::POOL;
 
@@ -60,7 +60,15 @@ fn together(job: &Job, team: TeamWork, part: impl Fn(TeamWork) -> PooledWork) ->
     let mean_ns = members.iter().map(|one| one.mean_ns).sum::<f64>() / members.len() as f64;
     let checksums = members.iter().flat_map(|one| &one.lanes).map(|lane| lane.checksum);
     let checksum = checksums.fold(0, u64::wrapping_add);
-    Ok(Measured { mean_ns, lanes: vec![LaneAnswer { accesses, checksum }], ..Measured::default() })
+    // What was cold is told of the whole team.
+    let cold_bytes: f64 = members.iter().filter_map(|one| one.details.get(COLD_BYTES)).sum();
+    let details = (cold_bytes > 0.0).then(|| (COLD_BYTES.to_owned(), cold_bytes));
+    Ok(Measured {
+        mean_ns,
+        lanes: vec![LaneAnswer { accesses, checksum }],
+        details: details.into_iter().collect(),
+        ..Measured::default()
+    })
 }
 
 /// What one thread measured.

@@ -57,6 +57,10 @@ impl ChangeSlots for Slots {
         }
     }
 
+    fn new_incarnation(&self, _: u64) -> Result<u64, PoolError> {
+        unreachable!("a tree is made of parts")
+    }
+
     fn give_back(&mut self, number: u64) -> Result<(), PoolError> {
         let was_used = self.used.remove(&number).is_some();
         assert!(was_used || self.is_damaged, "slot {number} was given back twice");

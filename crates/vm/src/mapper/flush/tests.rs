@@ -4,7 +4,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aquifer_sys::memory::cachestat;
+use aquifer_sys::lease::SoleOpener;
+use aquifer_sys::memory::{self, cachestat};
 use aquifer_testkit::rng::Rng;
 use std::os::fd::AsFd;
 
@@ -68,27 +69,101 @@ fn flushes_write_exactly_the_pages_stored_to() {
     }
 }
 
-/// Runs a few pages apart are written as one; what is between them stays what others wrote, also where a copy is left.
+/// Runs a few pages apart are written as one while no other has the file open; what is between them stays what others wrote, also
+/// where a copy is left.
 #[test]
 fn gaps_are_written_along_but_not_over_what_others_wrote() {
     for form in forms() {
-        let options = options(form, Some(1));
-        let mut subject = Subject::new(64 * PAGE, 0..64 * PAGE, options);
-        for page in [10, 12, 14] {
-            subject.store(page * PAGE, &[1]);
+        for by_pointer in [false, true] {
+            let what = format!("{form:?}, pointer {by_pointer}");
+            let mut subject = Subject::new(64 * PAGE, 0..64 * PAGE, options(form, Some(1)));
+            if by_pointer {
+                subject.view.as_mut_ptr();
+            }
+            for page in [10, 12, 14] {
+                subject.store(page * PAGE, &[1]);
+            }
+            let can_join = SoleOpener::stay(subject.view.mapping().file()).is_some();
+            if !can_join {
+                println!("no leases on this file system: nothing is written along");
+            }
+            // Where content is remembered, nothing is written along.
+            let joins = form == TrackerForm::Scan && can_join;
+            let flushed = subject.view.flush().unwrap();
+            let written = if joins { 5 } else { 3 };
+            assert_eq!((flushed.pages, flushed.bytes_written), (3, written * PAGE), "{what}");
+            // With a pointer, the view keeps a copy of page 12, which others change.
+            subject.write_to_file(12 * PAGE, &[7; 100]);
+            subject.store(11 * PAGE, &[2]);
+            subject.store(13 * PAGE, &[2]);
+            let flushed = subject.view.flush().unwrap();
+            let written = if joins { 3 } else { 2 };
+            assert_eq!((flushed.pages, flushed.bytes_written), (2, written * PAGE), "{what}");
+            subject.check("page 12 is what others wrote");
+            // Pages written before are written whole, and along with others, if the file still has what was written.
+            [10, 12, 14].iter().for_each(|page| subject.store(page * PAGE + 9, &[3; 5]));
+            subject.store(16 * PAGE, &[3]);
+            let other = open(&subject.path);
+            assert_eq!(subject.view.flush().unwrap().pages, 4, "{what}");
+            subject.check("all is written, though another has the file open");
+            drop(other);
         }
-        let flushed = subject.view.flush().unwrap();
-        // Where content is remembered, nothing is written along.
-        let written = if form == TrackerForm::Scan { 5 } else { 3 };
-        assert_eq!((flushed.pages, flushed.bytes_written), (3, written * PAGE), "{form:?}");
-        // The view keeps a copy of page 12, which others change.
-        subject.write_to_file(12 * PAGE, &[7; 100]);
-        subject.store(11 * PAGE, &[2]);
-        subject.store(13 * PAGE, &[2]);
-        let flushed = subject.view.flush().unwrap();
-        let written = if form == TrackerForm::Scan { 3 } else { 2 };
-        assert_eq!((flushed.pages, flushed.bytes_written), (2, written * PAGE), "{form:?}");
-        subject.check("page 12 is what others wrote");
+    }
+}
+
+/// A process that has the file mapped shared stores to pages between those that are written: the flush must not store older words
+/// over them.
+#[test]
+fn words_that_others_store_between_pages_that_are_written_are_kept() {
+    const PAGES: u64 = 64;
+    for by_pointer in [false, true] {
+        let options = options(TrackerForm::best(), Some(3));
+        let mut subject = Subject::new(PAGES * PAGE, 0..PAGES * PAGE, options);
+        if by_pointer {
+            subject.view.as_mut_ptr();
+        }
+        let file = open(&subject.path);
+        let (len, protection) = ((PAGES * PAGE) as usize, memory::Protection::ReadWrite);
+        let theirs = memory::map_file(len, protection, file.as_fd(), 0).unwrap();
+        drop(file);
+        let address = theirs as usize;
+        let word = |page: u64, index: u64| {
+            let address = address + (page * PAGE + index * 8) as usize;
+            // SAFETY: an aligned word of the mapping, only used as this atomic.
+            unsafe { AtomicU64::from_ptr(address as *mut u64) }
+        };
+        let ends = AtomicBool::new(false);
+        let lost = std::thread::scope(|scope| {
+            let storing = scope.spawn(|| {
+                let mut value = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    value += 1;
+                    for page in (1..PAGES).step_by(2) {
+                        for index in 0..512 {
+                            let before = word(page, index).swap(value, Ordering::Relaxed);
+                            if value > 1 && before != value - 1 {
+                                return Some((page, index));
+                            }
+                        }
+                    }
+                }
+                None
+            });
+            for round in 0..1500_u64 {
+                (0..PAGES).step_by(2).for_each(|page| {
+                    subject.store(page * PAGE, &round.to_le_bytes());
+                });
+                subject.view.flush().unwrap();
+                if storing.is_finished() {
+                    break;
+                }
+            }
+            ends.store(true, Ordering::Relaxed);
+            storing.join().unwrap()
+        });
+        // SAFETY: mapped above, and not used any more.
+        unsafe { memory::unmap(theirs, len) }.unwrap();
+        assert_eq!(lost, None, "page and word that had an older value again");
     }
 }
 
@@ -183,8 +258,7 @@ fn stores_during_flushes_are_not_lost() {
 fn stores_are_not_lost_while_copies_are_dropped() {
     const PAGES: u64 = 300;
     for form in forms() {
-        let options = PrivateOptions { keep_bytes: 0, ..options(form, None) };
-        let subject = Subject::new(PAGES * PAGE, 0..PAGES * PAGE, options);
+        let subject = Subject::new(PAGES * PAGE, 0..PAGES * PAGE, options(form, None));
         let ends = AtomicBool::new(false);
         let mut stored = Vec::new();
         std::thread::scope(|scope| {
@@ -228,33 +302,110 @@ fn stores_are_not_lost_while_copies_are_dropped() {
 }
 
 #[test]
-fn copies_beyond_what_is_kept_are_dropped_until_a_pointer_is_out() {
+fn copies_stay_once_a_pointer_is_out() {
     for form in forms() {
-        let keep_bytes = 10 * PAGE;
-        let options = PrivateOptions { keep_bytes, ..options(form, None) };
-        let mut subject = Subject::new(100 * PAGE, 0..100 * PAGE, options);
+        let mut subject = Subject::new(100 * PAGE, 0..100 * PAGE, options(form, None));
         (0..60).for_each(|page| subject.store(page * PAGE, &[3]));
         subject.view.flush().unwrap();
-        assert_eq!(subject.view.private_bytes().unwrap(), keep_bytes, "{form:?}");
-        // What others write shows again where there is no copy.
-        (0..60).for_each(|page| subject.write_to_file(page * PAGE, &[4]));
-        let mut byte = [0];
-        let mut shows = 0;
-        for page in 0..60 {
-            subject.view.mapping().read_into(page * PAGE, &mut byte).unwrap();
-            shows += u64::from(byte == [4]);
-        }
-        assert_eq!(shows, 50, "{form:?}");
-        assert_eq!(subject.view.flush().unwrap().pages, 0, "{form:?}");
-        // A copy made anew is a store, even if it stores what was written before.
-        (0..60).for_each(|page| subject.store(page * PAGE, &[3]));
-        let flushed = subject.view.flush().unwrap().pages;
-        assert!(flushed >= 50, "{form:?}: {flushed}");
+        assert_eq!(subject.view.private_bytes().unwrap(), 0, "{form:?}");
         subject.view.as_mut_ptr();
         (0..60).for_each(|page| subject.store(page * PAGE, &[5]));
         subject.view.flush().unwrap();
         assert_eq!(subject.view.private_bytes().unwrap(), 60 * PAGE, "{form:?}");
         subject.check("after all");
+    }
+}
+
+/// One stores and flushes, then the other writes, and so on: neither loses bytes, however the first one stores and hands over.
+#[test]
+fn two_writers_that_take_turns_both_keep_their_bytes() {
+    for form in forms() {
+        for by_pointer in [false, true] {
+            for writes_out in [false, true] {
+                let what = format!("{form:?}, pointer {by_pointer}, write_out {writes_out}");
+                let range = 100..20 * PAGE - 7;
+                let mut subject = Subject::new(20 * PAGE, range.clone(), options(form, None));
+                let base = by_pointer.then(|| subject.view.as_mut_ptr());
+                let mut rng = Rng::new(3);
+                for round in 0..60 {
+                    for _ in 0..1 + rng.below(5) {
+                        let most = if rng.chance(0.1) { 9000 } else { 20 };
+                        let at = range.start + rng.below(range.end - range.start - most);
+                        let mut bytes = vec![0; 1 + rng.below(most) as usize];
+                        bytes.fill_with(|| rng.next_u64() as u8);
+                        if round % 2 == 1 {
+                            subject.write_to_file(at, &bytes);
+                            continue;
+                        }
+                        // Through a pointer, what changes nothing is no store.
+                        let offset = at - range.start;
+                        let mut here = vec![0; bytes.len()];
+                        subject.view.mapping().read_into(offset, &mut here).unwrap();
+                        let differ = bytes.iter_mut().zip(&here);
+                        differ.filter(|(new, old)| new == old).for_each(|(new, _)| *new ^= 1);
+                        match base {
+                            None => subject.store(offset, &bytes),
+                            Some(base) => {
+                                subject.file[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+                                for (index, byte) in bytes.iter().enumerate() {
+                                    let address = base.wrapping_add(offset as usize + index);
+                                    // SAFETY: inside the view.
+                                    unsafe { address.write_volatile(*byte) };
+                                }
+                            }
+                        }
+                    }
+                    if round % 2 == 0 && writes_out && rng.chance(0.7) {
+                        subject.view.write_out().unwrap();
+                    } else if round % 2 == 0 {
+                        subject.view.flush().unwrap();
+                    }
+                    subject.check(&format!("{what}, round {round}"));
+                }
+            }
+        }
+    }
+}
+
+/// After a flush the view shows the file, also what others write to pages that were stored to.
+#[test]
+fn what_others_write_shows_after_a_flush() {
+    for form in forms() {
+        let mut subject = Subject::new(100 * PAGE, 0..100 * PAGE, options(form, None));
+        (0..60).for_each(|page| subject.store(page * PAGE, &[3]));
+        subject.view.flush().unwrap();
+        assert_eq!(subject.view.private_bytes().unwrap(), 0, "{form:?}");
+        (0..60).for_each(|page| subject.write_to_file(page * PAGE, &[4]));
+        let mut byte = [0];
+        for page in 0..60 {
+            subject.view.mapping().read_into(page * PAGE, &mut byte).unwrap();
+            assert_eq!(byte, [4], "{form:?}, page {page}");
+        }
+        assert_eq!(subject.view.flush().unwrap().pages, 0, "{form:?}");
+        // A copy made anew is a store, even if it stores what was written before.
+        (0..60).for_each(|page| subject.store(page * PAGE, &[3]));
+        assert_eq!(subject.view.flush().unwrap().pages, 60, "{form:?}");
+        subject.check("after all");
+    }
+}
+
+/// Copies that cannot be dropped, because the program locks its memory, hide the file, but nothing of it is overwritten.
+#[test]
+fn copies_in_locked_memory_stay_and_what_others_write_stays_too() {
+    for form in forms() {
+        let mut subject = Subject::new(8 * PAGE, 0..8 * PAGE, options(form, None));
+        let base = subject.view.mapping().base();
+        // SAFETY: inside the mapping; contents stay.
+        if unsafe { libc::mlock(base.cast(), 8 * PAGE as usize) } != 0 {
+            return println!("skipped: {}", std::io::Error::last_os_error());
+        }
+        for round in 1..5 {
+            subject.store(2 * PAGE + 8 * round, &[round as u8]);
+            subject.view.flush().unwrap();
+            subject.write_to_file(2 * PAGE + 8 * round + 1, &[round as u8]);
+            subject.check(&format!("{form:?}, round {round}"));
+        }
+        assert!(subject.view.private_bytes().unwrap() >= PAGE, "{form:?}");
     }
 }
 
@@ -397,6 +548,8 @@ fn what_the_device_lost_is_written_again() {
     let Some(small) = SmallFileSystem::new(Kind::Ext4OnSparse) else { return };
     for form in forms() {
         for gap_pages in GAPS {
+            // With a pointer, what was written is known; it does not count any more.
+            let by_pointer = gap_pages == Some(0);
             let what = format!("{form:?} {gap_pages:?}");
             // The files stay: blocks given back would be given to the next, and the device has room for those.
             let path = small.root().join(&what);
@@ -410,28 +563,32 @@ fn what_the_device_lost_is_written_again() {
                 place(4 << 20),
                 &file,
                 &path,
-                0..4 << 20,
+                0..(4 << 20) - 100,
                 options(form, gap_pages),
             );
             let view = view.unwrap();
             let ballast = Ballast::fill(&small.device());
             // The file's pages are mapped, here and by others.
-            let mut all = vec![0; 4 << 20];
+            let mut all = vec![0; (4 << 20) - 100];
             view.mapping().read_into(0, &mut all).unwrap();
-            let pages = [3, 200, 201, 900];
+            if by_pointer {
+                view.as_mut_ptr();
+            }
+            // The last one is not written past the page cache: not all of it is the view's.
+            let pages = [3, 200, 201, 900, 1023];
             pages.iter().for_each(|page| view.write_at(page * PAGE, &[6; 30]).unwrap());
             let error = view.flush().unwrap_err();
             assert!(matches!(error, MapError::Flush { .. }), "{what}: {error}");
-            assert_eq!(view.dirty_bytes().unwrap(), 4 * PAGE, "{what}: all of it again");
+            assert_eq!(view.dirty_bytes().unwrap(), 5 * PAGE, "{what}: all of it again");
             drop(ballast);
             // It may be told once more, of a write-back that began in between.
             let flushed = view.flush().or_else(|_| view.flush()).unwrap();
-            assert_eq!(flushed.pages, 4, "{what}");
+            assert_eq!((flushed.pages, flushed.bytes_written), (5, 5 * PAGE - 100), "{what}");
             // This description has not been told of the failure yet.
             let _ = file.sync_all();
             file.sync_all().unwrap();
             aquifer_sys::memory::drop_cached(file.as_fd(), 0, 4 << 20).unwrap();
-            for page in pages {
+            for page in &pages[..4] {
                 let mut bytes = [0; 30];
                 file.read_exact_at(&mut bytes, page * PAGE).unwrap();
                 assert_eq!(bytes, [6; 30], "{what}");
@@ -456,7 +613,8 @@ fn write_back_goes_round_and_keeps_to_its_measure() {
         let mut byte = [0];
         open(&subject.path).read_exact_at(&mut byte, 98 * PAGE).unwrap();
         assert_eq!(byte, [1], "{form:?}");
-        assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(PAGE), "{form:?}");
+        // Of a page written before, what differs.
+        assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(1), "{form:?}");
         assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(0), "{form:?}");
         subject.check("before the flush");
         // There is nothing to write any more, but to make durable.

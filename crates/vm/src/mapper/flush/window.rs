@@ -2,7 +2,7 @@
 //!
 //! Why not out of the view: a page of it may hold zeros for a moment, where a load failed ([`crate::guard`]), or an older
 //! private copy. Here each page is the page cache's own, so a write copies it to where it is already. One that
-//! cannot be had fails the write.
+//! cannot be had fails the write. Only while no other description of the file is open: others' stores in that moment would be lost.
 
 use std::io;
 use std::ops::Range;

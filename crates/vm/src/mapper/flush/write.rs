@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use aquifer_sys::io::{reopen, start_write_back, write_all_at, write_parts_from};
+use aquifer_sys::io::{read_at, reopen, start_write_back, write_all_at, write_parts_from};
+use aquifer_sys::lease::SoleOpener;
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES, drop_cached};
 use aquifer_sys::{accounting, fallible};
 
+use super::base::{Bases, differences};
 use super::content::Contents;
 use super::plan::{self, Choice};
 use super::window::CacheWindow;
@@ -19,35 +21,50 @@ use crate::mapper::writable::Writable;
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Copied at a time where content is remembered.
 const BUFFER_PAGES: u64 = 64;
+/// Parts of a page that differ from what was written last: more than so many are written at once, if the file has not changed.
+const FEW_PARTS: usize = 2;
 /// Pages whose folio is asked for, and how many runs there must be for the question to be worth 0.3 ms.
 const FOLIO_SAMPLES: usize = 3;
 const FOLIO_RUNS: usize = 64;
 
-/// A pass, and what it has done.
-pub(super) struct Pass<'a> {
-    mapping: &'a Writable,
-    /// Where the content of what is written is remembered, if it is.
-    contents: Option<&'a mut Contents>,
-    /// Room for a chunk; made when it is needed first.
-    buffer: PageBuffer,
-    /// Pages that were written, in no order.
-    pub done: Vec<PageRun>,
+/// What a pass has done.
+#[derive(Default)]
+pub(super) struct Written {
+    /// In no order.
+    pub pages: Vec<PageRun>,
     /// With the gaps between them.
-    pub bytes_written: u64,
+    pub bytes: u64,
     /// The first bytes that could not be written.
     pub failed: Option<(Range<u64>, FlushCause)>,
 }
 
+/// A pass.
+pub(super) struct Pass<'a> {
+    mapping: &'a Writable,
+    /// Where the content of what is written is remembered, if it is.
+    contents: Option<&'a mut Contents>,
+    /// What the copies held that were written before and not dropped.
+    bases: &'a mut Bases,
+    /// Whether the copies of what is written stay, so that they get a base.
+    keeps_copies: bool,
+    /// Room for a chunk; made when it is needed first.
+    buffer: PageBuffer,
+    written: Written,
+}
+
 impl<'a> Pass<'a> {
-    pub fn new(mapping: &'a Writable, contents: Option<&'a mut Contents>) -> Pass<'a> {
-        Pass {
-            mapping,
-            contents,
-            buffer: PageBuffer::new(),
-            done: Vec::new(),
-            bytes_written: 0,
-            failed: None,
-        }
+    pub fn new(
+        mapping: &'a Writable,
+        contents: Option<&'a mut Contents>,
+        bases: &'a mut Bases,
+        keeps_copies: bool,
+    ) -> Pass<'a> {
+        let (buffer, written) = (PageBuffer::new(), Written::default());
+        Pass { mapping, contents, bases, keeps_copies, buffer, written }
+    }
+
+    pub fn into_written(self) -> Written {
+        self.written
     }
 
     /// Writes normalised runs, and starts their I/O. What fails does not keep the rest from being written.
@@ -58,7 +75,7 @@ impl<'a> Pass<'a> {
             && dirty.len() >= FOLIO_RUNS
         {
             choice.folio_bytes = self.sample_folios(dirty);
-            let mut written = self.done.clone();
+            let mut written = self.written.pages.clone();
             runs::normalise(&mut written);
             rest = runs::subtract(dirty, &written);
         }
@@ -67,16 +84,18 @@ impl<'a> Pass<'a> {
         for piece in plan::pieces(&rest, self.mapping.first_byte()) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let hull = PageRun::new(first.first.0..last.end().0);
-            let mut window = None;
-            for joined in plan::join(&piece, gap_pages) {
-                if joined.len() > 1 {
-                    window = window.or_else(|| Some(self.window(hull)));
-                }
-                match &window {
-                    Some(Some(window)) if joined.len() > 1 => self.put_joined(joined, window),
-                    _ => joined.iter().for_each(|&run| self.put(run)),
-                }
+            let has_gaps = plan::join(&piece, gap_pages).any(|joined| joined.len() > 1);
+            // For one piece at a time: a process that opens the file meanwhile waits for no more than that.
+            let alone = has_gaps.then(|| SoleOpener::stay(self.mapping.file())).flatten();
+            let window = alone.as_ref().and_then(|_| self.window(hull));
+            match &window {
+                Some(window) => plan::join(&piece, gap_pages).for_each(|joined| match joined {
+                    [run] => self.put(*run),
+                    _ => self.put_joined(joined, window),
+                }),
+                None => piece.iter().for_each(|&run| self.put(run)),
             }
+            drop(alone);
             self.start(self.bytes_of(hull));
         }
     }
@@ -100,7 +119,7 @@ impl<'a> Pass<'a> {
                 let chunk = PageRun::new(from..run.end().0.min(from + BUFFER_PAGES));
                 let direct = direct.as_ref().map(AsFd::as_fd);
                 match direct.map(|direct| self.put_directly(direct, chunk)) {
-                    Some(true) => self.done.push(chunk),
+                    Some(true) => self.written.pages.push(chunk),
                     // What it cannot do, or is not a whole page: clean pages are thrown out, if nobody has mapped them.
                     _ => {
                         let bytes = self.bytes_of(chunk);
@@ -120,15 +139,15 @@ impl<'a> Pass<'a> {
         if !is_there || bytes.end - bytes.start != chunk.count * PAGE {
             return false;
         }
-        if self.copy(chunk, &bytes).is_err() {
+        if self.copy(chunk, &bytes, 0).is_err() {
             return false;
         }
         let content = &self.buffer.bytes()[..(chunk.count * PAGE) as usize];
         if write_all_at(direct, content, bytes.start).is_err() {
             return false;
         }
-        self.bytes_written += chunk.count * PAGE;
-        self.remember(chunk);
+        self.written.bytes += chunk.count * PAGE;
+        self.remember(chunk, 0);
         true
     }
 
@@ -148,26 +167,75 @@ impl<'a> Pass<'a> {
     }
 
     fn note_failure(&mut self, bytes: Range<u64>, cause: FlushCause) {
-        self.failed.get_or_insert((bytes, cause));
+        self.written.failed.get_or_insert((bytes, cause));
     }
 
     /// Writes runs with what is between them, in one call.
     fn put_joined(&mut self, joined: &[PageRun], window: &CacheWindow) {
-        let mut parts = Vec::with_capacity(2 * joined.len());
-        let mut bytes: Option<Range<u64>> = None;
-        for &run in joined {
-            let run = self.bytes_of(run);
-            if let Some(before) = &bytes {
-                parts.push(window.part(before.end..run.start));
-            }
-            parts.push(self.part(&run));
-            bytes = Some(bytes.map_or(run.start, |before| before.start)..run.end);
-        }
-        match bytes.map(|bytes| self.put_parts(&mut parts, &bytes)) {
-            Some(Ok(())) => self.done.extend_from_slice(joined),
+        match self.try_put_joined(joined, window) {
+            Ok(()) => self.written.pages.extend_from_slice(joined),
             // One by one, to see which it is.
-            _ => joined.iter().for_each(|&run| self.put(run)),
+            Err(_) => joined.iter().for_each(|&run| self.put(run)),
         }
+    }
+
+    fn try_put_joined(
+        &mut self,
+        joined: &[PageRun],
+        window: &CacheWindow,
+    ) -> Result<(), FlushCause> {
+        let is_copied = self.keeps_copies || joined.iter().any(|&run| self.bases.has_any(run));
+        if is_copied {
+            // Here, because parts of it are told to the kernel while it grows no more.
+            self.buffer.lengthen(joined.iter().map(|run| run.count * PAGE).sum::<u64>() as usize);
+        }
+        let mut parts = Vec::with_capacity(2 * joined.len());
+        let mut all: Option<Range<u64>> = None;
+        let mut at = 0;
+        for &run in joined {
+            let bytes = self.bytes_of(run);
+            if let Some(before) = &all {
+                parts.push(window.part(before.end..bytes.start));
+            }
+            let mut part = self.part(&bytes);
+            if is_copied {
+                self.copy(run, &bytes, at)?;
+                if !self.is_as_written(run, window) {
+                    return Err(FlushCause::Io(libc::ESTALE));
+                }
+                let lead = bytes.start - (self.mapping.first_byte() + run.first.0 * PAGE);
+                part.address = self.buffer.bytes()[at + lead as usize..].as_mut_ptr();
+                at += (run.count * PAGE) as usize;
+            }
+            parts.push(part);
+            all = Some(all.map_or(bytes.start, |before| before.start)..bytes.end);
+        }
+        let Some(all) = all else { return Ok(()) };
+        self.put_parts(&mut parts, &all)?;
+        if is_copied {
+            let mut at = 0;
+            for &run in joined {
+                self.remember(run, at);
+                at += (run.count * PAGE) as usize;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the file has what was written last of those pages of a run that have been written before.
+    fn is_as_written(&self, run: PageRun, window: &CacheWindow) -> bool {
+        run.pages().all(|page| {
+            let Some(base) = self.bases.get(page) else { return true };
+            let start = self.mapping.first_byte() + page.0 * PAGE;
+            let inside = self.bytes_of(PageRun { first: page, count: 1 });
+            let (from, to) = ((inside.start - start) as usize, (inside.end - start) as usize);
+            let mut there = [0; SMALL_PAGE_BYTES];
+            let source = window.part(inside).address;
+            // SAFETY: inside the window, and a buffer of one page.
+            let copied =
+                unsafe { fallible::try_copy(source, there[from..to].as_mut_ptr(), to - from) };
+            copied && there[from..to] == base[from..to]
+        })
     }
 
     /// Writes a run, the part of it that the file has.
@@ -181,17 +249,18 @@ impl<'a> Pass<'a> {
         if gone.count > 0 {
             self.note_failure(self.bytes_of(gone), FlushCause::Truncated);
         }
-        let chunk_pages = if self.contents.is_some() { BUFFER_PAGES } else { u64::MAX };
+        let is_copied = self.keeps_copies || self.contents.is_some() || self.bases.has_any(there);
+        let chunk_pages = if is_copied { BUFFER_PAGES } else { u64::MAX };
         let mut from = there.first.0;
         while from < there.end().0 {
             let chunk = PageRun::new(from..there.end().0.min(from.saturating_add(chunk_pages)));
             let bytes = self.bytes_of(chunk);
-            let put = match self.contents {
-                Some(_) => self.put_remembered(chunk, bytes.clone()),
-                None => self.put_parts(&mut [self.part(&bytes)], &bytes),
+            let put = match is_copied {
+                true => self.put_copied(chunk, &bytes),
+                false => self.put_parts(&mut [self.part(&bytes)], &bytes),
             };
             match put {
-                Ok(()) => self.done.push(chunk),
+                Ok(()) => self.written.pages.push(chunk),
                 Err(cause) => self.note_failure(bytes, cause),
             }
             from = chunk.end().0;
@@ -217,29 +286,51 @@ impl<'a> Pass<'a> {
         // SAFETY: inside the mapping, or a window that outlives the call.
         let written = unsafe { write_parts_from(self.mapping.file(), parts, bytes.start) };
         written.map_err(|error| self.why(&error, bytes))?;
-        self.bytes_written += bytes.end - bytes.start;
+        self.written.bytes += bytes.end - bytes.start;
         Ok(())
     }
 
     /// Writes a chunk out of a copy, and remembers it.
-    fn put_remembered(&mut self, chunk: PageRun, bytes: Range<u64>) -> Result<(), FlushCause> {
-        self.copy(chunk, &bytes)?;
-        let lead = (bytes.start - (self.mapping.first_byte() + chunk.first.0 * PAGE)) as usize;
-        let len_bytes = bytes.end - bytes.start;
-        let content = &self.buffer.bytes()[lead..lead + len_bytes as usize];
-        let written = write_all_at(self.mapping.file(), content, bytes.start);
-        written.map_err(|error| self.why(&error, &bytes))?;
-        self.bytes_written += len_bytes;
-        self.remember(chunk);
+    fn put_copied(&mut self, chunk: PageRun, bytes: &Range<u64>) -> Result<(), FlushCause> {
+        self.copy(chunk, bytes, 0)?;
+        let first_byte = self.mapping.first_byte() + chunk.first.0 * PAGE;
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        for (index, page) in chunk.pages().enumerate() {
+            let content = &self.buffer.bytes()[index * SMALL_PAGE_BYTES..][..SMALL_PAGE_BYTES];
+            let start = first_byte + index as u64 * PAGE;
+            let inside = start.max(bytes.start)..(start + PAGE).min(bytes.end);
+            let stored = match self.bases.get(page) {
+                Some(base) => stored_to(self.mapping, base, content, start, inside),
+                None => vec![inside],
+            };
+            for part in stored {
+                match parts.last_mut() {
+                    Some(last) if last.end == part.start => last.end = part.end,
+                    _ => parts.push(part),
+                }
+            }
+        }
+        // As in `put_parts`.
+        if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
+            return Err(FlushCause::Truncated);
+        }
+        for part in parts {
+            let (from, to) = (part.start - first_byte, part.end - first_byte);
+            let content = &self.buffer.bytes()[from as usize..to as usize];
+            let put = write_all_at(self.mapping.file(), content, part.start);
+            put.map_err(|error| self.why(&error, bytes))?;
+            self.written.bytes += to - from;
+        }
+        self.remember(chunk, 0);
         Ok(())
     }
 
-    /// Copies the pages of a chunk, which has `bytes` of the file.
-    fn copy(&mut self, chunk: PageRun, bytes: &Range<u64>) -> Result<(), FlushCause> {
+    /// Copies the pages of a chunk, which has `bytes` of the file, to an offset of the buffer.
+    fn copy(&mut self, chunk: PageRun, bytes: &Range<u64>, at: usize) -> Result<(), FlushCause> {
         let source = self.mapping.base().wrapping_add((chunk.first.0 * PAGE) as usize);
         let len = (chunk.count * PAGE) as usize;
-        self.buffer.lengthen((BUFFER_PAGES * PAGE) as usize);
-        let target = self.buffer.bytes()[..len].as_mut_ptr();
+        self.buffer.lengthen(at + len);
+        let target = self.buffer.bytes()[at..at + len].as_mut_ptr();
         // SAFETY: pages of the mapping, and a buffer that has room for a chunk.
         match unsafe { fallible::try_copy(source, target, len) } {
             true => Ok(()),
@@ -247,12 +338,15 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn remember(&mut self, chunk: PageRun) {
-        if let Some(contents) = &mut self.contents {
-            for (page, content) in
-                chunk.pages().zip(self.buffer.bytes().chunks_exact(SMALL_PAGE_BYTES))
-            {
+    /// Remembers what was written of a chunk: it is in the buffer at an offset.
+    fn remember(&mut self, chunk: PageRun, at: usize) {
+        let contents = self.buffer.bytes()[at..].chunks_exact(SMALL_PAGE_BYTES);
+        for (page, content) in chunk.pages().zip(contents) {
+            if let Some(contents) = &mut self.contents {
                 contents.note(page, content);
+            }
+            if self.keeps_copies || self.bases.get(page).is_some() {
+                self.bases.set(page, content);
             }
         }
     }
@@ -290,6 +384,30 @@ impl<'a> Pass<'a> {
         sizes.sort_unstable();
         sizes.get(sizes.len() / 2).copied()
     }
+}
+
+/// The bytes of the file `inside` a page that were stored to since its copy was written with the content `base`; the page begins
+/// at `start`.
+fn stored_to(
+    mapping: &Writable,
+    base: &[u8],
+    now: &[u8],
+    start: u64,
+    inside: Range<u64>,
+) -> Vec<Range<u64>> {
+    let (from, to) = ((inside.start - start) as usize, (inside.end - start) as usize);
+    let parts = differences(&base[from..to], &now[from..to]);
+    if parts.len() > FEW_PARTS {
+        let mut there = [0; SMALL_PAGE_BYTES];
+        let read = read_at(mapping.file(), &mut there[from..to], inside.start);
+        if read.is_ok_and(|len| len == to - from) && there[from..to] == base[from..to] {
+            return vec![inside];
+        }
+    }
+    parts
+        .into_iter()
+        .map(|part| inside.start + part.start as u64..inside.start + part.end as u64)
+        .collect()
 }
 
 /// The pages of a run whose bytes lie before the end of the file, and the others.

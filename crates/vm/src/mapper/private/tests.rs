@@ -1,11 +1,14 @@
 //! Growing, faults, forks; flushes have their own tests.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::mapper::error::{FaultCause, MapError};
 use crate::mapper::flush::test_support::*;
+use crate::mapper::writable::test_support::{STORES_HELD_UP, interpose};
 
 fn load(subject: &Subject, offset_bytes: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -130,6 +133,77 @@ fn an_empty_file_is_mapped_to_grow() {
         subject.view.flush().unwrap();
         subject.check("grown from nothing");
     }
+}
+
+/// What the hooks of one test work on: they are functions, and run in the fault handler.
+struct Interposed {
+    path: Mutex<PathBuf>,
+    address: AtomicUsize,
+}
+
+impl Interposed {
+    const fn new() -> Interposed {
+        Interposed { path: Mutex::new(PathBuf::new()), address: AtomicUsize::new(0) }
+    }
+
+    fn prepare(&self, subject: &Subject, page: u64) {
+        *self.path.lock().unwrap() = subject.path.clone();
+        let address = subject.view.as_mut_ptr().wrapping_add((page * PAGE) as usize);
+        self.address.store(address as usize, Ordering::SeqCst);
+        open(&subject.path).set_len(PAGE).unwrap();
+    }
+
+    /// The file is long again, and a thread stores to the page.
+    fn lengthen_and_store(&self) {
+        open(&self.path.lock().unwrap()).set_len(8 * PAGE).unwrap();
+        // SAFETY: inside the mapping, which the test keeps.
+        unsafe { (self.address.load(Ordering::SeqCst) as *mut u8).write_volatile(7) };
+    }
+}
+
+/// The store is nowhere but in the page that the load found missing a moment before.
+#[test]
+fn a_store_to_a_page_that_is_about_to_be_replaced_is_kept() {
+    static INTERPOSED: Interposed = Interposed::new();
+    let mut subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
+    INTERPOSED.prepare(&subject, 3);
+    subject.file.fill(0);
+    interpose(Some(|| INTERPOSED.lengthen_and_store()), None);
+    let seen = subject.view.mapping().guarded(&(3 * PAGE..4 * PAGE), || {
+        // SAFETY: inside the mapping.
+        unsafe { (INTERPOSED.address.load(Ordering::SeqCst) as *const u8).read_volatile() }
+    });
+    assert_eq!(load(&subject, 3 * PAGE, 1), [7]);
+    assert_eq!(seen.unwrap(), 7, "the load found it, too");
+    subject.view.flush().unwrap();
+    assert_eq!(std::fs::read(&subject.path).unwrap()[3 * PAGE as usize], 7);
+}
+
+#[test]
+fn a_store_that_meets_a_page_that_is_looked_at_once_more_is_made_again() {
+    static INTERPOSED: Interposed = Interposed::new();
+    static STORING: Mutex<Option<std::thread::JoinHandle<()>>> = Mutex::new(None);
+    let subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
+    INTERPOSED.prepare(&subject, 3);
+    let held = || {
+        let before = STORES_HELD_UP.load(Ordering::SeqCst);
+        let storing = std::thread::spawn(|| INTERPOSED.lengthen_and_store());
+        while STORES_HELD_UP.load(Ordering::SeqCst) == before && !storing.is_finished() {
+            std::thread::yield_now();
+        }
+        assert!(!storing.is_finished(), "the store was made while the page was held");
+        *STORING.lock().unwrap() = Some(storing);
+    };
+    interpose(None, Some(held));
+    let seen = subject.view.mapping().guarded(&(3 * PAGE..4 * PAGE), || {
+        // SAFETY: inside the mapping.
+        unsafe { (INTERPOSED.address.load(Ordering::SeqCst) as *const u8).read_volatile() }
+    });
+    seen.unwrap();
+    STORING.lock().unwrap().take().expect("the page was held").join().unwrap();
+    assert_eq!(load(&subject, 3 * PAGE, 1), [7]);
+    subject.view.flush().unwrap();
+    assert_eq!(std::fs::read(&subject.path).unwrap()[3 * PAGE as usize], 7);
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! What is there after all that write have closed the pool, and the machine was restarted properly: everything, whoever still reads.
+
+mod scratch;
+
+use std::path::Path;
+
+use aquifer_fs::Files;
+use aquifer_pool::media::PersistenceDomain;
+use aquifer_pool::{CreateOptions, OpenOptions};
+use aquifer_testkit::child;
+use scratch::{Scratch, read_all};
+
+/// The roles of children. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[("writes", writes)]);
+}
+
+/// On a disk, in the machine's `boot`th life.
+fn options(boot: u64, read_only: bool) -> OpenOptions {
+    OpenOptions {
+        read_only,
+        boot: Some(boot),
+        domain: Some(PersistenceDomain::PageCache),
+        background: false,
+        ..OpenOptions::default()
+    }
+}
+
+fn write(files: &Files, path: &str) {
+    files.create_file(path).unwrap().write_at(path.as_bytes(), 0).unwrap();
+}
+
+fn writes() {
+    let path = std::env::var("POOL").expect("the pool");
+    let files = Files::open(path, &options(1, false)).unwrap();
+    write(&files, "/in another process");
+}
+
+/// What a proper shutdown leaves on the disk: all that was written to the file. Not what the processes shared.
+fn assert_survives_a_restart(path: &Path, expected: &[&str]) {
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let copy = directory.path().join("pool");
+    std::fs::copy(path, &copy).unwrap();
+    let files = Files::open(&copy, &options(2, false)).unwrap();
+    for name in expected {
+        assert_eq!(read_all(&files, name).unwrap(), name.as_bytes(), "{name}");
+    }
+}
+
+#[test]
+fn a_reader_that_stays_does_not_keep_the_last_writer_from_leaving_everything() {
+    let scratch = Scratch::with_pool(1 << 20, &CreateOptions::default());
+    let first = Files::open(&scratch.path, &options(1, false)).unwrap();
+    let reader = Files::open(&scratch.path, &options(1, true)).unwrap();
+    let second = Files::open(&scratch.path, &options(1, false)).unwrap();
+    write(&first, "/first");
+    write(&second, "/second");
+    drop(first);
+    write(&second, "/later");
+    drop(second);
+    assert_survives_a_restart(&scratch.path, &["/first", "/second", "/later"]);
+    // It goes on, and sees those that come.
+    assert_eq!(read_all(&reader, "/later").unwrap(), b"/later");
+    let third = Files::open(&scratch.path, &options(1, false)).unwrap();
+    write(&third, "/third");
+    assert_eq!(read_all(&reader, "/third").unwrap(), b"/third");
+    drop(third);
+    assert_survives_a_restart(&scratch.path, &["/later", "/third"]);
+    drop(reader);
+    assert_survives_a_restart(&scratch.path, &["/later", "/third"]);
+}
+
+#[test]
+fn the_last_writer_may_be_another_process() {
+    let scratch = Scratch::with_pool(1 << 20, &CreateOptions::default());
+    let first = Files::open(&scratch.path, &options(1, false)).unwrap();
+    let reader = Files::open(&scratch.path, &options(1, true)).unwrap();
+    write(&first, "/here");
+    drop(first);
+    let status = child::command("writes").env("POOL", &scratch.path).status().unwrap();
+    assert!(status.success(), "{status}");
+    assert_survives_a_restart(&scratch.path, &["/here", "/in another process"]);
+    drop(reader);
+}

@@ -1,0 +1,124 @@
+//! Media of an open pool, given a second time: locks belong to open files and do not keep such openers apart, so they are refused by name.
+
+mod support;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use aquifer_pool::check::{self, CheckOptions};
+use aquifer_pool::media::{self, Media};
+use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
+use support::*;
+
+const POOL_BYTES: usize = 512 << 10;
+
+fn is_refused<T>(outcome: Result<T, PoolError>) {
+    match outcome {
+        Err(PoolError::MediaInUse { .. }) => {}
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("it was not refused"),
+    }
+}
+
+/// Tries all that needs the media for itself.
+fn assert_all_are_refused(media: &Arc<dyn Media>) {
+    let read_only = OpenOptions { read_only: true, ..alone() };
+    for options in [shared(), alone(), reading(), read_only] {
+        is_refused(Pool::open_on(media.clone(), &options));
+    }
+    is_refused(Pool::grow_on(media.clone(), POOL_BYTES as u64 * 2, &mut |_, _| ()));
+    is_refused(check::repair_on(media.clone(), &CheckOptions::default()));
+    is_refused(Pool::create_on(media.clone(), &small(), &alone()));
+    is_refused(small().format(media));
+}
+
+#[test]
+fn media_of_an_open_pool_are_refused() {
+    for options in [shared(), alone(), reading()] {
+        let media: Arc<dyn Media> = FileMedia::of(&sample::crashed_image(POOL_BYTES));
+        if options.read_only {
+            // Recovered before, so that a reader can show all.
+            drop(Pool::open_on(media.clone(), &alone()).unwrap());
+        }
+        let pool = Pool::open_on(media.clone(), &options).unwrap();
+        let mut superblocks = [0; 8192];
+        media.read_at(0, &mut superblocks).unwrap();
+        assert_all_are_refused(&media);
+        let mut now = [0; 8192];
+        media.read_at(0, &mut now).unwrap();
+        assert!(now == superblocks, "nothing was changed under the open pool");
+        if !options.read_only {
+            sample::commit(&pool, &[("alpha", 0)], 99).unwrap();
+            assert!(check::check_on(&*media, &CheckOptions::default()).is_in_use);
+        }
+        drop(pool);
+        // The one after the other they are fine.
+        drop(Pool::open_on(media.clone(), &shared()).unwrap());
+        Pool::grow_on(media.clone(), POOL_BYTES as u64 * 2, &mut |_, _| ()).unwrap();
+        check::repair_on(media.clone(), &CheckOptions::default()).unwrap();
+        assert!(!check::check_on(&*media, &CheckOptions::default()).is_in_use);
+        let create = CreateOptions { media_is_used: true, ..small() };
+        drop(Pool::create_on(media, &create, &alone()).unwrap());
+    }
+}
+
+/// A refusal gives back no lock of the pool that is open.
+#[test]
+fn a_refused_opening_leaves_the_locks_of_the_first() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let media: Arc<dyn Media> = FileMedia::open(&path);
+    let first = Pool::open_on(media.clone(), &alone()).unwrap();
+    assert_all_are_refused(&media);
+    let quick = OpenOptions { stall_timeout: std::time::Duration::ZERO, ..shared() };
+    let elsewhere = Pool::open_on(FileMedia::open(&path), &quick);
+    assert!(matches!(elsewhere, Err(PoolError::Busy { .. })), "{elsewhere:?}");
+    drop(first);
+    Pool::open_on(FileMedia::open(&path), &quick).unwrap();
+}
+
+/// Duplicates of one descriptor are one open file; what was opened twice is two.
+#[test]
+fn other_media_of_the_same_open_file_are_refused() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let open = || File::options().read(true).write(true).open(&path).unwrap();
+    let media_of = |file: &File| -> Arc<dyn Media> {
+        let options = media::OpenOptions::new().writable(true);
+        options.open_file(file.try_clone().unwrap(), &path).unwrap()
+    };
+    let (file, other) = (open(), open());
+    let pool = Pool::open_on(media_of(&file), &shared()).unwrap();
+    assert_all_are_refused(&media_of(&file));
+    let joined = Pool::open_on(media_of(&other), &shared()).unwrap();
+    is_refused(Pool::open_on(media_of(&other), &shared()));
+    sample::assert_complete(&joined);
+    drop(pool);
+    let again = Pool::open_on(media_of(&file), &shared()).unwrap();
+    sample::assert_complete(&again);
+}
+
+/// Two threads at once: one of them has it.
+#[test]
+fn of_two_openings_at_once_one_is_refused() {
+    let media: Arc<dyn Media> = FileMedia::of(&sample::crashed_image(POOL_BYTES));
+    for _ in 0..20 {
+        let both = std::sync::Barrier::new(2);
+        let open = || {
+            both.wait();
+            let opened = Pool::open_on(media.clone(), &shared());
+            both.wait();
+            opened
+        };
+        let (one, other) = std::thread::scope(|scope| {
+            let one = scope.spawn(open);
+            let other = scope.spawn(open);
+            (one.join().unwrap(), other.join().unwrap())
+        });
+        let (pool, refused) = if one.is_ok() { (one, other) } else { (other, one) };
+        sample::assert_complete(&pool.unwrap());
+        is_refused(refused);
+    }
+}

@@ -1,0 +1,130 @@
+//! Whether an open file is the only one of its inode, and keeping it so for a moment.
+//!
+//! A write lease (`F_SETLEASE`) is given to a file description only while no other one of the inode is open, in any process; mappings
+//! keep theirs open. From then on a thread that opens the file waits until the lease is given back. So as long as a [`SoleOpener`]
+//! exists, no other description of the file is open, and no mapping of one exists.
+//!
+//! A process that opens the file without waiting (`O_NONBLOCK`) gets `EWOULDBLOCK` meanwhile; so leases are held for parts of a
+//! millisecond. The kernel tells the holder by a signal that a thread waits: here `SIGURG`, which does nothing unless a program
+//! has a handler for it. A thread that holds a lease must not open the file itself, nor wait for a thread that does.
+//!
+//! Only on file systems that are known to count all that have a file open. On overlayfs a mapping keeps another file open than the
+//! one that was opened.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::file_system;
+
+/// The `libc` crate has it for some systems only.
+const F_SETSIG: i32 = 10;
+
+/// Ext4, and ext2 and ext3, which have the same number; XFS.
+const COUNTING: [u64; 2] = [libc::EXT4_SUPER_MAGIC as u64, libc::XFS_SUPER_MAGIC as u64];
+
+/// As long as this exists, no other description of the file is open.
+#[derive(Debug)]
+pub struct SoleOpener<'a> {
+    file: BorrowedFd<'a>,
+}
+
+impl SoleOpener<'_> {
+    /// `None` if others have it open, if it is another user's, or if nothing can be said. The signal that its descriptor sends is
+    /// changed for good.
+    pub fn stay(file: BorrowedFd<'_>) -> Option<SoleOpener<'_>> {
+        let magic = file_system::magic(file).ok()?;
+        if !COUNTING.contains(&magic) {
+            return None;
+        }
+        control(file, F_SETSIG, libc::SIGURG).ok()?;
+        control(file, libc::F_SETLEASE, libc::F_WRLCK).ok()?;
+        Some(SoleOpener { file })
+    }
+}
+
+impl Drop for SoleOpener<'_> {
+    fn drop(&mut self) {
+        // It fails where the kernel has taken the lease back already, which it does when another thread has waited for 45 s.
+        let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK);
+    }
+}
+
+fn control(file: BorrowedFd<'_>, command: i32, argument: i32) -> io::Result<()> {
+    // SAFETY: commands that take an integer.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn open(path: &Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    /// `None`, and says so, where there are no leases.
+    fn scene() -> Option<(tempfile::NamedTempFile, File)> {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let path = named.into_temp_path();
+        let file = open(&path);
+        if SoleOpener::stay(file.as_fd()).is_none() {
+            println!("skipped: no leases on the file system of {}", path.display());
+            return None;
+        }
+        Some((tempfile::NamedTempFile::from_parts(file.try_clone().unwrap(), path), file))
+    }
+
+    #[test]
+    fn another_open_file_or_mapping_is_noticed() {
+        let Some((named, file)) = scene() else { return };
+        for writes in [false, true] {
+            let other = File::options().read(true).write(writes).open(named.path()).unwrap();
+            assert!(SoleOpener::stay(file.as_fd()).is_none());
+            drop(other);
+            assert!(SoleOpener::stay(file.as_fd()).is_some());
+        }
+        let other = open(named.path());
+        other.set_len(4096).unwrap();
+        let protection = crate::memory::Protection::ReadWrite;
+        let address = crate::memory::map_file(4096, protection, other.as_fd(), 0).unwrap();
+        drop(other);
+        assert!(SoleOpener::stay(file.as_fd()).is_none(), "mapped");
+        // SAFETY: mapped above, and not used any more.
+        unsafe { crate::memory::unmap(address, 4096) }.unwrap();
+        assert!(SoleOpener::stay(file.as_fd()).is_some());
+    }
+
+    #[test]
+    fn a_thread_that_opens_the_file_waits_until_the_lease_is_given_back() {
+        let Some((named, file)) = scene() else { return };
+        let has_opened = AtomicBool::new(false);
+        let lease = SoleOpener::stay(file.as_fd()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                File::open(named.path()).unwrap();
+                has_opened.store(true, Ordering::SeqCst);
+            });
+            for _ in 0..20 {
+                let refused = File::options()
+                    .read(true)
+                    .custom_flags(libc::O_NONBLOCK)
+                    .open(named.path())
+                    .unwrap_err();
+                assert_eq!(refused.raw_os_error(), Some(libc::EWOULDBLOCK));
+                std::thread::yield_now();
+            }
+            assert!(!has_opened.load(Ordering::SeqCst));
+            drop(lease);
+        });
+        assert!(has_opened.load(Ordering::SeqCst));
+        assert!(SoleOpener::stay(file.as_fd()).is_some());
+    }
+}
