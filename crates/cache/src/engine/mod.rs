@@ -590,11 +590,14 @@ impl Engine {
         pool: &FramePool,
         page: PageKey,
     ) -> std::result::Result<FrameId, NoFrame> {
+        // A store that the thread is writing back is above those that it needs for that: theirs is the reserve.
+        let is_above = self
+            .store(page.store)
+            .is_some_and(|store| duties::is_writing_back_to(std::ptr::from_ref(&*store).cast()));
+        let reserved = || if is_above { None } else { pool.take_reserved(page, duties::depth()) };
         loop {
             let ticket = pool.ticket();
-            if let Some(frame) =
-                pool.take(page).or_else(|| pool.take_reserved(page, duties::depth()))
-            {
+            if let Some(frame) = pool.take(page).or_else(reserved) {
                 return Ok(frame);
             }
             if self.evict_a_pass(pool) {
