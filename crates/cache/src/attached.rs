@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::duties::Height;
 use crate::engine::{AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
@@ -10,6 +11,10 @@ use crate::store::{PageMemory, Store};
 impl<M: PageMemory> AttachedStore for Store<M> {
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         self.evict_victims(victims, write_back)
+    }
+
+    fn height(&self) -> &Height {
+        &self.height
     }
 
     fn keeps(&self, page: PageId, frame: FrameId) -> Keeps {

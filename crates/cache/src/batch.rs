@@ -79,7 +79,7 @@ impl<M: PageMemory> Store<M> {
             failed: None,
         };
         let device = self.device();
-        duties::loading(0, || device.run(&mut batch, device.queue_depth()));
+        duties::loading(&self.height, 0, || device.run(&mut batch, device.queue_depth()));
         batch.fail_unfinished();
         batch.failed.take().map_or(Ok(()), Err)
     }

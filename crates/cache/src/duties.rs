@@ -11,70 +11,90 @@
 //! Both are known for the thread that calls the device. A device that touches memory of the same cache from threads
 //! of its own while the caller waits for them is not known here.
 
+//!
+//! # Heights
+//! The *height* of a store is 0 where its device needs no memory of the cache, and else one more than that of the
+//! highest store which its device touches. It is learnt: when a thread that calls the device of one store needs a
+//! frame for another, the first is higher. Two rules follow, and by induction there is always a frame that can be
+//! freed, from the lowest stores on:
+//! * a thread that writes a store back evicts dirty pages of lower stores only;
+//! * the lower a store, the more of the reserve is its.
+
 use std::cell::Cell;
 use std::ptr;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// A write-back that a thread is in, on its stack.
-struct WriteBack {
-    store: *const (),
-    outer: *const WriteBack,
+/// Higher stores count as this high.
+const MOST_HEIGHT: u32 = 8;
+
+/// How high a store is.
+#[derive(Debug, Default)]
+pub(crate) struct Height(AtomicU32);
+
+impl Height {
+    pub fn get(&self) -> u32 {
+        // Relaxed: a share that is a moment too large or too small is tried again.
+        self.0.load(Relaxed)
+    }
+
+    /// The device of this store touches memory of another one.
+    pub fn is_above(&self, below: u32) {
+        self.0.fetch_max((below + 1).min(MOST_HEIGHT), Relaxed);
+    }
+}
+
+/// A call of a device that a thread is in, on its stack.
+struct Call {
+    height: *const Height,
+    writes_back: bool,
+    outer: *const Call,
 }
 
 thread_local! {
-    static INNERMOST: Cell<*const WriteBack> = const { Cell::new(ptr::null()) };
+    static INNERMOST: Cell<*const Call> = const { Cell::new(ptr::null()) };
     static LOADING_FRAMES: Cell<usize> = const { Cell::new(0) };
     static VICTIMS: Cell<usize> = const { Cell::new(0) };
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Runs `work`, which writes pages of a store, known by its address, to its device.
-pub(crate) fn writing_back<T>(store: *const (), work: impl FnOnce() -> T) -> T {
-    struct End(*const WriteBack);
+fn calling<T>(height: &Height, writes_back: bool, work: impl FnOnce() -> T) -> T {
+    struct End(*const Call);
     impl Drop for End {
         fn drop(&mut self) {
             INNERMOST.set(self.0);
         }
     }
-    let this = WriteBack { store, outer: INNERMOST.get() };
+    let this = Call { height, writes_back, outer: INNERMOST.get() };
     let _end = End(this.outer);
     INNERMOST.set(&raw const this);
-    deeper(work)
-}
-
-/// How many calls of devices the thread is in, each made on behalf of the one before.
-pub(crate) fn depth() -> u32 {
-    DEPTH.get()
-}
-
-/// Runs `work`, which calls a device.
-fn deeper<T>(work: impl FnOnce() -> T) -> T {
-    struct End;
-    impl Drop for End {
-        fn drop(&mut self) {
-            DEPTH.set(DEPTH.get() - 1);
-        }
-    }
-    DEPTH.set(DEPTH.get() + 1);
-    let _end = End;
     work()
 }
 
-/// Whether the thread is writing pages back, of any store.
-pub(crate) fn is_writing_back() -> bool {
-    !INNERMOST.get().is_null()
+/// Runs `work`, which writes pages of the store of this height to its device.
+pub(crate) fn writing_back<T>(height: &Height, work: impl FnOnce() -> T) -> T {
+    calling(height, true, work)
 }
 
-/// Whether the thread is writing pages of this store back.
-pub(crate) fn is_writing_back_to(store: *const ()) -> bool {
+/// Looks at the height of the store whose device the thread is calling.
+pub(crate) fn with_innermost<T>(look: impl FnOnce(&Height) -> T) -> Option<T> {
+    // SAFETY: what is linked lies in frames of this thread's own stack that `calling` has not left.
+    let call = unsafe { INNERMOST.get().as_ref() }?;
+    // SAFETY: `calling` has borrowed it for as long.
+    Some(look(unsafe { &*call.height }))
+}
+
+/// Of the store that the thread is writing pages of back, the innermost if there are several.
+pub(crate) fn writing() -> Option<u32> {
     let mut innermost = INNERMOST.get();
-    // SAFETY: what is linked lies in frames of this thread's own stack that `writing_back` has not left.
-    while let Some(this) = unsafe { innermost.as_ref() } {
-        if this.store == store {
-            return true;
+    // SAFETY: as in `with_innermost`.
+    while let Some(call) = unsafe { innermost.as_ref() } {
+        if call.writes_back {
+            // SAFETY: as in `with_innermost`.
+            return Some(unsafe { &*call.height }.get());
         }
-        innermost = this.outer;
+        innermost = call.outer;
     }
-    false
+    None
 }
 
 /// Frames that the thread has taken for pages it is loading, and victims that it has in hand.
@@ -102,8 +122,8 @@ pub(crate) fn end_loading(frames: usize) {
     LOADING_FRAMES.set(LOADING_FRAMES.get() - frames);
 }
 
-/// Runs `work`, which loads so many pages.
-pub(crate) fn loading<T>(frames: usize, work: impl FnOnce() -> T) -> T {
+/// Runs `work`, which loads so many pages of the store of this height.
+pub(crate) fn loading<T>(height: &Height, frames: usize, work: impl FnOnce() -> T) -> T {
     struct End(usize);
     impl Drop for End {
         fn drop(&mut self) {
@@ -112,7 +132,7 @@ pub(crate) fn loading<T>(frames: usize, work: impl FnOnce() -> T) -> T {
     }
     begin_loading(frames);
     let _end = End(frames);
-    deeper(work)
+    calling(height, false, work)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -121,22 +141,23 @@ mod tests {
 
     #[test]
     fn duties_nest_and_end_with_a_panic() {
-        let [first, second] = [&0u8, &1u8].map(|place| ptr::from_ref(place).cast());
-        assert!(!is_writing_back());
+        let [first, second] = [Height::default(), Height::default()];
+        first.is_above(second.get());
+        assert!(writing().is_none() && with_innermost(Height::get).is_none());
         let ended = std::panic::catch_unwind(|| {
-            writing_back(first, || {
-                assert!(is_writing_back_to(first) && !is_writing_back_to(second));
-                loading(3, || {
-                    writing_back(second, || {
-                        assert_eq!(depth(), 3);
-                        assert!(is_writing_back_to(first) && is_writing_back_to(second));
-                        assert_eq!(frames_in_hand(), 3);
+            writing_back(&first, || {
+                assert_eq!(writing(), Some(1));
+                loading(&second, 3, || {
+                    assert_eq!(with_innermost(|height| ptr::eq(height, &second)), Some(true));
+                    assert_eq!(writing(), Some(1));
+                    writing_back(&second, || {
+                        assert_eq!((writing(), frames_in_hand()), (Some(0), 3));
                         std::panic::resume_unwind(Box::new(()));
                     })
                 })
             })
         });
-        assert!(ended.is_err() && !is_writing_back());
-        assert_eq!((frames_in_hand(), depth()), (0, 0));
+        assert!(ended.is_err() && writing().is_none());
+        assert_eq!(frames_in_hand(), 0);
     }
 }

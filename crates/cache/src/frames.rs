@@ -207,12 +207,12 @@ impl FramePool {
         }
     }
 
-    /// Takes a frame of the reserve for `page`: for a thread on which it depends that others become free. Where
-    /// that thread serves itself through several devices, `depth` tells how deep it is: half of the reserve is
-    /// for the first, half of the rest for the second. So the last device in the row finds a frame, and frees
-    /// those of the others.
-    pub fn take_reserved(&self, page: PageKey, depth: u32) -> Option<FrameId> {
-        let left = self.reserve_wanted().checked_shr(depth).unwrap_or(0);
+    /// Takes a frame of the reserve for `page`, of a store of this height: for a thread on which it depends that others
+    /// become free. Half of the reserve is for the lowest stores alone, half of the rest for those that are one higher
+    /// or lower, and so on: what makes a lower store wait is never a higher one. See `duties`.
+    pub fn take_reserved(&self, page: PageKey, height: u32) -> Option<FrameId> {
+        let wanted = self.reserve_wanted();
+        let left = wanted - wanted.checked_shr(height).unwrap_or(0);
         loop {
             let frame = {
                 let mut reserve = self.reserve.0.lock();
@@ -613,7 +613,7 @@ mod tests {
     /// Takes every frame there is, the reserve last.
     fn take_all(pool: &FramePool) -> Vec<FrameId> {
         let usual = std::iter::from_fn(|| pool.take(key(9)));
-        usual.chain(std::iter::from_fn(|| pool.take_reserved(key(9), u32::MAX))).collect()
+        usual.chain(std::iter::from_fn(|| pool.take_reserved(key(9), 0))).collect()
     }
 
     #[test]
@@ -647,17 +647,17 @@ mod tests {
         assert_eq!(take_all(&pool).len(), 20);
     }
 
-    /// So that a thread deep in a row of devices finds a frame that those before it left.
+    /// So that a store below others finds a frame that those left.
     #[test]
-    fn the_reserve_is_shared_out_by_depth_and_filled_first() {
+    fn the_reserve_is_shared_out_by_height_and_filled_first() {
         let pool = pool(32 * RESERVE_FRAMES);
         let usual: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(9))).collect();
         assert_eq!(usual.len(), 31 * RESERVE_FRAMES);
         assert_eq!(pool.free(), 0);
-        let taken: Vec<usize> = [0, 1, 2, 3, 4, 5, 6]
-            .map(|depth| std::iter::from_fn(|| pool.take_reserved(key(9), depth)).count())
+        let taken: Vec<usize> = [6, 5, 4, 3, 2, 1, 0]
+            .map(|height| std::iter::from_fn(|| pool.take_reserved(key(9), height)).count())
             .into();
-        assert_eq!(taken, [0, 8, 4, 2, 1, 1, 0]);
+        assert_eq!(taken, [0, 0, 1, 1, 2, 4, 8]);
         pool.give(&usual[..RESERVE_FRAMES]);
         assert!(pool.take(key(9)).is_none(), "the reserve comes first");
         pool.give(&usual[RESERVE_FRAMES..][..3]);
@@ -697,8 +697,7 @@ mod tests {
         pool.look_above_limit(&mut shrink);
         assert!(pool.finish_shrink(&mut shrink, |limit| assert_eq!(limit, 1024)));
         // The reserve is taken while frames below the limit are free: the next shrink fills it.
-        let taken: Vec<FrameId> =
-            std::iter::from_fn(|| pool.take_reserved(key(9), u32::MAX)).collect();
+        let taken: Vec<FrameId> = std::iter::from_fn(|| pool.take_reserved(key(9), 0)).collect();
         assert_eq!(taken.len(), 16);
         pool.set_limit(1000);
         pool.look_above_limit(&mut shrink);

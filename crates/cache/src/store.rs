@@ -27,7 +27,7 @@ use aquifer_vm::mapper::window::{Window, Windows};
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
-use crate::duties;
+use crate::duties::{self, Height};
 use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
@@ -210,6 +210,7 @@ pub(crate) struct Store<M: PageMemory> {
     /// A device of the same bytes that can be written, where the first cannot.
     writable_device: OnceLock<Arc<dyn Device>>,
     pub geometry: Geometry,
+    pub height: Height,
     writable: AtomicBool,
     pub memory: M,
     pub words: LazyArray<PageWord>,
@@ -256,6 +257,7 @@ impl<M: PageMemory> Store<M> {
             first_device: device,
             writable_device: OnceLock::new(),
             geometry,
+            height: Height::default(),
             writable: AtomicBool::new(writable),
             memory,
         })
@@ -336,7 +338,7 @@ impl<M: PageMemory> Store<M> {
                     // frames.
                     let frame = match self.engine.acquire(self.pool(), self.key(page)) {
                         Ok(frame) => frame,
-                        Err(_) if patient && !duties::is_writing_back() => {
+                        Err(_) if patient && duties::writing().is_none() => {
                             self.engine.wait_for_frame(self.pool());
                             ensured = Ensured::Came;
                             continue;
@@ -480,8 +482,9 @@ impl<M: PageMemory> Store<M> {
                 self.give_up(page, frame);
             }
         });
-        let got =
-            duties::loading(frames.len(), || device.read_at(offset_bytes, &mut buffer[..asked]));
+        let got = duties::loading(&self.height, frames.len(), || {
+            device.read_at(offset_bytes, &mut buffer[..asked])
+        });
         given_up.disarm();
         let got = got.map_err(Refused::Device)?;
         check_length(offset_bytes, wanted, got)?;

@@ -436,7 +436,7 @@ impl<M: PageMemory> Store<M> {
         });
         let serial = if serially { count } else { self.write_style.serial_part(count) };
         let device = self.device();
-        duties::writing_back(std::ptr::from_ref(self).cast(), || {
+        duties::writing_back(&self.height, || {
             if serial > 0 {
                 let switches = cpu::voluntary_switches();
                 batch.end = serial;

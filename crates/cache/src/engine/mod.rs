@@ -36,7 +36,7 @@ use self::evictor::low_watermark;
 use crate::arena_memory::FrameArena;
 use crate::bounce::BouncePool;
 use crate::doorbell::Doorbell;
-use crate::duties;
+use crate::duties::{self, Height};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
@@ -115,6 +115,9 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
     /// returns the others to the policy. As it goes, it counts them out of what the thread has in hand.
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
+
+    /// How high it is above devices that need no memory of the cache.
+    fn height(&self) -> &Height;
 
     /// What keeps a page in a frame that it owns.
     fn keeps(&self, page: PageId, frame: FrameId) -> Keeps;
@@ -271,6 +274,8 @@ pub(crate) struct Engine {
 
 /// How long a thread without a frame waits before it looks again.
 const FRAME_WAIT: Duration = Duration::from_millis(20);
+/// How often a thread that is writing back waits so before it is refused.
+const MOST_WAITS: u32 = 500;
 /// Full passes of the evictor that must free nothing before a caller without a frame is refused.
 const STUCK_PASSES: u32 = 3;
 /// Buffers for transfers: enough for two full batches beside the fault path.
@@ -549,6 +554,9 @@ impl Engine {
         pool: &FramePool,
         page: PageKey,
     ) -> std::result::Result<FrameId, NoFrame> {
+        duties::with_innermost(|above| {
+            above.is_above(self.store(page.store).map_or(0, |store| store.height().get()));
+        });
         let mut stalled_at = None;
         loop {
             let ticket = pool.ticket();
@@ -567,7 +575,7 @@ impl Engine {
             if self.evict(pool, want, Cleaning::IfCopying).freed > 0 {
                 continue;
             }
-            if duties::is_writing_back() {
+            if duties::writing().is_some() {
                 return self.acquire_to_write_back(pool, page);
             }
             let stalled_at = *stalled_at.get_or_insert_with(|| {
@@ -582,32 +590,32 @@ impl Engine {
         }
     }
 
-    /// A frame for `page`, without which a page cannot be written back that the calling thread is writing. Waits
-    /// for no thread that may itself wait for a frame; see `duties`.
+    /// A frame for `page`, without which a page cannot be written back that the calling thread is writing.
+    ///
+    /// Where the heights in `duties` are right there is a frame, or one is coming. They are learnt, and a device may
+    /// touch memory in threads of its own: so the thread waits a bounded number of times, and is refused then. The
+    /// write fails, and the page stays dirty and is written again later.
     #[cold]
     fn acquire_to_write_back(
         &self,
         pool: &FramePool,
         page: PageKey,
     ) -> std::result::Result<FrameId, NoFrame> {
-        // A store that the thread is writing back is above those that it needs for that: theirs is the reserve.
-        let is_above = self
-            .store(page.store)
-            .is_some_and(|store| duties::is_writing_back_to(std::ptr::from_ref(&*store).cast()));
-        let reserved = || if is_above { None } else { pool.take_reserved(page, duties::depth()) };
+        let height = self.store(page.store).map_or(0, |store| store.height().get());
+        let mut waits = 0;
         loop {
             let ticket = pool.ticket();
-            if let Some(frame) = pool.take(page).or_else(reserved) {
+            if let Some(frame) = pool.take(page).or_else(|| pool.take_reserved(page, height)) {
                 return Ok(frame);
             }
             if self.evict_a_pass(pool) {
                 continue;
             }
             let census = self.census(pool);
-            // Pages being written may be this thread's own.
-            if census.coming == 0 {
+            if census.coming == 0 || waits == MOST_WAITS {
                 return Err(NoFrame { pinned: census.pinned, unwritable: census.unwritable });
             }
+            waits += 1;
             self.wait_with_frames_in_hand(pool, ticket);
         }
     }
@@ -724,10 +732,10 @@ impl Engine {
             }
             match self.store(store) {
                 Some(store) => {
-                    // What the thread is writing already cannot be written for the sake of writing it.
-                    let is_writing = write_back != Cleaning::No
-                        && duties::is_writing_back_to(std::ptr::from_ref(&*store).cast());
-                    let write_back = if is_writing { Cleaning::No } else { write_back };
+                    // What the thread is writing cannot wait for what may wait for it.
+                    let may_write =
+                        duties::writing().is_none_or(|height| store.height().get() < height);
+                    let write_back = if may_write { write_back } else { Cleaning::No };
                     evicted.add(store.evict(&batch[..count], write_back));
                 }
                 None => {
