@@ -10,7 +10,9 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::media::{ByteRange, Media};
-use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_pool::{
+    CommitContent, CommitCopied, CommitPages, CreateOptions, OpenOptions, Pool, PoolError,
+};
 use support::sample::{self, page};
 use support::*;
 
@@ -777,4 +779,40 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     commit.finish().unwrap();
     other.checkpoint().unwrap();
     assert!(sample::read(&other, &alpha).unwrap()[..PAGE] == page("alpha", 31));
+}
+
+/// What was put beside the log is read once for each record that names it. A forged log may name it any number of times.
+#[test]
+fn a_log_that_names_content_without_end_is_refused_soon() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
+    let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
+    let data = pool.layout().data();
+    let target = ByteRange { len_bytes: 8 * PAGE_BYTES, ..data };
+    let source_offset_bytes = target.end_bytes();
+    let bytes = vec![1; 8 * PAGE];
+    pool.media().write_at(source_offset_bytes, &bytes).unwrap();
+    let copied = CommitCopied {
+        inode: 1,
+        target,
+        source_offset_bytes,
+        checksum: aquifer_pool::format::checksum(&[&bytes]),
+    };
+    let copied = [copied; 64];
+    assert!(64 * target.len_bytes > 2 * data.len_bytes);
+    pool.transact(Vec::new(), |transaction| {
+        let run = Run { start_page: data.offset_bytes / PAGE_BYTES, pages: 8 };
+        let free = transaction.free_inode()?;
+        assert_eq!(free.number, 1);
+        let size_bytes = target.len_bytes;
+        let kind = aquifer_pool::format::inode::InodeKind::Object;
+        transaction.put(Inode { kind, size_bytes, runs: vec![run], name: b"a".to_vec(), ..free });
+        Ok(())
+    })
+    .unwrap();
+    let content = CommitContent { copied: &copied, ..CommitContent::default() };
+    pool.capture(&content, |_| {}).unwrap().finish().unwrap();
+    let image = media.image();
+    std::mem::forget(pool);
+    assert_refused(&image, |error| matches!(error, PoolError::Damaged { .. }));
 }
