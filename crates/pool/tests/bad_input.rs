@@ -787,32 +787,35 @@ fn a_log_that_names_content_without_end_is_refused_soon() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
     let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
     let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
-    let data = pool.layout().data();
-    let target = ByteRange { len_bytes: 8 * PAGE_BYTES, ..data };
+    let reservation = pool.reserve(8, 1).unwrap();
+    let (runs, target) = (reservation.runs().to_vec(), reservation.whole().bytes());
+    let number = pool
+        .transact(vec![reservation], |transaction| {
+            let inode = Inode {
+                kind: aquifer_pool::format::inode::InodeKind::Object,
+                size_bytes: target.len_bytes,
+                runs: runs.clone(),
+                name: b"object".to_vec(),
+                ..transaction.free_inode()?
+            };
+            let number = inode.number;
+            transaction.put(inode);
+            Ok(number)
+        })
+        .unwrap();
+    // Nobody's pages, as those are of a run that was given up.
     let source_offset_bytes = target.end_bytes();
     let bytes = vec![1; 8 * PAGE];
     pool.media().write_at(source_offset_bytes, &bytes).unwrap();
-    let copied = CommitCopied {
-        inode: 1,
-        target,
-        source_offset_bytes,
-        checksum: aquifer_pool::format::checksum(&[&bytes]),
-    };
-    let copied = [copied; 64];
-    assert!(64 * target.len_bytes > 2 * data.len_bytes);
-    pool.transact(Vec::new(), |transaction| {
-        let run = Run { start_page: data.offset_bytes / PAGE_BYTES, pages: 8 };
-        let free = transaction.free_inode()?;
-        assert_eq!(free.number, 1);
-        let size_bytes = target.len_bytes;
-        let kind = aquifer_pool::format::inode::InodeKind::Object;
-        transaction.put(Inode { kind, size_bytes, runs: vec![run], name: b"a".to_vec(), ..free });
-        Ok(())
-    })
-    .unwrap();
+    let checksum = aquifer_pool::format::checksum(&[&bytes]);
+    let copied = [CommitCopied { inode: number, target, source_offset_bytes, checksum }; 64];
+    assert!(64 * target.len_bytes > 2 * pool.layout().data().len_bytes);
     let content = CommitContent { copied: &copied, ..CommitContent::default() };
     pool.capture(&content, |_| {}).unwrap().finish().unwrap();
     let image = media.image();
     std::mem::forget(pool);
-    assert_refused(&image, |error| matches!(error, PoolError::Damaged { .. }));
+    assert_refused(&image, |error| match error {
+        PoolError::Damaged { structure, .. } => structure == "a record of the log",
+        _ => false,
+    });
 }
