@@ -374,6 +374,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         PoolError::ReadOnly { .. } => libc::EROFS,
         PoolError::Busy { .. }
         | PoolError::BusyElsewhere { .. }
+        | PoolError::UnknownSegment { .. }
         | PoolError::Locked { .. }
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,

@@ -15,7 +15,7 @@
 //! A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages clean that never
 //! reached the disk, so no later flush could be believed. Nothing is lost by it, the log still has it.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::alloc;
 use crate::commit::{PART_BYTES, parts};
@@ -23,7 +23,7 @@ use crate::core::{Core, Maintaining};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::METADATA_START_PAGE;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::superblock::{COPIES, Superblock, next_sequence};
 use crate::freed;
 use crate::image;
 use crate::log::FailureKind;
@@ -165,13 +165,13 @@ impl Core {
         let control = self.control();
         Superblock {
             uuid: self.uuid,
-            sequence: control.sequence.load(Relaxed) + 1,
+            sequence: next_sequence(control.sequence.load(Relaxed)),
             layout: self.layout,
             generation: control.generation.load(Relaxed),
             tail_lsn,
             segment: self.segment_id,
             created_ns: self.created_ns,
-            boot: self.boot,
+            boot: self.life,
         }
     }
 
@@ -222,7 +222,7 @@ impl Core {
             ..self.superblock(self.control().tail_lsn.load(Relaxed))
         };
         write_superblocks(&*self.media, &superblock, 0, self.mutant)?;
-        self.control().sequence.fetch_add(1, AcqRel);
+        self.control().sequence.store(superblock.sequence, Relaxed);
         Ok(())
     }
 }

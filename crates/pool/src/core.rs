@@ -31,6 +31,7 @@ use crate::mutant::Mutant;
 use crate::owners::Flaw;
 use crate::pins::Pins;
 use crate::segment::{Control, FILE_MUTEXES, Segment};
+use crate::segment_place::Places;
 
 /// An open pool. Everything here is safe to use from any thread.
 pub(crate) struct Core {
@@ -42,10 +43,12 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub uuid: Uuid,
     pub created_ns: u64,
-    /// The start of the machine in which this generation of the log began.
-    pub boot: u64,
+    /// The life in which this generation of the log began: see [`life`](crate::life).
+    pub life: u64,
     /// Names the segment in the superblock; nil for one that is private.
     pub segment_id: Uuid,
+    /// Where it may lie.
+    pub places: Places,
     pub segment: Segment,
     pub pins: Pins,
     /// Whether the segment and the media may be changed from here.

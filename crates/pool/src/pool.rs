@@ -34,7 +34,7 @@ use crate::point;
 use crate::recovery::{self, Opened};
 use crate::replay::Committed;
 use crate::reservation::Reservation;
-use crate::segment::{Segment, SlotSet};
+use crate::segment::SlotSet;
 use crate::transaction::Transaction;
 
 /// How to open a pool.
@@ -56,13 +56,21 @@ pub struct OpenOptions {
     pub stall_timeout: Duration,
     /// Permissions of the shared memory; who may open the pool for writing needs both. Who may read it may set pins.
     pub segment_mode: u32,
+    /// The directory that the first process puts the shared memory into; `/dev/shm` if none is said. Processes that join look there, in
+    /// `/dev/shm` and in the pool's own directory, so those of containers that share the pool's directory and not `/dev/shm` find each
+    /// other by themselves once the first one has named that directory.
+    ///
+    /// The directory should lie in memory, or on a disk: one that reserves the room that it gives (ext4, XFS; not NFS). There
+    /// the system writes shared memory back as it does every file, which costs some writes a minute and keeps nothing: after a
+    /// restart of the machine what is left is removed.
+    pub segment_directory: Option<PathBuf>,
     /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
     /// and finds none zeroes pages himself.
     pub zero_bytes_per_second: u64,
     /// How much free space is to be zero: beyond that nothing is zeroed in the background. What was never used
     /// counts.
     pub zeroed_bytes: u64,
-    /// Takes this for the number of the machine's start: for tests of power cuts.
+    /// Takes this for the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,
     /// Makes a deliberate mistake, in builds for the tests that look for it.
@@ -86,6 +94,7 @@ impl Default for OpenOptions {
             broker_socket: None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
+            segment_directory: None,
             zero_bytes_per_second: 256 << 20,
             zeroed_bytes: 1 << 30,
             boot: None,
@@ -102,10 +111,6 @@ impl OpenOptions {
         let options =
             media::OpenOptions::new().writable(!self.read_only).write_windows(self.write_windows);
         self.domain.into_iter().fold(options, media::OpenOptions::domain)
-    }
-
-    pub(crate) fn boot(&self) -> u64 {
-        self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
 }
 
@@ -1188,7 +1193,7 @@ impl Core {
                     self.write_closed_superblock()
                 });
                 point::pass("close-superblock");
-                Segment::remove(self.segment_id);
+                self.places.remove(self.segment_id);
                 point::pass("close-removed");
             }
         }

@@ -20,8 +20,10 @@ use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;
 
-/// The start of the machine in which the changes are made. Recoveries from power cuts come in later ones.
+/// The life in which the changes are made. Recoveries from power cuts come in later ones.
 const FIRST_BOOT: u64 = 1;
+/// From here on: what processes take for the life that have a mount namespace of their own. Nothing was lost.
+const SEEMS_ANOTHER: u64 = 1 << 32;
 
 /// The states that a run of random changes goes through; the one with index `id` is acknowledged by mark `id`, with all before.
 struct History {
@@ -39,7 +41,7 @@ fn record(
     domain: PersistenceDomain,
     mutant: Option<Mutant>,
 ) -> (Recording, History) {
-    record_and_look(seed, changes, domain, mutant, |_, _| {})
+    record_and_look(seed, changes, domain, mutant, |_, _, _| {})
 }
 
 /// The same; `look` sees the media and the present state after each change.
@@ -48,7 +50,7 @@ fn record_and_look(
     changes: u64,
     domain: PersistenceDomain,
     mutant: Option<Mutant>,
-    look: impl Fn(&CrashMedia, &Model),
+    look: impl Fn(&CrashMedia, &OpenOptions, &Model),
 ) -> (Recording, History) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
     let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
@@ -57,12 +59,25 @@ fn record_and_look(
     drop(pool);
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
-    let options = in_boot(FIRST_BOOT, mutant);
+    let mut options = in_boot(FIRST_BOOT, mutant);
     let mut pool = open(&media, &options).unwrap();
     let mut history = History { states: vec![Model::new()] };
     media.begin(0);
     media.acknowledge(0);
     for id in 1..=changes {
+        if domain != PersistenceDomain::Volatile && rng.chance(0.05) {
+            // Killed, and the next process finds another life though nothing is lost. What it goes on with is durable.
+            std::mem::forget(pool);
+            media.begin(id);
+            options = in_boot(SEEMS_ANOTHER + id, mutant);
+            pool = open(&media, &options).unwrap();
+            let found = contents(&pool).unwrap();
+            assert!(history.states.contains(&found), "seed {seed}: {found:?}");
+            history.states.push(found);
+            media.acknowledge(id);
+            look(&media, &options, &history.states[id as usize]);
+            continue;
+        }
         let mut model = history.states.last().unwrap().clone();
         let change = Change::random(&mut rng, &model, id);
         change.apply(&mut model);
@@ -83,7 +98,7 @@ fn record_and_look(
         if change.is_durable() || domain == PersistenceDomain::Volatile {
             media.acknowledge(id);
         }
-        look(&media, &history.states[id as usize]);
+        look(&media, &options, &history.states[id as usize]);
     }
     // The pool is lost in the crash: what its closing does is not part of the recording.
     let recording = media.recording();
@@ -299,9 +314,9 @@ fn every_killed_process_in_memory_files_recovers() {
 fn what_is_visible_survives_every_process() {
     for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
         for seed in seed(0)..seed(0) + steps(8) as u64 {
-            record_and_look(seed, 40, domain, None, |media, state| {
+            record_and_look(seed, 40, domain, None, |media, options, state| {
                 let left = Arc::new(CrashMedia::from_image(&media.image(), domain).unwrap());
-                let pool = open(&left, &in_boot(FIRST_BOOT, None)).unwrap();
+                let pool = open(&left, options).unwrap();
                 assert_eq!(contents(&pool).unwrap(), *state, "seed {seed}, {domain}");
             });
         }
@@ -325,6 +340,7 @@ fn every_mutant_is_caught() {
         Mutant::NoFlush,
         Mutant::PatchFirst,
         Mutant::BothSuperblocksAtOnce,
+        Mutant::SecureOnlySameLife,
     ] {
         let caught = (0..20).find_map(|seed| run(seed, 40, domain, 1500, Some(mutant)).err());
         match caught {

@@ -6,6 +6,7 @@
 
 pub mod accounting;
 pub mod boot;
+pub mod cache_life;
 pub mod clock;
 pub mod copy;
 pub mod cost;

@@ -11,6 +11,7 @@
 //! scribbled there can only delay that pages are used again, or spoil the scribbler's own views and those of others.
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_sys::memory;
@@ -73,10 +74,10 @@ impl Drop for PrivateMemory {
 
 impl PinMemory {
     /// Makes a segment that others can open; whoever may read the one beside it may write to this.
-    pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<PinMemory> {
+    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<PinMemory> {
         let mode = mode | (mode & 0o444) >> 1;
-        let memory =
-            SharedMemory::create(name, LEN_BYTES, mode).map_err(PoolError::SharedMemory)?;
+        let memory = SharedMemory::create_at(path, LEN_BYTES, LEN_BYTES, mode)
+            .map_err(PoolError::SharedMemory)?;
         let made = PinMemory::Shared(memory);
         let (high, low) = pool.as_u64_pair();
         made.header().uuid[0].store(high, Relaxed);
@@ -86,13 +87,7 @@ impl PinMemory {
         Ok(made)
     }
 
-    /// Opens the segment that another process made; the error says why there is none that belongs to this pool.
-    pub fn open(name: &str, pool: Uuid) -> std::result::Result<PinMemory, String> {
-        let memory = SharedMemory::open(name, true).map_err(|error| error.to_string())?;
-        Self::adopt(memory, pool)
-    }
-
-    /// As [`PinMemory::open`], of memory that is there already.
+    /// The segment that another process made; the error says why it does not belong to this pool.
     pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<PinMemory, String> {
         if memory.len_bytes() < LEN_BYTES {
             return Err("its part for pins is too small".to_owned());

@@ -45,6 +45,7 @@ mod word;
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -114,13 +115,8 @@ impl Pins {
     }
 
     /// Makes the pins of a segment that others can open.
-    pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<Pins> {
-        Pins::new(PinMemory::create(name, pool, mode)?)
-    }
-
-    /// Opens those that another process made.
-    pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
-        Pins::new(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<Pins> {
+        Pins::new(PinMemory::create(path, pool, mode)?)
     }
 
     /// Those in memory that is there already.
