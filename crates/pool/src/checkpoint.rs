@@ -25,6 +25,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::layout::METADATA_START_PAGE;
 use crate::format::superblock::{COPIES, Superblock, next_sequence};
 use crate::freed;
+use crate::heartbeat::Held;
 use crate::image;
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
@@ -57,7 +58,9 @@ impl Core {
         if control.applied_lsn.load(Relaxed) >= lsn {
             return Ok(());
         }
-        committed.copy_to_place(&*self.media).inspect_err(|error| {
+        let copied =
+            self.while_media_work(Held::Maintenance, || committed.copy_to_place(&*self.media));
+        copied.inspect_err(|error| {
             if let PoolError::Media(error) = error {
                 self.fail(FailureKind::Data, &error.source);
             }
@@ -124,7 +127,7 @@ impl Core {
         point::pass("checkpoint-applied");
         let mut ranges = committed.ranges();
         drop(committed);
-        let written = (|| -> std::result::Result<(), MediaError> {
+        let work = || -> std::result::Result<(), MediaError> {
             for (page, bytes) in pages {
                 let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;
                 self.media.write_at(offset_bytes, bytes)?;
@@ -140,11 +143,13 @@ impl Core {
                 self.media.flush()?;
             }
             Ok(())
-        })();
+        };
+        let written = self.while_media_work(Held::Maintenance, work);
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
         point::pass("checkpoint-flushed");
         let superblock = self.superblock(head_lsn);
-        write_superblocks(&*self.media, &superblock, 0, self.mutant)
+        let write = || write_superblocks(&*self.media, &superblock, 0, self.mutant);
+        self.while_media_work(Held::Maintenance, write)
             .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
         point::pass("checkpoint-superblocks");
         control.sequence.store(superblock.sequence, Relaxed);

@@ -22,6 +22,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::record::LogIdentity;
+use crate::heartbeat::Heartbeat;
 use crate::image;
 use crate::image_words::before_bytes_are_stored;
 use crate::log::{FailureKind, ReadError};
@@ -64,6 +65,8 @@ pub(crate) struct Core {
     pub held: Mutex<BTreeSet<u64>>,
     /// Held while this process has pages reserved only to zero them.
     pub zeroing: Mutex<()>,
+    /// For those that wait while this process waits for its media.
+    pub heartbeat: Heartbeat,
     /// Rung when there may be pages to be zeroed.
     pub zeroer_bell: OnceLock<Arc<Bell>>,
     /// Inodes that a reader of a damaged pool goes without, and why.

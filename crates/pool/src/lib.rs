@@ -67,6 +67,7 @@ mod error;
 pub mod format;
 mod freed;
 mod grow;
+mod heartbeat;
 mod image;
 mod image_words;
 mod life;

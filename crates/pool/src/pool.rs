@@ -130,6 +130,7 @@ struct Shared {
     recovered_records: u64,
     checkpointer: Option<Worker>,
     zeroer: Option<Worker>,
+    heartbeat: Option<Worker>,
 }
 
 /// What a pool is and how full it is.
@@ -466,6 +467,7 @@ impl Pool {
         let zeroer = (has_workers && options.zero_bytes_per_second > 0)
             .then(|| Worker::zeroer(&opened.core, options))
             .flatten();
+        let heartbeat = has_workers.then(|| Worker::heartbeat(&opened.core)).flatten();
         Ok(Pool {
             shared: Arc::new(Shared {
                 core: opened.core,
@@ -473,6 +475,7 @@ impl Pool {
                 recovered_records: opened.recovered_records,
                 checkpointer,
                 zeroer,
+                heartbeat,
             }),
         })
     }
@@ -1167,14 +1170,17 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let core = &self.core;
         let workers = [self.zeroer.take(), self.checkpointer.take()];
+        let heartbeat = self.heartbeat.take();
         if !core.process.is_current() {
             // The threads are the parent's. Detaching them here would detach one of the child's own, if it has the
             // same stack.
-            std::mem::forget(workers);
+            std::mem::forget((workers, heartbeat));
             return;
         }
         workers.into_iter().flatten().for_each(Worker::stop);
         core.close();
+        // Closing waits for the media as well.
+        heartbeat.into_iter().for_each(Worker::stop);
     }
 }
 

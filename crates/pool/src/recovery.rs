@@ -31,6 +31,7 @@ use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
+use crate::heartbeat::Heartbeat;
 use crate::image;
 use crate::life;
 use crate::log::FailureKind;
@@ -360,6 +361,7 @@ fn new_core(
         last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
         zeroing: std::sync::Mutex::default(),
+        heartbeat: Heartbeat::default(),
         zeroer_bell: std::sync::OnceLock::new(),
         distrusted: std::sync::OnceLock::new(),
     })
