@@ -73,7 +73,7 @@ fn writer_of(pool: &Path) -> Reaped {
 
 #[test]
 fn shared_memory_beside_the_pool_is_found_by_all() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let path = created(directory.path());
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
     let pool = Pool::open(&path, &beside(&path)).unwrap();
@@ -102,7 +102,7 @@ fn shared_memory_beside_the_pool_is_found_by_all() {
 /// The device of a disk may have another number after the machine was started anew, and nothing that is found there is joined.
 #[test]
 fn shared_memory_that_an_earlier_start_has_left_is_removed() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let path = created(directory.path());
     writer_of(&path).kill();
     let names = names_of_shared_memory(directory.path());
@@ -136,7 +136,7 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
 /// A copy of a pool that is in use names the same shared memory, and leaves it alone.
 #[test]
 fn a_copy_leaves_the_shared_memory_of_its_original() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let path = created(directory.path());
     let pool = Pool::open(&path, &beside(&path)).unwrap();
     let copy = directory.path().join("copy");
