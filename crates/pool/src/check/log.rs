@@ -11,6 +11,7 @@ use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Recor
 use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
+use crate::life;
 use crate::media::ByteRange;
 use crate::owners::Owners;
 use crate::replay::{LogReader, UNMARKED, most_copied_bytes};
@@ -94,9 +95,9 @@ impl Checker<'_> {
         };
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let boot = self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
+        let life = life::of(self.media, self.options.boot, None);
         let counted =
-            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(boot), |record| {
+            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(life), |record| {
                 view.records += u64::from(!record.header.is_skip);
                 view.end_lsn = record.header.end_lsn();
                 let lsn = record.header.lsn;

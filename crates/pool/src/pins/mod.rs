@@ -38,6 +38,7 @@ mod memory;
 mod word;
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::atomic::Ordering::Acquire;
 
 use uuid::Uuid;
@@ -67,13 +68,8 @@ pub(crate) enum Pins {
 
 impl Pins {
     /// Makes the pins of a segment that other writers can open.
-    pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<Pins> {
-        Self::in_memory(PinMemory::create(name, pool, mode)?)
-    }
-
-    /// Opens those that another writer made.
-    pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
-        Self::in_memory(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<Pins> {
+        Self::in_memory(PinMemory::create(path, pool, mode)?)
     }
 
     /// Those in memory that is there already.
