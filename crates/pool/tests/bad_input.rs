@@ -13,7 +13,7 @@ use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
     CommitContent, CommitCopied, CommitPages, CreateOptions, OpenOptions, Pool, PoolError,
 };
-use aquifer_testkit::unguarded::UnguardedPool;
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use support::sample::{self, page};
 use support::*;
 
@@ -800,7 +800,7 @@ fn a_log_that_names_content_without_end_is_refused_soon() {
     let reservation = pool.reserve(8, 1).unwrap();
     let (runs, target) = (reservation.runs().to_vec(), reservation.whole().bytes());
     let number = pool
-        .transact(vec![reservation], |transaction| {
+        .transact_unguarded(vec![reservation], |transaction| {
             let inode = Inode {
                 kind: aquifer_pool::format::inode::InodeKind::Object,
                 size_bytes: target.len_bytes,
@@ -816,12 +816,12 @@ fn a_log_that_names_content_without_end_is_refused_soon() {
     // Nobody's pages, as those are of a run that was given up.
     let source_offset_bytes = target.end_bytes();
     let bytes = vec![1; 8 * PAGE];
-    pool.media().write_at(source_offset_bytes, &bytes).unwrap();
+    pool.media().write_unguarded(source_offset_bytes, &bytes).unwrap();
     let checksum = aquifer_pool::format::checksum(&[&bytes]);
     let copied = [CommitCopied { inode: number, target, source_offset_bytes, checksum }; 64];
     assert!(64 * target.len_bytes > 2 * pool.layout().data().len_bytes);
     let content = CommitContent { copied: &copied, ..CommitContent::default() };
-    pool.capture(&content, |_| {}).unwrap().finish().unwrap();
+    pool.capture_unguarded(&content, |_| {}).unwrap().finish().unwrap();
     let image = media.image();
     std::mem::forget(pool);
     assert_refused(&image, |error| match error {

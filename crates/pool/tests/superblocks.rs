@@ -13,6 +13,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::superblock::{COPIES, Superblock};
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_testkit::unguarded::UnguardedMedia;
 use common::{contents, create};
 use support::{FileMedia, alone, reading, small};
 
@@ -51,12 +52,12 @@ impl Media for BeingWritten {
         Ok(())
     }
 
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_at(offset_bytes, bytes)
+    unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.media.write_unguarded(offset_bytes, bytes)
     }
 
-    fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_durable(offset_bytes, bytes)
+    unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        self.media.write_durable_unguarded(offset_bytes, bytes)
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {

@@ -363,21 +363,10 @@ mod tests {
 
     use super::*;
     use crate::create::new_uuid;
-    use crate::segment::Segment;
 
-    /// Shared memory of a test's own, removed when dropped.
-    struct Name(Uuid);
-
-    impl Name {
-        fn new() -> Name {
-            Name(new_uuid().unwrap())
-        }
-    }
-
-    impl Drop for Name {
-        fn drop(&mut self) {
-            Segment::remove(self.0);
-        }
+    fn open(path: &Path, pool: Uuid) -> Pins {
+        let file = SharedMemory::descriptor_at(path, true).unwrap();
+        Pins::adopt(SharedMemory::adopt(file, true).unwrap(), pool).unwrap()
     }
 
     /// An open file description of the pool file, for the locks of one handle.
@@ -392,18 +381,19 @@ mod tests {
     #[test]
     fn a_look_takes_no_pin_from_another_thread_of_its_handle() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let (name, pool) = (Name::new(), new_uuid().unwrap());
-        let memory = Segment::name_of_pins(name.0);
+        let pool = new_uuid().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let memory = directory.path().join("pins");
         let observer = Pins::create(&memory, pool, 0o600).unwrap();
         let (_file, of_observer) = members(file.path());
         let [dead, new] = [3, 4].map(|inode| PinValue::of_version(inode, 1).unwrap());
         for round in 0..4000 {
             {
-                let pins = Pins::open(&memory, pool).unwrap();
+                let pins = open(&memory, pool);
                 let (_file, members) = members(file.path());
                 pins.set(&members, dead).unwrap();
             }
-            let pins = Pins::open(&memory, pool).unwrap();
+            let pins = open(&memory, pool);
             let (_file, members) = members(file.path());
             let barrier = Barrier::new(2);
             std::thread::scope(|scope| {
