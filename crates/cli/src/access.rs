@@ -17,13 +17,21 @@ pub struct Access {
     /// Where the broker listens [default: the pool's path and `.socket`]
     #[arg(long, value_name = "PATH", requires = "access_key_file")]
     broker_socket: Option<PathBuf>,
+
+    /// Where the first process that opens the pool puts what its processes share; those that come later also look in `/dev/shm` and
+    /// beside the pool. The pool's own directory serves containers that share it and not `/dev/shm` [default: /dev/shm]
+    #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
+    shared_memory: Option<PathBuf>,
 }
 
 impl Access {
     /// Opens a pool to change it.
     pub fn open(&self, path: &Path) -> Result<Pool> {
-        let options =
-            OpenOptions { broker_socket: self.broker_socket.clone(), ..OpenOptions::default() };
+        let options = OpenOptions {
+            broker_socket: self.broker_socket.clone(),
+            segment_directory: self.shared_memory.clone(),
+            ..OpenOptions::default()
+        };
         Ok(match &self.access_key_file {
             None => Pool::open(path, &options)?,
             Some(key_file) => Pool::open_granted(path, &AccessKey::from_file(key_file)?, &options)?,

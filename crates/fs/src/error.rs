@@ -375,6 +375,7 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         PoolError::Busy { .. }
         | PoolError::BusyElsewhere { .. }
         | PoolError::MediaInUse { .. }
+        | PoolError::UnknownSegment { .. }
         | PoolError::Locked { .. }
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,

@@ -189,6 +189,7 @@ impl Attached {
                     changes: Changes::default(),
                     bases: Bases::new(media.len_bytes / PAGE_BYTES, shared.pool.media().domain()),
                     is_behind: false,
+                    is_captured: false,
                     last_lsn: 0,
                     shadow: Shadow::found(inode.shadow),
                     budget_pages: budget_bytes / PAGE_BYTES,

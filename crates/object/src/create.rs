@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{INLINE_RUNS, Inode, InodeKind, MAX_NAME_BYTES};
 use aquifer_pool::format::run::MAX_RUN_PAGES;
+use aquifer_pool::{PoolError, Transaction};
 use aquifer_vm::fixed::{self, WINDOW};
 
 use crate::access::Access;
@@ -160,11 +161,17 @@ impl Objects {
     /// # Errors
     /// As for [`Objects::attach`]: nothing is destroyed.
     pub fn destroy(&self, name: impl AsRef<[u8]>, key: Option<&[u8]>) -> Result<()> {
-        let (inode, _lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
-        self.shared.change(Vec::new(), |transaction| {
+        let (inode, lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
+        let pool = &self.shared.pool;
+        let change = |transaction: &mut Transaction<'_>| {
             transaction.put(Inode::free(inode.number, inode.incarnation));
-            Ok(())
-        })
+            Ok::<(), PoolError>(())
+        };
+        // SAFETY: the object's write lock is held, so it is attached nowhere.
+        unsafe { pool.change(Vec::new(), change)? };
+        // Its number may be another object's from here on, which can be attached.
+        drop(lock);
+        Ok(pool.sync()?)
     }
 
     /// Gives an object another name. Needs the key for writing, and that nobody has it attached. Durable on return.

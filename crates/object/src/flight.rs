@@ -33,6 +33,10 @@ struct State {
     waiting: usize,
     /// Pages of failed ones.
     returned: Vec<PageRun>,
+    /// How many failed.
+    failures: u64,
+    /// How many had failed when a capture took their pages along last.
+    failures_taken: u64,
     /// Who wants to hear when none up to a number is under way.
     watchers: Vec<(u64, Earlier, Arc<Completion>)>,
 }
@@ -62,13 +66,14 @@ impl Flights {
     /// Ends one. The lock is given up before anybody hears of the end: who detaches then is the last to have it.
     fn land(&self, number: u64, lock: Arc<InodeLock>, returned: Vec<PageRun>) {
         let mut state = self.state();
+        state.failures += u64::from(!returned.is_empty());
         state.returned.extend(returned);
         state.under_way.retain(|other| *other != number);
         if state.under_way.is_empty() {
             lock.set_committing(false);
         }
         drop(lock);
-        let has_returned = !state.returned.is_empty();
+        let failures = state.failures;
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.watchers)
             .into_iter()
             .partition(|(number, ..)| state.has_landed(*number));
@@ -79,8 +84,15 @@ impl Flights {
             self.landed.notify_all();
         }
         for (_, earlier, completion) in done {
-            completion.end_part(earlier.outcome(has_returned));
+            completion.end_part(earlier.outcome(failures));
         }
+    }
+
+    /// What must have landed, besides the capture under way, which has taken its pages and has no flight yet, for everything that was
+    /// stored before it to be durable.
+    pub fn earlier(self: &Arc<Flights>, name: &[u8]) -> Earlier {
+        let State { begun, failures_taken, .. } = *self.state();
+        Earlier { flights: self.clone(), number: begun, failures_taken, name: name.to_vec() }
     }
 
     /// The number of the last one begun, for [`Flights::wait_landed`].
@@ -105,7 +117,9 @@ impl Flights {
 
     /// Takes what failed ones left.
     pub fn take_returned(&self) -> Vec<PageRun> {
-        std::mem::take(&mut self.state().returned)
+        let mut state = self.state();
+        state.failures_taken = state.failures;
+        std::mem::take(&mut state.returned)
     }
 }
 
@@ -113,16 +127,19 @@ impl Flights {
 /// capture took: the commits begun before.
 #[derive(Clone)]
 pub(crate) struct Earlier {
-    pub flights: Arc<Flights>,
-    pub number: u64,
-    pub name: Vec<u8>,
+    flights: Arc<Flights>,
+    number: u64,
+    /// Of as many failures the capture took the pages along.
+    failures_taken: u64,
+    name: Vec<u8>,
 }
 
 impl Earlier {
     /// Waits for it.
     pub fn wait(&self) -> Result<()> {
         self.flights.wait_landed(self.number);
-        self.outcome(self.flights.has_returned())
+        let failures = self.flights.state().failures;
+        self.outcome(failures)
     }
 
     /// Ends a part of `completion` when it is there.
@@ -132,14 +149,14 @@ impl Earlier {
             state.watchers.push((self.number, self.clone(), completion.clone()));
             return;
         }
-        let has_returned = !state.returned.is_empty();
+        let failures = state.failures;
         drop(state);
-        completion.end_part(self.outcome(has_returned));
+        completion.end_part(self.outcome(failures));
     }
 
-    /// What failed ones have left is not durable.
-    fn outcome(&self, has_returned: bool) -> Result<()> {
-        match has_returned {
+    /// What has failed since is not durable, also if another capture has taken its pages along: that may fail as well.
+    fn outcome(&self, failures: u64) -> Result<()> {
+        match failures > self.failures_taken {
             true => Err(ObjectError::Unsynced { name: text(&self.name) }),
             false => Ok(()),
         }
@@ -193,5 +210,36 @@ impl Drop for Flight {
         // The commit first: it holds the pool's media.
         self.commit = None;
         self.land(|runs| runs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_pool::{CreateOptions, LockMode, OpenOptions, Pool};
+    use aquifer_vm::dirty::PageIndex;
+
+    use super::*;
+
+    /// Another thread's psync takes along what a failed one left, and is not durable yet.
+    #[test]
+    fn a_failure_whose_pages_another_capture_took_is_told_to_those_that_wait_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let (create, open) = (CreateOptions::default(), OpenOptions::default());
+        let pool = Pool::create(path, 1 << 20, &create, &open).unwrap();
+        let lock = Arc::new(pool.lock_inode(1, LockMode::Exclusive).unwrap());
+        let page = || vec![PageRun { first: PageIndex(0), count: 1 }];
+        let flights = Arc::new(Flights::default());
+        let first = flights.begin(&lock);
+        let waiting = flights.earlier(b"object");
+        flights.land(first, lock.clone(), page());
+        assert_eq!(flights.take_returned().len(), 1);
+        let second = flights.begin(&lock);
+        waiting.wait().unwrap_err();
+        // One that waits for the second is told of that one.
+        let later = flights.earlier(b"object");
+        flights.land(second, lock.clone(), Vec::new());
+        later.wait().unwrap();
+        waiting.wait().unwrap_err();
     }
 }

@@ -97,15 +97,11 @@ pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured
         }
         parts.push(Part { attached, held });
     }
-    let earlier = (parts.iter())
-        .map(|part| Earlier {
-            flights: part.attached.flights.clone(),
-            number: part.attached.flights.last_begun(),
-            name: part.attached.name.clone(),
-        })
-        .collect();
     match begin(&mut parts, stores) {
         Ok(commit) => {
+            // No other capture of these objects has begun since: they are locked.
+            let attached = parts.iter().map(|part| part.attached);
+            let earlier = attached.map(|one| one.flights.earlier(&one.name)).collect();
             Ok(Captured { flight: commit.map(|commit| launch(commit, &mut parts)), earlier })
         }
         Err(error) => {
@@ -179,6 +175,10 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     // SAFETY: the write locks of all objects in it are held. An attached object is a private mapping: its memory already has
     // what the commit brings to the media.
     let commit = unsafe { pool.capture(&content, fill)? };
+    // Before anything that could panic: also a commit that is dropped is written, and counts.
+    parts.iter_mut().for_each(|part| part.writing().was_captured(commit.end_lsn()));
+    #[cfg(test)]
+    assert!(!tests::PANICS.get(), "as was asked for");
     if !copied.is_empty() {
         // The next large commit needs the shadow runs again, and then nobody may have to wait for it.
         pool.checkpoint_soon();
@@ -189,7 +189,7 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         let writing = part.writing();
         let is_aside = aside.is_some();
         let twins = if is_aside { None } else { twins.next() };
-        writing.committed(commit.end_lsn(), aside.as_deref(), twins.unwrap_or_default());
+        writing.committed(aside.as_deref(), twins.unwrap_or_default());
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }
@@ -252,4 +252,14 @@ pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
 /// Captures now and makes durable in the background. Stores are excluded during the call.
 pub(crate) fn psync_begin(shared: &Shared, attached: &[&Attached]) -> Result<PendingPsync> {
     shared.committer.begin(|| capture(attached, Stores::Excluded))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Whether a capture of this thread panics when it has taken its place in the log.
+        pub(crate) static PANICS: Cell<bool> = const { Cell::new(false) };
+    }
 }

@@ -205,6 +205,7 @@ mod tests {
     use super::*;
     use crate::access::Access;
     use crate::attach::AttachOptions;
+    use crate::psync::tests::PANICS;
     use crate::psync::{Stores, psync};
     use crate::{CreateObject, Objects};
 
@@ -269,6 +270,29 @@ mod tests {
         assert!(last_lsn > objects.pool().tail_lsn());
         shadow.make_room(&attached, MAX_RUN_PAGES + 1).unwrap_err();
         assert_eq!(shadow.last_lsn, last_lsn);
+    }
+
+    /// The record of a psync that panicked may count. What the next one commits is not relative to what was before it.
+    #[test]
+    fn a_psync_that_panicked_leaves_no_bases_behind() {
+        let (media, objects, attached) = attached(4);
+        let psync = || psync(&[&attached], Stores::Excluded);
+        for value in [3, 1] {
+            fill(&attached, 0, value, 8);
+            psync().unwrap();
+        }
+        fill(&attached, 0, 2, 8);
+        PANICS.set(true);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(psync)).unwrap_err();
+        PANICS.set(false);
+        fill(&attached, 0, 1, 8);
+        psync().unwrap();
+        let crashed = CrashMedia::from_image(&media.image(), media.domain()).unwrap();
+        attached.detach().unwrap();
+        drop(objects);
+        let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
+        let survivor = objects.attach("a", Access::Read, None).unwrap();
+        assert_eq!(survivor.as_slice().unwrap()[..8], [1; 8]);
     }
 
     /// What nothing leads to may be stored to meanwhile, and be reached later.

@@ -29,6 +29,8 @@ pub(crate) struct Writing {
     pub is_behind: bool,
     /// The end of the last commit that was captured, in the log.
     pub last_lsn: u64,
+    /// Whether what was taken is in the log, and its bases do not know of it yet.
+    pub is_captured: bool,
     /// Where large commits are put aside.
     pub shadow: Shadow,
     /// Private copies and twins above this number are dropped when they can be.
@@ -55,14 +57,17 @@ impl Writing {
         self.bases.compare(attached, &self.captured, most_twins, &mut self.changes);
     }
 
-    /// Notes that what was taken is in the log before `end_lsn`: as changes, or with all the pages that were put `aside`.
+    /// Notes that what was taken is in the log before `end_lsn`. [`Writing::committed`] follows, or a panic has come between.
+    pub fn was_captured(&mut self, end_lsn: u64) {
+        if !self.captured.is_empty() {
+            self.last_lsn = end_lsn;
+            self.is_captured = true;
+        }
+    }
+
+    /// Notes in the bases what is in the log: as changes, or with all the pages that were put `aside`.
     /// `twins` are copies of what is there of whole pages.
-    pub fn committed(
-        &mut self,
-        end_lsn: u64,
-        aside: Option<&[PageRun]>,
-        twins: Vec<(PageIndex, Page)>,
-    ) {
+    pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: Vec<(PageIndex, Page)>) {
         if self.captured.is_empty() {
             return;
         }
@@ -70,12 +75,16 @@ impl Writing {
             Some(pages) => self.bases.forget(pages),
             None => self.bases.commit(&self.changes, twins),
         }
-        self.last_lsn = end_lsn;
+        self.is_captured = false;
     }
 
     /// Has the pages that were taken reported again.
     pub fn give_back(&mut self) {
         self.is_behind |= !self.captured.is_empty();
+        if std::mem::take(&mut self.is_captured) {
+            // The last capture panicked when it had taken its place in the log.
+            self.bases.forget(&self.captured);
+        }
         self.tracker.give_back(&self.captured);
         self.captured.clear();
     }

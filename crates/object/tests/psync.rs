@@ -14,7 +14,7 @@ use aquifer_object::{
     PendingPsync,
 };
 use aquifer_pool::media::{self, ByteRange, Media, MediaOperation, PersistenceDomain};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{CreateOptions, LockMode, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{CrashMedia, Fault, Trigger};
 use aquifer_testkit::rng::Rng;
@@ -648,6 +648,38 @@ fn a_failure_in_the_background_is_told_to_whoever_asks() {
     let told = pending.wait().unwrap_err();
     assert!(matches!(told, ObjectError::Pool(PoolError::Failed { .. })), "{told}");
     assert!(matches!(object.detach(), Err(ObjectError::Unsynced { .. })));
+}
+
+/// While the end of an object is not durable yet, another one with its number is nobody's but its own.
+#[test]
+fn a_number_whose_object_is_being_destroyed_can_be_used_again() {
+    let media = Arc::new(CrashMedia::new(8 << 20, PersistenceDomain::PageCache).unwrap());
+    let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
+    let create_options = CreateOptions { inodes: Some(1), ..CreateOptions::default() };
+    let pool = Pool::create_on(media.clone(), &create_options, &options).unwrap();
+    let log = pool.layout().log();
+    let objects = Objects::new(pool);
+    create(&objects, "old", 1);
+    let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(log));
+    std::thread::scope(|scope| {
+        let destroying = scope.spawn(|| objects.destroy("old", None));
+        gate.wait_until_reached();
+        let creating = scope.spawn(|| create(&objects, "new", 1));
+        let number = loop {
+            let inodes = objects.pool().inodes().unwrap();
+            match inodes.into_iter().find(|inode| inode.name == b"new") {
+                Some(inode) => break inode.number,
+                None => std::thread::yield_now(),
+            }
+        };
+        // As who attaches it does.
+        let locked = objects.pool().lock_inode(number, LockMode::Shared).map(drop);
+        gate.open();
+        destroying.join().unwrap().unwrap();
+        creating.join().unwrap();
+        locked.unwrap();
+    });
+    drop(attach(&objects, "new"));
 }
 
 /// A pool too full for a large commit: nothing is forgotten, and there is a way out.

@@ -1,4 +1,4 @@
-//! Work in the background: a thread for checkpoints and one for zeroing, for each open pool.
+//! Work in the background: a thread for checkpoints, one for zeroing, and one that says that the others go on, for each open pool.
 //!
 //! Each sleeps until its bell is rung, and does nothing that would not be done without it: checkpoints would run when the
 //! log is full, and whoever needs zeros would make them. Without threads, a pool works on.
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::format::PAGE_BYTES;
+use crate::heartbeat::PERIOD;
 use crate::pool::OpenOptions;
 use crate::zero::CHUNK_PAGES;
 
@@ -91,6 +92,19 @@ impl Worker {
                 }
             }
         })
+    }
+
+    /// Says while the process waits for its media that it goes on.
+    pub fn heartbeat(core: &Arc<Core>) -> Option<Worker> {
+        let bell = core.heartbeat.bell.get_or_init(Arc::default).clone();
+        Self::start(
+            core,
+            "aquifer-beat",
+            bell,
+            |core, bell| {
+                while bell.pause(PERIOD) && core.beat() {}
+            },
+        )
     }
 
     fn start(

@@ -15,7 +15,7 @@
 //! A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages clean that never
 //! reached the disk, so no later flush could be believed. Nothing is lost by it, the log still has it.
 
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::alloc;
 use crate::appends::{at_place, note_at_place};
@@ -24,8 +24,9 @@ use crate::core::{Core, Maintaining};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::METADATA_START_PAGE;
-use crate::format::superblock::{COPIES, Superblock, UNKNOWN_BOOT};
+use crate::format::superblock::{COPIES, Superblock, UNKNOWN_BOOT, next_sequence};
 use crate::freed;
+use crate::heartbeat::Held;
 use crate::image;
 use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
@@ -57,7 +58,9 @@ impl Core {
         if control.applied_lsn.load(Relaxed) >= lsn {
             return Ok(());
         }
-        committed.copy_to_place(&*self.media).inspect_err(|error| {
+        let copied =
+            self.while_media_work(Held::Maintenance, || committed.copy_to_place(&*self.media));
+        copied.inspect_err(|error| {
             if let PoolError::Media(error) = error {
                 self.fail(FailureKind::Data, &error.source);
             }
@@ -144,7 +147,7 @@ impl Core {
         point::pass("checkpoint-applied");
         let mut ranges = committed.ranges();
         drop(committed);
-        let written = (|| -> std::result::Result<(), MediaError> {
+        let work = || -> std::result::Result<(), MediaError> {
             for (page, bytes) in pages {
                 let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;
                 // SAFETY: a page of metadata: no reference to it is ever made.
@@ -161,13 +164,15 @@ impl Core {
                 self.media.flush()?;
             }
             Ok(())
-        })();
+        };
+        let written = self.while_media_work(Held::Maintenance, work);
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
         // Another process may have been told of bytes that are lost, and this one not.
         self.check_not_failed()?;
         point::pass("checkpoint-flushed");
         let superblock = self.superblock(head_lsn);
-        write_superblocks(&*self.media, &superblock, 0, self.mutant)
+        let write = || write_superblocks(&*self.media, &superblock, 0, self.mutant);
+        self.while_media_work(Held::Maintenance, write)
             .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
         point::pass("checkpoint-superblocks");
         control.sequence.store(superblock.sequence, Relaxed);
@@ -188,7 +193,7 @@ impl Core {
         let control = self.control();
         Superblock {
             uuid: self.uuid,
-            sequence: control.sequence.load(Relaxed) + 1,
+            sequence: next_sequence(control.sequence.load(Relaxed)),
             layout: self.layout,
             generation: control.generation.load(Relaxed),
             tail_lsn,
@@ -196,7 +201,7 @@ impl Core {
             created_ns: self.created_ns,
             boot: match self.check_not_failed() {
                 Err(_) if !mutant::is(self.mutant, Mutant::TrustLostBytes) => UNKNOWN_BOOT,
-                _ => self.boot,
+                _ => self.life,
             },
         }
     }
@@ -248,7 +253,7 @@ impl Core {
             ..self.superblock(self.control().tail_lsn.load(Relaxed))
         };
         write_superblocks(&*self.media, &superblock, 0, self.mutant)?;
-        self.control().sequence.fetch_add(1, AcqRel);
+        self.control().sequence.store(superblock.sequence, Relaxed);
         Ok(())
     }
 }

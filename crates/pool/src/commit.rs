@@ -13,6 +13,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::patch::Patches;
 use crate::format::record::RecordBuilder;
+use crate::heartbeat::Held;
 use crate::log::{Append, FailureKind};
 use crate::media::{ByteRange, MediaError};
 use crate::point;
@@ -261,7 +262,9 @@ impl Core {
     /// Makes ranges durable that were written with [`Media::write_at`](crate::media::Media::write_at).
     pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
         self.check_writable()?;
-        let written = self.media.write_back(ranges).and_then(|()| self.media.flush());
+        let written = self.while_media_work(Held::Log, || {
+            self.media.write_back(ranges).and_then(|()| self.media.flush())
+        });
         self.or_fail(written)
     }
 
@@ -279,12 +282,15 @@ impl Core {
     ) -> Result<()> {
         self.check_writable()?;
         ranges.sort_unstable();
-        let written = parts(&ranges, PART_BYTES).try_for_each(|part| {
-            self.media.write_back(&part)?;
-            note_part();
-            Ok(())
+        let written = self.while_media_work(Held::Log, || {
+            parts(&ranges, PART_BYTES).try_for_each(|part| {
+                self.media.write_back(&part)?;
+                note_part();
+                Ok(())
+            })?;
+            self.media.flush()
         });
-        self.or_fail(written.and_then(|()| self.media.flush()))
+        self.or_fail(written)
     }
 
     fn or_fail(&self, written: std::result::Result<(), MediaError>) -> Result<()> {

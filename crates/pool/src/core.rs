@@ -22,6 +22,7 @@ use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::{Layout, SLOTS_PER_PAGE};
 use crate::format::record::LogIdentity;
+use crate::heartbeat::Heartbeat;
 use crate::image;
 use crate::image_words::before_bytes_are_stored;
 use crate::log::{FailureKind, ReadError};
@@ -31,6 +32,7 @@ use crate::mutant::Mutant;
 use crate::owners::Flaw;
 use crate::pins::Pins;
 use crate::segment::{Control, FILE_MUTEXES, Segment};
+use crate::segment_place::Places;
 
 /// An open pool. Everything here is safe to use from any thread.
 pub(crate) struct Core {
@@ -42,10 +44,12 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub uuid: Uuid,
     pub created_ns: u64,
-    /// The start of the machine in which this generation of the log began.
-    pub boot: u64,
+    /// The life in which this generation of the log began: see [`life`](crate::life).
+    pub life: u64,
     /// Names the segment in the superblock; nil for one that is private.
     pub segment_id: Uuid,
+    /// Where it may lie.
+    pub places: Places,
     pub segment: Segment,
     pub pins: Pins,
     /// Whether the segment and the media may be changed from here.
@@ -61,6 +65,8 @@ pub(crate) struct Core {
     pub held: Mutex<BTreeSet<u64>>,
     /// Held while this process has pages reserved only to zero them.
     pub zeroing: Mutex<()>,
+    /// For those that wait while this process waits for its media.
+    pub heartbeat: Heartbeat,
     /// Rung when there may be pages to be zeroed.
     pub zeroer_bell: OnceLock<Arc<Bell>>,
     /// Inodes that a reader of a damaged pool goes without, and why.

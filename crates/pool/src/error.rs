@@ -120,7 +120,8 @@ pub enum PoolError {
     /// Other processes have the pool open, and this one cannot reach what they share.
     #[error(
         "{} is open in processes whose shared memory cannot be reached from here ({reason}); run in the same \
-         container (the same /dev/shm) and as the same user as they do",
+         container (the same /dev/shm) and as the same user as they do, or have the first of them put it beside the pool \
+         (`segment_directory`)",
         path.display()
     )]
     BusyElsewhere {
@@ -128,6 +129,18 @@ pub enum PoolError {
         path: PathBuf,
         /// What was tried.
         reason: String,
+    },
+    /// Other processes have the pool open, and what they share may be another user's making.
+    #[error(
+        "the shared memory of {} belongs to user {uid} and lies on a file system that records no birth times, so it cannot be told who \
+         made it; close the pool everywhere, and open it with shared memory in another directory (`segment_directory`)",
+        path.display()
+    )]
+    UnknownSegment {
+        /// The pool.
+        path: PathBuf,
+        /// Whose the shared memory is.
+        uid: u32,
     },
     /// There is no room left for data.
     #[error(

@@ -55,6 +55,7 @@ use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::record::{Header, MIN_CLOSE_BYTES, RECORD_UNIT_BYTES, Record, skip_page};
 use crate::format::{FormatError, PAGE_BYTES};
+use crate::heartbeat::Held;
 use crate::media::{Media, MediaError};
 use crate::mutant::{self, Mutant};
 use crate::point;
@@ -289,8 +290,10 @@ impl Core {
     pub(crate) fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let position = self.position(lsn);
         let write = || match mutant::is(self.mutant, Mutant::NoFlush) {
-            // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
-            false => unsafe { self.media.write_durable(position, bytes) },
+            false => self.while_media_work(Held::Log, || {
+                // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+                unsafe { self.media.write_durable(position, bytes) }
+            }),
             // SAFETY: as above.
             true => unsafe { self.media.write_at(position, bytes) },
         };
@@ -309,7 +312,7 @@ impl Core {
         })?;
         // The record is there. But the system may have spoken of another page, which was to be written back and is
         // lost, and it says so once: a checkpoint of another process would take it for written. The media know.
-        if let Err(error) = self.media.flush() {
+        if let Err(error) = self.while_media_work(Held::Log, || self.media.flush()) {
             self.fail(FailureKind::Data, &error.source);
             self.note_loss();
         }

@@ -222,6 +222,13 @@ impl Membership {
         }
     }
 
+    /// Whether another handle has the pool open for writing, by a lock that a descriptor for reading cannot have.
+    pub fn has_writers(&self) -> bool {
+        let slots = LockRange { offset_bytes: PROCESS, len_bytes: PROCESSES as u64 };
+        lock::conflict(self.file.as_fd(), slots, LockKind::Shared)
+            .is_ok_and(|found| found.is_some())
+    }
+
     /// Whether the owner of a process slot lives.
     pub fn is_alive(&self, index: usize) -> bool {
         // A reader has no slot, so none is its own.

@@ -40,6 +40,10 @@ pub enum Mutant {
     PatchFirst,
     /// Bytes are stored to pages of a file while a power cut would give these pages to another file.
     StoreUnsettled,
+    /// What was written is taken to be there as long as the machine runs.
+    LifeOfMachine,
+    /// The log is made durable only where it is known that nothing of it was lost.
+    SecureOnlySameLife,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }

@@ -28,6 +28,7 @@ use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
+use crate::heartbeat::Held;
 use crate::image;
 use crate::log::{Append, FailureKind};
 use crate::media::{ByteRange, PersistenceDomain};
@@ -233,7 +234,9 @@ impl Core {
         let (position, len_bytes) = (self.position(lsn), end_lsn - lsn);
         if self.media.domain() != PersistenceDomain::PageCache {
             let range = ByteRange { offset_bytes: position, len_bytes };
-            let written = self.media.write_back(&[range]).and_then(|()| self.media.flush());
+            let written = self.while_media_work(Held::Log, || {
+                self.media.write_back(&[range]).and_then(|()| self.media.flush())
+            });
             return Ok(written.inspect_err(|error| self.fail(FailureKind::Log, &error.source))?);
         }
         let mut bytes = vec![0; CHUNK_BYTES.min(len_bytes) as usize];

@@ -55,6 +55,7 @@ pub const POINTS: &[&str] = &[
     "create-formatted",
     "create-named",
     "open-locked",
+    "open-made",
     "open-segment",
     "open-replayed",
     "open-secured",

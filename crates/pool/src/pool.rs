@@ -36,7 +36,7 @@ use crate::point;
 use crate::recovery::{self, Opened};
 use crate::replay::Committed;
 use crate::reservation::Reservation;
-use crate::segment::{Segment, SlotSet};
+use crate::segment::SlotSet;
 use crate::transaction::Transaction;
 
 /// How to open a pool.
@@ -59,13 +59,21 @@ pub struct OpenOptions {
     /// Permissions of the shared memory. A process that opens the pool for writing needs to read and write it, one that opens it for reading
     /// while a writer is there needs to read it.
     pub segment_mode: u32,
+    /// The directory that the first process puts the shared memory into; `/dev/shm` if none is said. Processes that join look there, in
+    /// `/dev/shm` and in the pool's own directory, so those of containers that share the pool's directory and not `/dev/shm` find each
+    /// other by themselves once the first one has named that directory.
+    ///
+    /// The directory should lie in memory, or on a disk: one that reserves the room that it gives (ext4, XFS; not NFS). There
+    /// the system writes shared memory back as it does every file, which costs some writes a minute and keeps nothing: after a
+    /// restart of the machine what is left is removed.
+    pub segment_directory: Option<PathBuf>,
     /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
     /// and finds none zeroes pages himself.
     pub zero_bytes_per_second: u64,
     /// How much free space is to be zero: beyond that nothing is zeroed in the background. What was never used
     /// counts.
     pub zeroed_bytes: u64,
-    /// Takes this for the number of the machine's start: for tests of power cuts.
+    /// Takes this for the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,
     /// Makes a deliberate mistake, in builds for the tests that look for it.
@@ -89,6 +97,7 @@ impl Default for OpenOptions {
             broker_socket: None,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
+            segment_directory: None,
             zero_bytes_per_second: 256 << 20,
             zeroed_bytes: 1 << 30,
             boot: None,
@@ -105,10 +114,6 @@ impl OpenOptions {
         let options =
             media::OpenOptions::new().writable(!self.read_only).write_windows(self.write_windows);
         self.domain.into_iter().fold(options, media::OpenOptions::domain)
-    }
-
-    pub(crate) fn boot(&self) -> u64 {
-        self.boot.unwrap_or_else(aquifer_sys::boot::id)
     }
 }
 
@@ -128,6 +133,7 @@ struct Shared {
     recovered_records: u64,
     checkpointer: Option<Worker>,
     zeroer: Option<Worker>,
+    heartbeat: Option<Worker>,
 }
 
 /// What a pool is and how full it is.
@@ -483,6 +489,7 @@ impl Pool {
         let zeroer = (has_workers && options.zero_bytes_per_second > 0)
             .then(|| Worker::zeroer(&opened.core, options))
             .flatten();
+        let heartbeat = has_workers.then(|| Worker::heartbeat(&opened.core)).flatten();
         Ok(Pool {
             shared: Arc::new(Shared {
                 core: opened.core,
@@ -490,6 +497,7 @@ impl Pool {
                 recovered_records: opened.recovered_records,
                 checkpointer,
                 zeroer,
+                heartbeat,
             }),
         })
     }
@@ -1216,14 +1224,17 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let core = &self.core;
         let workers = [self.zeroer.take(), self.checkpointer.take()];
+        let heartbeat = self.heartbeat.take();
         if !core.process.is_current() {
             // The threads are the parent's. Detaching them here would detach one of the child's own, if it has the
             // same stack.
-            std::mem::forget(workers);
+            std::mem::forget((workers, heartbeat));
             return;
         }
         workers.into_iter().flatten().for_each(Worker::stop);
         core.close();
+        // Closing waits for the media as well.
+        heartbeat.into_iter().for_each(Worker::stop);
     }
 }
 
@@ -1251,7 +1262,7 @@ impl Core {
                 point::pass("close-superblock");
                 // Of a pool that has failed one of the two says so to the next process that opens it.
                 if self.check_not_failed().is_ok() || self.note_loss() {
-                    Segment::remove(self.segment_id);
+                    self.places.remove(self.segment_id);
                 }
                 point::pass("close-removed");
             } else if self.membership.is_only_writer() {

@@ -31,9 +31,11 @@ use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, COPIES, Superblock, UNKNOWN_BOOT};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
+use crate::heartbeat::Heartbeat;
 use crate::image;
+use crate::life;
 use crate::log::FailureKind;
-use crate::media::{ByteRange, Media};
+use crate::media::{ByteRange, Media, MediaError};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
 use crate::owners::Flaw;
@@ -41,7 +43,8 @@ use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
 use crate::replay::{Committed, Counted};
-use crate::segment::{Owner, Segment};
+use crate::segment::Segment;
+use crate::segment_place::{self, Owner, Part, Places};
 
 /// The superblock that counts.
 #[derive(Debug)]
@@ -71,23 +74,60 @@ impl Superblocks {
     }
 }
 
+/// The page of each copy, as far as it can be read.
+type Pages = Vec<std::result::Result<Vec<u8>, MediaError>>;
+
+fn superblock_pages(media: &dyn Media) -> Pages {
+    let read = |copy| {
+        let mut page = vec![0; PAGE_BYTES as usize];
+        media.read_at(copy * PAGE_BYTES, &mut page).map(|()| page)
+    };
+    (0..COPIES).map(read).collect()
+}
+
+/// How often superblocks are read that change between two looks and are never whole.
+const MOST_LOOKS: usize = 10_000;
+
 /// Reads both superblocks and chooses.
+///
+/// Processes that have the pool open write them meanwhile, each copy at a time of its own. So what was read may be a part of one
+/// checkpoint's copy and a part of the next one's, in both places. One of the two is whole at any moment: what is damaged is the same
+/// when it is read again, and what was being written is not.
 pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
-    let path = || media.path().to_path_buf();
     if media.len_bytes() < COPIES * PAGE_BYTES {
-        return Err(PoolError::NotAPool { path: path() });
+        return Err(PoolError::NotAPool { path: media.path().to_path_buf() });
     }
-    let mut page = vec![0; PAGE_BYTES as usize];
+    let mut pages = superblock_pages(media);
+    for _ in 1..MOST_LOOKS {
+        let Err(_) = choose_superblock(media, &pages) else { break };
+        let again = superblock_pages(media);
+        let are_same = pages.iter().zip(&again).all(|copies| match copies {
+            (Ok(one), Ok(other)) => one == other,
+            (one, other) => one.is_err() && other.is_err(),
+        });
+        pages = again;
+        if are_same {
+            break;
+        }
+    }
+    choose_superblock(media, &pages)
+}
+
+fn choose_superblock(media: &dyn Media, pages: &Pages) -> Result<Superblocks> {
+    let path = || media.path().to_path_buf();
     let mut errors = Vec::new();
     let mut unreadable = None;
     let mut valid: Option<(u64, Superblock)> = None;
-    for copy in 0..COPIES {
-        if let Err(error) = media.read_at(copy * PAGE_BYTES, &mut page) {
-            errors.push((copy, FormatError::Unreadable));
-            unreadable = Some(error);
-            continue;
-        }
-        match Superblock::decode(&page, copy) {
+    for (copy, page) in (0..COPIES).zip(pages) {
+        let page = match page {
+            Ok(page) => page,
+            Err(error) => {
+                errors.push((copy, FormatError::Unreadable));
+                unreadable = Some(error);
+                continue;
+            }
+        };
+        match Superblock::decode(page, copy) {
             Ok(found) => match &valid {
                 // One of them is of another pool, and nothing says which.
                 Some((_, best)) if !found.is_of_same_pool(best) => {
@@ -105,7 +145,11 @@ pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
     }
     let Some((copy, valid)) = valid else {
         if let Some(error) = unreadable {
-            return Err(error.into());
+            let source = match error.source.raw_os_error() {
+                Some(errno) => std::io::Error::from_raw_os_error(errno),
+                None => std::io::Error::new(error.source.kind(), error.source.to_string()),
+            };
+            return Err(MediaError { path: path(), source, ..*error }.into());
         }
         if let Some(found) = errors.iter().find_map(|(_, error)| match error {
             FormatError::Version { found } => Some(*found),
@@ -297,18 +341,20 @@ fn new_core(
     media: &Arc<dyn Media>,
     membership: Arc<Membership>,
     superblock: &Superblock,
-    (segment, pins): (Segment, Pins),
-    segment_id: Uuid,
+    shared: SharedParts,
+    life: u64,
     options: &OpenOptions,
 ) -> Arc<Core> {
+    let SharedParts { segment, pins, segment_id, places } = shared;
     Arc::new_cyclic(|me| Core {
         me: me.clone(),
         media: media.clone(),
         layout: superblock.layout,
         uuid: superblock.uuid,
         created_ns: superblock.created_ns,
-        boot: options.boot(),
+        life,
         segment_id,
+        places,
         segment,
         pins,
         membership,
@@ -320,6 +366,7 @@ fn new_core(
         last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
         zeroing: std::sync::Mutex::default(),
+        heartbeat: Heartbeat::default(),
         zeroer_bell: std::sync::OnceLock::new(),
         distrusted: std::sync::OnceLock::new(),
     })
@@ -349,38 +396,102 @@ fn join(
     if superblock.segment.is_nil() {
         return Err(elsewhere("the superblock names no shared memory".to_owned()));
     }
-    let id = superblock.segment;
+    let segment_id = superblock.segment;
     let (uuid, layout) = (superblock.uuid, &superblock.layout);
-    let (segment, pins) = match shared {
+    let places = Places::new(options.segment_directory.as_deref(), media.path());
+    let identity = segment_place::identity_in(segment_id);
+    let (memory, pins) = match shared {
         // The pool was closed meanwhile, and opened again.
-        Some(shared) if shared.segment_id != id => {
+        Some(shared) if shared.segment_id != segment_id => {
             return Err(AccessError::ended(media.path()).into());
         }
         Some(shared) => {
-            (Segment::adopt(shared.segment, uuid, layout), Pins::adopt(shared.pins, uuid))
+            let file = shared.segment.file();
+            segment_place::verify(file, uuid, Part::Segment, identity, &**media)?;
+            (shared.segment, Some(shared.pins))
         }
-        None => (
-            Segment::open(id, uuid, layout, !options.read_only),
-            match options.read_only {
-                true => Ok(Pins::of_reader()),
-                false => Pins::open(&Segment::name_of_pins(id), uuid),
-            },
-        ),
+        None => {
+            let part = Part::Segment;
+            let writable = !options.read_only;
+            (places.open(segment_id, part, identity, uuid, &**media, writable)?, None)
+        }
     };
-    let (segment, pins) = (segment.map_err(elsewhere)?, pins.map_err(elsewhere)?);
-    let core = new_core(media, members, &superblock, (segment, pins), id, options);
+    let segment = Segment::adopt(memory, uuid, layout).map_err(elsewhere)?;
+    // Readers store to no pins, and need none of the writers'.
+    let pins = match options.read_only {
+        true => Pins::of_reader(),
+        false => {
+            let identity = segment.control().pins_identity.load(Relaxed);
+            let pins = match pins {
+                Some(pins) => {
+                    segment_place::verify(pins.file(), uuid, Part::Pins, identity, &**media)?;
+                    pins
+                }
+                None => places.open(segment_id, Part::Pins, identity, uuid, &**media, true)?,
+            };
+            Pins::adopt(pins, uuid).map_err(elsewhere)?
+        }
+    };
+    let life = segment.control().life.load(Relaxed);
+    let is_same_life =
+        life != life::UNKNOWN && life == life::of(&**media, options.boot, options.mutant);
+    // A writer that lives holds a lock on this file that needs a descriptor for writing, and uses this segment.
+    if !is_same_life && !members.has_writers() {
+        return Err(elsewhere(
+            "no process that writes to the pool lives, and what they shared may be older than the pool is now; end those \
+             that have it open for reading"
+                .to_owned(),
+        ));
+    }
+    let shared = SharedParts { segment, pins, segment_id, places };
+    let core = new_core(media, members, &superblock, shared, life, options);
     if core.is_writable {
         take_slot(&core)?;
     }
     Ok(Opened { core, overlay: Committed::default(), recovered_records: 0 })
 }
 
+/// What the processes of a pool share, and where it lies.
+struct SharedParts {
+    segment: Segment,
+    pins: Pins,
+    /// Nil if nobody else can reach it.
+    segment_id: Uuid,
+    places: Places,
+}
+
 /// Makes both segments, or none.
-fn create_shared(id: Uuid, superblock: &Superblock, mode: u32) -> Result<(Segment, Pins)> {
-    let segment = Segment::create(id, superblock.uuid, &superblock.layout, mode)?;
-    let pins = Pins::create(&Segment::name_of_pins(id), superblock.uuid, mode)
-        .inspect_err(|_| Segment::remove(id))?;
-    Ok((segment, pins))
+fn create_shared(
+    places: Places,
+    owner: Owner,
+    superblock: &Superblock,
+    life: u64,
+    mode: u32,
+) -> Result<SharedParts> {
+    let pool = superblock.uuid;
+    let new_id = owner.new_id()?;
+    let path = places.of_new(new_id);
+    let mut segment_id = Uuid::nil();
+    let made = (|| {
+        let segment = Segment::create(&path, pool, &superblock.layout, mode)?;
+        segment_id = owner.id(segment_place::identity_of(segment.file(), pool, Part::Segment)?);
+        let pins = Pins::create(&places.of_made(segment_id, Part::Pins), pool, mode)?;
+        let file = pins.file().expect("others share it");
+        let pins_identity = segment_place::identity_of(file, pool, Part::Pins)?;
+        // Others find the segment through the superblock, which is written later.
+        segment.control().pins_identity.store(pins_identity, Relaxed);
+        segment.control().life.store(life, Relaxed);
+        point::pass("open-made");
+        places.name_made(new_id, segment_id)?;
+        Ok((segment, pins))
+    })();
+    match made {
+        Ok((segment, pins)) => Ok(SharedParts { segment, pins, segment_id, places }),
+        Err(error) => {
+            [new_id, segment_id].into_iter().for_each(|id| places.remove(id));
+            Err(error)
+        }
+    }
 }
 
 /// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
@@ -394,21 +505,22 @@ fn build(
     let superblock = &superblocks.valid;
     let owner =
         Owner::new(superblock.uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
-    let had_failed = had_failed(superblock);
+    let places = Places::new(options.segment_directory.as_deref(), media.path());
+    let had_failed = had_failed(&places, superblock, &**media);
     if matches!(role, Role::First | Role::Alone) {
-        Segment::remove_left_by(owner);
+        places.remove_left_by(owner, superblock.segment, superblock.uuid);
     }
-    let (shared, segment_id) = match role {
-        Role::First => {
-            let id = owner.new_segment_id()?;
-            (create_shared(id, superblock, options.segment_mode)?, id)
-        }
-        _ => {
-            let segment = Segment::private(superblock.uuid, &superblock.layout)?;
-            ((segment, Pins::private()?), Uuid::nil())
-        }
+    let life = life::of(&**media, options.boot, options.mutant);
+    let shared = match role {
+        Role::First => create_shared(places, owner, superblock, life, options.segment_mode)?,
+        _ => SharedParts {
+            segment: Segment::private(superblock.uuid, &superblock.layout)?,
+            pins: Pins::private()?,
+            segment_id: Uuid::nil(),
+            places,
+        },
     };
-    let core = new_core(media, members, superblock, shared, segment_id, options);
+    let core = new_core(media, members, superblock, shared, life, options);
     point::pass("open-segment");
     let replayed = replay(&core, superblock, had_failed, options.repairs);
     let built = replayed.and_then(|Replayed { overlay, records, counted }| {
@@ -446,7 +558,7 @@ fn build(
             Ok(Opened { core, overlay, recovered_records })
         }
         Err(error) => {
-            Segment::remove(segment_id);
+            core.places.remove(core.segment_id);
             Err(error)
         }
     }
@@ -482,11 +594,17 @@ struct Replayed {
     counted: Counted,
 }
 
+/// No log begins behind this position, so that none reaches 2^63, where positions end: what is written in one generation is less than
+/// is left.
+const LATEST_START_LSN: u64 = 1 << 62;
 /// Whether the processes that had the pool open last were told that bytes are lost, and could not say so in the superblocks.
-fn had_failed(superblock: &Superblock) -> bool {
-    let left = Segment::open(superblock.segment, superblock.uuid, &superblock.layout, false);
-    // Relaxed: they are gone.
-    left.is_ok_and(|left| left.control().failure.load(Relaxed) != 0)
+fn had_failed(places: &Places, superblock: &Superblock, media: &dyn Media) -> bool {
+    let id = superblock.segment;
+    let identity = segment_place::identity_in(id);
+    let left = places.open(id, Part::Segment, identity, superblock.uuid, media, false).ok();
+    let left = left.and_then(|left| Segment::adopt(left, superblock.uuid, &superblock.layout).ok());
+    // Relaxed: those processes are gone.
+    left.is_some_and(|left| left.control().failure.load(Relaxed) != 0)
 }
 
 /// Loads the image and replays the log into it.
@@ -513,7 +631,7 @@ fn replay(
     let mut records = 0;
     let locked = core.lock()?;
     let counts_unmarked =
-        superblock.counts_unmarked_in(core.boot) && (!had_failed || superblock.boot == ANY_BOOT);
+        superblock.counts_unmarked_in(core.life) && (!had_failed || superblock.boot == ANY_BOOT);
     let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
         let slots = record.slots().map(|change| change.slot);
         if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
@@ -539,6 +657,11 @@ fn replay(
     alloc::forget_zeroed(&locked);
     drop(locked);
     let next_lsn = next_lsn(core, end_lsn);
+    if next_lsn < end_lsn {
+        // Both are positions in the log that ends here.
+        control.fresh_lsn.store(next_lsn, Relaxed);
+        control.content_end_lsn.store(next_lsn, Relaxed);
+    }
     for position in
         [&control.applied_lsn, &control.appends.durable_lsn, &control.appends.metadata_lsn]
     {
@@ -561,25 +684,31 @@ fn replay(
 /// And a round of the ring later. A power cut can take records, of which nothing says how many there were; but none lay further behind
 /// the tail than the ring is long. So no position is that of two records, and what is made of one names one thing for ever: an
 /// inode ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
+///
+/// Only a forged position comes near [`LATEST_START_LSN`]. Behind it the log begins anew, since in the generation that begins any position
+/// can be the first one.
 fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
     let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
-    // Behind the largest that a superblock can state, a pool could not be opened; only forged ones come near it.
-    let is_forged = next_lsn > u64::MAX / 4;
-    match is_forged || mutant::is(core.mutant, Mutant::SameGeneration) {
-        false => next_lsn + core.layout.log().len_bytes,
+    let ring_bytes = core.layout.log().len_bytes;
+    if next_lsn > LATEST_START_LSN {
+        return if core.is_writable { next_lsn % ring_bytes } else { next_lsn };
+    }
+    match mutant::is(core.mutant, Mutant::SameGeneration) {
+        false => next_lsn + ring_bytes,
         true => next_lsn,
     }
 }
 
-/// Makes durable what was replayed and may not be: while the machine that wrote the log runs on, it counts because it is there.
-/// Metadata may go to its place only when no power cut can take from the log what was found in it.
+/// Makes durable what was replayed and may not be. That it is in the log says only that it was written, and perhaps it is in the cache
+/// alone: whether this life is known to be another one than that of the log or not. Metadata may go to its place only when no power cut
+/// can take from the log what was found in it.
 ///
-/// What exposes bytes that no mark speaks of would not count after a restart, so the superblock says from here on that it does.
+/// What exposes bytes that no mark speaks of would not count in another life, so the superblock says from here on that it does.
 fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Result<Superblocks> {
     let superblock = &superblocks.valid;
     let (tail_lsn, end_lsn) = (superblock.tail_lsn, counted.end.lsn);
-    let may_have_restarted = superblock.boot != 0 && core.boot != 0 && superblock.boot != core.boot;
-    if end_lsn == tail_lsn || may_have_restarted {
+    let is_trusting = superblock.boot != 0 && core.life != 0 && superblock.boot != core.life;
+    if end_lsn == tail_lsn || (is_trusting && mutant::is(core.mutant, Mutant::SecureOnlySameLife)) {
         return Ok(superblocks);
     }
     let log = core.layout.log();
@@ -597,7 +726,7 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     core.make_durable_in_recovery(&ranges).inspect_err(|_| {
         // Some of it may have been lost before it was read here. The system says so once.
         let unknown = Superblock {
-            sequence: superblocks.valid.sequence + 1,
+            sequence: superblocks.valid.next_sequence(),
             boot: UNKNOWN_BOOT,
             ..superblocks.valid.clone()
         };
@@ -605,7 +734,7 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     })?;
     point::pass("open-secured");
     if !counted.unmarked.is_empty() {
-        superblocks.valid.sequence += 1;
+        superblocks.valid.sequence = superblocks.valid.next_sequence();
         superblocks.valid.boot = ANY_BOOT;
         write_superblocks(&*core.media, &superblocks.valid, superblocks.copy, core.mutant)?;
     }
@@ -654,15 +783,15 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
         // By a number that nobody can know: records that an older superblock, found again by accident, makes the
         // future of the log are not taken for it.
-        false => superblock.generation + 1 + (new_uuid()?.as_u64_pair().0 >> 33),
+        false => superblock.next_generation(new_uuid()?.as_u64_pair().0),
         true => superblock.generation,
     };
     let recovered = Superblock {
-        sequence: superblock.sequence + 1,
+        sequence: superblock.next_sequence(),
         generation: raised,
         tail_lsn: end_lsn,
         segment: core.segment_id,
-        boot: core.boot,
+        boot: core.life,
         ..superblock.clone()
     };
     write_superblocks(&*core.media, &recovered, superblocks.copy, core.mutant)

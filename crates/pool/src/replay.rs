@@ -160,6 +160,8 @@ impl LogReader<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
     pages: BTreeMap<u64, LoggedPage>,
+    /// How much content was read that was put elsewhere, to compare it with its checksum.
+    checked_bytes: u64,
 }
 
 impl Committed {
@@ -176,7 +178,9 @@ impl Committed {
             Some(owners) => owners.owned(inode, range),
             None => range,
         };
-        let inodes: Vec<u64> = record.content_inodes().collect();
+        let mut inodes: Vec<u64> = record.content_inodes().collect();
+        inodes.sort_unstable();
+        inodes.dedup();
         let log = reader.layout.log();
         let record_offset = log.offset_bytes + record.header.lsn % log.len_bytes;
         for entry in &record.entries {
@@ -200,6 +204,11 @@ impl Committed {
                     if owners.is_some_and(|owners| !owners.may_hold_content_for(&inodes, source)) {
                         let error =
                             FormatError::Field { field: "source", value: source_offset_bytes };
+                        return Err(damaged(reader, error));
+                    }
+                    self.checked_bytes = self.checked_bytes.saturating_add(source.len_bytes);
+                    if self.checked_bytes > most_copied_bytes(&reader.layout.data()) {
+                        let error = FormatError::Field { field: "length", value: source.len_bytes };
                         return Err(damaged(reader, error));
                     }
                     check_content(reader, source, sum)?;
@@ -353,6 +362,12 @@ fn damaged(reader: &LogReader<'_>, error: FormatError) -> PoolError {
         structure: "a record of the log".to_owned(),
         error,
     }
+}
+
+/// No log takes more content from data of this range: a page holds content for one record at most, and is used again when the tail has passed
+/// that. A forged log may have any number of entries for one place, and each is read.
+pub(crate) fn most_copied_bytes(data: &ByteRange) -> u64 {
+    data.len_bytes.saturating_mul(2)
 }
 
 fn check_in_data(reader: &LogReader<'_>, range: ByteRange) -> Result<()> {

@@ -25,7 +25,7 @@
 //! Beside it lies a second segment, of the [`pins`](crate::pins) of writers. Readers do not open that one, and map this one for reading only.
 
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use aquifer_sys::robust::{self, RobustMutex};
@@ -34,9 +34,7 @@ use uuid::Uuid;
 
 use crate::appends::Appends;
 use crate::bitmap;
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
-use crate::format::checksum;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
 use crate::format::slot_change::SLOT_WORDS;
@@ -96,6 +94,10 @@ pub(crate) struct Control {
     /// What a mutex of the maker's C library looks like.
     mutex_layout: AtomicU64,
     uuid: [AtomicU64; 2],
+    /// Of the pins beside it: see [`segment_place`](crate::segment_place).
+    pub pins_identity: AtomicU64,
+    /// The life in which it was made: see [`life`](crate::life). All who share it are in that one.
+    pub life: AtomicU64,
     /// Slots before this one have memory; those from it on were never used.
     allocated_slots: AtomicU64,
     pub metadata_mutex: RobustMutex,
@@ -207,39 +209,11 @@ pub(crate) enum SlotSet {
 
 const SLOT_SETS: usize = 5;
 
-const NAME_START: &str = "aquifer-";
-const PINS_END: &str = "-pins";
-/// Where the system has its shared memory.
-const DIRECTORY: &str = "/dev/shm";
-
-/// Whose segment it is: the first half of its name's number. So one that its maker died over, still empty, can
-/// be told from those of others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Owner(u64);
-
-impl Owner {
-    /// The pool with this uuid in this file: a copy of the file has the same uuid, and names the same segment.
-    pub fn new(pool: Uuid, file: BorrowedFd<'_>) -> std::io::Result<Owner> {
-        let metadata = std::fs::File::from(file.try_clone_to_owned()?).metadata()?;
-        let (device, number) = match metadata.rdev() {
-            0 => (metadata.dev(), metadata.ino()),
-            device => (0, device),
-        };
-        let parts: [&[u8]; 3] = [pool.as_bytes(), &device.to_le_bytes(), &number.to_le_bytes()];
-        Ok(Owner(checksum(&parts)))
-    }
-
-    /// The id of a new segment.
-    pub fn new_segment_id(self) -> Result<Uuid> {
-        Ok(Uuid::from_u64_pair(self.0, new_uuid()?.as_u64_pair().1))
-    }
-}
-
 impl Segment {
-    /// Makes a segment that other processes can open by `id`.
-    pub fn create(id: Uuid, pool: Uuid, layout: &Layout, mode: u32) -> Result<Segment> {
+    /// Makes a segment that other processes can open, when the superblock names it.
+    pub fn create(path: &Path, pool: Uuid, layout: &Layout, mode: u32) -> Result<Segment> {
         let (len_bytes, first_bytes) = (len_bytes(layout), first_bytes(layout));
-        let memory = SharedMemory::create_partly(&Self::name(id), len_bytes, first_bytes, mode)
+        let memory = SharedMemory::create_at(path, len_bytes, first_bytes, mode)
             .map_err(PoolError::SharedMemory)?;
         Self::initialise(memory, pool, layout)
     }
@@ -280,19 +254,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Opens the segment that another process made; the error says why there is none that belongs to this pool.
-    pub fn open(
-        id: Uuid,
-        pool: Uuid,
-        layout: &Layout,
-        writable: bool,
-    ) -> std::result::Result<Segment, String> {
-        let memory =
-            SharedMemory::open(&Self::name(id), writable).map_err(|error| error.to_string())?;
-        Self::adopt(memory, pool, layout)
-    }
-
-    /// As [`Segment::open`], of memory that is there already.
+    /// The segment in memory that another process made; the error says why it does not belong to this pool.
     pub fn adopt(
         memory: SharedMemory,
         pool: Uuid,
@@ -320,46 +282,6 @@ impl Segment {
     /// The descriptor.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.memory.file()
-    }
-
-    /// What the system calls the pins beside it.
-    pub fn name_of_pins(id: Uuid) -> String {
-        format!("{NAME_START}{}{PINS_END}", id.simple())
-    }
-
-    /// Segments of this pool in this file. When nobody has the pool open, they were left by processes that died, perhaps
-    /// before they were complete; those of a copy of the file are not among them.
-    pub fn left_by(owner: Owner) -> Vec<Uuid> {
-        let Ok(entries) = std::fs::read_dir(DIRECTORY) else { return Vec::new() };
-        let mut ids: Vec<Uuid> = (entries.flatten())
-            .filter_map(|entry| {
-                let name = entry.file_name().into_string().ok()?;
-                let id = name.strip_prefix(NAME_START)?;
-                Uuid::try_parse(id.strip_suffix(PINS_END).unwrap_or(id)).ok()
-            })
-            .filter(|id| id.as_u64_pair().0 == owner.0)
-            .collect();
-        ids.sort_unstable();
-        ids.dedup();
-        ids
-    }
-
-    /// Removes what [`Segment::left_by`] finds; for whoever has the pool for itself.
-    pub fn remove_left_by(owner: Owner) {
-        Self::left_by(owner).into_iter().for_each(Self::remove);
-    }
-
-    /// What the system calls it.
-    pub fn name(id: Uuid) -> String {
-        format!("{NAME_START}{}", id.simple())
-    }
-
-    /// Removes the names of a segment and of its pins, if there are any.
-    pub fn remove(id: Uuid) {
-        if !id.is_nil() {
-            let _ = SharedMemory::unlink(&Self::name_of_pins(id));
-            let _ = SharedMemory::unlink(&Self::name(id));
-        }
     }
 
     /// The control part.

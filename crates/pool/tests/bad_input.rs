@@ -10,8 +10,10 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::media::{ByteRange, Media};
-use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool, PoolError};
-use aquifer_testkit::unguarded::UnguardedPool;
+use aquifer_pool::{
+    CommitContent, CommitCopied, CommitPages, CreateOptions, OpenOptions, Pool, PoolError,
+};
+use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use support::sample::{self, page};
 use support::*;
 
@@ -787,4 +789,43 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     commit.finish().unwrap();
     other.checkpoint().unwrap();
     assert!(sample::read(&other, &alpha).unwrap()[..PAGE] == page("alpha", 31));
+}
+
+/// What was put beside the log is read once for each record that names it. A forged log may name it any number of times.
+#[test]
+fn a_log_that_names_content_without_end_is_refused_soon() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
+    let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
+    let reservation = pool.reserve(8, 1).unwrap();
+    let (runs, target) = (reservation.runs().to_vec(), reservation.whole().bytes());
+    let number = pool
+        .transact_unguarded(vec![reservation], |transaction| {
+            let inode = Inode {
+                kind: aquifer_pool::format::inode::InodeKind::Object,
+                size_bytes: target.len_bytes,
+                runs: runs.clone(),
+                name: b"object".to_vec(),
+                ..transaction.free_inode()?
+            };
+            let number = inode.number;
+            transaction.put(inode);
+            Ok(number)
+        })
+        .unwrap();
+    // Nobody's pages, as those are of a run that was given up.
+    let source_offset_bytes = target.end_bytes();
+    let bytes = vec![1; 8 * PAGE];
+    pool.media().write_unguarded(source_offset_bytes, &bytes).unwrap();
+    let checksum = aquifer_pool::format::checksum(&[&bytes]);
+    let copied = [CommitCopied { inode: number, target, source_offset_bytes, checksum }; 64];
+    assert!(64 * target.len_bytes > 2 * pool.layout().data().len_bytes);
+    let content = CommitContent { copied: &copied, ..CommitContent::default() };
+    pool.capture_unguarded(&content, |_| {}).unwrap().finish().unwrap();
+    let image = media.image();
+    std::mem::forget(pool);
+    assert_refused(&image, |error| match error {
+        PoolError::Damaged { structure, .. } => structure == "a record of the log",
+        _ => false,
+    });
 }

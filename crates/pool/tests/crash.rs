@@ -21,8 +21,10 @@ use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;
 
-/// The start of the machine in which the changes are made. Recoveries from power cuts come in later ones.
+/// The life in which the changes are made. Recoveries from power cuts come in later ones.
 const FIRST_BOOT: u64 = 1;
+/// From here on: what processes take for the life that have a mount namespace of their own. Nothing was lost.
+const SEEMS_ANOTHER: u64 = 1 << 32;
 
 /// The states that a run of random changes goes through; the one with index `id` is acknowledged by mark `id`, with all before.
 struct History {
@@ -40,7 +42,7 @@ fn record(
     domain: PersistenceDomain,
     mutant: Option<Mutant>,
 ) -> (Recording, History) {
-    record_and_look(seed, changes, domain, mutant, |_, _| {})
+    record_and_look(seed, changes, domain, mutant, |_, _, _| {})
 }
 
 /// The same; `look` sees the media and the present state after each change.
@@ -49,7 +51,7 @@ fn record_and_look(
     changes: u64,
     domain: PersistenceDomain,
     mutant: Option<Mutant>,
-    look: impl Fn(&CrashMedia, &Model),
+    look: impl Fn(&CrashMedia, &OpenOptions, &Model),
 ) -> (Recording, History) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
     let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
@@ -58,7 +60,7 @@ fn record_and_look(
     drop(pool);
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
-    let options = in_boot(FIRST_BOOT, mutant);
+    let mut options = in_boot(FIRST_BOOT, mutant);
     let mut pool = open(&media, &options).unwrap();
     let mut history = History { states: vec![Model::new()] };
     media.begin(0);
@@ -66,6 +68,20 @@ fn record_and_look(
     // Which of them counts.
     let mut present = 0;
     for id in 1..=changes {
+        if domain != PersistenceDomain::Volatile && rng.chance(0.05) {
+            // Killed, and the next process finds another life though nothing is lost. What it goes on with is durable.
+            pool.die();
+            media.begin(id);
+            options = in_boot(SEEMS_ANOTHER + id, mutant);
+            pool = open(&media, &options).unwrap();
+            let found = contents(&pool).unwrap();
+            assert!(history.states.contains(&found), "seed {seed}: {found:?}");
+            history.states.push(found);
+            media.acknowledge(id);
+            present = id;
+            look(&media, &options, &history.states[id as usize]);
+            continue;
+        }
         let before = present;
         let mut model = history.states[before as usize].clone();
         let change = Change::random(&mut rng, &model, id);
@@ -105,7 +121,7 @@ fn record_and_look(
         if change.is_durable() || domain == PersistenceDomain::Volatile {
             media.acknowledge(id);
         }
-        look(&media, &history.states[id as usize]);
+        look(&media, &options, &history.states[id as usize]);
     }
     // The pool is lost in the crash: what its closing does is not part of the recording.
     let recording = media.recording();
@@ -388,9 +404,9 @@ fn every_killed_process_in_memory_files_recovers() {
 fn what_is_visible_survives_every_process() {
     for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
         for seed in seed(0)..seed(0) + steps(8) as u64 {
-            record_and_look(seed, 40, domain, None, |media, state| {
+            record_and_look(seed, 40, domain, None, |media, options, state| {
                 let left = Arc::new(CrashMedia::from_image(&media.image(), domain).unwrap());
-                let pool = open(&left, &in_boot(FIRST_BOOT, None)).unwrap();
+                let pool = open(&left, options).unwrap();
                 assert_eq!(contents(&pool).unwrap(), *state, "seed {seed}, {domain}");
             });
         }
@@ -430,6 +446,44 @@ fn every_mutant_is_caught() {
         }
     }
     assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+/// Names of several objects are changed one after the other, and nothing makes that durable. The processes are killed, the next one finds
+/// another life though nothing is lost, and a power cut comes while it recovers.
+fn recover_in_another_life(mutant: Option<Mutant>) -> Result<Explored, Box<CrashFailure>> {
+    const OBJECTS: u64 = 5;
+    let fresh = Arc::new(CrashMedia::new(POOL_BYTES, PersistenceDomain::PageCache).unwrap());
+    let pool = Pool::create_on(fresh.clone(), &small(), &in_boot(FIRST_BOOT, None)).unwrap();
+    let name = |what: &str, id: u64| format!("{what}-{id}").into_bytes();
+    (0..OBJECTS).for_each(|id| common::create(&pool, &name("old", id), 1).unwrap());
+    drop(pool);
+    let media = Arc::new(CrashMedia::from_image(&fresh.image(), fresh.domain()).unwrap());
+    let pool = open(&media, &in_boot(FIRST_BOOT, mutant)).unwrap();
+    (0..OBJECTS).for_each(|id| common::rename(&pool, &name("old", id), &name("new", id)).unwrap());
+    pool.die();
+    let pool = open(&media, &in_boot(SEEMS_ANOTHER, mutant)).unwrap();
+    assert_eq!(contents(&pool).unwrap().into_keys().next(), Some(name("new", 0)));
+    media.acknowledge(1);
+    let recording = media.recording();
+    drop(pool);
+    explore(&recording, Plan { depth: 0, budget: 2000, seed: 1 }, |state| {
+        let pool = open(&Arc::new(state.media()?), &in_boot(FIRST_BOOT + 1, mutant))?;
+        let found = contents(&pool)?;
+        let is_new = |id| found.contains_key(&name("new", id));
+        let changed = (0..OBJECTS).filter(|id| is_new(*id)).count() as u64;
+        let are_first = (0..changed).all(is_new);
+        match are_first && (changed == OBJECTS || !state.marks().is_acknowledged(1)) {
+            true => Ok(None),
+            false => Err(format!("found {:?}", found.keys()).into()),
+        }
+    })
+}
+
+#[test]
+fn what_is_recovered_in_another_life_is_durable() {
+    recover_in_another_life(None).unwrap_or_else(|failure| panic!("{failure}"));
+    let caught = recover_in_another_life(Some(Mutant::SecureOnlySameLife));
+    println!("{}", caught.expect_err("a power cut has shown it").reason);
 }
 
 /// Media that lose a flush, write two things the other way round, or take durable writes for plain ones: each of

@@ -215,6 +215,32 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
     });
 }
 
+/// One flush, or one write of the log, takes longer than anybody's patience.
+#[test]
+fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
+    let patience = Duration::from_secs(1);
+    for operation in [MediaOperation::Flush, MediaOperation::WriteDurable] {
+        let media = Arc::new(CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap());
+        let options = OpenOptions { stall_timeout: patience, background: true, ..alone(None) };
+        let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
+        // With its checkpoint in the superblocks, its flush, and the writes of the log before it.
+        for (index, work) in [Pool::sync, Pool::checkpoint].into_iter().enumerate() {
+            write(&pool, format!("object-{index}").as_bytes(), 2, 3).unwrap();
+            let gate = media.hold(Trigger::on(operation));
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| work(&pool));
+                gate.wait_until_reached();
+                let waiting = [scope.spawn(|| pool.sync()), scope.spawn(|| pool.checkpoint())];
+                // Longer than anybody's patience, which is what this is about.
+                std::thread::sleep(patience * 5 / 2);
+                gate.open();
+                first.join().unwrap().unwrap();
+                waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
+            });
+        }
+    }
+}
+
 /// The system says of a lost page that it is lost to a program that has nothing to do with the pool, and to those that had the device open
 /// then. A process that opens the pool later is told by these.
 #[test]

@@ -29,6 +29,7 @@ const RAMFS: u64 = 0x8584_58f6;
 /// ext2, ext3 and ext4 share one number.
 const EXT: u64 = 0xef53;
 const XFS: u64 = 0x5846_5342;
+const F2FS: u64 = 0xf2f5_2010;
 
 /// hugetlbfs, which has no write system call.
 pub const HUGETLBFS: u64 = 0x9584_58f6;
@@ -60,6 +61,16 @@ pub fn in_memory(magic: u64) -> Option<&'static str> {
 /// The name of a file system without storage, if it is one.
 pub fn made_up(magic: u64) -> Option<&'static str> {
     MADE_UP.iter().find(|known| known.0 == magic).map(|known| known.1)
+}
+
+/// Where below `/sys/fs` each mounted file system of this kind has a directory, if it has one, named after its device.
+pub(crate) fn with_instances_in_sysfs(magic: u64) -> Option<&'static str> {
+    match magic {
+        EXT => Some("ext4"),
+        XFS => Some("xfs"),
+        F2FS => Some("f2fs"),
+        _ => None,
+    }
 }
 
 /// Whether ranges written with `sync_file_range` are durable after a sync of *any* page of the file.

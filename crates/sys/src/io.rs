@@ -27,18 +27,26 @@ use std::path::Path;
 use crate::check;
 use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
 
+/// The number of an `ioctl` whose argument the kernel writes (`_IOR`) or reads (`_IOW`).
+pub(crate) const fn request(is_written: bool, kind: u8, number: u8, bytes: u8) -> libc::Ioctl {
+    let is_swapped = cfg!(any(
+        target_arch = "mips",
+        target_arch = "mips64",
+        target_arch = "powerpc",
+        target_arch = "powerpc64",
+        target_arch = "sparc64"
+    ));
+    let direction: u32 = if is_written == is_swapped { 1 << 30 } else { 1 << 31 };
+    (direction | (bytes as u32) << 16 | (kind as u32) << 8 | number as u32) as libc::Ioctl
+}
+
 /// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
-const BLKGETSIZE64: libc::Ioctl = if cfg!(any(
-    target_arch = "mips",
-    target_arch = "mips64",
-    target_arch = "powerpc",
-    target_arch = "powerpc64",
-    target_arch = "sparc64"
-)) {
-    0x4008_1272
-} else {
-    0x8008_1272_u32 as libc::Ioctl
-};
+const BLKGETSIZE64: libc::Ioctl = request(true, 0x12, 114, 8);
+/// The attributes of a file, and setting them: `_IOR('f', 1, long)`, `_IOW('f', 2, long)`.
+const FS_IOC_GETFLAGS: libc::Ioctl = request(true, b'f', 1, size_of::<libc::c_long>() as u8);
+const FS_IOC_SETFLAGS: libc::Ioctl = request(false, b'f', 2, size_of::<libc::c_long>() as u8);
+/// The attribute: writes go to where the bytes are.
+const FS_NOCOW_FL: libc::c_int = 0x0080_0000;
 
 /// Repeats a call that a signal interrupted.
 fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
@@ -376,6 +384,22 @@ fn allocate_as(
     // SAFETY: integers only.
     uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) }.into())
         .map(drop)
+}
+
+/// Has a new, empty file written in place where its file system would put each write elsewhere (btrfs), so that room which was
+/// allocated stays enough. Does nothing on others.
+pub fn write_in_place(file: BorrowedFd<'_>) {
+    if crate::file_system::magic(file).ok() != Some(libc::BTRFS_SUPER_MAGIC as u64) {
+        return;
+    }
+    let mut flags: libc::c_int = 0;
+    // SAFETY: the request writes one `int`, whatever its number says, which outlives the call.
+    let known = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFLAGS, &raw mut flags) };
+    flags |= FS_NOCOW_FL;
+    if known == 0 {
+        // A file system that refuses copies each write, as it does to all files. SAFETY: the request reads one `int`, which outlives the call.
+        let _ = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_SETFLAGS, &raw const flags) };
+    }
 }
 
 /// Another open file description of the same file, with `flags` of `open(2)`: it has its own record of

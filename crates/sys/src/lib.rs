@@ -17,6 +17,7 @@ compile_error!(
 
 pub mod accounting;
 pub mod boot;
+pub mod cache_life;
 pub mod clock;
 pub mod copy;
 pub mod cost;

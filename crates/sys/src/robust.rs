@@ -232,6 +232,12 @@ impl RobustMutex {
             .store(self.progress.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
+    /// Says the same for a holder that cannot at the moment: a thread of its process does, that knows that it goes on.
+    pub fn note_progress_of_holder(&self) {
+        // If the holder says it at the same time, it counts once.
+        self.note_progress();
+    }
+
     /// Takes the lock, waiting up to `timeout` for a holder that does nothing, or for as long as it takes.
     ///
     /// A thread that holds the lock and asks again waits for itself: it gets [`LockError::Timeout`].

@@ -9,6 +9,10 @@
 //! unlinked, whoever has died; the memory stays until nobody maps it. The content of a new segment is
 //! zero.
 //!
+//! A segment can lie in any other directory as well ([`SharedMemory::create_at`], [`SharedMemory::descriptor_at`]), where those reach it that
+//! share that directory. On a disk its room is reserved there, the system writes it back now and then, and its name outlives the machine's
+//! start. File systems that cannot reserve room are refused.
+//!
 //! Others may change the bytes at any time: they are reached through [`SharedMemory::start`] by atomics
 //! and raw copies ([`copy_racy`](crate::memory::copy_racy)), never by references.
 
@@ -17,7 +21,9 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use crate::memory::{self, Protection};
 
@@ -28,7 +34,7 @@ pub enum SharedMemoryError {
     /// There is not enough memory for it.
     #[error(
         "not enough shared memory for {len_bytes} bytes ({source}); enlarge /dev/shm \
-         (`mount -o remount,size=…`, `--shm-size` of a container), or remove what fills it"
+         (`mount -o remount,size=…`, `--shm-size` of a container), or what else was chosen in its place, or remove what fills it"
     )]
     NoSpace {
         /// Bytes asked for.
@@ -110,10 +116,21 @@ impl SharedMemory {
         allocated_bytes: usize,
         mode: u32,
     ) -> Result<SharedMemory, SharedMemoryError> {
-        let path = path_of(name)?;
+        Self::create_at(&path_of(name)?, len_bytes, allocated_bytes, mode)
+    }
+
+    /// As [`SharedMemory::create_partly`], at a path.
+    pub fn create_at(
+        path: &Path,
+        len_bytes: usize,
+        allocated_bytes: usize,
+        mode: u32,
+    ) -> Result<SharedMemory, SharedMemoryError> {
+        let name = &*path.to_string_lossy();
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
-        let file = open_raw(&path, flags, mode).map_err(|source| refused(name, "make", source))?;
+        let file = open_raw(path, flags, mode).map_err(|source| refused(name, "make", source))?;
         let made = (|| {
+            crate::io::write_in_place(file.as_fd());
             // The process's mask has been applied to the mode.
             let permissions = std::fs::Permissions::from_mode(mode & 0o777);
             file.set_permissions(permissions)
@@ -122,26 +139,28 @@ impl SharedMemory {
             Self::map(file, len_bytes, Protection::ReadWrite, name)
         })();
         if made.is_err() {
-            let _ = Self::unlink(name);
+            let _ = std::fs::remove_file(path);
         }
         made
     }
 
     /// Maps a segment that exists, all of it.
     pub fn open(name: &str, writable: bool) -> Result<SharedMemory, SharedMemoryError> {
-        let path = path_of(name)?;
-        let (flags, protection) = if writable {
-            (libc::O_RDWR, Protection::ReadWrite)
-        } else {
-            (libc::O_RDONLY, Protection::Read)
-        };
-        let file = open_raw(&path, flags, 0).map_err(|source| refused(name, "open", source))?;
-        Self::map_whole(file, protection, name)
+        Self::adopt(Self::descriptor_at(&path_of(name)?, writable)?, writable)
     }
 
-    /// Maps a segment for writing whose descriptor another process has sent.
-    pub fn adopt(file: OwnedFd) -> Result<SharedMemory, SharedMemoryError> {
-        Self::map_whole(file.into(), Protection::ReadWrite, "(granted)")
+    /// Opens a segment at a path, whatever lies there, without touching its bytes: for a caller that asks first whether it is the right one.
+    pub fn descriptor_at(path: &Path, writable: bool) -> Result<OwnedFd, SharedMemoryError> {
+        let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+        open_raw(path, flags, 0)
+            .map(OwnedFd::from)
+            .map_err(|source| refused(&path.to_string_lossy(), "open", source))
+    }
+
+    /// Maps a segment, all of it, by a descriptor: one that was opened for writing, if `writable`.
+    pub fn adopt(file: OwnedFd, writable: bool) -> Result<SharedMemory, SharedMemoryError> {
+        let protection = if writable { Protection::ReadWrite } else { Protection::Read };
+        Self::map_whole(file.into(), protection, "(open)")
     }
 
     fn map_whole(
@@ -188,10 +207,7 @@ impl SharedMemory {
 
     /// Removes the name. Whoever has mapped the segment keeps it.
     pub fn unlink(name: &str) -> Result<(), SharedMemoryError> {
-        let path = path_of(name)?;
-        // SAFETY: a NUL-terminated name that outlives the call.
-        let result = unsafe { libc::shm_unlink(path.as_ptr()) };
-        crate::check(result.into()).map(drop).map_err(|source| refused(name, "remove", source))
+        std::fs::remove_file(path_of(name)?).map_err(|source| refused(name, "remove", source))
     }
 
     fn map(
@@ -234,20 +250,25 @@ impl Drop for SharedMemory {
     }
 }
 
-/// What `shm_open` takes.
-fn path_of(name: &str) -> Result<CString, SharedMemoryError> {
-    let bad = || SharedMemoryError::BadName { name: name.into() };
-    let is_good = !name.is_empty() && name.len() <= 250 && !name.contains('/');
+/// Where the system has its shared memory.
+pub const DIRECTORY: &str = "/dev/shm";
+
+/// Where `shm_open` has a name.
+fn path_of(name: &str) -> Result<PathBuf, SharedMemoryError> {
+    let is_good = !name.is_empty() && name.len() <= 250 && !name.contains(['/', '\0']);
     let is_good = is_good && name != "." && name != "..";
-    if !is_good {
-        return Err(bad());
+    match is_good {
+        true => Ok(Path::new(DIRECTORY).join(name)),
+        false => Err(SharedMemoryError::BadName { name: name.into() }),
     }
-    CString::new(format!("/{name}")).map_err(|_| bad())
 }
 
-fn open_raw(path: &CString, flags: libc::c_int, mode: u32) -> io::Result<File> {
+/// As `shm_open`: follows no link, and does not wait for the other end of a pipe that lies there instead.
+fn open_raw(path: &Path, flags: libc::c_int, mode: u32) -> io::Result<File> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: a NUL-terminated name that outlives the call.
-    let fd = unsafe { libc::shm_open(path.as_ptr(), flags | libc::O_CLOEXEC, mode) };
+    let fd = unsafe { libc::open(path.as_ptr(), flags, mode) };
     let fd = crate::check(fd.into())?;
     // SAFETY: just opened, owned by nobody else.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })

@@ -236,3 +236,31 @@ impl Drop for OwnStack {
         let _ = unsafe { memory::unmap(self.0, OWN_STACK_BYTES) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn note_place(place: *mut libc::c_void) {
+        let local = 0u8;
+        // SAFETY: the test passes an address of its own.
+        unsafe { *place.cast::<usize>() = std::hint::black_box(&raw const local).addr() };
+    }
+
+    #[test]
+    fn a_function_has_a_pooled_stack_and_returns_to_where_it_was_called() {
+        prepare_pool().unwrap();
+        let pool = POOL.get().unwrap().base.addr();
+        let (top, mut place) = (take().expect("a stack is free"), 0usize);
+        let base = top.0.base.wrapping_add(top.1 * STACK_BYTES);
+        // SAFETY: the end of a stack that was taken; the function writes to the place it is given.
+        unsafe {
+            let top = base.wrapping_add(STACK_BYTES - END_BYTES);
+            call_on(top, note_place, (&raw mut place).cast());
+        }
+        assert!((base.addr() + GUARD_BYTES..base.addr() + STACK_BYTES).contains(&place));
+        assert!((pool..pool + POOL_STACKS * STACK_BYTES).contains(&place));
+        // Release pairs with the acquire in `take`.
+        top.0.taken[top.1].store(false, Ordering::Release);
+    }
+}

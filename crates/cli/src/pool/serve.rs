@@ -38,6 +38,11 @@ pub struct Args {
     /// File with the key, of mode 600; if there is none, a key is made and written to it [default: the pool's path and `.key`]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+
+    /// Where it puts what the pool's processes share, if it is the first one; readers look in `/dev/shm` and beside the pool
+    /// [default: /dev/shm]
+    #[arg(long, value_name = "DIR")]
+    shared_memory: Option<PathBuf>,
 }
 
 /// Serves until it is told to end.
@@ -50,6 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     let options = OpenOptions {
         segment_mode: mode,
         broker_socket: args.socket.clone(),
+        segment_directory: args.shared_memory.clone(),
         ..OpenOptions::default()
     };
     let pool = Pool::open(&args.path, &options)?;

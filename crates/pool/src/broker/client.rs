@@ -79,7 +79,7 @@ pub(crate) fn ask(
     if identity(&found) != identity(metadata) {
         return Err(other_pool().into());
     }
-    let memory = |file| SharedMemory::adopt(file).map_err(PoolError::SharedMemory);
+    let memory = |file| SharedMemory::adopt(file, true).map_err(PoolError::SharedMemory);
     let shared =
         Shared { segment_id: answer.segment_id, segment: memory(segment)?, pins: memory(pins)? };
     Ok(Granted { file: file.into(), shared })

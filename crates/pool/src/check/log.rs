@@ -11,9 +11,10 @@ use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Recor
 use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
+use crate::life;
 use crate::media::ByteRange;
 use crate::owners::Owners;
-use crate::replay::{LogReader, UNMARKED};
+use crate::replay::{LogReader, UNMARKED, most_copied_bytes};
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
@@ -94,9 +95,9 @@ impl Checker<'_> {
         };
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let boot = self.options.boot.unwrap_or_else(aquifer_sys::boot::id);
+        let life = life::of(self.media, self.options.boot, None);
         let counted =
-            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(boot), |record| {
+            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(life), |record| {
                 view.records += u64::from(!record.header.is_skip);
                 view.end_lsn = record.header.end_lsn();
                 let lsn = record.header.lsn;
@@ -254,11 +255,14 @@ impl Checker<'_> {
         let data = layout.data();
         let mut flaws = Vec::new();
         let mut copies = Vec::new();
+        let mut copied_bytes = 0u64;
         let reader = self.log_reader(superblock);
         // Read before without an error, or reported.
         let _ = reader.scan(superblock.tail_lsn, view.end_lsn, |record| {
             let lsn = record.header.lsn;
-            let inodes: Vec<u64> = record.content_inodes().collect();
+            let mut inodes: Vec<u64> = record.content_inodes().collect();
+            inodes.sort_unstable();
+            inodes.dedup();
             for entry in &record.entries {
                 let (inode, target, source) = match *entry {
                     Entry::Pages { inode, target, .. } | Entry::Patches { inode, target, .. } => {
@@ -296,8 +300,15 @@ impl Checker<'_> {
                             source.offset_bytes
                         ),
                     ));
-                } else {
+                    continue;
+                }
+                let was_too_much = copied_bytes > most_copied_bytes(&data);
+                copied_bytes = copied_bytes.saturating_add(source.len_bytes);
+                if copied_bytes <= most_copied_bytes(&data) {
                     copies.push((lsn, inode, source, sum));
+                } else if !was_too_much {
+                    let flaw = "takes more content from beside the log than there can be";
+                    flaws.push((lsn, flaw.to_owned()));
                 }
             }
             Ok(())

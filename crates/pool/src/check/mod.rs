@@ -61,7 +61,7 @@ use run_time::Presence;
 pub struct CheckOptions {
     /// Reads the pages that count as never used as well, which must be zero. Takes as long as reading the pool.
     pub fresh_pages: bool,
-    /// Takes this for the number of the machine's start: for tests of power cuts.
+    /// Takes this for the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,
 }

@@ -11,7 +11,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::Media;
 use crate::membership::{Byte, Membership};
-use crate::segment::{Owner, Segment};
+use crate::segment_place::{Owner, Places};
 
 /// Whether others use the pool.
 pub(super) struct Presence {
@@ -95,14 +95,15 @@ impl Checker<'_> {
             );
         }
         let Ok(owner) = Owner::new(superblock.uuid, self.media.file()) else { return };
-        for id in Segment::left_by(owner) {
+        let places = Places::new(None, self.media.path());
+        for left in places.left_by(owner, superblock.segment, superblock.uuid) {
             self.find(
                 Severity::Repairable,
                 FindingKind::SharedMemory,
                 None,
                 text(
-                    format!("/dev/shm/{} belongs to this pool, and nobody has the pool open",
-                     Segment::name(id)),
+                    format!("{} belongs to this pool, and nobody has the pool open",
+                     left.path.display()),
                     "A process that was killed left it; it takes memory and serves nothing",
                     "Open the pool for writing, or run `aquifer pool check --repair`: both remove it",
                 ),

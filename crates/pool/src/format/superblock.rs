@@ -34,15 +34,24 @@ pub struct Superblock {
     pub segment: Uuid,
     /// When the pool was made, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// The start of the machine in which this generation began ([`aquifer_sys::boot`]): as long as it lasts, everything that was
+    /// The life in which this generation began, as a number ([`aquifer_sys::cache_life`]): as long as it lasts, everything that was
     /// written is there, whoever has died. 0 if that is not known; [`ANY_BOOT`] once all of it is durable.
     pub boot: u64,
 }
 
-/// In place of the start of a machine: it is not known whether what was written is there.
+/// In place of the number of a life: it is not known whether what was written is there.
 pub const UNKNOWN_BOOT: u64 = 0;
-/// In place of the start of a machine: the log is durable up to its end, and so is all that it exposes.
+/// In place of the number of a life: the log is durable up to its end, and so is all that it exposes.
 pub const ANY_BOOT: u64 = u64::MAX;
+
+/// The highest generation, sequence number and position.
+const MOST: u64 = u64::MAX / 2;
+
+/// The number after a sequence number. After the last one comes 1: until both copies have it the other one counts, which is as good, since
+/// what the change permits begins when both are durable.
+pub(crate) fn next_sequence(sequence: u64) -> u64 {
+    if sequence < MOST { sequence + 1 } else { 1 }
+}
 
 impl Superblock {
     /// Whether both describe one pool: what never changes is the same in them.
@@ -59,9 +68,23 @@ impl Superblock {
         fixed(self) == fixed(other)
     }
 
-    /// Whether records count, in this start of the machine, that expose what no mark says is durable.
-    pub fn counts_unmarked_in(&self, boot: u64) -> bool {
-        self.boot == ANY_BOOT || (self.boot != 0 && self.boot == boot)
+    /// The sequence number of the next superblock.
+    pub fn next_sequence(&self) -> u64 {
+        next_sequence(self.sequence)
+    }
+
+    /// Another generation, which `random` makes one that nobody can know.
+    pub fn next_generation(&self, random: u64) -> u64 {
+        match self.generation + 1 + (random >> 33) {
+            next if next <= MOST => next,
+            // The order of generations means nothing, and of all numbers few were ever used.
+            _ => 1 + (random >> 2),
+        }
+    }
+
+    /// Whether records count, in this life, that expose what no mark says is durable.
+    pub fn counts_unmarked_in(&self, life: u64) -> bool {
+        self.boot == ANY_BOOT || (self.boot != 0 && self.boot == life)
     }
 }
 
@@ -182,13 +205,13 @@ impl Superblock {
         };
         layout.validate()?;
         // A position near the end of the numbers could not be counted on from.
-        if raw.tail_lsn.get() > u64::MAX / 2 || raw.tail_lsn.get() % PAGE_BYTES != 0 {
+        if raw.tail_lsn.get() > MOST || raw.tail_lsn.get() % PAGE_BYTES != 0 {
             return Err(FormatError::Field { field: "tail", value: raw.tail_lsn.get() });
         }
         for (field, value) in
             [("generation", raw.generation.get()), ("sequence number", raw.sequence.get())]
         {
-            if value > u64::MAX / 2 {
+            if value > MOST {
                 return Err(FormatError::Field { field, value });
             }
         }

@@ -10,6 +10,7 @@
 //! It lies beside the segment, is named after it, has the same permissions, and comes and goes with it.
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_sys::memory;
@@ -72,9 +73,9 @@ impl Drop for PrivateMemory {
 
 impl PinMemory {
     /// Makes a segment that other writers can open.
-    pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<PinMemory> {
-        let memory =
-            SharedMemory::create(name, LEN_BYTES, mode).map_err(PoolError::SharedMemory)?;
+    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<PinMemory> {
+        let memory = SharedMemory::create_at(path, LEN_BYTES, LEN_BYTES, mode)
+            .map_err(PoolError::SharedMemory)?;
         let made = PinMemory::Shared(memory);
         let (high, low) = pool.as_u64_pair();
         made.header().uuid[0].store(high, Relaxed);
@@ -84,13 +85,7 @@ impl PinMemory {
         Ok(made)
     }
 
-    /// Opens the segment that another process made; the error says why there is none that belongs to this pool.
-    pub fn open(name: &str, pool: Uuid) -> std::result::Result<PinMemory, String> {
-        let memory = SharedMemory::open(name, true).map_err(|error| error.to_string())?;
-        Self::adopt(memory, pool)
-    }
-
-    /// As [`PinMemory::open`], of memory that is there already.
+    /// The segment that another process made; the error says why it does not belong to this pool.
     pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<PinMemory, String> {
         if memory.len_bytes() < LEN_BYTES {
             return Err("its part for pins is too small".to_owned());

@@ -38,6 +38,7 @@ mod memory;
 mod word;
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::atomic::Ordering::Acquire;
 
 use uuid::Uuid;
@@ -67,13 +68,8 @@ pub(crate) enum Pins {
 
 impl Pins {
     /// Makes the pins of a segment that other writers can open.
-    pub fn create(name: &str, pool: Uuid, mode: u32) -> Result<Pins> {
-        Self::in_memory(PinMemory::create(name, pool, mode)?)
-    }
-
-    /// Opens those that another writer made.
-    pub fn open(name: &str, pool: Uuid) -> std::result::Result<Pins, String> {
-        Self::in_memory(PinMemory::open(name, pool)?).map_err(|error| error.to_string())
+    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<Pins> {
+        Self::in_memory(PinMemory::create(path, pool, mode)?)
     }
 
     /// Those in memory that is there already.
@@ -367,21 +363,10 @@ mod tests {
 
     use super::*;
     use crate::create::new_uuid;
-    use crate::segment::Segment;
 
-    /// Shared memory of a test's own, removed when dropped.
-    struct Name(Uuid);
-
-    impl Name {
-        fn new() -> Name {
-            Name(new_uuid().unwrap())
-        }
-    }
-
-    impl Drop for Name {
-        fn drop(&mut self) {
-            Segment::remove(self.0);
-        }
+    fn open(path: &Path, pool: Uuid) -> Pins {
+        let file = SharedMemory::descriptor_at(path, true).unwrap();
+        Pins::adopt(SharedMemory::adopt(file, true).unwrap(), pool).unwrap()
     }
 
     /// An open file description of the pool file, for the locks of one handle.
@@ -396,18 +381,19 @@ mod tests {
     #[test]
     fn a_look_takes_no_pin_from_another_thread_of_its_handle() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let (name, pool) = (Name::new(), new_uuid().unwrap());
-        let memory = Segment::name_of_pins(name.0);
+        let pool = new_uuid().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let memory = directory.path().join("pins");
         let observer = Pins::create(&memory, pool, 0o600).unwrap();
         let (_file, of_observer) = members(file.path());
         let [dead, new] = [3, 4].map(|inode| PinValue::of_version(inode, 1).unwrap());
         for round in 0..4000 {
             {
-                let pins = Pins::open(&memory, pool).unwrap();
+                let pins = open(&memory, pool);
                 let (_file, members) = members(file.path());
                 pins.set(&members, dead).unwrap();
             }
-            let pins = Pins::open(&memory, pool).unwrap();
+            let pins = open(&memory, pool);
             let (_file, members) = members(file.path());
             let barrier = Barrier::new(2);
             std::thread::scope(|scope| {

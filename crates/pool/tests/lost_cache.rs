@@ -1,0 +1,133 @@
+//! The page cache is lost while the machine runs on: a file system is shut down, its device taken away or attached anew. Shared memory
+//! survives that, and the number of the machine's start is the same.
+//!
+//! Needs root, loop devices and ext4; everything is in a mount namespace of its own.
+
+mod common;
+mod disk;
+
+use std::path::PathBuf;
+
+use aquifer_pool::media::ByteRange;
+use aquifer_pool::{Mutant, OpenOptions, Pool};
+use aquifer_testkit::child::{self, Reaped};
+use common::contents;
+use disk::Disk;
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[
+        ("shut down", shut_down),
+        ("attached anew", attached_anew),
+        ("only killed", only_killed),
+        ("boot only", boot_only),
+        ("writer", write_until_killed),
+    ]);
+}
+
+fn options(mutant: Option<Mutant>) -> OpenOptions {
+    OpenOptions { background: false, mutant, ..OpenOptions::default() }
+}
+
+/// Fills the pool with an object, durably, destroys it, and writes another in its place, of which only the log becomes durable.
+fn write_until_killed() {
+    let path = PathBuf::from(std::env::var_os("POOL").unwrap());
+    let mutant = std::env::var_os("MISTAKEN").map(|_| Mutant::LifeOfMachine);
+    let pool = Pool::open(path, &options(mutant)).unwrap();
+    let pages = pool.info().unwrap().largest_free_pages;
+    common::create(&pool, b"kept", 1).unwrap();
+    common::write(&pool, b"removed", pages - 1, 0xdead).unwrap();
+    pool.sync().unwrap();
+    pool.checkpoint().unwrap();
+    common::destroy(&pool, b"removed").unwrap();
+    pool.checkpoint().unwrap();
+    common::write(&pool, b"new", pages / 2, 5).unwrap();
+    let log = pool.layout().log();
+    let media = pool.media();
+    media.write_back(&[ByteRange { len_bytes: log.len_bytes, ..log }]).unwrap();
+    media.flush().unwrap();
+    println!("written");
+    std::io::Write::flush(&mut std::io::stdout()).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A pool on a disk whose writer was killed.
+fn written(mutant: Option<Mutant>) -> Option<Disk> {
+    let disk = Disk::new(&[])?;
+    let path = disk.pool();
+    drop(Pool::create(&path, 16 << 20, &common::small(), &options(None)).unwrap());
+    let mut command = child::command("writer");
+    command.env("POOL", &path).envs(mutant.map(|_| ("MISTAKEN", "1")));
+    let mut writer = Reaped(command.spawn().unwrap());
+    {
+        use std::io::{BufRead, BufReader};
+        let output = BufReader::with_capacity(1, writer.0.stdout.as_mut().unwrap());
+        let has_written = output.lines().any(|line| line.unwrap() == "written");
+        let said = |writer: &mut Reaped| std::io::read_to_string(writer.0.stderr.take().unwrap());
+        assert!(has_written, "{:?}", said(&mut writer));
+    }
+    writer.kill();
+    Some(disk)
+}
+
+/// What the next process finds: the stamps of the object whose bytes were not durable, if it is there.
+fn found(disk: &Disk, mutant: Option<Mutant>) -> Option<Vec<u64>> {
+    let pool = Pool::open(disk.pool(), &options(mutant)).unwrap();
+    let mut found = contents(&pool).unwrap();
+    assert!(found.contains_key(b"kept".as_slice()) && !found.contains_key(b"removed".as_slice()));
+    found.remove(b"new".as_slice())
+}
+
+fn shut_down() {
+    let Some(disk) = written(None) else { return };
+    disk.shut_down();
+    assert!(disk.mount());
+    assert_eq!(found(&disk, None), None, "its bytes are lost");
+    drop(disk);
+}
+
+fn boot_only() {
+    let mutant = Some(Mutant::LifeOfMachine);
+    let Some(disk) = written(mutant) else { return };
+    disk.shut_down();
+    assert!(disk.mount());
+    let found = found(&disk, mutant).expect("the mistake is made");
+    assert!(found.contains(&0xdead), "the bytes of a removed object would have been seen");
+}
+
+fn attached_anew() {
+    let Some(mut disk) = written(None) else { return };
+    disk.shut_down();
+    disk.attach_anew();
+    assert!(disk.mount());
+    assert_eq!(found(&disk, None), None, "its bytes are lost");
+}
+
+fn only_killed() {
+    let Some(disk) = written(None) else { return };
+    let new = found(&disk, None).expect("nothing is lost");
+    assert!(new.iter().all(|stamp| *stamp == 5));
+}
+
+#[test]
+fn what_a_file_system_that_was_shut_down_has_lost_does_not_count() {
+    child::succeeds_with_mounts("shut down");
+}
+
+#[test]
+fn what_a_device_that_was_attached_anew_has_lost_does_not_count() {
+    child::succeeds_with_mounts("attached anew");
+}
+
+#[test]
+fn what_killed_processes_have_written_counts_while_the_file_system_is_there() {
+    child::succeeds_with_mounts("only killed");
+}
+
+#[test]
+fn a_life_that_is_the_machines_shows_removed_bytes() {
+    child::succeeds_with_mounts("boot only");
+}

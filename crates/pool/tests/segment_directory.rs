@@ -1,0 +1,235 @@
+//! Shared memory in a directory that the caller has chosen: the pool's own, on a disk, which other containers share and which outlives
+//! the machine's start.
+
+mod common;
+mod disk;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use aquifer_pool::check::{CheckOptions, FindingKind, check};
+use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_testkit::child::{self, Reaped};
+use common::{contents, create};
+use disk::{Disk, succeeds};
+
+/// What a child does. Not a test by itself.
+#[test]
+fn child() {
+    child::play(&[
+        ("writer", write_until_killed),
+        ("containers", containers),
+        ("crowded", crowded),
+        ("no birth times", no_birth_times),
+    ]);
+}
+
+fn default() -> OpenOptions {
+    OpenOptions { background: false, ..OpenOptions::default() }
+}
+
+fn reading() -> OpenOptions {
+    OpenOptions { read_only: true, ..OpenOptions::default() }
+}
+
+/// With shared memory beside the pool.
+fn beside(pool: &Path) -> OpenOptions {
+    OpenOptions { segment_directory: pool.parent().map(Path::to_path_buf), ..default() }
+}
+
+fn names_of_shared_memory(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
+    let is_ours =
+        |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("aquifer-");
+    let mut names: Vec<_> = entries.filter(is_ours).collect();
+    names.sort();
+    names
+}
+
+fn created(directory: &Path) -> PathBuf {
+    let path = directory.join("pool");
+    let pool = Pool::create(&path, 4 << 20, &common::small(), &beside(&path)).unwrap();
+    create(&pool, b"first", 1).unwrap();
+    path
+}
+
+fn write_until_killed() {
+    let path = PathBuf::from(std::env::var_os("POOL").unwrap());
+    let _pool = Pool::open(&path, &beside(&path)).unwrap();
+    println!("writing");
+    std::io::Write::flush(&mut std::io::stdout()).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+fn writer_of(pool: &Path) -> Reaped {
+    use std::io::{BufRead, BufReader};
+    let mut writer = Reaped(child::command("writer").env("POOL", pool).spawn().unwrap());
+    let output = BufReader::with_capacity(1, writer.0.stdout.as_mut().unwrap());
+    assert!(output.lines().any(|line| line.unwrap() == "writing"));
+    writer
+}
+
+#[test]
+fn shared_memory_beside_the_pool_is_found_by_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = created(directory.path());
+    assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let names = names_of_shared_memory(directory.path());
+    assert_eq!(names.len(), 2, "{names:?}");
+    // All that is used at first has its room.
+    for name in &names {
+        let found = name.metadata().unwrap();
+        assert!(found.blocks() > 0 && found.mode() & 0o777 == 0o600, "{found:?}");
+    }
+    // By another process and by handles that know of no directory.
+    let other = writer_of(&path);
+    for options in [beside(&path), default(), reading()] {
+        let joined = Pool::open(&path, &options).unwrap();
+        assert!(joined.info().unwrap().processes.len() >= 2);
+        if joined.is_writable() {
+            create(&joined, b"more", 1).unwrap();
+            common::destroy(&pool, b"more").unwrap();
+        }
+    }
+    other.kill();
+    drop(pool);
+    assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
+}
+
+/// The device of a disk may have another number after the machine was started anew, and nothing that is found there is joined.
+#[test]
+fn shared_memory_that_an_earlier_start_has_left_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = created(directory.path());
+    writer_of(&path).kill();
+    let names = names_of_shared_memory(directory.path());
+    assert_eq!(names.len(), 2);
+    let findings = check(&path, &CheckOptions::default()).unwrap().findings;
+    assert!(findings.iter().any(|finding| finding.kind == FindingKind::SharedMemory));
+    // Other files of the same names and bytes, as it looks when all numbers are others.
+    for name in &names {
+        let bytes = std::fs::read(name).unwrap();
+        std::fs::remove_file(name).unwrap();
+        std::fs::write(name, bytes).unwrap();
+    }
+    let pool = Pool::open(&path, &default()).unwrap();
+    assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
+    assert_eq!(contents(&pool).unwrap().len(), 1);
+    drop(pool);
+    // Made, and not yet named.
+    writer_of(&path).kill();
+    for name in names_of_shared_memory(directory.path()) {
+        match name.to_str().unwrap().ends_with("-pins") {
+            true => std::fs::remove_file(name).unwrap(),
+            false => std::fs::rename(&name, format!("{}-new", name.display())).unwrap(),
+        }
+    }
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    assert_eq!(names_of_shared_memory(directory.path()).len(), 2, "its own");
+    drop(pool);
+    assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
+}
+
+/// A copy of a pool that is in use names the same shared memory, and leaves it alone.
+#[test]
+fn a_copy_leaves_the_shared_memory_of_its_original() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = created(directory.path());
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let copy = directory.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    for options in [default(), beside(&copy)] {
+        drop(Pool::open(&copy, &options).unwrap());
+        assert_eq!(names_of_shared_memory(directory.path()).len(), 2);
+        Pool::open(&path, &default()).unwrap();
+    }
+    drop(pool);
+}
+
+fn mount(arguments: &[&str]) -> bool {
+    succeeds("mount", arguments)
+}
+
+/// Each container has a /dev/shm of its own, and both have the pool's directory.
+fn containers() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let path = created(directory.path());
+    let writer = writer_of(&path);
+    if !mount(&["--make-rprivate", "/"]) || !mount(&["-t", "tmpfs", "none", "/dev/shm"]) {
+        return println!("skipped: no other /dev/shm can be mounted here");
+    }
+    for options in [default(), beside(&path), reading()] {
+        let pool = Pool::open(&path, &options).unwrap();
+        assert!(pool.info().unwrap().processes.contains(&writer.0.id()));
+    }
+    let pool = Pool::open(&path, &default()).unwrap();
+    writer.kill();
+    create(&pool, b"second", 1).unwrap();
+    drop(pool);
+    assert_eq!(contents(&Pool::open(&path, &reading()).unwrap()).unwrap().len(), 2);
+    assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn containers_share_a_pool_by_its_directory() {
+    child::succeeds_with_mounts("containers");
+}
+
+fn crowded() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let path = created(directory.path());
+    let place = directory.path().join("place");
+    std::fs::create_dir(&place).unwrap();
+    let place_text = place.to_str().unwrap();
+    if !mount(&["--make-rprivate", "/"])
+        || !mount(&["-t", "tmpfs", "-o", "size=512k", "none", place_text])
+    {
+        return println!("skipped: no small tmpfs can be mounted here");
+    }
+    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
+    let refused = Pool::open(&path, &options).map(drop);
+    assert!(matches!(refused, Err(PoolError::SharedMemory(_))), "{refused:?}");
+    assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
+    drop(Pool::open(&path, &default()).unwrap());
+    let absent = OpenOptions { segment_directory: Some(place.join("absent")), ..default() };
+    assert!(matches!(Pool::open(&path, &absent), Err(PoolError::SharedMemory(_))));
+    assert!(succeeds("umount", &[place_text]));
+}
+
+#[test]
+fn a_directory_without_room_is_an_error_and_keeps_nothing() {
+    child::succeeds_with_mounts("crowded");
+}
+
+/// Inodes of 128 bytes have no room for the time of birth.
+fn no_birth_times() {
+    let Some(disk) = Disk::new(&["-I", "128"]) else { return };
+    let path = created(&disk.mounted());
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let segment = names_of_shared_memory(&disk.mounted()).remove(0);
+    let owned_by = |uid: u32| std::os::unix::fs::chown(&segment, Some(uid), None).unwrap();
+    for uid in [12_345, 65_534] {
+        owned_by(uid);
+        for options in [default(), reading()] {
+            match Pool::open(&path, &options) {
+                Err(PoolError::UnknownSegment { uid: found, .. }) => assert_eq!(found, uid),
+                opened => panic!("{opened:?}"),
+            }
+        }
+    }
+    // The pool's owner can do all that a writer can.
+    std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+    owned_by(12_345);
+    drop(Pool::open(&path, &default()).unwrap());
+    owned_by(0);
+    drop(Pool::open(&path, &default()).unwrap());
+    drop(pool);
+}
+
+#[test]
+fn without_birth_times_only_known_owners_are_believed() {
+    child::succeeds_with_mounts("no birth times");
+}

@@ -1,0 +1,126 @@
+//! For how long what was written to a file is there, durable or not.
+//!
+//! A write that is not durable is in the page cache, and outlives every process. It is gone when the cache is: when the machine stops,
+//! and also while it runs on, when a file system is unmounted after its device has failed, was taken away or was shut down. So the
+//! number of the machine's start does not tell whether it is still there. What does:
+//!
+//! | what holds the file | the cache is the same as long as these are |
+//! |---|---|
+//! | a file system on a disk | the start of the machine, the device, and the *instance* of the file system: what a mount makes and the last unmount ends; with it the sequence number of the disk, where the kernel says it |
+//! | a file system in memory | the start of the machine and the device: memory and file end together |
+//! | a block device | the start of the machine, the device, and the sequence number of the disk, which each attaching raises |
+//! | a device that is memory | the start of the machine and the device |
+//!
+//! ext4, XFS and F2FS have a directory in sysfs for each instance; the number of that directory is never used again, and is the same for
+//! all processes. Elsewhere the unique number of the mount (`statx`, Linux 6.8) stands for the instance. That is safe, since a mount
+//! never changes its file system, but each mount namespace has mounts of its own: there a process in another container than the one
+//! that has written finds another number.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+
+use crate::io::request;
+use crate::{boot, file_system};
+
+/// `_IOR(0x12, 128, __u64)`.
+const BLKGETDISKSEQ: libc::Ioctl = request(true, 0x12, 128, 8);
+const SYSFS: u64 = 0x6265_6572;
+
+/// Numbers that are the same as long as what was written to the file is there, by whomever they are asked for; later, they never
+/// are again. `None` if that is not known.
+pub fn of(file: BorrowedFd<'_>) -> Option<[u64; 5]> {
+    let boot = Some(boot::id()).filter(|boot| *boot != 0)?;
+    let status = status(file).ok()?;
+    let device = libc::makedev(status.stx_dev_major, status.stx_dev_minor);
+    let special = libc::makedev(status.stx_rdev_major, status.stx_rdev_minor);
+    Some(match u32::from(status.stx_mode) & libc::S_IFMT {
+        libc::S_IFBLK => [boot, 1, special, 0, disk_sequence_of(file)?],
+        libc::S_IFCHR => [boot, 2, special, 0, 0],
+        _ => {
+            let magic = file_system::magic(file).ok()?;
+            if file_system::in_memory(magic).is_some() {
+                return Some([boot, 3, device, 0, 0]);
+            }
+            let sequence = disk_sequence(device).unwrap_or(0);
+            match (instance(magic, device), mount(&status)) {
+                (Some(instance), _) => [boot, 4, device, instance, sequence],
+                (None, Some(mount)) => [boot, 5, device, mount, sequence],
+                (None, None) => return None,
+            }
+        }
+    })
+}
+
+fn status(file: BorrowedFd<'_>) -> io::Result<libc::statx> {
+    // No times: see `residency::ask`.
+    let mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_MNT_ID_UNIQUE;
+    // SAFETY: all-zero is a valid `statx`.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
+    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor; `status` outlives the call.
+    let result = unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, &raw mut status) };
+    crate::check(result.into())?;
+    Ok(status)
+}
+
+/// The number that no other mount has had since the machine was started.
+fn mount(status: &libc::statx) -> Option<u64> {
+    (status.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0).then_some(status.stx_mnt_id)
+}
+
+/// Which of all file systems of this kind that were ever mounted it is.
+fn instance(magic: u64, device: u64) -> Option<u64> {
+    let kind = file_system::with_instances_in_sysfs(magic)?;
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let disk = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    let directory = File::open(format!("/sys/fs/{kind}/{}", disk.file_name()?.to_str()?)).ok()?;
+    // The numbers of other file systems' files are used again.
+    let is_sysfs = file_system::magic(directory.as_fd()).ok()? == SYSFS;
+    is_sysfs.then(|| directory.metadata().map(|found| found.ino()).ok())?
+}
+
+/// How many disks had been attached when this one was.
+fn disk_sequence_of(device: BorrowedFd<'_>) -> Option<u64> {
+    let mut sequence = 0u64;
+    // SAFETY: the request writes one `u64`, which outlives the call.
+    let asked = unsafe { libc::ioctl(device.as_raw_fd(), BLKGETDISKSEQ, &raw mut sequence) };
+    (asked == 0 && sequence != 0).then_some(sequence)
+}
+
+/// The same of the disk under a file system; a partition's is that of the whole.
+fn disk_sequence(device: u64) -> Option<u64> {
+    let place = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    let text = ["diskseq", "../diskseq"]
+        .iter()
+        .find_map(|name| std::fs::read_to_string(format!("{place}/{name}")).ok())?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_file_system_have_one_life() {
+        let directory = tempfile::tempdir().unwrap();
+        let [one, other] =
+            ["one", "other"].map(|name| File::create(directory.path().join(name)).unwrap());
+        let Some(life) = of(one.as_fd()) else {
+            return eprintln!("skipped: nothing is known of the file system of temporary files");
+        };
+        assert_eq!(of(other.as_fd()), Some(life));
+        let in_memory = File::from(memory_file());
+        assert_ne!(of(in_memory.as_fd()), Some(life));
+    }
+
+    fn memory_file() -> std::os::fd::OwnedFd {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a NUL-terminated name.
+        let fd = unsafe { libc::memfd_create(c"life".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: just made, owned by nobody else.
+        unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }
+    }
+}
