@@ -65,6 +65,8 @@ pub(crate) struct Core {
     pub held: Mutex<BTreeSet<u64>>,
     /// Held while this process has pages reserved only to zero them.
     pub zeroing: Mutex<()>,
+    /// Held by the call of this process that has the [turn](crate::turn), or waits for other processes to have it.
+    pub reserving: Mutex<()>,
     /// For those that wait while this process waits for its media.
     pub heartbeat: Heartbeat,
     /// Rung when there may be pages to be zeroed.

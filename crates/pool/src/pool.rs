@@ -38,6 +38,7 @@ use crate::replay::Committed;
 use crate::reservation::Reservation;
 use crate::segment::SlotSet;
 use crate::transaction::Transaction;
+use crate::turn::Turn;
 
 /// How to open a pool.
 #[derive(Debug, Clone)]
@@ -687,6 +688,15 @@ impl Pool {
         };
         core.use_fresh_pages(reservation.whole().end_page())?;
         Ok(Some(reservation))
+    }
+
+    /// Waits for the turn to wait for the reservations of others: for a call that needs so many at once that it did not get them. It gives up
+    /// what it has reserved before it calls this.
+    ///
+    /// # Errors
+    /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
+    pub fn take_turn(&self) -> Result<Turn<'_>> {
+        self.core().take_turn()
     }
 
     fn take_pages<'a>(

@@ -366,6 +366,7 @@ fn new_core(
         last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
         zeroing: std::sync::Mutex::default(),
+        reserving: std::sync::Mutex::default(),
         heartbeat: Heartbeat::default(),
         zeroer_bell: std::sync::OnceLock::new(),
         distrusted: std::sync::OnceLock::new(),

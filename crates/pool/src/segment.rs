@@ -16,7 +16,7 @@
 //!
 //! # Who may touch what
 //! Everything is an atomic, because a process may die or be stopped between any two instructions, and because others
-//! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal word, of
+//! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal words, of
 //! the failure word, of the states by which the owner of an append speaks of it, of the files that room was asked for, and
 //! of fields that only the holder of the maintenance mutex changes (`applied`, `sequence`). What is looked at without a lock has modules of its own, with models:
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
@@ -60,7 +60,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM06");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM07");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]
@@ -125,6 +125,8 @@ pub(crate) struct Control {
     pub fresh_lsn: AtomicU64,
     /// Rung when the log is durable further, or `failure` changed.
     pub signal: Signal,
+    /// Rung when reservations end.
+    pub given_back: Signal,
     /// Entries of `freed` in use are `freed[first % FREED] .. freed[next % FREED]`, in the order of their positions.
     pub freed_first: AtomicU64,
     pub freed_next: AtomicU64,
