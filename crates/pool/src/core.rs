@@ -264,6 +264,7 @@ impl Core {
     pub fn lock_file(&self, inode: u64) -> Result<RobustGuard<'_>> {
         let mutex = &self.control().file_mutexes[file_mutex(inode)];
         let mut guard = self.take(mutex, "a file's lock")?;
+        guard.set_owner(self.membership.index() as u16);
         if guard.previous_owner_died() {
             guard.repaired();
         }

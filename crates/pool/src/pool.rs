@@ -27,6 +27,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
+use crate::heartbeat;
 use crate::image::View as MetadataView;
 use crate::log::FailureKind;
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
@@ -921,7 +922,10 @@ impl Pool {
             core,
             mutexes: [one, other].map(file_mutex),
             first: core.lock_file(first)?,
-            second: (!is_same).then(|| core.lock_file(second)).transpose()?,
+            // Those that wait for the first one wait for the holder of the second.
+            second: (!is_same)
+                .then(|| core.while_media_work(heartbeat::Held::Files, || core.lock_file(second)))
+                .transpose()?,
             _keeps_mapped: core.clone(),
         })
     }

@@ -44,8 +44,9 @@ use crate::sync::AtomicU64;
 
 /// Freed runs that can wait for the durable tail.
 pub(crate) const FREED: usize = 1 << 16;
-/// Processes, or handles, that can have a pool open.
+/// Processes, or handles, that can have a pool open. Their numbers are owners of mutexes.
 pub(crate) const PROCESSES: usize = 256;
+const _: () = assert!(PROCESSES <= 1 << 16);
 /// Locked inodes that are noted for each handle.
 pub(crate) const NOTED_LOCKS: usize = 32;
 /// Freed runs that can wait for pins.

@@ -17,6 +17,7 @@ use aquifer_sys::lock::LockKind;
 use crate::alloc::from_word;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
+use crate::heartbeat::Held;
 use crate::membership::Byte;
 use crate::reservation::Reservation;
 
@@ -96,7 +97,10 @@ impl Turn<'_> {
             if left.is_zero() || !self.can_wait(&error, needed_pages, seen)? {
                 return Err(error);
             }
-            self.core.control().given_back.wait(seen, left.min(LOOK_AFTER));
+            // The caller has a file's mutex, and those that wait for it wait for the others as well.
+            self.core.while_media_work(Held::Files, || {
+                self.core.control().given_back.wait(seen, left.min(LOOK_AFTER))
+            });
         }
     }
 
