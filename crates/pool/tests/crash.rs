@@ -460,7 +460,7 @@ fn recover_in_another_life(mutant: Option<Mutant>) -> Result<Explored, Box<Crash
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), fresh.domain()).unwrap());
     let pool = open(&media, &in_boot(FIRST_BOOT, mutant)).unwrap();
     (0..OBJECTS).for_each(|id| common::rename(&pool, &name("old", id), &name("new", id)).unwrap());
-    std::mem::forget(pool);
+    pool.die();
     let pool = open(&media, &in_boot(SEEMS_ANOTHER, mutant)).unwrap();
     assert_eq!(contents(&pool).unwrap().into_keys().next(), Some(name("new", 0)));
     media.acknowledge(1);

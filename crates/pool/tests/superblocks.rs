@@ -155,7 +155,7 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
             assert_eq!(contents(&pool).unwrap().into_keys().collect::<Vec<_>>(), expected);
             match round {
                 // Its processes are killed.
-                1 => std::mem::forget(pool),
+                1 => pool.die(),
                 _ => drop(pool),
             }
             let report = check_on(&*FileMedia::of(&media.image()), &CheckOptions::default());
