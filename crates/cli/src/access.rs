@@ -1,4 +1,5 @@
-//! How commands that change a pool get at it: as whoever may write its file, or with a key, from the pool's broker.
+//! How commands get at a pool. Those that change it open it as users that may write its file do, or with a key, from the pool's broker; those that
+//! only look open it for reading.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,42 @@ pub struct Access {
     shared_memory: Option<PathBuf>,
 }
 
+/// The argument of each command that only looks at a pool.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ReadAccess {
+    /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and beside the pool: as they were told with the
+    /// same option
+    #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
+    shared_memory: Option<PathBuf>,
+}
+
+impl ReadAccess {
+    /// Whether there is an argument.
+    pub fn is_given(&self) -> bool {
+        self.shared_memory.is_some()
+    }
+
+    /// How a pool is opened without changing anything in it.
+    pub fn options(&self) -> OpenOptions {
+        OpenOptions {
+            read_only: true,
+            segment_directory: self.shared_memory.clone(),
+            ..OpenOptions::default()
+        }
+    }
+
+    /// Opens a pool without changing anything in it.
+    pub fn open(&self, path: &Path) -> Result<Pool> {
+        Ok(Pool::open(path, &self.options())?)
+    }
+}
+
 impl Access {
+    /// To look at another pool than the one that is changed.
+    pub fn to_read(&self) -> ReadAccess {
+        ReadAccess { shared_memory: self.shared_memory.clone() }
+    }
+
     /// Opens a pool to change it.
     pub fn open(&self, path: &Path) -> Result<Pool> {
         let options = OpenOptions {

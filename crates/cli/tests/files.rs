@@ -540,3 +540,40 @@ fn looking_needs_no_right_to_write() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(works(&["cat", &f]), "text");
 }
+
+/// Commands that only look at a pool find the shared memory of its writers where they are told that it is.
+#[test]
+fn readers_are_told_where_the_shared_memory_of_a_pool_is() {
+    let place = Place::new();
+    let pool = pool(&place);
+    let directory = place.text("shared");
+    fs::create_dir(&directory).unwrap();
+    let options =
+        OpenOptions { segment_directory: Some((&directory).into()), ..OpenOptions::default() };
+    let files = Files::open(&pool, &options).unwrap();
+    files.create_file("/f").unwrap().write_at(b"text", 0).unwrap();
+    works(&["object", "create", &pool, "o", "--size", "4K", "--shared-memory", &directory]);
+    let other = place.text("other.pool");
+    works(&["pool", "create", &other, "--size", "4M"]);
+    let (root, f, local) = (at(&pool, "/"), at(&pool, "/f"), place.text("local"));
+    let commands: &[&[&str]] = &[
+        &["ls", &root],
+        &["cat", &f],
+        &["stat", &f],
+        &["du", &root],
+        &["find", &root],
+        &["get", &f, &local],
+        &["cp", &f, &at(&other, "/f")],
+        &["pool", "info", &pool],
+        &["object", "list", &pool],
+        &["object", "info", &pool, "o"],
+        &["object", "dump", &pool, "o"],
+    ];
+    for command in commands {
+        let refused = run(command);
+        assert_ne!(refused.status.code(), Some(0), "{command:?} without the directory");
+        works(&[*command, &["--shared-memory", &directory]].concat());
+    }
+    let refused = fails(&["stat", "--shared-memory", &directory], 2);
+    says(&refused, &["--shared-memory is for files of a pool"]);
+}

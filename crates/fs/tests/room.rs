@@ -4,15 +4,22 @@ mod scratch;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, SetMode};
-use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
+use aquifer_pool::{CreateOptions, OpenOptions, PoolError, Reservation};
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, read_all};
 
 const PAGE: usize = 4096;
 /// More than a process can reserve at a time.
 const PIECES: usize = 700;
+
+/// Keeps tests that need addresses for views from running beside the one that takes all there are.
+fn addresses() -> MutexGuard<'static, ()> {
+    static ADDRESSES: Mutex<()> = Mutex::new(());
+    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn options() -> FileOptions {
     FileOptions::new().read(true).write(true).create(true)
@@ -80,6 +87,7 @@ fn what_is_replaced_at_once_must_be_reserved_at_once() {
 /// Where there is no view of what was appended, nothing is.
 #[test]
 fn a_file_stays_as_long_as_it_is_if_there_are_no_addresses_for_what_is_appended() {
+    let _addresses = addresses();
     let (_scratch, files) = in_pieces();
     let file = files.open_with("f", &options()).unwrap();
     file.write_at(b"text", 0).unwrap();
@@ -199,6 +207,71 @@ fn who_has_no_page_reserved_waits_for_the_others() {
         reserved.pop();
         writer.join().unwrap().unwrap();
     });
+}
+
+/// Reserves `count` pages of one piece each.
+fn hold(files: &Files, count: usize) -> Vec<Reservation<'_>> {
+    (0..count).map(|_| files.pool().reserve(1, 1).unwrap()).collect()
+}
+
+/// A call that needs more reservations at once than others leave to it waits for them, whether these are of the same process or of another.
+#[test]
+fn what_needs_many_pieces_at_once_waits_for_those_of_others() {
+    let _addresses = addresses();
+    type Call = fn(&File) -> Result<(), FsError>;
+    let calls: [Call; 2] = [
+        |file| file.append_view(300 * PAGE as u64).map(drop),
+        |file| file.write_atomic(&pattern(300), 0),
+    ];
+    for call in calls {
+        let (scratch, files) = in_pieces();
+        let file = files.open_with("big", &options()).unwrap();
+        // Of the reservations that a process can have at a time, it leaves too few.
+        let held = hold(&files, 400);
+        std::thread::scope(|scope| {
+            let caller = scope.spawn(|| call(&file));
+            while !caller.is_finished() && files.pool().reserve(1, 1).is_ok() {
+                std::thread::yield_now();
+            }
+            drop(held);
+            caller.join().unwrap().unwrap();
+        });
+        file.set_len(0).unwrap();
+        files.pool().checkpoint().unwrap();
+        // Of the pages that there are, it leaves too few.
+        let other = scratch.open();
+        let held = hold(&other, 500);
+        std::thread::scope(|scope| {
+            let caller = scope.spawn(|| call(&file));
+            while !caller.is_finished() && other.pool().info().unwrap().free_pages > 0 {
+                std::thread::yield_now();
+            }
+            drop(held);
+            caller.join().unwrap().unwrap();
+        });
+        assert_eq!(file.metadata().unwrap().len(), (300 * PAGE) as u64);
+        assert_sound(files.pool());
+    }
+}
+
+/// Several such calls do not wait for each other for ever, and none is refused what it can have.
+#[test]
+fn calls_that_need_many_pieces_at_once_get_them_one_after_the_other() {
+    let _addresses = addresses();
+    let (_scratch, files) = in_pieces();
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let files = &files;
+            scope.spawn(move || {
+                let file = files.open_with(format!("big {number}"), &options()).unwrap();
+                for _ in 0..3 {
+                    drop(file.append_view(170 * PAGE as u64).unwrap());
+                    file.set_len(0).unwrap();
+                }
+            });
+        }
+    });
+    assert_sound(files.pool());
 }
 
 /// Opens and removes a file of most of the pool, and returns it, open for reading in a handle that cannot free it.

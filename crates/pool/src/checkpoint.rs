@@ -89,7 +89,8 @@ impl Core {
     pub fn checkpoint(&self) -> Result<()> {
         self.check_writable()?;
         point::pass("checkpoint-begun");
-        let maintaining = self.maintain()?;
+        // Another process may be at a checkpoint, and this thread may have a file's mutex.
+        let maintaining = self.while_media_work(Held::Files, || self.maintain())?;
         let outcome = self.checkpoint_while(&maintaining);
         if self.check_not_failed().is_err() {
             // Also what another thread failed in, which could not take the mutex to say so.

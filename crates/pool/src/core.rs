@@ -65,6 +65,8 @@ pub(crate) struct Core {
     pub held: Mutex<BTreeSet<u64>>,
     /// Held while this process has pages reserved only to zero them.
     pub zeroing: Mutex<()>,
+    /// Held by the call of this process that has the [turn](crate::turn), or waits for other processes to have it.
+    pub reserving: Mutex<()>,
     /// For those that wait while this process waits for its media.
     pub heartbeat: Heartbeat,
     /// Rung when there may be pages to be zeroed.
@@ -262,6 +264,7 @@ impl Core {
     pub fn lock_file(&self, inode: u64) -> Result<RobustGuard<'_>> {
         let mutex = &self.control().file_mutexes[file_mutex(inode)];
         let mut guard = self.take(mutex, "a file's lock")?;
+        guard.set_owner(self.membership.index() as u16);
         if guard.previous_owner_died() {
             guard.repaired();
         }

@@ -17,13 +17,15 @@ use crate::core::Core;
 /// Much shorter than anybody's patience, [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
-/// What others wait for while this handle waits for its media.
+/// What others wait for while this handle waits for its media, or for others that do, besides the mutexes of files that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     /// The log's first append, if it is this handle's.
     Log,
     /// The maintenance mutex.
     Maintenance,
+    /// Nothing else.
+    Files,
 }
 
 /// What this handle holds while it waits for its media, and what rings the thread that says so; without it nothing is said.
@@ -84,8 +86,14 @@ impl Core {
     /// Says once that this process goes on with what it holds. False if it waits for nothing: there is nothing to say until the bell rings.
     pub fn beat(&self) -> bool {
         let mut state = self.heartbeat.state();
+        if !state.waiting.is_empty() {
+            // All of them: which thread holds which one, and for which of them it waits, is not noted anywhere.
+            let owner = self.membership.index() as u16;
+            self.control().file_mutexes.iter().for_each(|mutex| mutex.note_progress_of(owner));
+        }
         for held in &state.waiting {
             match held {
+                Held::Files => {}
                 Held::Log => {
                     let first = self.control().appends.first();
                     if first.owner.load(Relaxed) == self.membership.index() as u64 {

@@ -96,6 +96,7 @@ mod signal;
 mod slots;
 mod sync;
 mod transaction;
+mod turn;
 mod zero;
 
 /// What the models of crates above are made of.
@@ -124,3 +125,4 @@ pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInf
 pub use reservation::Reservation;
 pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;
+pub use turn::Turn;

@@ -7,6 +7,7 @@
 //! | snapshots | by readers without a segment | by the first writer, briefly |
 //! | zeroer | | by who zeroes free pages, meanwhile |
 //! | broker | | by the pool's [broker](crate::broker), in an open file of its own |
+//! | turn | | by the call that waits for the reservations of others, meanwhile ([`turn`](crate::turn)) |
 //! | pins *i* | | by the writer that owns block *i* of the pins |
 //! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | by none: writers ask for it, and so find the pins |
 //! | process *i* | | by the process whose slot *i* of the segment is |
@@ -40,6 +41,7 @@ const RECOVERY: u64 = BASE + 1;
 const SNAPSHOTS: u64 = BASE + 2;
 const ZEROER: u64 = BASE + 3;
 const BROKER: u64 = BASE + 4;
+const TURN: u64 = BASE + 5;
 const PROCESS: u64 = BASE + (1 << 12);
 const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
@@ -79,6 +81,7 @@ pub(crate) enum Byte {
     Snapshots,
     Zeroer,
     Broker,
+    Turn,
     PinBlock(usize),
     Process(usize),
     Inode(u64),
@@ -92,6 +95,7 @@ impl Byte {
             Byte::Snapshots => SNAPSHOTS,
             Byte::Zeroer => ZEROER,
             Byte::Broker => BROKER,
+            Byte::Turn => TURN,
             Byte::PinBlock(index) => PIN_BLOCK + index as u64,
             Byte::Process(index) => PROCESS + index as u64,
             Byte::Inode(number) => INODE + number,

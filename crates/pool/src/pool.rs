@@ -27,6 +27,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::freed;
+use crate::heartbeat;
 use crate::image::View as MetadataView;
 use crate::log::FailureKind;
 use crate::media::{self, ByteRange, Media, PersistenceDomain, WriteWindows};
@@ -38,6 +39,7 @@ use crate::replay::Committed;
 use crate::reservation::Reservation;
 use crate::segment::SlotSet;
 use crate::transaction::Transaction;
+use crate::turn::Turn;
 
 /// How to open a pool.
 #[derive(Debug, Clone)]
@@ -689,6 +691,15 @@ impl Pool {
         Ok(Some(reservation))
     }
 
+    /// Waits for the turn to wait for the reservations of others: for a call that needs so many at once that it did not get them. It gives up
+    /// what it has reserved before it calls this.
+    ///
+    /// # Errors
+    /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
+    pub fn take_turn(&self) -> Result<Turn<'_>> {
+        self.core().take_turn()
+    }
+
     fn take_pages<'a>(
         &'a self,
         reserve: impl Fn(&'a Core) -> Result<Reservation<'a>>,
@@ -911,7 +922,10 @@ impl Pool {
             core,
             mutexes: [one, other].map(file_mutex),
             first: core.lock_file(first)?,
-            second: (!is_same).then(|| core.lock_file(second)).transpose()?,
+            // Those that wait for the first one wait for the holder of the second.
+            second: (!is_same)
+                .then(|| core.while_media_work(heartbeat::Held::Files, || core.lock_file(second)))
+                .transpose()?,
             _keeps_mapped: core.clone(),
         })
     }

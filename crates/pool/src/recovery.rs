@@ -42,7 +42,7 @@ use crate::owners::Flaw;
 use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
-use crate::replay::{Committed, Counted};
+use crate::replay::{Committed, Counted, LogEnd};
 use crate::segment::Segment;
 use crate::segment_place::{self, Owner, Part, Places};
 
@@ -366,6 +366,7 @@ fn new_core(
         last_commit_lsn: AtomicU64::new(append::NOTHING),
         held: std::sync::Mutex::default(),
         zeroing: std::sync::Mutex::default(),
+        reserving: std::sync::Mutex::default(),
         heartbeat: Heartbeat::default(),
         zeroer_bell: std::sync::OnceLock::new(),
         distrusted: std::sync::OnceLock::new(),
@@ -651,7 +652,9 @@ fn replay(
     core.distrust(owners.flaws());
     let mut committed = Committed::default();
     let end_lsn = counted.end.lsn;
-    reader.scan(tail_lsn, end_lsn, |record| committed.add(&reader, record, Some(&owners)))?;
+    let end =
+        reader.scan(tail_lsn, end_lsn, |record| committed.add(&reader, record, Some(&owners)))?;
+    check_unchanged(core, end, end_lsn)?;
     // Nobody names the freed runs, and the tail passes all that was replayed.
     freed::forget(&locked);
     alloc::forget_zeroed(&locked);
@@ -721,8 +724,21 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     ];
     ranges.extend(&counted.unmarked);
     ranges.retain(|range| range.len_bytes > 0);
-    // Written anew: an earlier write-back may have failed, and then the system takes for clean what is not on media.
-    ranges.iter().try_for_each(|range| write_again(&*core.media, *range))?;
+    // Written anew: an earlier write-back may have failed, and then the system takes for clean what is not on media, and may drop it
+    // at any time. So of the log the very bytes are written of which the checksum was looked at, or the log has become shorter.
+    let end = core.log_reader().scan(tail_lsn, end_lsn, |record| {
+        let offset_bytes = core.position(record.header.lsn);
+        // SAFETY: the log: no reference to it is ever made.
+        Ok(unsafe { core.media.write_at(offset_bytes, record.bytes())? })
+    })?;
+    check_unchanged(core, end, end_lsn)?;
+    let behind = ByteRange {
+        offset_bytes: core.position(end_lsn),
+        len_bytes: RECORD_UNIT_BYTES.min(log.len_bytes - (end_lsn - tail_lsn)),
+    };
+    for range in counted.unmarked.iter().chain([&behind]) {
+        write_again(&*core.media, *range)?;
+    }
     core.make_durable_in_recovery(&ranges).inspect_err(|_| {
         // Some of it may have been lost before it was read here. The system says so once.
         let unknown = Superblock {
@@ -739,6 +755,14 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
         write_superblocks(&*core.media, &superblocks.valid, superblocks.copy, core.mutant)?;
     }
     Ok(superblocks)
+}
+
+/// An error if a log that was read before is shorter now: the system has lost a write to it, and what was in memory then is gone since.
+fn check_unchanged(core: &Core, found: LogEnd, end_lsn: u64) -> Result<()> {
+    match found.lsn == end_lsn {
+        true => Ok(()),
+        false => Err(core.damaged(format!("the log at {}", found.lsn), found.reason)),
+    }
 }
 
 fn write_again(media: &dyn Media, range: ByteRange) -> Result<()> {

@@ -84,6 +84,7 @@ pub(crate) fn end<'a>(
             alloc::mark_free(locked, run);
         }
     }
+    locked.control().given_back.ring();
 }
 
 impl Drop for Reservation<'_> {
@@ -99,6 +100,7 @@ impl Drop for Reservation<'_> {
                 point::pass("zero-noted");
             }
             self.runs.iter().for_each(|run| alloc::mark_free(&locked, *run));
+            locked.control().given_back.ring();
         }
     }
 }

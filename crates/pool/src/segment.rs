@@ -16,7 +16,7 @@
 //!
 //! # Who may touch what
 //! Everything is an atomic, because a process may die or be stopped between any two instructions, and because others
-//! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal word, of
+//! look without a lock. All *changes* are made while holding the metadata mutex, except those of the signal words, of
 //! the failure word, of the states by which the owner of an append speaks of it, of the files that room was asked for, and
 //! of fields that only the holder of the maintenance mutex changes (`applied`, `sequence`). What is looked at without a lock has modules of its own, with models:
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
@@ -44,8 +44,9 @@ use crate::sync::AtomicU64;
 
 /// Freed runs that can wait for the durable tail.
 pub(crate) const FREED: usize = 1 << 16;
-/// Processes, or handles, that can have a pool open.
+/// Processes, or handles, that can have a pool open. Their numbers are owners of mutexes.
 pub(crate) const PROCESSES: usize = 256;
+const _: () = assert!(PROCESSES <= 1 << 16);
 /// Locked inodes that are noted for each handle.
 pub(crate) const NOTED_LOCKS: usize = 32;
 /// Freed runs that can wait for pins.
@@ -60,7 +61,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM06");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM07");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]
@@ -125,6 +126,8 @@ pub(crate) struct Control {
     pub fresh_lsn: AtomicU64,
     /// Rung when the log is durable further, or `failure` changed.
     pub signal: Signal,
+    /// Rung when reservations end.
+    pub given_back: Signal,
     /// Entries of `freed` in use are `freed[first % FREED] .. freed[next % FREED]`, in the order of their positions.
     pub freed_first: AtomicU64,
     pub freed_next: AtomicU64,

@@ -241,6 +241,45 @@ fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
     }
 }
 
+/// The same holds for writers of a file whose lock is held by a thread that waits for its media, or for another thread that does.
+#[test]
+fn a_writer_that_waits_for_a_slow_device_keeps_its_file_without_being_taken_for_stopped() {
+    let patience = Duration::from_secs(1);
+    for is_other_flushing in [false, true] {
+        let media = Arc::new(CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap());
+        let options = OpenOptions { stall_timeout: patience, background: true, ..alone(None) };
+        let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
+        let lock = pool.lock_file(5).unwrap();
+        lock.exchange(|| write(&pool, b"object", 2, 3)).unwrap();
+        drop(lock);
+        let is_held = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let gate = media.hold(Trigger::on(MediaOperation::Flush));
+            let flushing = is_other_flushing.then(|| {
+                let flushing = scope.spawn(|| pool.sync());
+                gate.wait_until_reached();
+                flushing
+            });
+            let holder = scope.spawn(|| {
+                let lock = pool.lock_file(5).unwrap();
+                is_held.store(true, Ordering::Release);
+                lock.settle()
+            });
+            while !is_held.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            gate.wait_until_reached();
+            let writer = scope.spawn(|| pool.lock_file(5).map(drop));
+            // Longer than the writer's patience, which is what this is about.
+            std::thread::sleep(patience * 5 / 2);
+            gate.open();
+            writer.join().unwrap().unwrap();
+            holder.join().unwrap().unwrap();
+            flushing.into_iter().for_each(|flushing| flushing.join().unwrap().unwrap());
+        });
+    }
+}
+
 /// The system says of a lost page that it is lost to a program that has nothing to do with the pool, and to those that had the device open
 /// then. A process that opens the pool later is told by these.
 #[test]

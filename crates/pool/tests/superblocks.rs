@@ -1,12 +1,13 @@
-//! Superblocks that are being written while they are read, and ones whose numbers are as high as they may be.
+//! Superblocks that are being written while they are read, ones whose numbers are as high as they may be, and logs that change while they
+//! are read.
 
 mod common;
 mod support;
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::PAGE_BYTES;
@@ -17,31 +18,50 @@ use aquifer_testkit::unguarded::UnguardedMedia;
 use common::{contents, create};
 use support::{FileMedia, alone, reading, small};
 
-/// Media whose superblocks are being written, at first, whenever they are read: each time another part is new.
-struct BeingWritten {
-    media: Arc<FileMedia>,
+/// Media that change while they are read.
+#[derive(Default)]
+struct Unsteady {
+    media: Option<Arc<FileMedia>>,
+    /// So many times, superblocks are being written whenever they are read: each time another part is new.
     torn_reads: AtomicU64,
+    /// Bytes of which the system lost a write and drops them from memory before they are read for the `n`-th time.
+    lost: Option<ByteRange>,
+    reads_before_loss: AtomicU64,
+    /// What there is before metadata is written.
+    before_metadata: OnceLock<Vec<u8>>,
 }
 
-impl Media for BeingWritten {
+impl Unsteady {
+    fn inner(&self) -> &FileMedia {
+        self.media.as_ref().unwrap()
+    }
+}
+
+impl Media for Unsteady {
     fn path(&self) -> &Path {
-        self.media.path()
+        self.inner().path()
     }
 
     fn len_bytes(&self) -> u64 {
-        self.media.len_bytes()
+        self.inner().len_bytes()
     }
 
     fn domain(&self) -> PersistenceDomain {
-        self.media.domain()
+        self.inner().domain()
     }
 
     fn is_writable(&self) -> bool {
-        self.media.is_writable()
+        self.inner().is_writable()
     }
 
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
-        self.media.read_at(offset_bytes, bytes)?;
+        let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
+        if let Some(lost) = self.lost.filter(|lost| range.intersection(*lost).len_bytes > 0)
+            && self.reads_before_loss.fetch_sub(1, Relaxed) == 1
+        {
+            self.inner().write_unguarded(lost.offset_bytes, &vec![0; lost.len_bytes as usize])?;
+        }
+        self.inner().read_at(offset_bytes, bytes)?;
         let is_superblock = offset_bytes < COPIES * PAGE_BYTES;
         let left = self.torn_reads.load(Relaxed);
         if is_superblock && left > 0 {
@@ -53,27 +73,30 @@ impl Media for BeingWritten {
     }
 
     unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_unguarded(offset_bytes, bytes)
+        if offset_bytes == COPIES * PAGE_BYTES {
+            self.before_metadata.get_or_init(|| self.inner().image());
+        }
+        self.inner().write_unguarded(offset_bytes, bytes)
     }
 
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        self.media.write_durable_unguarded(offset_bytes, bytes)
+        self.inner().write_durable_unguarded(offset_bytes, bytes)
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
-        self.media.write_back(ranges)
+        self.inner().write_back(ranges)
     }
 
     fn flush(&self) -> Result<(), MediaError> {
-        self.media.flush()
+        self.inner().flush()
     }
 
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
-        self.media.grow(len_bytes)
+        self.inner().grow(len_bytes)
     }
 
     fn file(&self) -> BorrowedFd<'_> {
-        self.media.file()
+        self.inner().file()
     }
 
     fn maps_privately(&self) -> bool {
@@ -94,7 +117,11 @@ fn superblocks_that_are_being_written_are_read_again() {
     let image = image();
     for torn_reads in [1, 2, 3, 40] {
         let media = FileMedia::of(&image);
-        let media = Arc::new(BeingWritten { media, torn_reads: torn_reads.into() });
+        let media = Arc::new(Unsteady {
+            media: Some(media),
+            torn_reads: torn_reads.into(),
+            ..Unsteady::default()
+        });
         let pool = Pool::open_on(media, &reading()).unwrap();
         assert!(contents(&pool).unwrap().contains_key(b"object".as_slice()));
     }
@@ -164,4 +191,52 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
         let pool = Pool::open_on(FileMedia::of(&media.image()), &OpenOptions::default()).unwrap();
         assert_eq!(contents(&pool).unwrap().into_keys().collect::<Vec<_>>(), expected, "{what}");
     }
+}
+
+/// A part of the log whose write the system has lost is dropped from memory at any moment of recovery. What is counted is on media before
+/// metadata goes to its place; or the pool is not opened, and the next opening finds what there is.
+#[test]
+fn a_log_that_changes_during_recovery_does_not_count_and_is_not_applied() {
+    let media = FileMedia::of(&image());
+    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    let log = pool.layout().log();
+    let before = media.image();
+    create(&pool, b"later", 2).unwrap();
+    pool.sync().unwrap();
+    let written = media.image();
+    pool.die();
+    let is_changed = |at: &u64| {
+        let page = *at as usize..(at + PAGE_BYTES) as usize;
+        before[page.clone()] != written[page]
+    };
+    let pages = (log.offset_bytes..log.end_bytes()).step_by(PAGE_BYTES as usize);
+    let changed = pages.filter(is_changed).last().expect("the log was written to");
+    let lost = Some(ByteRange { offset_bytes: changed, len_bytes: PAGE_BYTES });
+    let mut refused = 0;
+    for reads_before_loss in 1..20 {
+        let media = Arc::new(Unsteady {
+            media: Some(FileMedia::of(&written)),
+            lost,
+            reads_before_loss: reads_before_loss.into(),
+            ..Unsteady::default()
+        });
+        let names = |media: Arc<dyn Media>| -> Result<Vec<_>, PoolError> {
+            let pool = Pool::open_on(media, &alone())?;
+            Ok(contents(&pool).unwrap().into_keys().collect())
+        };
+        match names(media.clone()) {
+            Ok(found) => {
+                if let Some(at_power_cut) = media.before_metadata.get() {
+                    let after = names(FileMedia::of(at_power_cut)).unwrap();
+                    assert_eq!(after, found, "lost before read {reads_before_loss}");
+                }
+            }
+            Err(error) => {
+                assert!(matches!(error, PoolError::Damaged { .. }), "{error}");
+                refused += 1;
+                names(media).unwrap();
+            }
+        }
+    }
+    println!("refused {refused} times");
 }

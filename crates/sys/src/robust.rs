@@ -42,7 +42,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use crate::futex;
@@ -82,7 +82,9 @@ pub struct RobustMutex {
     holder: AtomicU32,
     /// 1 when a guard was dropped unrepaired. The C library has this state, too, but glibc's
     /// `pthread_mutex_trylock` keeps a mutex locked that it reports as not recoverable.
-    lost: AtomicU32,
+    lost: AtomicU16,
+    /// A number that the holder gave itself, for [`RobustMutex::note_progress_of`].
+    owner: AtomicU16,
     /// Raised when the mutex is taken, and by its holder when that goes on.
     progress: AtomicU32,
 }
@@ -186,7 +188,9 @@ impl RobustMutex {
         // SAFETY: as above.
         unsafe { (&raw mut (*place).holder).write(AtomicU32::new(0)) };
         // SAFETY: as above.
-        unsafe { (&raw mut (*place).lost).write(AtomicU32::new(0)) };
+        unsafe { (&raw mut (*place).lost).write(AtomicU16::new(0)) };
+        // SAFETY: as above.
+        unsafe { (&raw mut (*place).owner).write(AtomicU16::new(0)) };
         // SAFETY: as above.
         unsafe { (&raw mut (*place).progress).write(AtomicU32::new(0)) };
         Ok(())
@@ -236,6 +240,14 @@ impl RobustMutex {
     pub fn note_progress_of_holder(&self) {
         // If the holder says it at the same time, it counts once.
         self.note_progress();
+    }
+
+    /// The same if the holder has given itself this number: see [`RobustGuard::set_owner`].
+    pub fn note_progress_of(&self, owner: u16) {
+        // Relaxed: a hint. If the mutex changes hands right now, that is progress as well.
+        if self.holder.load(Ordering::Relaxed) != 0 && self.owner.load(Ordering::Relaxed) == owner {
+            self.note_progress();
+        }
     }
 
     /// Takes the lock, waiting up to `timeout` for a holder that does nothing, or for as long as it takes.
@@ -321,6 +333,12 @@ impl RobustGuard<'_> {
     /// Says that the holder goes on with something long: others wait on.
     pub fn note_progress(&self) {
         self.mutex.note_progress();
+    }
+
+    /// Gives the holder a number, by which other threads of its process know which mutexes to speak for. Each holder does, or none.
+    pub fn set_owner(&self, owner: u16) {
+        // Relaxed: a hint for `note_progress_of`.
+        self.mutex.owner.store(owner, Ordering::Relaxed);
     }
 
     /// Says that what the mutex guards is whole again. Without it, dropping a guard after an owner's death

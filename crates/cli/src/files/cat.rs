@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 
 use super::failure::{At, Failures};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::ReadAccess;
 use crate::output::CANNOT_WRITE;
 
 /// Arguments of `aquifer cat`.
@@ -15,6 +16,9 @@ pub struct Args {
     /// Files, printed one after the other
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 const EXAMPLES: &str = "\
@@ -27,7 +31,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// Prints them.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_read();
+    let mut pools = Pools::to_read(&args.access);
     let mut failures = Failures::default();
     let mut buffer = vec![0; CHUNK_BYTES];
     for place in &args.places {

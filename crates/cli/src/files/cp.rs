@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
     let is_same = first.is_in_pool_of(&args.destination);
     let from = match is_same {
         true => Pooled::new(pools.files(&args.destination)?, first),
-        false => Pooled::new(Pools::to_read().files(first)?, first),
+        false => Pooled::new(Pools::to_read(&args.access.to_read()).files(first)?, first),
     };
     let done = copying::copy(
         &args.copy,

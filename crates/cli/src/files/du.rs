@@ -10,6 +10,7 @@ use super::entry::as_json;
 use super::failure::Failures;
 use super::walk::{Step, Walk};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::ReadAccess;
 use crate::output;
 
 /// Arguments of `aquifer du`.
@@ -48,6 +49,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    #[command(flatten)]
+    access: ReadAccess,
+
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -79,7 +83,7 @@ struct Report {
 
 /// Prints it.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_read();
+    let mut pools = Pools::to_read(&args.access);
     let mut failures = Failures::default();
     let mut sizes = Vec::new();
     for start in &args.places {

@@ -18,6 +18,7 @@ use super::glob::Glob;
 use super::place::last_name;
 use super::walk::{Step, Walk};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::ReadAccess;
 use crate::output::{self, CANNOT_WRITE};
 
 /// Arguments of `aquifer find`.
@@ -71,6 +72,9 @@ pub struct Args {
     /// Print one JSON object with everything that `aquifer stat` shows
     #[arg(long, conflicts_with = "print0")]
     json: bool,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 const EXAMPLES: &str = "\
@@ -222,7 +226,7 @@ struct Report {
 
 /// Prints what is found.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_read();
+    let mut pools = Pools::to_read(&args.access);
     let tests = Tests::of(args, &mut pools)?;
     let mut failures = Failures::default();
     let mut entries = Vec::new();

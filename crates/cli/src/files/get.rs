@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::copying::{self, CopyArgs, HELP};
 use super::tree::{Local, Pooled};
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::ReadAccess;
 
 /// Arguments of `aquifer get`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,9 @@ pub struct Args {
 
     #[command(flatten)]
     copy: CopyArgs,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 const EXAMPLES: &str = "\
@@ -36,7 +40,7 @@ Examples:
 /// Copies.
 pub fn run(args: &Args) -> Result<()> {
     let (first, sources) = super::of_one_pool(&args.sources)?;
-    let pool = Pooled::new(Pools::to_read().files(first)?, first);
+    let pool = Pooled::new(Pools::to_read(&args.access).files(first)?, first);
     copying::copy(
         &args.copy,
         (&pool, &sources),

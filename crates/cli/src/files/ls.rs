@@ -15,6 +15,7 @@ use super::failure::{At, Failures};
 use super::place::last_name;
 use super::walk::sorted_names;
 use super::{PATHS_HELP, Place, Pools, place};
+use crate::access::ReadAccess;
 use crate::output;
 
 /// Arguments of `aquifer ls`.
@@ -65,6 +66,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    #[command(flatten)]
+    access: ReadAccess,
+
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -86,7 +90,7 @@ struct Report {
 /// Prints them.
 pub fn run(args: &Args) -> Result<()> {
     let mut listing =
-        Listing { args, pools: Pools::to_read(), entries: Vec::new(), is_later: false };
+        Listing { args, pools: Pools::to_read(&args.access), entries: Vec::new(), is_later: false };
     let mut failures = Failures::default();
     let (mut files, mut directories) = (Vec::new(), Vec::new());
     for place in &args.places {

@@ -33,8 +33,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use aquifer::Files;
 
-use crate::access::Access;
-use crate::pool::open_to_read;
+use crate::access::{Access, ReadAccess};
 
 pub use find::with_two_dashes;
 pub use place::Place;
@@ -101,22 +100,27 @@ fn of_one_pool(places: &[Place]) -> Result<(&Place, Vec<PathBuf>)> {
     Ok((first, places.iter().map(|place| place.path().to_owned()).collect()))
 }
 
+/// How pools are opened.
+enum How {
+    ToRead(ReadAccess),
+    ToWrite(Access),
+}
+
 /// The pools that one command works on, each opened once.
 struct Pools {
-    /// How those are opened that are changed; `None` if none is.
-    access: Option<Access>,
+    how: How,
     opened: HashMap<PathBuf, Files>,
 }
 
 impl Pools {
     /// To be looked at.
-    fn to_read() -> Pools {
-        Pools { access: None, opened: HashMap::new() }
+    fn to_read(access: &ReadAccess) -> Pools {
+        Pools { how: How::ToRead(access.clone()), opened: HashMap::new() }
     }
 
     /// To be changed.
     fn to_write(access: &Access) -> Pools {
-        Pools { access: Some(access.clone()), opened: HashMap::new() }
+        Pools { how: How::ToWrite(access.clone()), opened: HashMap::new() }
     }
 
     /// The files of the pool that a place is in.
@@ -124,9 +128,9 @@ impl Pools {
         if let Some(files) = self.opened.get(place.pool()) {
             return Ok(files.clone());
         }
-        let files = Files::new(match &self.access {
-            Some(access) => access.open(place.pool())?,
-            None => open_to_read(place.pool())?,
+        let files = Files::new(match &self.how {
+            How::ToWrite(access) => access.open(place.pool())?,
+            How::ToRead(access) => access.open(place.pool())?,
         });
         self.opened.insert(place.pool().to_owned(), files.clone());
         Ok(files)

@@ -10,13 +10,15 @@ use super::entry::{self, Entry};
 use super::failure::{At, Failures};
 use super::place::last_name;
 use super::{Place, Pools};
+use crate::access::ReadAccess;
 use crate::output;
 
 /// How they are shown.
 #[derive(Debug, Clone, Copy)]
-pub struct StatArgs {
+pub struct StatArgs<'a> {
     pub follow: bool,
     pub json: bool,
+    pub access: &'a ReadAccess,
 }
 
 #[derive(Serialize)]
@@ -79,8 +81,8 @@ impl Shown {
 }
 
 /// Prints it.
-pub fn run(args: StatArgs, places: &[Place]) -> Result<()> {
-    let mut pools = Pools::to_read();
+pub fn run(args: StatArgs<'_>, places: &[Place]) -> Result<()> {
+    let mut pools = Pools::to_read(args.access);
     let mut failures = Failures::default();
     let mut entries = Vec::new();
     for place in places {
@@ -96,7 +98,7 @@ pub fn run(args: StatArgs, places: &[Place]) -> Result<()> {
     failures.end()
 }
 
-fn look(args: StatArgs, pools: &mut Pools, place: &Place) -> Result<Shown> {
+fn look(args: StatArgs<'_>, pools: &mut Pools, place: &Place) -> Result<Shown> {
     let files = pools.files(place)?;
     let metadata = match args.follow {
         true => files.metadata(place.path()),

@@ -19,6 +19,7 @@ use aquifer_bench::Bytes;
 
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};
 use super::open_to_read;
+use crate::access::ReadAccess;
 use crate::output::{self, CANNOT_WRITE};
 use crate::progress;
 
@@ -42,6 +43,9 @@ pub struct Args {
     /// Write the bytes as they are
     #[arg(long)]
     raw: bool,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 const EXAMPLES: &str = "\
@@ -107,7 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
         !(args.raw && output.is_terminal()),
         "raw bytes would confuse the terminal; write them to a file with `> FILE`"
     );
-    let objects = open_to_read(&args.pool)?;
+    let objects = open_to_read(&args.pool, &args.access)?;
     let attachment = objects
         .attach(args.name.as_bytes(), Access::Read, key.as_deref())
         .map_err(keys::explain)?;

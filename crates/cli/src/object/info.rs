@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::{describe, open_to_read};
+use crate::access::ReadAccess;
 use crate::output;
 
 /// Arguments of `aquifer object info`.
@@ -27,11 +28,14 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 /// Prints it.
 pub fn run(args: &Args) -> Result<()> {
-    let object = describe::one(&open_to_read(&args.pool)?, args.name.as_bytes())?;
+    let object = describe::one(&open_to_read(&args.pool, &args.access)?, args.name.as_bytes())?;
     match args.json {
         true => output::print_json(&object, true),
         false => output::print(&object.to_text(&args.pool.display().to_string())),

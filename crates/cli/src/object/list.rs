@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::describe::{self, Object};
 use super::open_to_read;
+use crate::access::ReadAccess;
 use crate::output;
 
 /// Arguments of `aquifer object list`.
@@ -26,6 +27,9 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 #[derive(Serialize)]
@@ -37,7 +41,7 @@ struct Report {
 
 /// Prints them.
 pub fn run(args: &Args) -> Result<()> {
-    let pool = open_to_read(&args.pool)?;
+    let pool = open_to_read(&args.pool, &args.access)?;
     let objects = describe::all(&pool)?;
     let damaged_inodes = pool.pool().info()?.damaged_inodes;
     if args.json {

@@ -15,7 +15,9 @@ mod resize;
 use std::path::Path;
 
 use anyhow::Result;
-use aquifer::{Objects, OpenOptions};
+use aquifer::Objects;
+
+use crate::access::ReadAccess;
 
 /// Arguments of `aquifer object`.
 #[derive(Debug, clap::Args)]
@@ -62,6 +64,6 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// The objects of a pool, to be looked at.
-fn open_to_read(path: &Path) -> Result<Objects> {
-    Ok(Objects::open(path, &OpenOptions { read_only: true, ..OpenOptions::default() })?)
+fn open_to_read(path: &Path, access: &ReadAccess) -> Result<Objects> {
+    Ok(Objects::open(path, &access.options())?)
 }

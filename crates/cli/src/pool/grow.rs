@@ -9,8 +9,8 @@ use aquifer::{Pool, PoolError};
 use aquifer_bench::Bytes;
 use serde::Serialize;
 
-use super::open_to_read;
 use super::undo::Undo;
+use crate::access::ReadAccess;
 use crate::{output, progress};
 
 /// Arguments of `aquifer pool grow`.
@@ -45,7 +45,7 @@ struct Report {
 
 /// Makes it longer and says what it has become.
 pub fn run(args: &Args) -> Result<()> {
-    let before = open_to_read(&args.path)?.layout();
+    let before = ReadAccess::default().open(&args.path)?.layout();
     let undo = Undo::new(&args.path, false);
     let bar = progress::Bytes::new("allocating and zeroing");
     let grown = Pool::grow(&args.path, args.size.0, &mut |done, all| {

@@ -8,7 +8,8 @@ use aquifer::{PersistenceDomain, Pool, PoolInfo};
 use aquifer_bench::Bytes;
 use serde::Serialize;
 
-use super::{Part, as_text, explain_domain, format_note, open_to_read};
+use super::{Part, as_text, explain_domain, format_note};
+use crate::access::ReadAccess;
 use crate::output;
 
 /// Arguments of `aquifer pool info`.
@@ -26,6 +27,9 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    access: ReadAccess,
 }
 
 /// What is printed.
@@ -75,7 +79,7 @@ pub(super) struct Report {
 
 /// Prints it.
 pub fn run(args: &Args) -> Result<()> {
-    let report = Report::of(&open_to_read(&args.path)?)?;
+    let report = Report::of(&args.access.open(&args.path)?)?;
     match args.json {
         true => output::print_json(&report, true),
         false => output::print(&report.to_text()),

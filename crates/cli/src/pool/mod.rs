@@ -11,11 +11,10 @@ mod serve;
 mod undo;
 
 use std::fmt::Display;
-use std::path::Path;
 
 use anyhow::Result;
+use aquifer::PersistenceDomain;
 use aquifer::pool::media::ByteRange;
-use aquifer::{OpenOptions, PersistenceDomain, Pool};
 use aquifer_bench::Bytes;
 use serde::{Serialize, Serializer};
 
@@ -63,11 +62,6 @@ pub fn run(args: &Args) -> Result<()> {
 /// What follows the version of the format wherever it is shown.
 pub fn format_note() -> String {
     format!("format version {}", aquifer::pool::format::FORMAT_VERSION)
-}
-
-/// Opens a pool without changing anything in it.
-pub fn open_to_read(path: &Path) -> Result<Pool> {
-    Ok(Pool::open(path, &OpenOptions { read_only: true, ..OpenOptions::default() })?)
 }
 
 /// A domain, and what makes bytes durable in it.

@@ -15,6 +15,7 @@ use anyhow::{Result, bail};
 use clap::error::ErrorKind;
 use serde::Serialize;
 
+use crate::access::ReadAccess;
 use crate::files::{self, Place, StatArgs};
 use crate::output;
 use sample::Sample;
@@ -47,6 +48,9 @@ pub struct Args {
     /// Of a symbolic link in a pool, show what it leads to
     #[arg(short = 'L', long)]
     dereference: bool,
+
+    #[command(flatten)]
+    access: ReadAccess,
 
     /// Print JSON: one object a time
     #[arg(long)]
@@ -107,6 +111,10 @@ impl Args {
             let text = "--dereference is for files of a pool: POOL:/PATH";
             wrong(ErrorKind::ArgumentConflict, text.to_owned());
         }
+        if self.access.is_given() {
+            let text = "--shared-memory is for files of a pool: POOL:/PATH";
+            wrong(ErrorKind::ArgumentConflict, text.to_owned());
+        }
         match &self.targets[..] {
             [] => Target::Caches(None),
             [target] => match target.to_str() {
@@ -125,7 +133,7 @@ impl Args {
 pub fn run(args: &Args) -> Result<()> {
     let target = match args.target() {
         Target::Files(places) => {
-            let how = StatArgs { follow: args.dereference, json: args.json };
+            let how = StatArgs { follow: args.dereference, json: args.json, access: &args.access };
             return files::run_stat(how, &places);
         }
         Target::Caches(target) => target,

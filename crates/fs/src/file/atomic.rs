@@ -8,7 +8,7 @@ use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
 
 use super::File;
-use super::write::{Edit, Write, in_small_pieces, one_more};
+use super::write::{Edit, Write, in_small_pieces};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use crate::files::now_ns;
@@ -196,22 +196,26 @@ impl Write<'_> {
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
         let end_bytes =
             end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        let mut edit = Edit::default();
-        let mut reservations = Vec::new();
-        let pages = range.pages();
-        let mut first = pages.first.0;
-        while first < pages.end().0 {
-            let left = FilePages::between(FilePage(first), pages.end());
-            let Some(reservation) = one_more(&reservations, || self.reserve(left, false))? else {
-                return Err(in_small_pieces(&reservations, pages));
-            };
-            let run = reservation.whole();
-            let taken = FilePages { first: FilePage(first), pages: run.pages };
-            self.fill_replacing(run, taken, bytes, range)?;
-            edit.splices.push((taken, reservation.runs().to_vec()));
-            reservations.push(reservation);
-            first += run.pages;
-        }
+        let (mut edit, reservations) = self.all_at_once(|turn| {
+            let mut edit = Edit::default();
+            let mut reservations = Vec::new();
+            let pages = range.pages();
+            let mut first = pages.first.0;
+            while first < pages.end().0 {
+                let left = FilePages::between(FilePage(first), pages.end());
+                let reserve = || self.reserve(left, false);
+                let Some(reservation) = self.one_more(&reservations, turn, left, reserve)? else {
+                    return Err(in_small_pieces(&reservations, pages));
+                };
+                let run = reservation.whole();
+                let taken = FilePages { first: FilePage(first), pages: run.pages };
+                self.fill_replacing(run, taken, bytes, range)?;
+                edit.splices.push((taken, reservation.runs().to_vec()));
+                reservations.push(reservation);
+                first += run.pages;
+            }
+            Ok((edit, reservations))
+        })?;
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
             // In pages before the new ones.

@@ -132,7 +132,9 @@ impl Write<'_> {
             let mut edit = Edit::default();
             let pages = range.pages();
             let reserve = |hole| self.reserve(hole, true);
-            let (reservations, end) = self.take_pages(pages, PIECES_AT_ONCE, &mut edit, reserve)?;
+            let fill = |_, _| Ok(());
+            let (reservations, end) =
+                self.take_pages(pages, PIECES_AT_ONCE, None, &mut edit, reserve, fill)?;
             let is_last = end == pages.end();
             let size_bytes = size_bytes.filter(|size| is_last && *size > self.inode.size_bytes);
             if let Some(size_bytes) = size_bytes {

@@ -1,13 +1,15 @@
 //! Writing an open file.
 
+use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{ChangeSlots, FileLock, InodeUse, Pool, PoolError, Reservation, Transaction};
+use aquifer_pool::{
+    ChangeSlots, FileLock, InodeUse, Pool, PoolError, Reservation, Transaction, Turn,
+};
 
 use super::File;
 use crate::error::{FsError, Result};
@@ -22,8 +24,6 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
 /// How much is copied between two signs to other writers of the file that it goes on.
 const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
-/// How long a thread waits until others have used the pages that they have reserved.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
 const LEAST_REPLACED_PAGES: u64 = 512;
 /// So many times in one transaction at most.
@@ -153,6 +153,9 @@ pub(crate) struct Write<'a> {
     pub table: Arc<FileTable>,
 }
 
+/// The turn of a call that has one to wait for the reservations of others.
+pub(crate) type InTurn<'t, 'a> = Option<&'t RefCell<Turn<'a>>>;
+
 /// What changes in an inode and its table.
 #[derive(Default)]
 pub(crate) struct Edit<'a> {
@@ -203,7 +206,7 @@ impl Write<'_> {
     /// Writes as much of `bytes`, which belongs at `range`, as pages can be reserved for at a time; how much.
     fn write_some(&self, bytes: &[u8], range: FileBytes) -> Result<u64> {
         let mut edit = Edit::default();
-        let (reservations, filled_to) = self.fill_holes(bytes, range, &mut edit)?;
+        let (reservations, filled_to) = self.fill_holes(bytes, range, None, &mut edit)?;
         let end_bytes = range.end_bytes().min(filled_to.0 * PAGE_BYTES);
         let done = FileBytes { len_bytes: end_bytes - range.offset_bytes, ..range };
         if end_bytes > self.inode.size_bytes {
@@ -263,10 +266,11 @@ impl Write<'_> {
         &self,
         bytes: &[u8],
         range: FileBytes,
+        turn: InTurn<'_, '_>,
         edit: &mut Edit<'_>,
     ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
-        self.take_pages(pages, PIECES_AT_ONCE, edit, |hole| {
+        let reserve = |hole: FilePages| {
             // At the end of the table, more than is needed, so that the next write finds room there.
             let end = hole.end();
             let is_at_end = end.0 >= self.table.pages()
@@ -276,32 +280,34 @@ impl Write<'_> {
             if ahead_pages > 0 {
                 self.open.note_ahead();
             }
-            let wanted = FilePages { pages: hole.pages + ahead_pages, ..hole };
-            let reservation = self.reserve(wanted, false)?;
-            self.fill(reservation.whole(), hole.first, bytes, range)?;
-            Ok(reservation)
-        })
+            self.reserve(FilePages { pages: hole.pages + ahead_pages, ..hole }, false)
+        };
+        let fill = |hole: FilePages, run| self.fill(run, hole.first, bytes, range);
+        self.take_pages(pages, PIECES_AT_ONCE, turn, edit, reserve, fill)
     }
 
-    /// Takes new pages where `pages` has none, from the front on: `reserve` is told a hole, and returns pages for its beginning. Ends
-    /// after so many pieces, or where no more can be reserved at a time: returns what was reserved, and the page up to which there is no hole
-    /// any more.
+    /// Takes new pages where `pages` has none, from the front on: `reserve` is told a hole, and returns pages for its beginning, which `fill`
+    /// writes to. Ends after so many pieces, or where no more can be reserved at a time: returns what was reserved, and the page up to which
+    /// there is no hole any more.
     pub fn take_pages<'r>(
         &self,
         pages: FilePages,
         most_pieces: usize,
+        turn: InTurn<'_, '_>,
         edit: &mut Edit<'_>,
-        reserve: impl Fn(FilePages) -> Result<Reservation<'r>>,
+        reserve: impl Fn(FilePages) -> aquifer_pool::Result<Reservation<'r>>,
+        fill: impl Fn(FilePages, Run) -> Result<()>,
     ) -> Result<(Vec<Reservation<'r>>, FilePage)> {
         let mut reservations = Vec::new();
         for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
             let mut hole = extent.pages();
             while hole.pages > 0 {
                 let reservation = match reservations.len() < most_pieces {
-                    true => one_more(&reservations, || reserve(hole))?,
+                    true => self.one_more(&reservations, turn, hole, || reserve(hole))?,
                     false => None,
                 };
                 let Some(reservation) = reservation else { return Ok((reservations, hole.first)) };
+                fill(hole, reservation.whole())?;
                 let taken = FilePages { pages: reservation.whole().pages, ..hole };
                 edit.splices.push((taken, reservation.runs().to_vec()));
                 reservations.push(reservation);
@@ -317,13 +323,52 @@ impl Write<'_> {
     }
 
     /// Pages for the beginning of a hole, in one run, as many as there are: behind those before the hole if these are free.
-    pub fn reserve(&self, hole: FilePages, must_be_zero: bool) -> Result<Reservation<'_>> {
+    pub fn reserve(
+        &self,
+        hole: FilePages,
+        must_be_zero: bool,
+    ) -> aquifer_pool::Result<Reservation<'_>> {
         let pool = &self.shared.pool;
         let near_page = (hole.first.0.checked_sub(1))
             .and_then(|before| self.table.find(FilePage(before)))
             .filter(|extent| !extent.run.is_hole())
             .map(|extent| extent.run.start_page + 1);
-        Ok(self.shared.with_room(|| pool.reserve_some(hole.pages, near_page, must_be_zero))?)
+        self.shared.with_room(|| pool.reserve_some(hole.pages, near_page, must_be_zero))
+    }
+
+    /// Reserves pages besides those that the caller has already, for the beginning of `hole`; `None` if no more can be reserved at a time. A
+    /// caller that has none waits for those of others.
+    pub fn one_more<'r>(
+        &self,
+        reserved: &[Reservation<'r>],
+        turn: InTurn<'_, '_>,
+        hole: FilePages,
+        reserve: impl Fn() -> aquifer_pool::Result<Reservation<'r>>,
+    ) -> Result<Option<Reservation<'r>>> {
+        let outcome = match turn {
+            Some(turn) => turn.borrow_mut().reserve(hole.pages, reserve),
+            None => match reserve() {
+                Err(PoolError::TooManyReservations { .. }) if reserved.is_empty() => {
+                    self.shared.pool.take_turn()?.reserve(1, reserve)
+                }
+                outcome => outcome,
+            },
+        };
+        match outcome {
+            Err(PoolError::TooManyReservations { .. }) if !reserved.is_empty() => Ok(None),
+            outcome => Ok(Some(outcome?)),
+        }
+    }
+
+    /// Does what reserves all that it needs before it changes anything: beside the reservations of others, and if these leave too little,
+    /// again in a turn of its own, in which it waits for them. `attempt` gives up what it has reserved when it fails.
+    pub fn all_at_once<T>(&self, attempt: impl Fn(InTurn<'_, '_>) -> Result<T>) -> Result<T> {
+        match attempt(None) {
+            Err(FsError::Pool(PoolError::Full { .. } | PoolError::TooManyReservations { .. })) => {
+                attempt(Some(&RefCell::new(self.shared.pool.take_turn()?)))
+            }
+            outcome => outcome,
+        }
     }
 
     /// Fills new pages, of the file from `first` on, with what belongs there: up to the end of the last page that `range` touches.
@@ -382,7 +427,12 @@ impl Write<'_> {
         // Who stores to a view of these pages stores to the file.
         let is_viewed = self.shared.pool.is_used(self.open.number, InodeUse::Writable)?;
         while !is_viewed && left.pages >= LEAST_REPLACED_PAGES && edit.zeros.len() < MOST_REPLACED {
-            let Some(ready) = self.shared.pool.reserve_ready(left.pages)? else { break };
+            let ready = match self.shared.pool.reserve_ready(left.pages) {
+                // The others are zeroed in place.
+                Ok(None) | Err(PoolError::TooManyReservations { .. }) => break,
+                Ok(Some(ready)) => ready,
+                Err(error) => return Err(error.into()),
+            };
             let taken = FilePages { pages: ready.whole().pages, ..left };
             edit.splices.push((taken, ready.runs().to_vec()));
             edit.zeros.push(ready);
@@ -409,25 +459,32 @@ impl Write<'_> {
         let end_bytes = size_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
         let end_bytes = end_bytes.ok_or(FsError::FileTooLarge)?;
         let added = FileBytes { offset_bytes: size_bytes, len_bytes };
-        let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
-        let (reservations, end) =
-            match ZEROS.get(..usize::try_from(len_bytes).unwrap_or(usize::MAX)) {
-                // So that there is room for those that follow: writing a few zeros takes less than giving the file pages each time.
-                Some(zeros) => {
-                    let filled = self.fill_holes(zeros, added, &mut edit)?;
-                    self.expose(size_bytes, end_bytes, &mut edit);
-                    self.copy_in(zeros, added)?;
-                    filled
-                }
-                None => {
-                    self.zero_behind_end(end_bytes, &mut edit)?;
-                    let reserve = |hole| self.reserve(hole, true);
-                    self.take_pages(added.pages(), usize::MAX, &mut edit, reserve)?
-                }
-            };
-        if end < added.pages().end() {
-            return Err(in_small_pieces(&reservations, added.pages()));
-        }
+        let (edit, reservations) = self.all_at_once(|turn| {
+            let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
+            let (reservations, end) =
+                match ZEROS.get(..usize::try_from(len_bytes).unwrap_or(usize::MAX)) {
+                    // So that there is room for those that follow: writing a few zeros takes less than giving the file pages each time.
+                    Some(zeros) => {
+                        let filled = self.fill_holes(zeros, added, turn, &mut edit)?;
+                        self.expose(size_bytes, end_bytes, &mut edit);
+                        self.copy_in(zeros, added)?;
+                        filled
+                    }
+                    None => {
+                        self.zero_behind_end(end_bytes, &mut edit)?;
+                        if let Some(turn) = turn {
+                            edit.zeros.iter().for_each(|zeros| turn.borrow_mut().add(zeros));
+                        }
+                        let reserve = |hole| self.reserve(hole, true);
+                        let (pages, fill) = (added.pages(), |_, _| Ok(()));
+                        self.take_pages(pages, usize::MAX, turn, &mut edit, reserve, fill)?
+                    }
+                };
+            match end < added.pages().end() {
+                true => Err(in_small_pieces(&reservations, added.pages())),
+                false => Ok((edit, reservations)),
+            }
+        })?;
         let looked = match edit.splices.is_empty() {
             true => look(&self.table)?,
             false => look(&self.spliced(&edit.splices)?)?,
@@ -537,28 +594,6 @@ pub(super) fn in_small_pieces(reserved: &[Reservation<'_>], wanted: FilePages) -
     let largest_free_pages = reserved.iter().map(|reserved| reserved.whole().pages).max();
     let largest_free_pages = largest_free_pages.unwrap_or(0);
     PoolError::Full { wanted_pages: wanted.pages, largest_free_pages }.into()
-}
-
-/// Reserves pages besides those that the caller has already; `None` if no more can be reserved at a time. Who has none waits for
-/// the other threads, which use what they have and wait for nobody.
-pub(super) fn one_more<'r>(
-    reserved: &[Reservation<'r>],
-    reserve: impl Fn() -> Result<Reservation<'r>>,
-) -> Result<Option<Reservation<'r>>> {
-    let began = Instant::now();
-    loop {
-        match reserve() {
-            Err(FsError::Pool(PoolError::TooManyReservations { .. })) if !reserved.is_empty() => {
-                return Ok(None);
-            }
-            Err(FsError::Pool(PoolError::TooManyReservations { .. }))
-                if began.elapsed() < PATIENCE =>
-            {
-                std::thread::yield_now();
-            }
-            outcome => return outcome.map(Some),
-        }
-    }
 }
 
 impl Shared {

@@ -1,0 +1,131 @@
+//! Turns: a call that needs many reservations at once waits for those of others.
+//!
+//! A handle can hold [`RESERVATIONS`](crate::segment::RESERVATIONS) runs, and a page is reserved once. Two calls that each hold a half of what there is
+//! and need more would wait for each other. So a call that cannot get all it needs gives up what it holds and takes a *turn*: one call at
+//! a time, of all processes, keeps what it has reserved and waits for more. All others either use what they hold or give it up, so
+//! the call that has the turn gets everything that it could have alone.
+//!
+//! # Lock order
+//! A file's mutex, then `Core::reserving`, then the byte, then everything that a reservation takes.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use aquifer_sys::lock::LockKind;
+
+use crate::alloc::from_word;
+use crate::core::Core;
+use crate::error::{PoolError, Result};
+use crate::heartbeat::Held;
+use crate::membership::Byte;
+use crate::reservation::Reservation;
+
+/// A process that dies gives back what it had without a signal, so the caller looks again after so long.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+
+/// The one call of all processes that waits for the reservations of others while it keeps its own. Ends when it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    core: &'a Core,
+    _alone_in_process: MutexGuard<'a, ()>,
+    has_byte: bool,
+    until: Instant,
+    /// Of the call that has the turn.
+    own_runs: usize,
+    own_pages: u64,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.has_byte {
+            self.core.membership.unlock(Byte::Turn);
+        }
+    }
+}
+
+impl Core {
+    /// Waits for the turn. The caller holds no reservations.
+    pub fn take_turn(&self) -> Result<Turn<'_>> {
+        self.check_writable()?;
+        let alone = self.reserving.lock().unwrap_or_else(|broken| broken.into_inner());
+        // Without the byte, two processes may wait for each other until their time is up, and that is all.
+        let has_byte = self
+            .membership
+            .lock(Byte::Turn, LockKind::Exclusive, self.stall_timeout)
+            .unwrap_or(false);
+        let until = Instant::now() + self.stall_timeout;
+        Ok(Turn {
+            core: self,
+            _alone_in_process: alone,
+            has_byte,
+            until,
+            own_runs: 0,
+            own_pages: 0,
+        })
+    }
+}
+
+impl Turn<'_> {
+    /// Notes pages that the caller has reserved otherwise.
+    pub fn add(&mut self, reservation: &Reservation<'_>) {
+        self.own_runs += reservation.runs().len();
+        self.own_pages += reservation.whole().pages;
+    }
+
+    /// Reserves with `reserve`, and waits for what others give back as long as that can help: the caller needs `needed_pages` pages besides
+    /// those that it has reserved in this turn, in any number of pieces.
+    ///
+    /// # Errors
+    /// Those of `reserve`: [`PoolError::Full`] and [`PoolError::TooManyReservations`] only if there is not enough without the reservations
+    /// of others either, or these were not given back within the [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
+    pub fn reserve<'r>(
+        &mut self,
+        needed_pages: u64,
+        reserve: impl Fn() -> Result<Reservation<'r>>,
+    ) -> Result<Reservation<'r>> {
+        loop {
+            let seen = self.core.control().given_back.now();
+            let error = match reserve() {
+                Ok(reservation) => {
+                    self.add(&reservation);
+                    return Ok(reservation);
+                }
+                Err(error) => error,
+            };
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.can_wait(&error, needed_pages, seen)? {
+                return Err(error);
+            }
+            // The caller has a file's mutex, and those that wait for it wait for the others as well.
+            self.core.while_media_work(Held::Files, || {
+                self.core.control().given_back.wait(seen, left.min(LOOK_AFTER))
+            });
+        }
+    }
+
+    /// Whether there may be what was not there when the signal was `seen`, or will be when others have given back what they hold.
+    fn can_wait(&self, error: &PoolError, needed_pages: u64, seen: u32) -> Result<bool> {
+        let core = self.core;
+        // With the lock, under which others give back and signal: so it is one or the other.
+        let locked = core.lock()?;
+        let control = locked.control();
+        let is_given_back = control.given_back.now() != seen;
+        Ok(match error {
+            PoolError::TooManyReservations { .. } => {
+                let process = &control.processes[core.membership.index()];
+                let runs = process.reservations.iter().filter(|word| word.load(Relaxed) != 0);
+                is_given_back || runs.count() > self.own_runs
+            }
+            PoolError::Full { .. } => {
+                let reserved = control.processes.iter().flat_map(|one| &one.reservations);
+                let reserved =
+                    reserved.map(|word| from_word(word.load(Relaxed)).pages).sum::<u64>();
+                let of_others = reserved.saturating_sub(self.own_pages);
+                let free = control.free_count.load(Relaxed);
+                (is_given_back || of_others > 0) && free + of_others >= needed_pages
+            }
+            _ => false,
+        })
+    }
+}
