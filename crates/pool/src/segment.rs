@@ -60,7 +60,7 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM06");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM07");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]
@@ -110,6 +110,10 @@ pub(crate) struct Control {
     /// What failed: see `log::FAILURES`.
     pub failure_kind: AtomicU64,
     pub image: ImageVersion,
+    /// The object at the root of the tree of [`object_names`](crate::object_names); 0: none.
+    pub object_names_root: AtomicU64,
+    /// 1 if that tree has all objects.
+    pub object_names_are_whole: AtomicU64,
     /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
     pub claimed_inode: AtomicU64,
     pub generation: AtomicU64,
@@ -157,8 +161,9 @@ pub(crate) struct Control {
     pub processes: [ProcessSlot; PROCESSES],
 }
 
-/// The image gets memory for so many slots at a time.
+/// The image gets memory for so many slots at a time: a word of links for each of them, and then the slots.
 const STEP_SLOTS: u64 = 4096;
+const STEP_WORDS: usize = STEP_SLOTS as usize * (SLOT_WORDS + 1);
 
 const CONTROL_BYTES: usize = size_of::<Control>().next_multiple_of(4096);
 
@@ -169,6 +174,10 @@ pub(crate) struct Segment {
     pages: usize,
     /// In words behind the control part.
     image_start: usize,
+    /// Slots of the first step, which are all there are if it is the only one.
+    first_slots: usize,
+    /// What hashes of the pool's names begin with.
+    seed: u64,
 }
 
 fn image_dirty_words(layout: &Layout) -> usize {
@@ -183,13 +192,24 @@ fn image_start_bytes(layout: &Layout) -> usize {
     (CONTROL_BYTES + words * 8).next_multiple_of(4096)
 }
 
+/// Words of the image of so many slots, which are whole steps or all that there are.
+fn image_words(slots: u64) -> usize {
+    let (steps, rest) = (slots / STEP_SLOTS, slots % STEP_SLOTS);
+    let links = match (steps, rest) {
+        (_, 0) => 0,
+        (0, rest) => rest,
+        _ => STEP_SLOTS,
+    };
+    steps as usize * STEP_WORDS + links as usize + rest as usize * SLOT_WORDS
+}
+
 fn len_bytes(layout: &Layout) -> usize {
-    image_start_bytes(layout) + layout.slots() as usize * SLOT_BYTES
+    image_start_bytes(layout) + image_words(layout.slots()) * 8
 }
 
 /// With as many slots as everybody needs.
 fn first_bytes(layout: &Layout) -> usize {
-    image_start_bytes(layout) + layout.slots().min(STEP_SLOTS) as usize * SLOT_BYTES
+    image_start_bytes(layout) + image_words(layout.slots().min(STEP_SLOTS)) * 8
 }
 
 /// Of which slots there is a set: one bit for each slot.
@@ -225,9 +245,11 @@ impl Segment {
         Self::initialise(memory, pool, layout)
     }
 
-    fn of(memory: SharedMemory, layout: &Layout) -> Segment {
+    fn of(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Segment {
         Segment {
             memory,
+            seed: pool.as_u64_pair().1,
+            first_slots: layout.slots().min(STEP_SLOTS) as usize,
             slots: layout.slots() as usize,
             pages: layout.page_count as usize,
             image_start: (image_start_bytes(layout) - CONTROL_BYTES) / 8,
@@ -236,7 +258,7 @@ impl Segment {
 
     fn initialise(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Result<Segment> {
         use std::sync::atomic::Ordering::Relaxed;
-        let segment = Self::of(memory, layout);
+        let segment = Self::of(memory, pool, layout);
         let control = segment.control();
         let own = [&control.metadata_mutex, &control.maintenance_mutex];
         for mutex in own.into_iter().chain(&control.file_mutexes) {
@@ -264,7 +286,7 @@ impl Segment {
         if memory.len_bytes() < len_bytes(layout) {
             return Err("it is too small for this pool".to_owned());
         }
-        let segment = Self::of(memory, layout);
+        let segment = Self::of(memory, pool, layout);
         let control = segment.control();
         let (high, low) = pool.as_u64_pair();
         if control.magic.load(Relaxed) != MAGIC
@@ -303,9 +325,24 @@ impl Segment {
     #[inline]
     pub fn slot(&self, slot: u64) -> Option<&ImageSlot> {
         (slot < self.allocated_slots()).then(|| {
-            let words = self.words(self.image_start + slot as usize * SLOT_WORDS, SLOT_WORDS);
+            let (step, index) = ((slot / STEP_SLOTS) as usize, (slot % STEP_SLOTS) as usize);
+            let before = step * STEP_WORDS + self.first_slots + index * SLOT_WORDS;
+            let words = self.words(self.image_start + before, SLOT_WORDS);
             words.try_into().expect("as many as a slot has")
         })
+    }
+
+    /// The links of a slot in the tree of [`object_names`](crate::object_names); `None` of one that was never used.
+    pub fn name_links(&self, slot: u64) -> Option<&AtomicU64> {
+        (slot < self.allocated_slots()).then(|| {
+            let (step, index) = ((slot / STEP_SLOTS) as usize, (slot % STEP_SLOTS) as usize);
+            &self.words(self.image_start + step * STEP_WORDS + index, 1)[0]
+        })
+    }
+
+    /// What hashes of the pool's names begin with: part of its name.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Slots before this one can be stored to.
@@ -322,8 +359,7 @@ impl Segment {
             return Ok(());
         }
         let wanted = (slot + 1).next_multiple_of(STEP_SLOTS).min(self.slots());
-        let place =
-            |slots: u64| self.memory.len_bytes() - (self.slots() - slots) as usize * SLOT_BYTES;
+        let place = |slots| CONTROL_BYTES + (self.image_start + image_words(slots)) * 8;
         self.memory.allocate(place(allocated)..place(wanted)).map_err(PoolError::SharedMemory)?;
         // Release: who sees it may touch the memory.
         self.control().allocated_slots.fetch_max(wanted, Release);
