@@ -80,9 +80,11 @@ impl<'a> Key<'a> {
     }
 }
 
-/// The hash of a name. It differs from pool to pool.
+/// The hash of a name. It differs from segment to segment.
 fn hash_of(segment: &Segment, name: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(name, segment.seed())
+    // Relaxed: it was stored before anybody else knew the segment.
+    let seed = segment.control().object_names_seed.load(Relaxed);
+    xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
 }
 
 /// That of the name of the object in a slot; `None` if there is none.

@@ -22,6 +22,8 @@
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
 //!
+//! Among the image lie the links of [`object_names`](crate::object_names), by which objects are found by their names.
+//!
 //! Beside it lies a second segment, of the [`pins`](crate::pins) of writers. Readers do not open that one, and map this one for reading only.
 
 use std::os::fd::BorrowedFd;
@@ -34,6 +36,7 @@ use uuid::Uuid;
 
 use crate::appends::Appends;
 use crate::bitmap;
+use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
@@ -114,6 +117,8 @@ pub(crate) struct Control {
     pub object_names_root: AtomicU64,
     /// 1 if that tree has all objects.
     pub object_names_are_whole: AtomicU64,
+    /// Of the hashes in that tree: a random number, so that nobody can choose names that collide.
+    pub object_names_seed: AtomicU64,
     /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
     pub claimed_inode: AtomicU64,
     pub generation: AtomicU64,
@@ -176,8 +181,6 @@ pub(crate) struct Segment {
     image_start: usize,
     /// Slots of the first step, which are all there are if it is the only one.
     first_slots: usize,
-    /// What hashes of the pool's names begin with.
-    seed: u64,
 }
 
 fn image_dirty_words(layout: &Layout) -> usize {
@@ -245,10 +248,9 @@ impl Segment {
         Self::initialise(memory, pool, layout)
     }
 
-    fn of(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Segment {
+    fn of(memory: SharedMemory, layout: &Layout) -> Segment {
         Segment {
             memory,
-            seed: pool.as_u64_pair().1,
             first_slots: layout.slots().min(STEP_SLOTS) as usize,
             slots: layout.slots() as usize,
             pages: layout.page_count as usize,
@@ -258,7 +260,7 @@ impl Segment {
 
     fn initialise(memory: SharedMemory, pool: Uuid, layout: &Layout) -> Result<Segment> {
         use std::sync::atomic::Ordering::Relaxed;
-        let segment = Self::of(memory, pool, layout);
+        let segment = Self::of(memory, layout);
         let control = segment.control();
         let own = [&control.metadata_mutex, &control.maintenance_mutex];
         for mutex in own.into_iter().chain(&control.file_mutexes) {
@@ -270,6 +272,7 @@ impl Segment {
         control.uuid[0].store(high, Relaxed);
         control.uuid[1].store(low, Relaxed);
         control.allocated_slots.store(layout.slots().min(STEP_SLOTS), Relaxed);
+        control.object_names_seed.store(new_uuid()?.as_u64_pair().0, Relaxed);
         control.mutex_layout.store(robust::LAYOUT.into(), Relaxed);
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
@@ -286,7 +289,7 @@ impl Segment {
         if memory.len_bytes() < len_bytes(layout) {
             return Err("it is too small for this pool".to_owned());
         }
-        let segment = Self::of(memory, pool, layout);
+        let segment = Self::of(memory, layout);
         let control = segment.control();
         let (high, low) = pool.as_u64_pair();
         if control.magic.load(Relaxed) != MAGIC
@@ -338,11 +341,6 @@ impl Segment {
             let (step, index) = ((slot / STEP_SLOTS) as usize, (slot % STEP_SLOTS) as usize);
             &self.words(self.image_start + step * STEP_WORDS + index, 1)[0]
         })
-    }
-
-    /// What hashes of the pool's names begin with: part of its name.
-    pub fn seed(&self) -> u64 {
-        self.seed
     }
 
     /// Slots before this one can be stored to.
