@@ -34,8 +34,8 @@ use crate::segment::{Control, Segment, SlotSet};
 /// Words of a slot that have its name, behind the length in the first byte.
 const NAME_WORDS: usize = (MAX_NAME_BYTES + 1) / 8;
 const FIRST_WORD: usize = NAME_RANGE.start / 8;
-const _: () =
-    assert!(NAME_RANGE.start % 8 == 0 && NAME_RANGE.end - NAME_RANGE.start == NAME_WORDS * 8);
+const _: () = assert!(NAME_RANGE.start == FIRST_WORD * 8);
+const _: () = assert!(NAME_RANGE.end == (FIRST_WORD + NAME_WORDS) * 8);
 /// The words of a slot on which its place in the tree depends.
 const PLACE_WORDS: u64 = 1 | ((1 << NAME_WORDS) - 1) << FIRST_WORD;
 
@@ -60,13 +60,14 @@ impl<'a> Key<'a> {
         bytes[0] = length;
         bytes[1..=name.len()].copy_from_slice(name);
         let end = 1 + name.len();
+        let count = end.div_ceil(8);
         Some(Key {
             name,
             words: std::array::from_fn(|index| {
                 u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
             }),
-            count: end.div_ceil(8),
-            last_mask: if end % 8 == 0 { u64::MAX } else { (1 << (end % 8 * 8)) - 1 },
+            count,
+            last_mask: u64::MAX >> ((count * 8 - end) * 8),
         })
     }
 
@@ -174,16 +175,19 @@ pub(crate) fn find(segment: &Segment, key: &Key<'_>) -> Option<u64> {
     find_below_root(segment, hash_of(segment, key.name), has_name)
 }
 
-/// The first slot on the way of a hash that is the one: one that changes meanwhile, where the way is, is found or not.
+/// The slot on the way of a hash that is the one. While the tree is changed, any or none.
 fn find_below_root(segment: &Segment, hash: u64, is_it: impl Fn(u64) -> bool) -> Option<u64> {
     let mut slot = Place::Root.load(segment);
     for steps in 0..MOST_STEPS {
-        if slot == 0 || is_it(slot) {
-            break;
+        if slot == 0 {
+            return None;
+        }
+        if is_it(slot) {
+            return Some(slot);
         }
         slot = Links::of(segment, slot).get(bit(hash, steps));
     }
-    (slot != 0 && is_it(slot)).then_some(slot)
+    None
 }
 
 /// What the tree is to forget of a slot when a change is made to it.
