@@ -80,6 +80,7 @@ fn is_elsewhere(point: &str) -> bool {
             "finish-filler",
             "reserve-filler",
             "apply-moved",
+            "apply-names",
             "held-noted",
             "held-freed",
             "held-moved",

@@ -123,7 +123,7 @@ impl Objects {
         let reservation = shared.pool.reserve_zeroed(pages, alignment_pages(pages))?;
         let runs = reservation.runs().to_vec();
         shared.change(vec![reservation], |transaction| {
-            if transaction.inodes().any(|inode| inode.name == name) {
+            if transaction.object_named(name).is_some() {
                 return Err(exists());
             }
             let address = match options.address {
@@ -191,7 +191,7 @@ impl Objects {
             return Ok(());
         }
         self.shared.change(Vec::new(), |transaction| {
-            if transaction.inodes().any(|other| other.name == new_name) {
+            if transaction.object_named(new_name).is_some() {
                 return Err(ObjectError::Exists { name: text(new_name) });
             }
             transaction.put(Inode {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::inode::{Inode, InodeKind};
+use aquifer_pool::format::inode::Inode;
 use aquifer_pool::{Holder, OpenOptions, Pool, Reservation, Transaction};
 
 use aquifer_vm::ProcessMark;
@@ -212,21 +212,23 @@ impl Objects {
 impl Shared {
     /// All objects.
     pub fn objects(&self) -> Result<Vec<Inode>> {
-        // Every call by a name begins here. What a forked child has of the pool is no pool.
-        if !self.process.is_current() {
-            return Err(ObjectError::Forked);
-        }
-        let mut inodes = self.pool.inodes()?;
-        inodes.retain(|inode| inode.kind == InodeKind::Object);
-        Ok(inodes)
+        self.check_process()?;
+        Ok(self.pool.inodes()?)
     }
 
     /// The object of this name.
     pub fn find(&self, name: &[u8]) -> Result<Inode> {
-        self.objects()?
-            .into_iter()
-            .find(|inode| inode.name == name)
-            .ok_or_else(|| ObjectError::NotFound { name: text(name) })
+        self.check_process()?;
+        let found = self.pool.object_named(name)?;
+        found.ok_or_else(|| ObjectError::NotFound { name: text(name) })
+    }
+
+    /// Every call by a name begins here. What a forked child has of the pool is no pool.
+    fn check_process(&self) -> Result<()> {
+        match self.process.is_current() {
+            true => Ok(()),
+            false => Err(ObjectError::Forked),
+        }
     }
 
     /// Changes metadata. `change` puts inodes last: when it fails, nothing has happened.

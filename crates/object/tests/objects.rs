@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_object::{Access, CreateObject, Keys, ObjectError, ObjectState, Objects};
 use aquifer_pool::{OpenOptions, PoolError};
-use aquifer_testkit::campaign::steps;
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::rng::Rng;
 use aquifer_vm::fixed::{self, FixedRange, WINDOW};
 use support::{PAGE, Place, load, load_all, store};
 
@@ -310,6 +311,39 @@ fn objects_are_listed_described_and_renamed() {
     assert_eq!((renamed.number, renamed.address), (list[1].number, list[1].address));
     drop(objects);
     assert_eq!(place.open().info("c").unwrap().address, renamed.address);
+}
+
+/// Names come and go by way of two handles; each of them, and one that only reads, finds what the list says and nothing else.
+#[test]
+fn names_lead_where_the_list_says_in_every_handle() {
+    let place = Place::in_memory().unwrap_or_else(Place::new);
+    let mut writers = [small(&place), place.open()];
+    let reader = place.open_for_reading();
+    let mut rng = Rng::new(seed(31));
+    let name = |number: u64| format!("{}/{number}", "directory".repeat(number as usize % 3));
+    for round in 0..steps(60) {
+        let (objects, one, other) = (&writers[round % 2], name(rng.below(24)), name(rng.below(24)));
+        let (has_one, has_other) = (objects.info(&one).is_ok(), objects.info(&other).is_ok());
+        match has_one {
+            false => drop(objects.create(&one, 1, &PLAIN).unwrap()),
+            true if rng.chance(0.5) => objects.destroy(&one, None).unwrap(),
+            true => {
+                let renamed = objects.rename(&one, &other, None);
+                assert_eq!(renamed.is_err(), has_other && one != other, "{one} to {other}");
+            }
+        }
+        if round % 20 == 19 {
+            writers[round % 2] = place.open();
+        }
+        for objects in writers.iter().chain([&reader]) {
+            let list = objects.list().unwrap();
+            for name in (0..24).map(name) {
+                let listed = list.iter().find(|info| info.name.as_bytes() == name.as_bytes());
+                let found = objects.info(&name).ok();
+                assert_eq!(found.map(|info| info.number), listed.map(|info| info.number), "{name}");
+            }
+        }
+    }
 }
 
 /// Two names that only a replacement character would make equal, each found under what the list says and told apart

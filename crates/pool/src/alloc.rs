@@ -36,6 +36,7 @@ use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
 use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
 use crate::freed;
 use crate::image::{load_slot, load_word};
+use crate::object_names;
 use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
 use crate::sync::AtomicU64;
 
@@ -265,7 +266,8 @@ pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
     control.fresh_from_page.store(page, Relaxed);
 }
 
-/// Computes the map of used pages from the inodes, the reservations and the freed runs that wait.
+/// Computes the map of used pages from the inodes, the reservations and the freed runs that wait; the sets of slots, and where it is
+/// not whole, the index of names, from the slots.
 pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     let core = locked.core();
     let (map, control) = (core.segment.used_pages(), core.control());
@@ -286,6 +288,7 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
             runs.drain(..).for_each(mark);
         }
     }
+    object_names::build(&core.segment);
     let (waiting, held) = freed::waiting(control);
     waiting.chain(held).for_each(mark);
     for (index, process) in control.processes.iter().enumerate() {

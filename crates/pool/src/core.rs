@@ -29,6 +29,7 @@ use crate::log::{FailureKind, ReadError};
 use crate::media::{ByteRange, Media, MediaError, MediaOperation};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
+use crate::object_names;
 use crate::owners::Flaw;
 use crate::pins::Pins;
 use crate::segment::{Control, FILE_MUTEXES, Segment};
@@ -364,6 +365,9 @@ impl Core {
         }
         // Its transaction has happened or not. Release: as where a claim is taken away.
         control.claimed_inode.store(0, Release);
+        if control.image.is_odd() {
+            object_names::distrust(control);
+        }
         control.image.end_any_change();
         crate::alloc::rebuild(locked)
     }

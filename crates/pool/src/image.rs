@@ -25,6 +25,7 @@ use crate::format::slot::{Slot, from_media, to_media, word};
 use crate::format::slot_change::SlotChange;
 use crate::freed;
 use crate::image_words;
+use crate::object_names;
 use crate::owners::{Flaw, Owners};
 use crate::point;
 use crate::segment::{Segment, SlotSet};
@@ -124,7 +125,11 @@ pub(crate) fn apply_noted<'a>(
     let core = locked.core();
     let (control, segment) = (core.control(), &core.segment);
     point::pass("apply-noted");
+    let is_half_made = control.image.is_odd();
     let version = control.image.begin_change();
+    if is_half_made {
+        object_names::distrust(control);
+    }
     point::pass("apply-odd");
     let mut changes_names = false;
     for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
@@ -133,8 +138,10 @@ pub(crate) fn apply_noted<'a>(
             // `use_fresh_pages`.
             control.fresh_lsn.store(end_lsn, Release);
         }
+        let noted = object_names::before_change(segment, &change);
         store_change(segment, &change);
         alloc::note_slot(segment, change.slot);
+        object_names::after_change(segment, change.slot, noted);
         changes_names |= is_of_names(load_word(segment, change.slot, 0));
     }
     if changes_names {
@@ -222,6 +229,18 @@ impl View<'_> {
         let known = self.changing.is_none().then(|| self.segment.slots_in(set));
         let all = self.changing.is_some().then(|| HEAD_SLOT + 1..self.slots());
         known.into_iter().flatten().chain(all.into_iter().flatten())
+    }
+
+    /// The slot of the object of a name.
+    fn object_named(&self, key: &object_names::Key<'_>) -> Option<u64> {
+        let has_name = |slot: &u64| {
+            let bytes = self.bytes(*slot);
+            key.is_of(|index| word(&bytes, index))
+        };
+        match self.changing {
+            None => object_names::find(self.segment, key),
+            Some(_) => self.slots_in(SlotSet::Objects).find(has_name),
+        }
     }
 
     /// Whether there is anything in a slot.
@@ -435,6 +454,16 @@ impl Core {
     pub fn head(&self) -> Result<PoolHead> {
         let bytes = self.consistent(|image| image.bytes(HEAD_SLOT))?;
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
+    }
+
+    /// The object of a name; `None` if there is none, or it is damaged.
+    pub fn object_named(&self, name: &[u8]) -> Result<Option<Inode>> {
+        let Some(key) = object_names::Key::new(name) else { return Ok(None) };
+        let found = self.consistent(|image| {
+            let slot = image.object_named(&key)?;
+            Some((slot, image.bytes(slot)))
+        })?;
+        Ok(found.and_then(|(slot, bytes)| self.decode_inode(&bytes, slot).ok()))
     }
 
     /// All objects, as of one moment. Damaged ones are left out.

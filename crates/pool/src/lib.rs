@@ -82,6 +82,7 @@ mod loom_models;
 pub mod media;
 mod membership;
 mod mutant;
+mod object_names;
 mod owners;
 mod packed;
 mod pins;

@@ -23,6 +23,7 @@ pub const POINTS: &[&str] = &[
     "apply-noted",
     "apply-odd",
     "apply-half",
+    "apply-names",
     "apply-stored",
     "apply-counted",
     "transact-applied",

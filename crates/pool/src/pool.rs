@@ -607,6 +607,15 @@ impl Pool {
         self.core().inode(number)
     }
 
+    /// The inode of the object of a name; `None` if there is none, or it is damaged. It takes as many looks as the number of objects has
+    /// bits.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`], [`PoolError::Forked`].
+    pub fn object_named(&self, name: &[u8]) -> Result<Option<Inode>> {
+        self.core().object_named(name)
+    }
+
     /// The inodes of all objects. Damaged ones are left out: [`Pool::info`] counts them.
     ///
     /// # Errors

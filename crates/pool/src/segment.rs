@@ -22,6 +22,8 @@
 //! [`image_words`](crate::image_words), [`appends`](crate::appends), [`signal`](crate::signal). The order of the stores matters wherever the next holder must be able to repair what a dead one left;
 //! the functions that make them say so.
 //!
+//! Among the image lie the links of [`object_names`](crate::object_names), by which objects are found by their names.
+//!
 //! Beside it lies a second segment, of the [`pins`](crate::pins) of writers. Readers do not open that one, and map this one for reading only.
 
 use std::os::fd::BorrowedFd;
@@ -34,6 +36,7 @@ use uuid::Uuid;
 
 use crate::appends::Appends;
 use crate::bitmap;
+use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
@@ -111,6 +114,12 @@ pub(crate) struct Control {
     /// What failed: see `log::FAILURES`.
     pub failure_kind: AtomicU64,
     pub image: ImageVersion,
+    /// The object at the root of the tree of [`object_names`](crate::object_names); 0: none.
+    pub object_names_root: AtomicU64,
+    /// 1 if that tree has all objects.
+    pub object_names_are_whole: AtomicU64,
+    /// Of the hashes in that tree: a random number, so that nobody can choose names that collide.
+    pub object_names_seed: AtomicU64,
     /// The inode that a transaction may give back although it had a link before: see [`pins`](crate::pins). 0: none.
     pub claimed_inode: AtomicU64,
     pub generation: AtomicU64,
@@ -160,8 +169,9 @@ pub(crate) struct Control {
     pub processes: [ProcessSlot; PROCESSES],
 }
 
-/// The image gets memory for so many slots at a time.
+/// The image gets memory for so many slots at a time: a word of links for each of them, and then the slots.
 const STEP_SLOTS: u64 = 4096;
+const STEP_WORDS: usize = STEP_SLOTS as usize * (SLOT_WORDS + 1);
 
 const CONTROL_BYTES: usize = size_of::<Control>().next_multiple_of(4096);
 
@@ -172,6 +182,8 @@ pub(crate) struct Segment {
     pages: usize,
     /// In words behind the control part.
     image_start: usize,
+    /// Slots of the first step, which are all there are if it is the only one.
+    first_slots: usize,
 }
 
 fn image_dirty_words(layout: &Layout) -> usize {
@@ -186,13 +198,24 @@ fn image_start_bytes(layout: &Layout) -> usize {
     (CONTROL_BYTES + words * 8).next_multiple_of(4096)
 }
 
+/// Words of the image of so many slots, which are whole steps or all that there are.
+fn image_words(slots: u64) -> usize {
+    let (steps, rest) = (slots / STEP_SLOTS, slots % STEP_SLOTS);
+    let links = match (steps, rest) {
+        (_, 0) => 0,
+        (0, rest) => rest,
+        _ => STEP_SLOTS,
+    };
+    steps as usize * STEP_WORDS + links as usize + rest as usize * SLOT_WORDS
+}
+
 fn len_bytes(layout: &Layout) -> usize {
-    image_start_bytes(layout) + layout.slots() as usize * SLOT_BYTES
+    image_start_bytes(layout) + image_words(layout.slots()) * 8
 }
 
 /// With as many slots as everybody needs.
 fn first_bytes(layout: &Layout) -> usize {
-    image_start_bytes(layout) + layout.slots().min(STEP_SLOTS) as usize * SLOT_BYTES
+    image_start_bytes(layout) + image_words(layout.slots().min(STEP_SLOTS)) * 8
 }
 
 /// Of which slots there is a set: one bit for each slot.
@@ -231,6 +254,7 @@ impl Segment {
     fn of(memory: SharedMemory, layout: &Layout) -> Segment {
         Segment {
             memory,
+            first_slots: layout.slots().min(STEP_SLOTS) as usize,
             slots: layout.slots() as usize,
             pages: layout.page_count as usize,
             image_start: (image_start_bytes(layout) - CONTROL_BYTES) / 8,
@@ -251,6 +275,7 @@ impl Segment {
         control.uuid[0].store(high, Relaxed);
         control.uuid[1].store(low, Relaxed);
         control.allocated_slots.store(layout.slots().min(STEP_SLOTS), Relaxed);
+        control.object_names_seed.store(new_uuid()?.as_u64_pair().0, Relaxed);
         control.mutex_layout.store(robust::LAYOUT.into(), Relaxed);
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
@@ -306,8 +331,18 @@ impl Segment {
     #[inline]
     pub fn slot(&self, slot: u64) -> Option<&ImageSlot> {
         (slot < self.allocated_slots()).then(|| {
-            let words = self.words(self.image_start + slot as usize * SLOT_WORDS, SLOT_WORDS);
+            let (step, index) = ((slot / STEP_SLOTS) as usize, (slot % STEP_SLOTS) as usize);
+            let before = step * STEP_WORDS + self.first_slots + index * SLOT_WORDS;
+            let words = self.words(self.image_start + before, SLOT_WORDS);
             words.try_into().expect("as many as a slot has")
+        })
+    }
+
+    /// The links of a slot in the tree of [`object_names`](crate::object_names); `None` of one that was never used.
+    pub fn name_links(&self, slot: u64) -> Option<&AtomicU64> {
+        (slot < self.allocated_slots()).then(|| {
+            let (step, index) = ((slot / STEP_SLOTS) as usize, (slot % STEP_SLOTS) as usize);
+            &self.words(self.image_start + step * STEP_WORDS + index, 1)[0]
         })
     }
 
@@ -325,8 +360,7 @@ impl Segment {
             return Ok(());
         }
         let wanted = (slot + 1).next_multiple_of(STEP_SLOTS).min(self.slots());
-        let place =
-            |slots: u64| self.memory.len_bytes() - (self.slots() - slots) as usize * SLOT_BYTES;
+        let place = |slots| CONTROL_BYTES + (self.image_start + image_words(slots)) * 8;
         self.memory.allocate(place(allocated)..place(wanted)).map_err(PoolError::SharedMemory)?;
         // Release: who sees it may touch the memory.
         self.control().allocated_slots.fetch_max(wanted, Release);

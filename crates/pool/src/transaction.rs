@@ -21,6 +21,7 @@ use crate::freed;
 use crate::image;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
+use crate::object_names;
 use crate::pins::InodeUse;
 use crate::point;
 use crate::reservation::{self, Reservation};
@@ -210,6 +211,18 @@ impl Transaction<'_> {
         (slots.into_iter())
             .filter_map(|slot| self.inode(slot).ok())
             .filter(|inode| inode.kind != InodeKind::Free)
+    }
+
+    /// The object of a name, as this transaction sees it; `None` if there is none, or it is damaged.
+    pub fn object_named(&self, name: &[u8]) -> Option<Inode> {
+        let key = object_names::Key::new(name)?;
+        let has_name = |(_, bytes): &&(u64, SlotBytes)| key.is_of(|index| slot::word(bytes, index));
+        let changed = self.work.changed.iter().find(has_name).map(|(slot, _)| *slot);
+        let unchanged = || {
+            let slot = object_names::find(&self.core().segment, &key)?;
+            self.changed(slot).is_none().then_some(slot)
+        };
+        self.inode(changed.or_else(unchanged)?).ok()
     }
 
     /// A free inode with an incarnation that no other inode in its slot ever had.

@@ -359,6 +359,7 @@ fn a_stopped_change_stalls_writers_and_no_readers() {
         ("packed-written", false),
         ("packed-published", false),
         ("apply-half", true),
+        ("apply-names", true),
         ("apply-stored", true),
     ] {
         let scene = scene();
@@ -378,6 +379,7 @@ fn a_stopped_change_stalls_writers_and_no_readers() {
             let found = reader.inodes().unwrap();
             let names: Vec<_> = found.iter().map(|inode| &inode.name[..]).collect();
             let expected: &[&[u8]] = if is_there { &[b"own", b"late"] } else { &[b"own"] };
+            assert_eq!(reader.object_named(b"late").unwrap().is_some(), is_there, "{point}");
             assert_eq!(names, expected, "{point}");
         }
         stopped.let_go();
@@ -592,7 +594,7 @@ fn who_follows_a_dead_checkpoint_may_be_late() {
 /// and does not wait.
 #[test]
 fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
-    for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
+    for point in ["apply-odd", "apply-half", "apply-names", "apply-stored", "apply-counted"] {
         let scene = scene();
         let pool = Pool::open(&scene.path, &options()).unwrap();
         create(&pool, b"own", 1).unwrap();
@@ -616,5 +618,7 @@ fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
         assert_eq!(names(), after, "{point}: and stays so");
         drop(next);
         assert!(before.iter().all(|name| after.contains(name)), "{point}: {after:?}");
+        let is_found = |name: &Vec<u8>| reader.object_named(name).unwrap().is_some();
+        assert!(after.iter().all(is_found), "{point}");
     }
 }

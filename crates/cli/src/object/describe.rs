@@ -84,8 +84,8 @@ pub fn all(objects: &Objects) -> Result<Vec<Object>> {
 /// One object.
 pub fn one(objects: &Objects, name: &[u8]) -> Result<Object> {
     let info = objects.info(name)?;
-    let inodes = objects.pool().inodes()?;
-    Ok(Object::of(&info, &inodes))
+    let inode = objects.pool().inode(info.number)?;
+    Ok(Object::of(&info, &[inode]))
 }
 
 impl Object {

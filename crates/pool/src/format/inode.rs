@@ -113,6 +113,8 @@ const _: () = {
 
 /// Where the runs lie: the shadow follows those of the content.
 pub(super) const RUNS_RANGE: std::ops::Range<usize> = 64..128 + 8;
+/// Where the name lies, behind its length in one byte.
+pub(crate) const NAME_RANGE: std::ops::Range<usize> = 248..504;
 
 const RELOCATABLE: u16 = 1;
 const HAS_READ_KEY: u16 = 2;

@@ -181,7 +181,7 @@ impl Change {
 }
 
 pub fn find(pool: &Pool, name: &[u8]) -> Result<Option<Inode>> {
-    Ok(pool.inodes()?.into_iter().find(|inode| inode.name == name))
+    pool.object_named(name)
 }
 
 pub fn create(pool: &Pool, name: &[u8], pages: u64) -> Result<()> {
@@ -345,6 +345,10 @@ pub fn contents(pool: &Pool) -> std::result::Result<Model, String> {
         }
         let content: std::result::Result<Content, String> =
             bytes.chunks_exact(PAGE_BYTES as usize).map(stamp_of).collect();
+        let found = pool.object_named(&inode.name).map_err(|error| error.to_string())?;
+        if found.as_ref() != Some(&inode) {
+            return Err(format!("{} leads to {found:?}", inode.name.escape_ascii()));
+        }
         model.insert(inode.name, content?);
     }
     Ok(model)

@@ -1,0 +1,456 @@
+//! Where objects are by their names: an index of the image, beside it in the segment.
+//!
+//! It is a digital search tree over the slots of the objects. Each slot has two links, and each object is in the tree below those that were
+//! there before it, where the bits of the hash of its name lead:
+//!
+//! ```text
+//!               slot 7  0110…
+//!         0 ┌──────┴──────┐ 1
+//!     slot 3  0010…    slot 9  1100…          the first bit chooses below slot 7, the second one below slots 3 and 9
+//!       1 └─────┐
+//!           slot 12  0101…
+//! ```
+//!
+//! So a lookup compares the names of about as many slots as the number of objects has bits, whatever the pool holds besides, and a change of
+//! names stores a few links. An object that goes is replaced by a leaf below it, which may be in any place above its own.
+//!
+//! Like the rest of the segment it is derived: [`build`] makes it of the image when the pool is opened, and nothing of it is on media. It is
+//! changed by [`apply`](crate::image::apply) only, while the version of the image is odd; so lookups are consistent reads of the
+//! image as all others are. What a dead process left half done is not repaired but made anew.
+//!
+//! # While it is not whole
+//! From the moment when a process finds the change of a dead one until the tree is built again, and in a pool whose names make it too deep
+//! (65 names whose hashes begin alike), [`Control::object_names_are_whole`] is 0, and lookups compare the names of all objects.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::format::inode::{MAX_NAME_BYTES, NAME_RANGE};
+use crate::format::slot::is_object_slot;
+use crate::format::slot_change::SlotChange;
+use crate::image::load_word;
+use crate::point;
+use crate::segment::{Control, Segment, SlotSet};
+
+/// Words of a slot that have its name, behind the length in the first byte.
+const NAME_WORDS: usize = (MAX_NAME_BYTES + 1) / 8;
+const FIRST_WORD: usize = NAME_RANGE.start / 8;
+const _: () = assert!(NAME_RANGE.start == FIRST_WORD * 8);
+const _: () = assert!(NAME_RANGE.end == (FIRST_WORD + NAME_WORDS) * 8);
+/// The words of a slot on which its place in the tree depends.
+const PLACE_WORDS: u64 = 1 | ((1 << NAME_WORDS) - 1) << FIRST_WORD;
+
+/// Objects on the way to one: no more than a hash has bits.
+const MOST_STEPS: u32 = 64;
+
+/// A name that is looked for.
+pub(crate) struct Key<'a> {
+    name: &'a [u8],
+    /// As a slot has them, but for what lies behind the name.
+    words: [u64; NAME_WORDS],
+    /// How many words there are of it, and which bits count of the last one.
+    count: usize,
+    last_mask: u64,
+}
+
+impl<'a> Key<'a> {
+    /// `None` if no object can have this name.
+    pub fn new(name: &'a [u8]) -> Option<Key<'a>> {
+        let length = u8::try_from(name.len()).ok().filter(|&length| length > 0)?;
+        let mut bytes = [0; NAME_WORDS * 8];
+        bytes[0] = length;
+        bytes[1..=name.len()].copy_from_slice(name);
+        let end = 1 + name.len();
+        let count = end.div_ceil(8);
+        Some(Key {
+            name,
+            words: std::array::from_fn(|index| {
+                u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
+            }),
+            count,
+            last_mask: u64::MAX >> ((count * 8 - end) * 8),
+        })
+    }
+
+    /// Whether these are the words of an object of this name.
+    pub fn is_of(&self, word: impl Fn(usize) -> [u8; 8]) -> bool {
+        let differs = |index: usize| {
+            let mask = if index + 1 == self.count { self.last_mask } else { u64::MAX };
+            (u64::from_le_bytes(word(FIRST_WORD + index)) ^ self.words[index]) & mask != 0
+        };
+        is_object_slot(word(0)) && !(0..self.count).any(differs)
+    }
+}
+
+/// The hash of a name. It differs from segment to segment.
+fn hash_of(segment: &Segment, name: &[u8]) -> u64 {
+    // Relaxed: it was stored before anybody else knew the segment.
+    let seed = segment.control().object_names_seed.load(Relaxed);
+    xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
+}
+
+/// That of the name of the object in a slot; `None` if there is none.
+fn hash_in(segment: &Segment, slot: u64) -> Option<u64> {
+    if !is_object_slot(load_word(segment, slot, 0)) {
+        return None;
+    }
+    let mut bytes = [0; NAME_WORDS * 8];
+    for (index, into) in bytes.chunks_exact_mut(8).enumerate() {
+        into.copy_from_slice(&load_word(segment, slot, FIRST_WORD + index));
+    }
+    Some(hash_of(segment, &bytes[1..=usize::from(bytes[0])]))
+}
+
+/// What of a hash chooses below the object that is so many steps from the root.
+fn bit(hash: u64, steps: u32) -> u32 {
+    (hash >> (u64::BITS - 1 - steps)) as u32 & 1
+}
+
+/// The slots below one, where nothing is 0: the head's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Links(u64);
+
+impl Links {
+    fn of(segment: &Segment, slot: u64) -> Links {
+        Links(segment.name_links(slot).map_or(0, |links| links.load(Relaxed)))
+    }
+
+    fn store(self, segment: &Segment, slot: u64) {
+        if let Some(links) = segment.name_links(slot) {
+            links.store(self.0, Relaxed);
+        }
+    }
+
+    fn get(self, bit: u32) -> u64 {
+        self.0 >> (bit * 32) & u64::from(u32::MAX)
+    }
+
+    fn with(self, bit: u32, slot: u64) -> Links {
+        Links(self.0 & !(u64::from(u32::MAX) << (bit * 32)) | slot << (bit * 32))
+    }
+}
+
+/// A place in the tree, which has a slot or 0.
+#[derive(Clone, Copy)]
+enum Place {
+    Root,
+    Below { slot: u64, bit: u32 },
+}
+
+impl Place {
+    fn load(self, segment: &Segment) -> u64 {
+        match self {
+            Place::Root => segment.control().object_names_root.load(Relaxed),
+            Place::Below { slot, bit } => Links::of(segment, slot).get(bit),
+        }
+    }
+
+    fn store(self, segment: &Segment, into: u64) {
+        match self {
+            Place::Root => segment.control().object_names_root.store(into, Relaxed),
+            Place::Below { slot, bit } => {
+                Links::of(segment, slot).with(bit, into).store(segment, slot);
+            }
+        }
+    }
+}
+
+/// Whether the tree has all objects. If not, lookups compare the names of all.
+pub(crate) fn are_whole(control: &Control) -> bool {
+    // Acquire: who finds it whole finds all links. Pairs with the Release in `build`. Changes are seen to by the version of the image.
+    control.object_names_are_whole.load(Acquire) != 0
+}
+
+/// Says that the tree is not to be believed. With the metadata mutex, while the version of the image is odd.
+pub(crate) fn distrust(control: &Control) {
+    // Relaxed: who finds the next even version finds this.
+    control.object_names_are_whole.store(0, Relaxed);
+}
+
+/// The object of a name. Called for a consistent read or with the metadata mutex; perhaps several times.
+pub(crate) fn find(segment: &Segment, key: &Key<'_>) -> Option<u64> {
+    let has_name = |slot: u64| key.is_of(|index| load_word(segment, slot, index));
+    if !are_whole(segment.control()) {
+        return segment.slots_in(SlotSet::Objects).find(|&slot| has_name(slot));
+    }
+    find_below_root(segment, hash_of(segment, key.name), has_name)
+}
+
+/// The slot on the way of a hash that is the one. While the tree is changed, any or none.
+fn find_below_root(segment: &Segment, hash: u64, is_it: impl Fn(u64) -> bool) -> Option<u64> {
+    let mut slot = Place::Root.load(segment);
+    for steps in 0..MOST_STEPS {
+        if slot == 0 {
+            return None;
+        }
+        if is_it(slot) {
+            return Some(slot);
+        }
+        slot = Links::of(segment, slot).get(bit(hash, steps));
+    }
+    None
+}
+
+/// What the tree is to forget of a slot when a change is made to it.
+pub(crate) enum Noted {
+    /// It stays as it is.
+    Nothing,
+    /// The hash of the name that the slot has before.
+    Before(Option<u64>),
+}
+
+/// To be called before a change of a slot is stored.
+#[inline]
+pub(crate) fn before_change(segment: &Segment, change: &SlotChange<'_>) -> Noted {
+    let can_move = change.words.is_whole || change.words.set & PLACE_WORDS != 0;
+    match can_move && are_whole(segment.control()) {
+        true => Noted::Before(hash_in(segment, change.slot)),
+        false => Noted::Nothing,
+    }
+}
+
+/// To be called after it.
+#[inline]
+pub(crate) fn after_change(segment: &Segment, slot: u64, noted: Noted) {
+    let Noted::Before(before) = noted else { return };
+    let after = hash_in(segment, slot);
+    if before == after {
+        return;
+    }
+    let is_removed = before.is_none_or(|hash| remove(segment, slot, hash));
+    point::pass("apply-names");
+    let is_inserted = is_removed && after.is_none_or(|hash| insert(segment, slot, hash));
+    if !is_inserted {
+        distrust(segment.control());
+    }
+}
+
+/// Makes the tree of the image, unless it is whole. With the metadata mutex.
+pub(crate) fn build(segment: &Segment) {
+    let control = segment.control();
+    if are_whole(control) {
+        return;
+    }
+    // Readers have found that it is not whole, and do not look at it.
+    Place::Root.store(segment, 0);
+    let is_whole = (segment.slots_in(SlotSet::Objects))
+        .filter_map(|slot| Some((slot, hash_in(segment, slot)?)))
+        .all(|(slot, hash)| insert(segment, slot, hash));
+    // Release: pairs with the Acquire in `are_whole`.
+    control.object_names_are_whole.store(is_whole.into(), Release);
+}
+
+/// `false` if the tree would become too deep.
+fn insert(segment: &Segment, slot: u64, hash: u64) -> bool {
+    Links(0).store(segment, slot);
+    let mut place = Place::Root;
+    for steps in 0..MOST_STEPS {
+        match place.load(segment) {
+            0 => {
+                place.store(segment, slot);
+                return true;
+            }
+            above => place = Place::Below { slot: above, bit: bit(hash, steps) },
+        }
+    }
+    false
+}
+
+/// `false` if it is not where it should be.
+fn remove(segment: &Segment, slot: u64, hash: u64) -> bool {
+    let mut place = Place::Root;
+    for steps in 0..MOST_STEPS {
+        match place.load(segment) {
+            0 => return false,
+            found if found == slot => {
+                let leaf = take_leaf(segment, slot);
+                if let Some(leaf) = leaf {
+                    Links::of(segment, slot).store(segment, leaf);
+                }
+                place.store(segment, leaf.unwrap_or(0));
+                return true;
+            }
+            above => place = Place::Below { slot: above, bit: bit(hash, steps) },
+        }
+    }
+    false
+}
+
+/// Takes a slot that has none below it from below this one, if any is there.
+fn take_leaf(segment: &Segment, slot: u64) -> Option<u64> {
+    let mut last: Option<(Place, u64)> = None;
+    let mut above = slot;
+    for _ in 0..MOST_STEPS {
+        let links = Links::of(segment, above);
+        let bit = u32::from(links.get(0) == 0);
+        let below = links.get(bit);
+        if below == 0 {
+            break;
+        }
+        last = Some((Place::Below { slot: above, bit }, below));
+        above = below;
+    }
+    let (place, leaf) = last?;
+    place.store(segment, 0);
+    Some(leaf)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use aquifer_testkit::campaign::{seed, steps};
+    use aquifer_testkit::rng::Rng;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::alloc;
+    use crate::format::inode::{Inode, InodeKind};
+    use crate::format::layout::{Layout, SLOTS_PER_PAGE};
+    use crate::format::slot_change::SlotWords;
+    use crate::image_words;
+
+    fn segment(slots: u64) -> Segment {
+        let metadata_pages = slots / SLOTS_PER_PAGE;
+        let layout = Layout {
+            page_count: metadata_pages + 2 + 16 + 64,
+            metadata_pages,
+            log_start_page: 2 + metadata_pages,
+            log_pages: 16,
+            data_start_page: 2 + metadata_pages + 16,
+        };
+        let segment = Segment::private(Uuid::from_u128(7), &layout).unwrap();
+        segment.allocate_slot(slots - 1).unwrap();
+        build(&segment);
+        assert!(are_whole(segment.control()));
+        segment
+    }
+
+    /// Changes what is in a slot as `apply` does.
+    fn put(segment: &Segment, slot: u64, name: Option<&[u8]>) {
+        let inode = match name {
+            Some(name) => {
+                Inode { kind: InodeKind::Object, name: name.to_vec(), ..Inode::free(slot, 1) }
+            }
+            None => Inode::free(slot, 1),
+        };
+        let after = inode.encode().unwrap();
+        let words = SlotWords::shortest(|at| load_word(segment, slot, at), &after);
+        let mut bytes = vec![0; words.len_bytes() as usize];
+        words.copy_from(&after, &mut bytes);
+        let change = SlotChange { slot, words, bytes: &bytes };
+        let noted = before_change(segment, &change);
+        image_words::change(segment.slot(slot).unwrap(), &change);
+        alloc::note_slot(segment, slot);
+        after_change(segment, slot, noted);
+    }
+
+    fn slot_of(segment: &Segment, name: &[u8]) -> Option<u64> {
+        find(segment, &Key::new(name)?)
+    }
+
+    /// Names of all lengths, some of which differ in their last byte only, or in their length.
+    fn name(number: u64) -> Vec<u8> {
+        let length = 1 + number as usize * 7 % MAX_NAME_BYTES;
+        let mut name = vec![b'n'; length.max(8)];
+        let end = name.len();
+        name[end - 8..].copy_from_slice(&(number | 1 << 63).to_be_bytes());
+        name
+    }
+
+    #[test]
+    fn names_are_found_whatever_came_and_went() {
+        const SLOTS: u64 = 256;
+        let segment = segment(SLOTS);
+        let mut rng = Rng::new(seed(1));
+        let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+        for step in 0..steps(4000) {
+            let slot = 1 + rng.below(SLOTS - 1);
+            let number = rng.below(600);
+            let is_taken = model.values().any(|other| *other == number);
+            let is_filling = step / 500 % 2 == 0;
+            if !is_taken && rng.chance(if is_filling { 0.9 } else { 0.3 }) {
+                put(&segment, slot, Some(&name(number)));
+                model.insert(slot, number);
+            } else {
+                put(&segment, slot, None);
+                model.remove(&slot);
+            }
+            if step % 50 == 0 {
+                for number in 0..600 {
+                    let expected = model.iter().find(|(_, of)| **of == number);
+                    assert_eq!(slot_of(&segment, &name(number)), expected.map(|(slot, _)| *slot));
+                }
+            }
+            assert!(are_whole(segment.control()), "step {step}");
+        }
+        model.keys().for_each(|slot| put(&segment, *slot, None));
+        assert_eq!(segment.control().object_names_root.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_lookup_looks_at_few_of_many_objects() {
+        const OBJECTS: u64 = 10_000;
+        let segment = segment(OBJECTS + 240);
+        (1..=OBJECTS).for_each(|slot| put(&segment, slot, Some(&name(slot))));
+        let (mut all, mut most) = (0, 0);
+        for number in 1..=2 * OBJECTS {
+            let name = name(number);
+            let key = Key::new(&name).unwrap();
+            let looked_at = std::cell::Cell::new(0);
+            let found = find_below_root(&segment, hash_of(&segment, &name), |slot| {
+                looked_at.set(looked_at.get() + 1);
+                key.is_of(|index| load_word(&segment, slot, index))
+            });
+            assert_eq!(found, (number <= OBJECTS).then_some(number));
+            all += looked_at.get();
+            most = most.max(looked_at.get());
+        }
+        // The logarithm is 13.3; a tree of random hashes is little deeper.
+        assert!(all / (2 * OBJECTS) <= 20 && most <= 40, "{all} in all, {most} at most");
+    }
+
+    #[test]
+    fn a_name_is_all_of_its_bytes() {
+        let segment = segment(64);
+        for (slot, name) in (1..).zip([&b"1234567"[..], b"12345678", b"123456789", b"a", b"ab"]) {
+            put(&segment, slot, Some(name));
+            assert_eq!(slot_of(&segment, name), Some(slot));
+        }
+        for other in [&b""[..], b"1234568", b"123456", b"12345679", b"b", b"abc", &[b'a'; 256]] {
+            assert_eq!(slot_of(&segment, other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn more_alike_hashes_than_fit_are_found_without_the_tree() {
+        let segment = segment(128);
+        put(&segment, 1, Some(b"other"));
+        (2..60).for_each(|slot| put(&segment, slot, Some(b"same")));
+        assert!(are_whole(segment.control()));
+        (60..100).for_each(|slot| put(&segment, slot, Some(b"same")));
+        assert!(!are_whole(segment.control()));
+        assert_eq!(slot_of(&segment, b"other"), Some(1));
+        assert!(slot_of(&segment, b"same").is_some());
+        build(&segment);
+        assert!(!are_whole(segment.control()));
+        (2..100).for_each(|slot| put(&segment, slot, None));
+        build(&segment);
+        assert!(are_whole(segment.control()));
+        assert_eq!(slot_of(&segment, b"other"), Some(1));
+        assert_eq!(slot_of(&segment, b"same"), None);
+    }
+
+    #[test]
+    fn what_is_half_made_is_made_anew() {
+        let segment = segment(64);
+        (1..20).for_each(|slot| put(&segment, slot, Some(&name(slot))));
+        // As who died in the middle leaves it: the slots below the first object are gone.
+        Links(0).store(&segment, segment.control().object_names_root.load(Relaxed));
+        assert!((1..20).any(|slot| slot_of(&segment, &name(slot)).is_none()));
+        distrust(segment.control());
+        let are_found = || (1..20).all(|slot| slot_of(&segment, &name(slot)) == Some(slot));
+        assert!(are_found());
+        build(&segment);
+        assert!(are_whole(segment.control()) && are_found());
+    }
+}
