@@ -4,13 +4,13 @@
 mod support;
 
 use aquifer_fs::check::{check_on, repair_on};
-use aquifer_fs::{Files, FsError};
+use aquifer_fs::{Files, FsError, SetMode};
 use aquifer_pool::check::{CheckOptions, CheckReport, Finding, FindingKind, Severity};
 use aquifer_pool::format::directory::{DirectoryEntry, Node, NodeContent};
 use aquifer_pool::format::file::{FileInode, FileKind, ROOT_INODE};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
-use aquifer_pool::{Pool, PoolError};
+use aquifer_pool::{CreateOptions, InodeUse, Pool, PoolError};
 use support::pool::{FileMedia, alone, forge, reading};
 use support::*;
 
@@ -578,6 +578,40 @@ fn files_without_names_are_noted_and_freed_by_the_next_opening() {
     let report = report_of(&media.image());
     assert_eq!(report.findings, []);
     assert_eq!(report.pool.unwrap().files, 4);
+}
+
+/// A removal that takes several transactions, and ends after the first: what is left of the attributes begins within one.
+#[test]
+fn what_a_removal_has_left_undone_is_no_damage() {
+    let media = FileMedia::of(&vec![0; 4 << 20]);
+    let create = CreateOptions { inodes: Some(1023), ..CreateOptions::default() };
+    let files = Files::new(Pool::create_on(media.clone(), &create, &alone()).unwrap());
+    files.create_dir("/d").unwrap();
+    for name in ["user.one", "user.two"] {
+        files.set_attribute("/d", name, vec![0xff; 60 << 10], SetMode::Any).unwrap();
+    }
+    let number = files.metadata("/d").unwrap().number();
+    // As long as it is in use, the removal does not go on.
+    let pin = files.pool().pin_inode(number, InodeUse::Open).unwrap();
+    files.remove_dir("/d").unwrap();
+    let died = FileMedia::of(&media.image());
+    drop((pin, files));
+    // The pool alone removes nothing.
+    drop(Pool::open_on(died.clone(), &alone()).unwrap());
+    let report = report_of(&died.image());
+    assert_eq!(only(&report, FindingKind::Orphans).severity, Severity::Note);
+    assert_eq!(report.findings.len(), 1, "{report}");
+    assert_ne!(report.pool.unwrap().parts, 0);
+    // A chain that cannot be walked to its end is damage, as that of any inode.
+    let mut damaged = died.image();
+    let first = inode(&damaged, number).attributes;
+    let layout = forge::superblock(&damaged).layout;
+    forge::slot(&mut damaged, &layout, first)[40] ^= 1;
+    assert!(report_of(&damaged).findings.iter().any(|f| f.severity == Severity::Damage));
+    drop(Files::new(Pool::open_on(died.clone(), &alone()).unwrap()));
+    let report = report_of(&died.image());
+    assert_eq!(report.findings, []);
+    assert_eq!(report.pool.unwrap().parts, 0);
 }
 
 /// Without who knows of files, the pool repairs what it can.

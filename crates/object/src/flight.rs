@@ -8,6 +8,8 @@
 //! [`Flights`] has a lock of its own, below the one of the attachment: a capture may wait for landings while it
 //! holds the attachment, and landing takes nothing else.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use aquifer_pool::{Commit, InodeLock};
@@ -33,18 +35,20 @@ struct State {
     waiting: usize,
     /// Pages of failed ones.
     returned: Vec<PageRun>,
-    /// How many failed.
-    failures: u64,
-    /// How many had failed when a capture took their pages along last.
-    failures_taken: u64,
+    /// For each [`Earlier`] whose commits are under way: the number of the last of them, and whether one has failed.
+    outcomes: Vec<(u64, Arc<AtomicBool>)>,
     /// Who wants to hear when none up to a number is under way.
     watchers: Vec<(u64, Earlier, Arc<Completion>)>,
 }
 
 impl State {
     fn has_landed(&self, number: u64) -> bool {
-        !self.under_way.iter().any(|other| *other <= number)
+        has_landed(&self.under_way, number)
     }
+}
+
+fn has_landed(under_way: &[u64], number: u64) -> bool {
+    !under_way.iter().any(|other| *other <= number)
 }
 
 impl Flights {
@@ -66,14 +70,20 @@ impl Flights {
     /// Ends one. The lock is given up before anybody hears of the end: who detaches then is the last to have it.
     fn land(&self, number: u64, lock: Arc<InodeLock>, returned: Vec<PageRun>) {
         let mut state = self.state();
-        state.failures += u64::from(!returned.is_empty());
+        let State { under_way, outcomes, .. } = &mut *state;
+        under_way.retain(|other| *other != number);
+        outcomes.retain(|(last, has_failed)| {
+            if number <= *last && !returned.is_empty() {
+                // Relaxed: read after this lock was held, or by this thread.
+                has_failed.store(true, Relaxed);
+            }
+            !has_landed(under_way, *last)
+        });
         state.returned.extend(returned);
-        state.under_way.retain(|other| *other != number);
         if state.under_way.is_empty() {
             lock.set_committing(false);
         }
         drop(lock);
-        let failures = state.failures;
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.watchers)
             .into_iter()
             .partition(|(number, ..)| state.has_landed(*number));
@@ -84,15 +94,21 @@ impl Flights {
             self.landed.notify_all();
         }
         for (_, earlier, completion) in done {
-            completion.end_part(earlier.outcome(failures));
+            completion.end_part(earlier.outcome());
         }
     }
 
     /// What must have landed, besides the capture under way, which has taken its pages and has no flight yet, for everything that was
     /// stored before it to be durable.
     pub fn earlier(self: &Arc<Flights>, name: &[u8]) -> Earlier {
-        let State { begun, failures_taken, .. } = *self.state();
-        Earlier { flights: self.clone(), number: begun, failures_taken, name: name.to_vec() }
+        let mut state = self.state();
+        // Of those that have landed, what failed and was left by the capture counts. What a capture has taken along is in its own flight.
+        let has_failed = Arc::new(AtomicBool::new(!state.returned.is_empty()));
+        let number = state.begun;
+        if !state.has_landed(number) {
+            state.outcomes.push((number, has_failed.clone()));
+        }
+        Earlier { flights: self.clone(), number, has_failed, name: name.to_vec() }
     }
 
     /// The number of the last one begun, for [`Flights::wait_landed`].
@@ -117,9 +133,7 @@ impl Flights {
 
     /// Takes what failed ones left.
     pub fn take_returned(&self) -> Vec<PageRun> {
-        let mut state = self.state();
-        state.failures_taken = state.failures;
-        std::mem::take(&mut state.returned)
+        std::mem::take(&mut self.state().returned)
     }
 }
 
@@ -129,8 +143,8 @@ impl Flights {
 pub(crate) struct Earlier {
     flights: Arc<Flights>,
     number: u64,
-    /// Of as many failures the capture took the pages along.
-    failures_taken: u64,
+    /// Whether one of these has failed. If so, it is not durable, also if another capture has taken its pages along: that may fail as well.
+    has_failed: Arc<AtomicBool>,
     name: Vec<u8>,
 }
 
@@ -138,8 +152,7 @@ impl Earlier {
     /// Waits for it.
     pub fn wait(&self) -> Result<()> {
         self.flights.wait_landed(self.number);
-        let failures = self.flights.state().failures;
-        self.outcome(failures)
+        self.outcome()
     }
 
     /// Ends a part of `completion` when it is there.
@@ -149,14 +162,14 @@ impl Earlier {
             state.watchers.push((self.number, self.clone(), completion.clone()));
             return;
         }
-        let failures = state.failures;
         drop(state);
-        completion.end_part(self.outcome(failures));
+        completion.end_part(self.outcome());
     }
 
-    /// What has failed since is not durable, also if another capture has taken its pages along: that may fail as well.
-    fn outcome(&self, failures: u64) -> Result<()> {
-        match failures > self.failures_taken {
+    /// How all of it ended, once it has.
+    fn outcome(&self) -> Result<()> {
+        // Relaxed: stored under the lock of the flights, which this thread has held since.
+        match self.has_failed.load(Relaxed) {
             true => Err(ObjectError::Unsynced { name: text(&self.name) }),
             false => Ok(()),
         }
@@ -241,5 +254,30 @@ mod tests {
         flights.land(second, lock.clone(), Vec::new());
         later.wait().unwrap();
         waiting.wait().unwrap_err();
+    }
+
+    /// What was captured later has no part in what an earlier commit made durable.
+    #[test]
+    fn a_failure_of_a_later_commit_is_not_told_to_those_that_wait_for_earlier_ones() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let (create, open) = (CreateOptions::default(), OpenOptions::default());
+        let pool = Pool::create(path, 1 << 20, &create, &open).unwrap();
+        let lock = Arc::new(pool.lock_inode(1, LockMode::Exclusive).unwrap());
+        let page = || vec![PageRun { first: PageIndex(0), count: 1 }];
+        let flights = Arc::new(Flights::default());
+        let first = flights.begin(&lock);
+        let waiting = flights.earlier(b"object");
+        let second = flights.begin(&lock);
+        let later = flights.earlier(b"object");
+        flights.land(second, lock.clone(), page());
+        // After the failure, and before a capture takes its pages along.
+        let after = flights.earlier(b"object");
+        flights.land(first, lock.clone(), Vec::new());
+        waiting.wait().unwrap();
+        later.wait().unwrap_err();
+        after.wait().unwrap_err();
+        flights.take_returned();
+        flights.earlier(b"object").wait().unwrap();
     }
 }

@@ -5,30 +5,54 @@
 //! the first has open, and its failure would give back the locks of the first. Such openers are of one process (a forked child keeps no
 //! descriptor of a pool), which this list tells from each other.
 //!
-//! Whether two descriptors are of one open file is what the locks themselves say: what is locked through the one stands against the other
-//! unless they are.
+//! Whether two descriptors are of one open file is asked of the kernel ([`aquifer_sys::open_file`]), and not found out by locks: any process
+//! that may read the file can have those.
+//!
+//! The list belongs to one process. A forked child has a list of its own, because its copy of the parent's may be locked by a thread that only
+//! the parent has.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use aquifer_sys::lock::{self, LockKind};
+use aquifer_sys::open_file;
 use aquifer_vm::ProcessMark;
 
-use crate::membership::probe;
-
-/// An open file that is claimed.
-struct Claimed {
-    file: Weak<OwnedFd>,
+/// The open files that a process has claimed.
+struct List {
     process: ProcessMark,
+    files: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
-static CLAIMED: Mutex<Vec<Claimed>> = Mutex::new(Vec::new());
+static LIST: AtomicPtr<List> = AtomicPtr::new(ptr::null_mut());
 
-fn claimed() -> MutexGuard<'static, Vec<Claimed>> {
-    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+/// The list of this process.
+fn list() -> &'static List {
+    loop {
+        // Acquire: pairs with the Release below.
+        let seen = LIST.load(Ordering::Acquire);
+        // SAFETY: null, or made below and never freed.
+        if let Some(list) = unsafe { seen.as_ref() }
+            && list.process.is_current()
+        {
+            return list;
+        }
+        let fresh =
+            Box::into_raw(Box::new(List { process: ProcessMark::new(), files: Mutex::default() }));
+        // Release: publishes the list. The next round reads what another thread has stored first, so this needs no Acquire.
+        if LIST.compare_exchange(seen, fresh, Ordering::Release, Ordering::Relaxed).is_err() {
+            // SAFETY: made above and not published.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+}
+
+fn claimed() -> MutexGuard<'static, Vec<Weak<OwnedFd>>> {
+    list().files.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An open file, claimed until this is dropped.
@@ -46,11 +70,11 @@ impl Claim {
             return Ok(None);
         }
         let (file, process) = (Arc::downgrade(file), ProcessMark::new());
-        claimed.push(Claimed { file: file.clone(), process });
+        claimed.push(file.clone());
         Ok(Some(Claim { file, process }))
     }
 
-    /// Whether somebody in this process has claimed the open file of a descriptor.
+    /// Whether a pool of this process has claimed the open file of a descriptor.
     pub fn is_taken(file: BorrowedFd<'_>) -> io::Result<bool> {
         is_among(&claimed(), file)
     }
@@ -58,18 +82,18 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A child's copy of the list is of no use, and its lock may be held by a thread that the child does not have.
+        // A claim of the parent is not in the list of a child.
         if self.process.is_current() {
-            claimed().retain(|other| !other.file.ptr_eq(&self.file));
+            claimed().retain(|other| !other.ptr_eq(&self.file));
         }
     }
 }
 
-fn is_among(claimed: &[Claimed], file: BorrowedFd<'_>) -> io::Result<bool> {
+fn is_among(claimed: &[Weak<OwnedFd>], file: BorrowedFd<'_>) -> io::Result<bool> {
     let wanted = identity(file)?;
-    for other in claimed.iter().filter(|other| other.process.is_current()) {
-        let Some(other) = other.file.upgrade() else { continue };
-        if identity(other.as_fd())? == wanted && is_same_open_file(other.as_fd(), file)? {
+    for other in claimed.iter().filter_map(Weak::upgrade) {
+        // With the list locked, so that no other thread asks about the same file.
+        if identity(other.as_fd())? == wanted && open_file::is_same(other.as_fd(), file)? {
             return Ok(true);
         }
     }
@@ -82,16 +106,37 @@ fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Whether two descriptors of a file are of the same open file. With the list: nobody else of this process asks.
-fn is_same_open_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
-    // At random: another process may ask the same, and its lock would look like the one that is set here.
-    let byte = probe(aquifer_sys::random::next_u64()?);
-    if !lock::try_lock(one, byte, LockKind::Shared)? {
-        // Somebody else has locked all bytes, and not through `one`: to make media of the file. The caller will find that out.
-        return Ok(false);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The thread that changes the list when the process forks is not there in the child.
+    #[test]
+    fn a_forked_child_has_a_list_of_its_own() {
+        let file = || Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        let (first, other) = (file(), file());
+        let _claim = Claim::take(&first).unwrap().expect("it is new");
+        let locked = claimed();
+        // SAFETY: the child makes system calls, allocates, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: a child that waits for ever is ended.
+            unsafe { libc::alarm(20) };
+            let claim = Claim::take(&other).unwrap();
+            let is_listed = Claim::is_taken(other.as_fd()).unwrap();
+            let is_parents = Claim::is_taken(first.as_fd()).unwrap();
+            let is_right = claim.is_some() && is_listed && !is_parents;
+            drop(claim);
+            let is_right = is_right && !Claim::is_taken(other.as_fd()).unwrap();
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        drop(locked);
+        assert_eq!(status, 0, "the child ended otherwise");
+        assert!(Claim::is_taken(first.as_fd()).unwrap());
+        assert!(!Claim::is_taken(other.as_fd()).unwrap());
     }
-    let conflict = lock::conflict(other, byte, LockKind::Exclusive);
-    let unlocked = lock::unlock(one, byte);
-    let is_same = conflict?.is_none();
-    unlocked.map(|()| is_same)
 }

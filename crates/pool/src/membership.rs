@@ -12,7 +12,6 @@
 //! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | by none: writers ask for it, and so find the pins |
 //! | process *i* | | by the process whose slot *i* of the segment is |
 //! | inode *n* | by its readers | by its writer |
-//! | probes | by who asks whether two descriptors are of one open file, for a moment | ([`claims`](crate::claims)) |
 //! | whole file *n*, bytes of files | as their users like | as their users like ([`advisory`](crate::advisory)) |
 //! | all there are | | by who makes media of what was there |
 //!
@@ -51,8 +50,6 @@ pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
 pub(crate) const FILE_BYTES: u64 = 1 << 62;
 /// Pins of readers: for each way to use an inode as many bytes as there can be inodes.
 pub(crate) const READER_USES: u64 = BASE + (1 << 34);
-/// Locked to find out whether two descriptors are of one open file: as many bytes as there are numbers of 32 bits, from here on.
-const PROBES: u64 = BASE + (1 << 36);
 /// Pins of readers: a byte for each 64 inodes, right before those of layouts.
 pub(crate) const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
 /// Pins of readers: a byte for each layout version of each inode below 2²⁸.
@@ -65,13 +62,8 @@ const _: () = {
     let numbers = 1 << 32;
     assert!(PROCESS + PROCESSES as u64 <= PIN_BLOCK && PIN_BLOCK + BLOCKS as u64 <= INODE);
     assert!(INODE + numbers <= WHOLE_FILES && WHOLE_FILES + numbers <= READER_USES);
-    assert!(READER_USES + 4 * numbers <= PROBES && PROBES + numbers <= READER_GROUPS);
+    assert!(READER_USES + 4 * numbers <= READER_GROUPS);
 };
-
-/// One of the bytes that are locked to find out whether two descriptors are of one open file.
-pub(crate) fn probe(number: u64) -> LockRange {
-    LockRange::byte(PROBES + number % (1 << 32))
-}
 
 /// A byte to lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,18 +225,11 @@ impl Membership {
             .is_ok_and(|found| found.is_some())
     }
 
-    /// Whether the owner of a process slot lives.
+    /// Whether the owner of a process slot lives: a writer, whose lock no descriptor for reading can have.
     pub fn is_alive(&self, index: usize) -> bool {
         // A reader has no slot, so none is its own.
         index == self.index.load(Relaxed)
-            || self.is_locked_by_other(Byte::Process(index), LockKind::Exclusive)
-    }
-
-    /// Whether nobody else has a process slot, as all have that write. With the lock of those who open and close for writing it stays so.
-    pub fn is_only_writer(&self) -> bool {
-        let all = LockRange { offset_bytes: PROCESS, len_bytes: PROCESSES as u64 };
-        let other = lock::conflict(self.file.as_fd(), all, LockKind::Exclusive);
-        other.is_ok_and(|other| other.is_none())
+            || self.is_locked_by_other(Byte::Process(index), LockKind::Shared)
     }
 
     /// The process that owns a slot, as it knows itself.
@@ -277,5 +262,23 @@ impl Membership {
     /// Lets others of this process use the open file.
     pub fn give_up_claim(&self) {
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writers lock their slots in a way that a descriptor for reading cannot.
+    #[test]
+    fn a_lock_that_a_reader_can_have_makes_no_writer() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let again = || Membership::new(file.reopen().unwrap()).unwrap();
+        let (own, reader, writer) = (again(), again(), again());
+        assert!(reader.try_lock(Byte::Process(3), LockKind::Shared).unwrap());
+        assert!(!own.is_alive(3) && !own.has_writers());
+        assert!(writer.try_lock(Byte::Process(4), LockKind::Exclusive).unwrap());
+        assert!(own.is_alive(4) && own.has_writers());
+        assert!(!own.is_alive(3));
     }
 }

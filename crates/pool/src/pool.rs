@@ -835,7 +835,7 @@ impl Pool {
         unsafe { self.core().store(offset_bytes, bytes) }
     }
 
-    /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy. Others may change them meanwhile. If a
+    /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy, in memory that the call allocates. Others may change them meanwhile. If a
     /// byte cannot be had that it looks at, its result is dropped.
     ///
     /// # Errors
@@ -1263,7 +1263,10 @@ impl Drop for Shared {
 
 impl Core {
     /// Leaves the pool; the last one that writes brings the media up to date, and removes the segment if no reader uses it. What fails
-    /// here is made up for by the next one that opens it.
+    /// here is made up for by the next one that opens it, unless the machine is started anew before.
+    ///
+    /// Readers can hold locks that keep a writer from knowing that it is the last: then the segment stays, and the media are brought up to
+    /// date all the same, which needs no lock of the file.
     fn close(&self) {
         let timeout = self.stall_timeout;
         let recovery = || self.membership.lock(Byte::Recovery, LockKind::Exclusive, timeout);
@@ -1274,9 +1277,11 @@ impl Core {
             self.fail(FailureKind::Data, &error.source);
             self.note_loss();
         }
-        if self.is_writable && recovery().unwrap_or(false) {
-            let is_last = self.membership.try_lock(Byte::Openers, LockKind::Exclusive);
-            if is_last.unwrap_or(false) {
+        if self.is_writable {
+            let knows_others = recovery().unwrap_or(false);
+            let is_last = knows_others
+                && self.membership.try_lock(Byte::Openers, LockKind::Exclusive).unwrap_or(false);
+            if is_last {
                 point::pass("close-last");
                 let _ = self.checkpoint().and_then(|()| {
                     point::pass("close-checkpoint");
@@ -1288,8 +1293,9 @@ impl Core {
                     self.places.remove(self.segment_id);
                 }
                 point::pass("close-removed");
-            } else if self.membership.is_only_writer() {
+            } else if !knows_others || !self.membership.has_writers() {
                 // Readers stay, and write nothing when they close: what is not durable now would be lost when the machine is restarted.
+                // Without the lock, writers that are there may be closing as well, and each may count on the other.
                 let _ = self.checkpoint();
             }
         }

@@ -3,11 +3,13 @@
 mod support;
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use aquifer_pool::check::{self, CheckOptions};
 use aquifer_pool::media::{self, Media};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_sys::lock::{self, LockKind, LockRange};
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;
@@ -98,6 +100,27 @@ fn other_media_of_the_same_open_file_are_refused() {
     drop(pool);
     let again = Pool::open_on(media_of(&file), &shared()).unwrap();
     sample::assert_complete(&again);
+}
+
+/// The locks of a process that may only read the file have no say in which media share an open file.
+#[test]
+fn locks_of_a_reader_do_not_hide_that_media_are_in_use() {
+    const FIRST_LOCK: u64 = 1 << 61;
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
+    let media: Arc<dyn Media> = FileMedia::open(&path);
+    let pool = Pool::open_on(media.clone(), &shared()).unwrap();
+    let reader = File::open(&path).unwrap();
+    // All bytes that stand for nothing.
+    for (start, end) in [(0, FIRST_LOCK), (FIRST_LOCK + (1 << 36), FIRST_LOCK + (1 << 37))] {
+        let range = LockRange { offset_bytes: start, len_bytes: end - start };
+        assert!(lock::try_lock(reader.as_fd(), range, LockKind::Shared).unwrap());
+    }
+    assert_all_are_refused(&media);
+    let joined = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    sample::assert_complete(&joined);
+    sample::assert_complete(&pool);
 }
 
 /// Two threads at once: one of them has it.

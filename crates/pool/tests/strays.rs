@@ -8,13 +8,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::check::{CheckOptions, check};
+use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
 use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
-use common::{Scene, contents, create, destroy};
+use common::{Scene, contents, create, destroy, write};
 
 /// What a child does. Not a test by itself.
 #[test]
@@ -238,6 +239,56 @@ fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
 }
 
 /// A user who may read the pool and its shared memory. Prints "pinned" when it has a pin, and stays.
+/// The first of the bytes that openers lock.
+const OPENERS: u64 = 1 << 61;
+
+/// Of openers, of recovery, and of the process slots behind the first one, which the writer has.
+const LOCKS_OF_A_LIVING_WRITER: [LockRange; 3] = [
+    LockRange::byte(OPENERS),
+    LockRange::byte(OPENERS + 1),
+    LockRange { offset_bytes: OPENERS + (1 << 12) + 1, len_bytes: (1 << 12) - 1 },
+];
+
+/// What the last writer stored without a sync is there when the machine is started again, although a reader has these ranges locked while
+/// the writer closes the pool.
+fn outlasts_the_machine(locked: &[LockRange]) {
+    let in_boot = |boot| OpenOptions {
+        boot: Some(boot),
+        domain: Some(PersistenceDomain::PageCache),
+        background: false,
+        stall_timeout: std::time::Duration::from_millis(50),
+        ..OpenOptions::default()
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool");
+    drop(Pool::create(&path, 1 << 20, &common::small(), &in_boot(1)).unwrap());
+    let writer = Pool::open(&path, &in_boot(1)).unwrap();
+    let reader = std::fs::File::open(&path).unwrap();
+    for &range in locked {
+        assert!(lock::try_lock(reader.as_fd(), range, LockKind::Shared).unwrap(), "{range:?}");
+    }
+    write(&writer, b"unsynced", 2, 7).unwrap();
+    drop(writer);
+    // The locks stay with the file. The shared memory is of the file that was closed, too.
+    let copy = directory.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    let pool = Pool::open(&copy, &in_boot(2)).unwrap();
+    assert!(contents(&pool).unwrap().contains_key(b"unsynced".as_slice()), "{locked:?}");
+    drop(pool);
+    drop(reader);
+    drop(Pool::open(&path, &in_boot(1)).unwrap());
+}
+
+#[test]
+fn whatever_a_reader_locks_the_last_writer_leaves_a_durable_pool() {
+    let [openers, recovery, slots] = LOCKS_OF_A_LIVING_WRITER;
+    outlasts_the_machine(&[]);
+    outlasts_the_machine(&[openers]);
+    outlasts_the_machine(&[recovery]);
+    outlasts_the_machine(&[openers, slots]);
+    outlasts_the_machine(&[openers, recovery, slots]);
+}
+
 fn reader_of_another_user() {
     const NOBODY: u32 = 65534;
     // SAFETY: changes this process only, which has one thread that matters.

@@ -34,6 +34,7 @@ pub mod lease;
 pub mod local_socket;
 pub mod lock;
 pub mod memory;
+pub mod open_file;
 pub mod pagemap;
 pub mod patience;
 pub mod pkey;

@@ -406,6 +406,8 @@ impl View<'_> {
 
     /// Shows all of it to a closure.
     ///
+    /// Where the view has no bytes in place, that is a copy of the whole view, which is allocated for it: see [`View::read_range`].
+    ///
     /// # Errors
     /// [`FsError::Pool`] if a byte could not be had that the closure looked at (the pool's file was cut short, its device failed); then
     /// its result is dropped.
@@ -415,8 +417,12 @@ impl View<'_> {
 
     /// Shows a range of it, counted from its first byte, to a closure.
     ///
+    /// The closure gets the range in one piece. Where the view has no bytes in place ([`View::bytes`]), as in a view of more than
+    /// [`MAX_VIEW_PIECES`] pieces, that is a copy, in memory of the range's length that this call allocates and frees. Look at a large view
+    /// of that kind in several ranges, or use [`View::read_into`] with a buffer that you have.
+    ///
     /// # Errors
-    /// As for [`View::read`]; [`FsError::OutsideView`].
+    /// As for [`View::read`]; [`FsError::OutsideView`]; [`FsError::Stitch`] if there is no memory for a copy.
     pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.check(&range)?;
         let len_bytes = range.end - range.start;
