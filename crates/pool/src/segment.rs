@@ -24,10 +24,11 @@
 //!
 //! Beside it lies a second segment, of the [`pins`](crate::pins) of writers. Readers do not open that one, and map this one for reading only.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
@@ -39,6 +40,7 @@ use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
 use crate::format::slot_change::SLOT_WORDS;
 use crate::image_words::{ImageSlot, ImageVersion};
+use crate::life;
 use crate::signal::Signal;
 use crate::sync::AtomicU64;
 
@@ -60,7 +62,10 @@ pub(crate) const RUN_CLASSES: usize = 17;
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM06");
+/// Locked in the file of a segment by each process that uses it.
+const USERS: LockRange = LockRange::byte(0);
+
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM07");
 
 /// Pages that nobody names any more, until the durable tail has passed the record that says so.
 #[repr(C)]
@@ -98,6 +103,8 @@ pub(crate) struct Control {
     pub pins_identity: AtomicU64,
     /// The life in which it was made: see [`life`](crate::life). All who share it are in that one.
     pub life: AtomicU64,
+    /// The life in which the file of the segment itself was made, which may lie on another file system. Of bytes that were lost it is 0.
+    own_life: AtomicU64,
     /// Slots before this one have memory; those from it on were never used.
     allocated_slots: AtomicU64,
     pub metadata_mutex: RobustMutex,
@@ -215,7 +222,12 @@ impl Segment {
         let (len_bytes, first_bytes) = (len_bytes(layout), first_bytes(layout));
         let memory = SharedMemory::create_at(path, len_bytes, first_bytes, mode)
             .map_err(PoolError::SharedMemory)?;
-        Self::initialise(memory, pool, layout)
+        use std::sync::atomic::Ordering::Relaxed;
+        let segment = Self::initialise(memory, pool, layout)?;
+        // Relaxed: other processes find the segment through the superblock, which is written later.
+        segment.control().own_life.store(life::of_file(segment.file()), Relaxed);
+        segment.note_use();
+        Ok(segment)
     }
 
     /// Makes a segment for this process alone.
@@ -252,6 +264,25 @@ impl Segment {
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
         Ok(segment)
+    }
+
+    /// Locks the file of the segment as all processes do that use it, until this process has closed it. A lock that is not granted, since a
+    /// reader has locked the file otherwise, shows as well that the file is in use.
+    pub fn note_use(&self) {
+        let _ = lock::try_lock(self.file(), USERS, LockKind::Shared);
+    }
+
+    /// Whether a process uses the segment whose file this is; `file` is an open file of the caller's own.
+    pub fn is_in_use(file: impl AsFd) -> bool {
+        lock::conflict(file.as_fd(), USERS, LockKind::Exclusive)
+            .map_or(true, |found| found.is_some())
+    }
+
+    /// Whether all that was stored to the segment is there: its file may lie on a disk, whose page cache was lost.
+    pub fn is_whole(&self) -> bool {
+        use std::sync::atomic::Ordering::Relaxed;
+        let own_life = self.control().own_life.load(Relaxed);
+        own_life != life::UNKNOWN && own_life == life::of_file(self.file())
     }
 
     /// The segment in memory that another process made; the error says why it does not belong to this pool.
