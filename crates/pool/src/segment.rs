@@ -9,7 +9,8 @@
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
-//! All of it is derived and none is needed for recovery: who opens the pool as the first process builds it from the
+//! All of it is derived but the word that says that the pool has failed, and only recovery of changes that were not durable asks for that one
+//! ([`segment_place`](crate::segment_place)): who opens the pool as the first process builds it from the
 //! media, and who closes it as the last one removes it. Metadata is changed only in the image; it reaches its
 //! place on media at a checkpoint, when its log records are durable there (*no-steal*). So one scheme serves
 //! all persistence domains.
