@@ -204,8 +204,9 @@ impl Entries {
 
 /// A store with its entry: torn down when its last user drops it.
 pub(crate) struct Attached<M: PageMemory> {
-    pub store: Arc<Store<M>>,
+    // Before the store, which keeps the device: its identity may be an address that another device gets next.
     claim: Claim,
+    pub store: Arc<Store<M>>,
 }
 
 impl<M: PageMemory> Attached<M> {

@@ -15,10 +15,13 @@
 //! # Heights
 //! The *height* of a store is 0 where its device needs no memory of the cache, and else one more than that of the
 //! highest store which its device touches. It is learnt: when a thread that calls the device of one store needs a
-//! frame for another, the first is higher. Two rules follow, and by induction there is always a frame that can be
-//! freed, from the lowest stores on:
-//! * a thread that writes a store back evicts dirty pages of lower stores only;
+//! frame for another, the first is higher. Two rules follow:
+//! * a thread that writes a store back evicts dirty pages of lower stores only, and clean ones of any;
 //! * the lower a store, the more of the reserve is its.
+//!
+//! So by induction there is a frame that can be freed, from the lowest stores on, as long as the reserve has frames for each
+//! height: up to four devices in a row in a pool of 512 frames, none in one of fewer than 32. Beyond that, and where devices lead in
+//! a circle, a write that finds no frame fails after ten seconds; its page stays dirty.
 
 use std::cell::Cell;
 use std::ptr;
@@ -75,21 +78,33 @@ pub(crate) fn writing_back<T>(height: &Height, work: impl FnOnce() -> T) -> T {
     calling(height, true, work)
 }
 
-/// Looks at the height of the store whose device the thread is calling.
-pub(crate) fn with_innermost<T>(look: impl FnOnce(&Height) -> T) -> Option<T> {
+/// Looks at the height of the store whose device the thread is calling, and which is another than the one of height `own`: what
+/// a store needs for itself while its device runs, such as the frames of a batch, makes it no higher.
+pub(crate) fn with_caller<T>(own: &Height, look: impl FnOnce(&Height) -> T) -> Option<T> {
+    let mut innermost = INNERMOST.get();
     // SAFETY: what is linked lies in frames of this thread's own stack that `calling` has not left.
-    let call = unsafe { INNERMOST.get().as_ref() }?;
-    // SAFETY: `calling` has borrowed it for as long.
-    Some(look(unsafe { &*call.height }))
+    while let Some(call) = unsafe { innermost.as_ref() } {
+        if !ptr::eq(call.height, own) {
+            // SAFETY: `calling` has borrowed it for as long.
+            return Some(look(unsafe { &*call.height }));
+        }
+        innermost = call.outer;
+    }
+    None
+}
+
+/// Whether the thread is in a call of a device.
+pub(crate) fn is_in_a_call() -> bool {
+    !INNERMOST.get().is_null()
 }
 
 /// Of the store that the thread is writing pages of back, the innermost if there are several.
 pub(crate) fn writing() -> Option<u32> {
     let mut innermost = INNERMOST.get();
-    // SAFETY: as in `with_innermost`.
+    // SAFETY: as in `with_caller`.
     while let Some(call) = unsafe { innermost.as_ref() } {
         if call.writes_back {
-            // SAFETY: as in `with_innermost`.
+            // SAFETY: as in `with_caller`.
             return Some(unsafe { &*call.height }.get());
         }
         innermost = call.outer;
@@ -143,12 +158,13 @@ mod tests {
     fn duties_nest_and_end_with_a_panic() {
         let [first, second] = [Height::default(), Height::default()];
         first.is_above(second.get());
-        assert!(writing().is_none() && with_innermost(Height::get).is_none());
+        assert!(writing().is_none() && !is_in_a_call());
         let ended = std::panic::catch_unwind(|| {
             writing_back(&first, || {
                 assert_eq!(writing(), Some(1));
                 loading(&second, 3, || {
-                    assert_eq!(with_innermost(|height| ptr::eq(height, &second)), Some(true));
+                    assert_eq!(with_caller(&second, |height| ptr::eq(height, &first)), Some(true));
+                    assert_eq!(with_caller(&first, |height| ptr::eq(height, &second)), Some(true));
                     assert_eq!(writing(), Some(1));
                     writing_back(&second, || {
                         assert_eq!((writing(), frames_in_hand()), (Some(0), 3));

@@ -3,7 +3,7 @@
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
@@ -101,6 +101,11 @@ fn a_device_over_a_mapping_of_the_same_cache_is_written_back() {
             let mut device: Arc<dyn Device> = bottom.clone();
             for _ in 0..levels {
                 let below = cache.map_mut(device).unwrap();
+                // Frames that a batch needs for its own store make that no higher.
+                for part in 0..12 {
+                    let start = (part % 4 * LEN / 4) as u64;
+                    below.touch_many(&[start..start + LEN as u64 / 4]).unwrap();
+                }
                 device = Arc::new(OverMapping { below, bare });
             }
             let top = cache.map_mut(device).unwrap();
@@ -151,6 +156,60 @@ fn a_device_over_a_mapping_survives_shrinks_and_flushes() {
             }
             stop.store(true, Ordering::Relaxed);
         });
+    });
+}
+
+/// A device that drops a mapping while it writes.
+struct Dropping {
+    data: Arc<dyn Device>,
+    dropped: Mutex<Option<Mapping>>,
+}
+
+impl Device for Dropping {
+    fn name(&self) -> &str {
+        "dropping"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.data.len_bytes()
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.data.read_at(offset_bytes, buffer)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        let dropped = self.dropped.lock().unwrap().take();
+        drop(dropped);
+        self.data.write_at(offset_bytes, buffer)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn access_path(&self) -> String {
+        "memory".into()
+    }
+}
+
+/// The thread that evicts has victims of both mappings, and the write of one drops the other, whose teardown needs its frames.
+#[test]
+fn a_mapping_that_is_dropped_while_another_ones_device_writes_waits_for_none_of_its_frames() {
+    must_end(|| {
+        let cache = cache();
+        let (data, _) = memory(2 * BUDGET, 1);
+        let (other_data, _) = memory(2 * BUDGET, 2);
+        let other = cache.map(other_data).unwrap();
+        let device = Arc::new(Dropping { data, dropped: Mutex::new(None) });
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        for page in 0..BUDGET / PAGE / 4 {
+            other.get::<u8>((page * PAGE) as u64).unwrap();
+            mapping.set((page * PAGE) as u64, 1u8).unwrap();
+        }
+        *device.dropped.lock().unwrap() = Some(other);
+        for page in 0..2 * BUDGET / PAGE {
+            mapping.set((page * PAGE) as u64, 2u8).unwrap();
+        }
+        assert!(device.dropped.lock().unwrap().is_none(), "it was written to");
     });
 }
 

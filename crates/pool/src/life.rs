@@ -7,6 +7,10 @@
 //!
 //! All processes that share a segment share the cache, since they hold locks of one file. So a process that joins takes the number from
 //! the segment, and need not be able to find it out.
+//!
+//! A segment is a file too, perhaps on another file system than the pool, and has a life of its own ([`of_file`]).
+
+use std::os::fd::BorrowedFd;
 
 use aquifer_sys::{boot, cache_life};
 
@@ -26,7 +30,12 @@ pub(crate) fn of(media: &dyn Media, chosen: Option<u64>, mutant: Option<Mutant>)
     if mutant::is(mutant, Mutant::LifeOfMachine) {
         return boot::id();
     }
-    match cache_life::of(media.file()) {
+    of_file(media.file())
+}
+
+/// The life that a file is in, as this process sees it.
+pub(crate) fn of_file(file: BorrowedFd<'_>) -> u64 {
+    match cache_life::of(file) {
         None => UNKNOWN,
         Some(numbers) => {
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();

@@ -32,8 +32,8 @@
 //! 3. *mark* the closing record, and write all of it durably.
 //!
 //! The kernel may write pages of the log back whenever it likes, so after a power cut there can be whole records whose exposed bytes
-//! are not there. Recovery takes them only if a marked record follows, or if the machine has not been restarted
-//! since: then only processes have died, and everything is still in memory.
+//! are not there. Recovery takes them only if a marked record follows, or in the same [`life`](crate::life), if no process was told of lost
+//! bytes: then only processes have died, and everything is still in memory.
 //!
 //! # Without the lock
 //! Room is reserved, and the durable prefix moved on, under the metadata mutex. What is stored and loaded without it, and why its order

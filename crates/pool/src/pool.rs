@@ -68,6 +68,9 @@ pub struct OpenOptions {
     /// The directory should lie in memory, or on a disk: one that reserves the room that it gives (ext4, XFS; not NFS). There
     /// the system writes shared memory back as it does every file, which costs some writes a minute and keeps nothing: after a
     /// restart of the machine what is left is removed.
+    ///
+    /// After all processes were killed, the next one should name the directory as well, or it should be one of the two that are looked in
+    /// anyway: if a process does not find the shared memory, it cannot know that no bytes were lost, and changes that were not durable are lost.
     pub segment_directory: Option<PathBuf>,
     /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
     /// and finds none zeroes pages himself.
@@ -1283,13 +1286,14 @@ impl Core {
                 && self.membership.try_lock(Byte::Openers, LockKind::Exclusive).unwrap_or(false);
             if is_last {
                 point::pass("close-last");
-                let _ = self.checkpoint().and_then(|()| {
+                let closed = self.checkpoint().and_then(|()| {
                     point::pass("close-checkpoint");
                     self.write_closed_superblock()
                 });
                 point::pass("close-superblock");
-                // Of a pool that has failed one of the two says so to the next process that opens it.
-                if self.check_not_failed().is_ok() || self.note_loss() {
+                // To the next process that opens the pool the superblock says that there is no segment, or that bytes are lost, or else the
+                // segment that it names says whether they are.
+                if closed.is_ok() || (self.check_not_failed().is_err() && self.note_loss()) {
                     self.places.remove(self.segment_id);
                 }
                 point::pass("close-removed");

@@ -9,13 +9,14 @@
 //! A reader that is the first does the same on copies: it writes nothing, and whoever attaches through it sees
 //! pages of the log in place of those on media.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
-use aquifer_sys::shared_memory::SharedMemory;
+use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
 use uuid::Uuid;
 
 use crate::alloc;
@@ -283,8 +284,8 @@ pub(crate) struct Opened {
 /// What another process shares with this one, which could not reach it by itself.
 pub(crate) struct Shared {
     pub segment_id: Uuid,
-    pub segment: SharedMemory,
-    pub pins: SharedMemory,
+    pub segment: OwnedFd,
+    pub pins: OwnedFd,
 }
 
 /// Opens the pool on `media`. With `shared`, only together with who gave it.
@@ -401,15 +402,16 @@ fn join(
     let (uuid, layout) = (superblock.uuid, &superblock.layout);
     let places = Places::new(options.segment_directory.as_deref(), media.path());
     let identity = segment_place::identity_in(segment_id);
+    let map = |file| SharedMemory::adopt(file, true).map_err(PoolError::SharedMemory);
     let (memory, pins) = match shared {
         // The pool was closed meanwhile, and opened again.
         Some(shared) if shared.segment_id != segment_id => {
             return Err(AccessError::ended(media.path()).into());
         }
         Some(shared) => {
-            let file = shared.segment.file();
+            let file = shared.segment.as_fd();
             segment_place::verify(file, uuid, Part::Segment, identity, &**media)?;
-            (shared.segment, Some(shared.pins))
+            (map(shared.segment)?, Some(shared.pins))
         }
         None => {
             let part = Part::Segment;
@@ -425,8 +427,8 @@ fn join(
             let identity = segment.control().pins_identity.load(Relaxed);
             let pins = match pins {
                 Some(pins) => {
-                    segment_place::verify(pins.file(), uuid, Part::Pins, identity, &**media)?;
-                    pins
+                    segment_place::verify(pins.as_fd(), uuid, Part::Pins, identity, &**media)?;
+                    map(pins)?
                 }
                 None => places.open(segment_id, Part::Pins, identity, uuid, &**media, true)?,
             };
@@ -434,8 +436,9 @@ fn join(
         }
     };
     let life = segment.control().life.load(Relaxed);
-    let is_same_life =
-        life != life::UNKNOWN && life == life::of(&**media, options.boot, options.mutant);
+    let is_same_life = life != life::UNKNOWN
+        && life == life::of(&**media, options.boot, options.mutant)
+        && segment.is_whole();
     // A writer that lives holds a lock on this file that needs a descriptor for writing, and uses this segment.
     if !is_same_life && !members.has_writers() {
         return Err(elsewhere(
@@ -444,6 +447,7 @@ fn join(
                 .to_owned(),
         ));
     }
+    segment.note_use();
     let shared = SharedParts { segment, pins, segment_id, places };
     let core = new_core(media, members, &superblock, shared, life, options);
     if core.is_writable {
@@ -461,9 +465,32 @@ struct SharedParts {
     places: Places,
 }
 
+/// How often a segment is made anew, since another process has taken the name that it was to get.
+const MOST_NAMES: usize = 16;
+
 /// Makes both segments, or none.
 fn create_shared(
-    places: Places,
+    places: &Places,
+    owner: Owner,
+    superblock: &Superblock,
+    life: u64,
+    mode: u32,
+) -> Result<SharedParts> {
+    for _ in 1..MOST_NAMES {
+        match create_named(places, owner, superblock, life, mode) {
+            // The name says which file it is: another one has another name.
+            Err(PoolError::SharedMemory(
+                SharedMemoryError::Exists { .. }
+                | SharedMemoryError::System { action: segment_place::NAME, .. },
+            )) => {}
+            made => return made,
+        }
+    }
+    create_named(places, owner, superblock, life, mode)
+}
+
+fn create_named(
+    places: &Places,
     owner: Owner,
     superblock: &Superblock,
     life: u64,
@@ -487,7 +514,9 @@ fn create_shared(
         Ok((segment, pins))
     })();
     match made {
-        Ok((segment, pins)) => Ok(SharedParts { segment, pins, segment_id, places }),
+        Ok((segment, pins)) => {
+            Ok(SharedParts { segment, pins, segment_id, places: places.clone() })
+        }
         Err(error) => {
             [new_id, segment_id].into_iter().for_each(|id| places.remove(id));
             Err(error)
@@ -499,31 +528,50 @@ fn create_shared(
 fn build(
     media: &Arc<dyn Media>,
     members: Arc<Membership>,
-    superblocks: Superblocks,
+    mut superblocks: Superblocks,
     options: &OpenOptions,
     role: &Role,
 ) -> Result<Opened> {
-    let superblock = &superblocks.valid;
-    let owner =
-        Owner::new(superblock.uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
+    let (uuid, left_id) = (superblocks.valid.uuid, superblocks.valid.segment);
+    let owner = Owner::new(uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
     let places = Places::new(options.segment_directory.as_deref(), media.path());
-    let had_failed = had_failed(&places, superblock, &**media);
+    superblocks.valid.boot = boot_of_left(&places, &superblocks.valid, &**media);
+    // The segment that is named is the only one that knows whether the pool has failed, until the superblocks name another one.
+    let remove_left = |kept| places.remove_left_by(owner, left_id, uuid, kept);
     if matches!(role, Role::First | Role::Alone) {
-        places.remove_left_by(owner, superblock.segment, superblock.uuid);
+        remove_left(left_id);
     }
     let life = life::of(&**media, options.boot, options.mutant);
     let shared = match role {
-        Role::First => create_shared(places, owner, superblock, life, options.segment_mode)?,
+        Role::First => {
+            let create = |superblocks: &Superblocks| {
+                create_shared(&places, owner, &superblocks.valid, life, options.segment_mode)
+            };
+            let made = create(&superblocks);
+            let is_full =
+                matches!(made, Err(PoolError::SharedMemory(SharedMemoryError::NoSpace { .. })));
+            // Perhaps the two have no room beside each other.
+            if is_full && places.has_any(left_id) {
+                superblocks.valid.sequence = superblocks.valid.next_sequence();
+                superblocks.valid.segment = Uuid::nil();
+                let (valid, copy) = (&superblocks.valid, superblocks.copy);
+                write_superblocks(&**media, valid, copy, options.mutant)?;
+                remove_left(Uuid::nil());
+                create(&superblocks)?
+            } else {
+                made?
+            }
+        }
         _ => SharedParts {
-            segment: Segment::private(superblock.uuid, &superblock.layout)?,
+            segment: Segment::private(uuid, &superblocks.valid.layout)?,
             pins: Pins::private()?,
             segment_id: Uuid::nil(),
-            places,
+            places: places.clone(),
         },
     };
-    let core = new_core(media, members, superblock, shared, life, options);
+    let core = new_core(media, members, &superblocks.valid, shared, life, options);
     point::pass("open-segment");
-    let replayed = replay(&core, superblock, had_failed, options.repairs);
+    let replayed = replay(&core, &superblocks.valid, options.repairs);
     let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
         if core.is_writable {
@@ -531,6 +579,9 @@ fn build(
             point::pass("open-slot");
             let superblocks = secure(&core, superblocks, &counted)?;
             write_recovered(&core, &superblocks, &overlay)?;
+            if !left_id.is_nil() {
+                remove_left(core.segment_id);
+            }
             // Read and zeroed in large pieces, the log is cached in large folios, and ext4 walks over all blocks of a
             // folio to write two of them: 80 instead of 40 µs for a commit of one page.
             core.media.forget_cached(core.layout.log());
@@ -598,23 +649,20 @@ struct Replayed {
 /// No log begins behind this position, so that none reaches 2^63, where positions end: what is written in one generation is less than
 /// is left.
 const LATEST_START_LSN: u64 = 1 << 62;
-/// Whether the processes that had the pool open last were told that bytes are lost, and could not say so in the superblocks.
-fn had_failed(places: &Places, superblock: &Superblock, media: &dyn Media) -> bool {
-    let id = superblock.segment;
-    let identity = segment_place::identity_in(id);
-    let left = places.open(id, Part::Segment, identity, superblock.uuid, media, false).ok();
-    let left = left.and_then(|left| Segment::adopt(left, superblock.uuid, &superblock.layout).ok());
-    // Relaxed: those processes are gone.
-    left.is_some_and(|left| left.control().failure.load(Relaxed) != 0)
+
+/// The life that the superblock names, or none if the processes that had the pool open last were told of lost bytes and could not say so in
+/// the superblocks, or if that is not known.
+pub(crate) fn boot_of_left(places: &Places, superblock: &Superblock, media: &dyn Media) -> u64 {
+    match superblock.boot {
+        // Nothing that counts can be among what was lost.
+        ANY_BOOT => ANY_BOOT,
+        boot if segment_place::left_whole(places, superblock, media) => boot,
+        _ => UNKNOWN_BOOT,
+    }
 }
 
 /// Loads the image and replays the log into it.
-fn replay(
-    core: &Core,
-    superblock: &Superblock,
-    had_failed: bool,
-    repairs: bool,
-) -> Result<Replayed> {
+fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
     load_image(core)?;
     let control = core.control();
     let tail_lsn = superblock.tail_lsn;
@@ -631,8 +679,7 @@ fn replay(
     let reader = core.log_reader();
     let mut records = 0;
     let locked = core.lock()?;
-    let counts_unmarked =
-        superblock.counts_unmarked_in(core.life) && (!had_failed || superblock.boot == ANY_BOOT);
+    let counts_unmarked = superblock.counts_unmarked_in(core.life);
     let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
         let slots = record.slots().map(|change| change.slot);
         if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {

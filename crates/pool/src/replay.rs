@@ -83,7 +83,7 @@ impl LogReader<'_> {
     }
 
     /// Calls `visit` for each record from `from_lsn` on that counts, in order. The log ends before the first packed record that
-    /// exposes what may not be durable: no marked record follows, and the machine has been restarted since.
+    /// exposes what may not be durable: no marked record follows, and it was written in another life, or bytes were lost.
     pub fn scan_counting(
         &self,
         from_lsn: u64,

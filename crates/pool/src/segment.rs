@@ -9,7 +9,8 @@
 //!  └─────────┴──────────────────────────────┴───────────────────────┴───────────────────────┘
 //! ```
 //!
-//! All of it is derived and none is needed for recovery: who opens the pool as the first process builds it from the
+//! All of it is derived but the word that says that the pool has failed, and only recovery of changes that were not durable asks for that one
+//! ([`segment_place`](crate::segment_place)): who opens the pool as the first process builds it from the
 //! media, and who closes it as the last one removes it. Metadata is changed only in the image; it reaches its
 //! place on media at a checkpoint, when its log records are durable there (*no-steal*). So one scheme serves
 //! all persistence domains.
@@ -26,10 +27,11 @@
 //!
 //! Beside it lies a second segment, of the [`pins`](crate::pins) of writers. Readers do not open that one, and map this one for reading only.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_sys::robust::{self, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
@@ -42,6 +44,7 @@ use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
 use crate::format::slot_change::SLOT_WORDS;
 use crate::image_words::{ImageSlot, ImageVersion};
+use crate::life;
 use crate::signal::Signal;
 use crate::sync::AtomicU64;
 
@@ -63,6 +66,9 @@ pub(crate) const RUN_CLASSES: usize = 17;
 
 /// Locks of files that are being written. Files that have the same one wait for each other.
 pub(crate) const FILE_MUTEXES: usize = 512;
+
+/// Locked in the file of a segment by each process that uses it.
+const USERS: LockRange = LockRange::byte(0);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM07");
 
@@ -102,6 +108,8 @@ pub(crate) struct Control {
     pub pins_identity: AtomicU64,
     /// The life in which it was made: see [`life`](crate::life). All who share it are in that one.
     pub life: AtomicU64,
+    /// The life in which the file of the segment itself was made, which may lie on another file system. Of bytes that were lost it is 0.
+    own_life: AtomicU64,
     /// Slots before this one have memory; those from it on were never used.
     allocated_slots: AtomicU64,
     pub metadata_mutex: RobustMutex,
@@ -241,7 +249,12 @@ impl Segment {
         let (len_bytes, first_bytes) = (len_bytes(layout), first_bytes(layout));
         let memory = SharedMemory::create_at(path, len_bytes, first_bytes, mode)
             .map_err(PoolError::SharedMemory)?;
-        Self::initialise(memory, pool, layout)
+        use std::sync::atomic::Ordering::Relaxed;
+        let segment = Self::initialise(memory, pool, layout)?;
+        // Relaxed: other processes find the segment through the superblock, which is written later.
+        segment.control().own_life.store(life::of_file(segment.file()), Relaxed);
+        segment.note_use();
+        Ok(segment)
     }
 
     /// Makes a segment for this process alone.
@@ -280,6 +293,25 @@ impl Segment {
         // Others find the segment through the superblock, which is written later.
         control.magic.store(MAGIC, Relaxed);
         Ok(segment)
+    }
+
+    /// Locks the file of the segment as all processes do that use it, until this process has closed it. A lock that is not granted, since a
+    /// reader has locked the file otherwise, shows as well that the file is in use.
+    pub fn note_use(&self) {
+        let _ = lock::try_lock(self.file(), USERS, LockKind::Shared);
+    }
+
+    /// Whether a process uses the segment whose file this is; `file` is an open file of the caller's own.
+    pub fn is_in_use(file: impl AsFd) -> bool {
+        lock::conflict(file.as_fd(), USERS, LockKind::Exclusive)
+            .map_or(true, |found| found.is_some())
+    }
+
+    /// Whether all that was stored to the segment is there: its file may lie on a disk, whose page cache was lost.
+    pub fn is_whole(&self) -> bool {
+        use std::sync::atomic::Ordering::Relaxed;
+        let own_life = self.control().own_life.load(Relaxed);
+        own_life != life::UNKNOWN && own_life == life::of_file(self.file())
     }
 
     /// The segment in memory that another process made; the error says why it does not belong to this pool.

@@ -18,8 +18,10 @@
 //! 4. A process that joins opens what has that name, computes the identity from the *descriptor*, and maps the file only if it is that of the
 //!    id; then the pins, in the same way. Anything else counts as absent.
 //!
-//! To forge a segment a user would have to be given a file whose numbers have one of 2^64 hashes, one file at a time. A file that was there
-//! before, or of an earlier start of the machine, has other numbers.
+//! To forge a segment a user would have to make a file whose numbers have the 64 bits of the id as their hash: the kernel chooses the numbers, so
+//! each file that the user makes is one attempt of 2^64. A file that was there before, or of an earlier start of the machine, has other numbers.
+//!
+//! Another user may see the new file, compute its id, and make a file of that name first. Then the process makes another new file, some times.
 //!
 //! *Memory or disk.* The start of the machine is part of the identity only where files outlive it. In memory (tmpfs) they do not, so that a
 //! process without `/proc`, or in a container with a boot id of its own, can join.
@@ -28,7 +30,13 @@
 //! process's own user or the pool's owner.
 //!
 //! *Age.* A genuine segment may still be older than what the media hold, if all its processes died and the page cache was lost
-//! ([`life`](crate::life)). It is joined if one of its writers lives, which its lock shows that only a writer can hold, or if the cache is the same.
+//! ([`life`](crate::life)), or older than what its processes stored to it, if it lies on a disk whose page cache was lost. It is joined if one of
+//! its writers lives, which its lock shows that only a writer can hold, or if both caches are the same: that of the pool and that of the segment.
+//!
+//! # The last words of the dead
+//! Processes that are told of lost bytes say so in the superblocks. If these cannot be written, only the segment says it. So the segment that the
+//! superblock names is kept until the superblocks are written that name another one, or none; and if it cannot be found, verified and
+//! read, or has lost its cache, it counts as one that says so ([`left_whole`]).
 //!
 //! # Places
 //! A segment is made in the directory of [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory), by default
@@ -40,6 +48,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_sys::shared_memory::{self, SharedMemory, SharedMemoryError};
 use aquifer_sys::{boot, credentials, file_system};
@@ -49,6 +58,9 @@ use uuid::Uuid;
 use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::checksum;
+use crate::format::superblock::Superblock;
+use crate::media::Media;
+use crate::segment::Segment;
 
 const NAME_START: &str = "aquifer-";
 const PINS_END: &str = "-pins";
@@ -178,6 +190,9 @@ impl Identity {
 const WITHOUT_PROC: &str = "it is on a disk, and without /proc/sys/kernel/random/boot_id it cannot be told from one that an earlier start of \
      the machine left; use a directory in memory, or mount /proc";
 
+/// What a new segment cannot be done to whose name was taken.
+pub(crate) const NAME: &str = "name";
+
 /// The half of an id that is its segment's identity.
 pub(crate) fn identity_in(id: Uuid) -> u64 {
     id.as_u64_pair().1
@@ -200,7 +215,7 @@ pub(crate) fn verify(
     pool: Uuid,
     part: Part,
     wanted: u64,
-    media: &dyn crate::media::Media,
+    media: &dyn Media,
 ) -> Result<()> {
     let identity = Identity::of(file, pool, part);
     let checked = match identity {
@@ -254,7 +269,7 @@ impl Places {
         let path = self.of_made(id, Part::Segment);
         std::fs::rename(self.of_new(new_id), &path).map_err(|source| {
             PoolError::SharedMemory(SharedMemoryError::System {
-                action: "name",
+                action: NAME,
                 name: path.display().to_string(),
                 source,
             })
@@ -268,7 +283,7 @@ impl Places {
         part: Part,
         wanted: u64,
         pool: Uuid,
-        media: &dyn crate::media::Media,
+        media: &dyn Media,
         writable: bool,
     ) -> Result<SharedMemory> {
         let elsewhere = |error: SharedMemoryError| PoolError::BusyElsewhere {
@@ -296,6 +311,12 @@ impl Places {
                 reason: format!("there is no {} in {}", name_of(id, part), places.join(", ")),
             }
         }))
+    }
+
+    /// Whether there is a file of a segment.
+    pub fn has_any(&self, id: Uuid) -> bool {
+        let paths = |directory: &PathBuf| ENDS.map(|end| directory.join(name(id) + end));
+        !id.is_nil() && self.0.iter().flat_map(paths).any(|path| path.symlink_metadata().is_ok())
     }
 
     /// Removes the names of a segment and of its pins, if there are any.
@@ -333,10 +354,11 @@ impl Places {
         left
     }
 
-    /// Removes what [`Places::left_by`] finds; for whoever has the pool for itself.
-    pub fn remove_left_by(&self, owner: Owner, named: Uuid, pool: Uuid) {
+    /// Removes what [`Places::left_by`] finds, but for the segment `kept`; for a process that has the pool for itself.
+    pub fn remove_left_by(&self, owner: Owner, named: Uuid, pool: Uuid, kept: Uuid) {
         let left = self.left_by(owner, named, pool);
-        left.iter().for_each(|left| remove_in(&left.directory, left.id));
+        let left = left.iter().filter(|left| left.id != kept);
+        left.for_each(|left| remove_in(&left.directory, left.id));
     }
 }
 
@@ -354,8 +376,22 @@ fn remove_in(directory: &Path, id: Uuid) {
     }
 }
 
-/// Whether a directory on a disk has a segment of an earlier start of the machine, whose devices had other numbers. One that a copy of
-/// the pool file names as well, and that is in use by the other's processes, is of this start.
+/// Whether the processes that had the pool open last left it without having been told of lost bytes, as far as that is known; for a process
+/// that sees that no process has the pool open. If the superblock names a segment, only that one knows.
+pub(crate) fn left_whole(places: &Places, superblock: &Superblock, media: &dyn Media) -> bool {
+    let (id, pool) = (superblock.segment, superblock.uuid);
+    if id.is_nil() {
+        return true;
+    }
+    let left = places.open(id, Part::Segment, identity_in(id), pool, media, false).ok();
+    let left = left.and_then(|left| Segment::adopt(left, pool, &superblock.layout).ok());
+    // Relaxed: those processes are gone.
+    left.is_some_and(|left| left.is_whole() && left.control().failure.load(Relaxed) == 0)
+}
+
+/// Whether a directory on a disk has a segment of an earlier start of the machine, whose devices had other numbers. A copy of the pool file
+/// names the segment of its original as well. To a process with a boot id of its own that one seems to be of another start, too, but it is
+/// in use.
 fn is_stale(directory: &Path, id: Uuid, pool: Uuid) -> bool {
     let Ok(file) = SharedMemory::descriptor_at(&directory.join(name(id)), false) else {
         return false;
@@ -363,7 +399,9 @@ fn is_stale(directory: &Path, id: Uuid, pool: Uuid) -> bool {
     let is_on_disk =
         file_system::magic(file.as_fd()).is_ok_and(|magic| file_system::in_memory(magic).is_none());
     let identity = Identity::of(file.as_fd(), pool, Part::Segment);
-    is_on_disk && identity.is_ok_and(|identity| identity.hash != identity_in(id))
+    is_on_disk
+        && identity.is_ok_and(|identity| identity.hash != identity_in(id))
+        && !Segment::is_in_use(file)
 }
 
 fn name(id: Uuid) -> String {

@@ -362,6 +362,43 @@ fn descriptors_of_a_pool_that_was_closed_are_refused() {
     std::fs::remove_file(&socket).unwrap();
 }
 
+/// What lies behind a descriptor that is not the pool's is refused before it is mapped, whatever it is.
+#[test]
+fn descriptors_of_other_files_are_refused_before_they_are_mapped() {
+    let scene = scene();
+    let socket = socket_beside(&scene.path);
+    let listener = Listener::bind(&socket).unwrap();
+    let (never, _open) = std::io::pipe().unwrap();
+    let pool = Pool::open(&scene.path, &shared()).unwrap();
+    let id = std::fs::read(&scene.path).unwrap()[96..112].to_vec();
+    let name: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let genuine = format!("/dev/shm/aquifer-{name}");
+    let open = |path: &dyn AsRef<Path>| -> std::os::fd::OwnedFd {
+        std::fs::File::options().read(true).write(true).open(path).unwrap().into()
+    };
+    let mut answer = b"AQSAYS01".to_vec();
+    answer.extend([0; 8]);
+    answer.extend(pool.uuid().as_bytes());
+    answer.extend(&id);
+    // An empty file cannot be mapped, and a pipe neither: to try it would be another error.
+    let empty = || tempfile::tempfile().unwrap().into();
+    let pipe = || std::io::pipe().unwrap().0.into();
+    for others in [[empty(), empty()], [pipe(), pipe()], [open(&genuine), empty()]] {
+        let [segment, pins] = others;
+        let files = [open(&scene.path), segment, pins];
+        let opened = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let connection = listener.accept(never.as_fd()).unwrap().unwrap();
+                connection.receive(&mut [0; 2000]).unwrap();
+                connection.send(&answer, &files.each_ref().map(AsFd::as_fd)).unwrap();
+            });
+            Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).map(drop)
+        });
+        assert!(matches!(opened, Err(PoolError::BusyElsewhere { .. })), "{opened:?}");
+    }
+    std::fs::remove_file(&socket).unwrap();
+}
+
 fn serve_until_killed() {
     let path = path_of_parent();
     let broker =

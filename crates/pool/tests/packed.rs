@@ -303,6 +303,61 @@ fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
     assert_eq!(contents(&pool).unwrap(), Model::new());
 }
 
+/// A pool whose write-back failed, closed when no superblock could say so: only the shared memory has it. Then what was removed
+/// before it could be made durable must not come back as the content of what was lost.
+fn found_after_failure(options: &OpenOptions, between: impl Fn(&Arc<CrashMedia>)) -> Model {
+    let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+    let pool = Pool::create_on(fresh.clone(), &small(), options).unwrap();
+    write(&pool, b"earlier", 8, 3).unwrap();
+    common::remove(&pool, b"earlier").unwrap();
+    pool.checkpoint().unwrap();
+    drop(pool);
+    let media = CrashMedia::from_image(&fresh.image(), PersistenceDomain::PageCache).unwrap();
+    let media = Arc::new(media);
+    let pool = open(&media, options).unwrap();
+    write(&pool, b"object", 2, 7).unwrap();
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteBack)).forgetting());
+    let superblocks = ByteRange { offset_bytes: 0, len_bytes: 8192 };
+    let write = Trigger::on(MediaOperation::WriteDurable).within(superblocks);
+    media.fail(Fault::io_error(write.lasting()));
+    assert!(pool.sync().is_err());
+    drop(pool);
+    media.clear_faults();
+    between(&media);
+    let next = OpenOptions { segment_directory: None, ..options.clone() };
+    contents(&open(&media, &next).unwrap()).unwrap()
+}
+
+#[test]
+fn that_a_pool_has_failed_outlives_openings_that_fail_as_well() {
+    let options = OpenOptions { boot: Some(1), exclusive: false, ..alone(None) };
+    assert_eq!(found_after_failure(&options, |_| ()), Model::new());
+    let found = found_after_failure(&options, |media| {
+        let absent =
+            OpenOptions { segment_directory: Some("/nonexistent".into()), ..options.clone() };
+        open(media, &absent).expect_err("there is no such directory");
+    });
+    assert_eq!(found, Model::new());
+    for operation in [MediaOperation::WriteDurable, MediaOperation::WriteBack] {
+        let found = found_after_failure(&options, |media| {
+            media.fail(Fault::io_error(Trigger::on(operation).lasting()));
+            let _ = open(media, &options);
+            media.clear_faults();
+        });
+        assert_eq!(found, Model::new(), "{operation}");
+    }
+}
+
+/// The next process does not look where the shared memory lies: whether the pool has failed is not known.
+#[test]
+fn a_pool_whose_shared_memory_is_not_found_counts_as_failed() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let place = Some(directory.path().to_path_buf());
+    let options =
+        OpenOptions { boot: Some(1), exclusive: false, segment_directory: place, ..alone(None) };
+    assert_eq!(found_after_failure(&options, |_| ()), Model::new());
+}
+
 /// What cannot be written back is not acknowledged, then or later. It may be lost, and what lies in its place is not shown: not
 /// though the system drops it from memory, the machine runs on and no superblock could say so, and not after a power cut either.
 #[test]

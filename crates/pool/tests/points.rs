@@ -351,6 +351,18 @@ fn a_change_that_was_published_counts() {
     }
 }
 
+/// The shared memory of the dead says that no bytes were lost, until the superblocks name that of the process which opens the pool next.
+#[test]
+fn a_change_that_was_published_counts_after_openings_that_died() {
+    for point in ["open-made", "open-segment", "open-replayed", "open-written", "open-recovered"] {
+        let scene = scene();
+        assert!(play("writer", &scene.path, 77, Some("packed-published")).1);
+        assert!(play("idler", &scene.path, 0, Some(point)).1, "{point}");
+        let pool = Pool::open(&scene.path, &options()).unwrap();
+        assert_eq!(contents(&pool).unwrap()[b"late".as_slice()], [77, 77], "{point}");
+    }
+}
+
 /// A process that is stopped in the middle of a change stalls those that want to change something, and tells them who it is;
 /// those that read go on, and see all or nothing of it.
 #[test]

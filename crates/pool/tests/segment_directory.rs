@@ -4,11 +4,14 @@
 mod common;
 mod disk;
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::check::{CheckOptions, FindingKind, check};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child::{self, Reaped};
 use common::{contents, create};
 use disk::{Disk, succeeds};
@@ -21,6 +24,11 @@ fn child() {
         ("containers", containers),
         ("crowded", crowded),
         ("no birth times", no_birth_times),
+        ("syncing writer", write_two_states),
+        ("lost image", lost_image),
+        ("opener", open_as_told),
+        ("own boot id", own_boot_id),
+        ("little room", little_room),
     ]);
 }
 
@@ -232,4 +240,166 @@ fn no_birth_times() {
 #[test]
 fn without_birth_times_only_known_owners_are_believed() {
     child::succeeds_with_mounts("no birth times");
+}
+
+/// The byte of the pool file that says who has the pool open: `membership`.
+const OPENERS: u64 = 1 << 61;
+
+/// Leaves an image in the shared memory on the disk that is older than what the pool's media hold.
+fn write_two_states() {
+    let path = std::env::var_os("POOL").unwrap();
+    let place = PathBuf::from(std::env::var_os("PLACE").unwrap());
+    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
+    let pool = Pool::open(path, &options).unwrap();
+    common::write(&pool, b"old", 2, 3).unwrap();
+    // As the system may do at any time.
+    for name in names_of_shared_memory(&place) {
+        File::open(name).unwrap().sync_all().unwrap();
+    }
+    File::open(&place).unwrap().sync_all().unwrap();
+    common::remove(&pool, b"old").unwrap();
+    common::write(&pool, b"new", 2, 7).unwrap();
+    pool.sync().unwrap();
+    pool.checkpoint().unwrap();
+    // SAFETY: ends this process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+/// The disk of the shared memory loses its page cache, the pool's file system does not.
+fn lost_image() {
+    let Some(disk) = Disk::new(&[]) else { return };
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("pool");
+    let options = OpenOptions { segment_directory: Some(disk.mounted()), ..default() };
+    drop(Pool::create(&path, 1 << 20, &common::small(), &options).unwrap());
+    let mut writer = child::command("syncing writer");
+    writer.env("POOL", &path).env("PLACE", disk.mounted());
+    assert!(!writer.status().unwrap().success());
+    disk.shut_down();
+    assert!(disk.mount());
+    assert_eq!(names_of_shared_memory(&disk.mounted()).len(), 2, "the names survive");
+    let reader = File::open(&path).unwrap();
+    assert!(lock::try_lock(reader.as_fd(), LockRange::byte(OPENERS), LockKind::Shared).unwrap());
+    match Pool::open(&path, &options) {
+        Err(PoolError::BusyElsewhere { .. }) => {}
+        Err(other) => panic!("{other}"),
+        Ok(pool) => panic!("joined, and saw {:?}", contents(&pool)),
+    }
+    drop(reader);
+    let pool = Pool::open(&path, &options).unwrap();
+    assert_eq!(contents(&pool).unwrap(), [(b"new".to_vec(), vec![7, 7])].into());
+    drop(pool);
+}
+
+#[test]
+fn shared_memory_that_has_lost_its_own_page_cache_is_not_joined() {
+    child::succeeds_with_mounts("lost image");
+}
+
+/// Opens the pool, which names its shared memory, and closes it.
+fn open_as_told() {
+    let path = PathBuf::from(std::env::var_os("POOL").unwrap());
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    create(&pool, b"opened", 1).unwrap();
+}
+
+/// A container whose boot id is its own opens a copy: what it finds seems to be of another start of the machine, and is in use.
+fn own_boot_id() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let path = created(directory.path());
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let names = names_of_shared_memory(directory.path());
+    let copy = directory.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    let boot_id = directory.path().join("boot_id");
+    std::fs::write(&boot_id, "11111111-2222-3333-4444-555555555555\n").unwrap();
+    let seen = "/proc/sys/kernel/random/boot_id";
+    if !mount(&["--make-rprivate", "/"]) || !mount(&["--bind", boot_id.to_str().unwrap(), seen]) {
+        return println!("skipped: no boot id of its own can be mounted here");
+    }
+    let mut opener = child::command("opener");
+    let output = opener.env("POOL", &copy).output().unwrap();
+    assert!(succeeds("umount", &[seen]));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(names_of_shared_memory(directory.path()), names, "in use");
+    Pool::open(&path, &default()).unwrap();
+    drop(pool);
+}
+
+#[test]
+fn shared_memory_that_is_in_use_is_not_taken_for_one_of_an_earlier_start() {
+    child::succeeds_with_mounts("own boot id");
+}
+
+/// Another user sees a new file, computes the name that it will get, and is faster.
+#[test]
+fn a_name_that_another_user_has_taken_is_not_needed() {
+    use std::io::{BufRead, BufReader, Write};
+    let directory = tempfile::tempdir().unwrap();
+    let path = created(directory.path());
+    let mut opener = child::command("opener");
+    opener.env("POOL", &path).env("AQUIFER_HOLD_AT", "open-made");
+    let mut opener = Reaped(opener.stdin(std::process::Stdio::piped()).spawn().unwrap());
+    let mut taken = Vec::new();
+    {
+        let output = BufReader::with_capacity(1, opener.0.stdout.as_mut().unwrap());
+        for line in output.lines() {
+            if line.unwrap() != "held" {
+                continue;
+            }
+            if taken.is_empty() {
+                for pins in names_of_shared_memory(directory.path()) {
+                    if let Some(name) = pins.to_str().unwrap().strip_suffix("-pins") {
+                        // A file of another user in a directory with the sticky bit cannot be replaced either, except by root.
+                        std::fs::create_dir(name).unwrap();
+                        taken.push(PathBuf::from(name));
+                    }
+                }
+                assert_eq!(taken.len(), 1);
+            }
+            opener.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        }
+    }
+    let status = opener.0.wait().unwrap();
+    let said = std::io::read_to_string(opener.0.stderr.take().unwrap()).unwrap();
+    assert!(status.success(), "{said}");
+    assert_eq!(names_of_shared_memory(directory.path()), taken, "what is not the pool's stays");
+}
+
+/// Where the shared memory of a killed process leaves no room for another one, it makes way.
+fn little_room() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let path = created(directory.path());
+    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let bytes: u64 = names_of_shared_memory(directory.path())
+        .iter()
+        .map(|name| name.metadata().unwrap().blocks() * 512)
+        .sum();
+    drop(pool);
+    let place = directory.path().join("place");
+    std::fs::create_dir(&place).unwrap();
+    let place_text = place.to_str().unwrap();
+    let size = format!("size={}", bytes * 3 / 2);
+    if !mount(&["--make-rprivate", "/"])
+        || !mount(&["-t", "tmpfs", "-o", &size, "none", place_text])
+    {
+        return println!("skipped: no small tmpfs can be mounted here");
+    }
+    let mut writer = child::command("syncing writer");
+    writer.env("POOL", &path).env("PLACE", &place);
+    assert!(!writer.status().unwrap().success());
+    let left = names_of_shared_memory(&place);
+    assert_eq!(left.len(), 2);
+    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
+    let pool = Pool::open(&path, &options).unwrap();
+    assert_eq!(contents(&pool).unwrap()[b"new".as_slice()], [7, 7]);
+    assert_ne!(names_of_shared_memory(&place), left);
+    drop(pool);
+    assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
+    assert!(succeeds("umount", &[place_text]));
+}
+
+#[test]
+fn shared_memory_of_dead_processes_makes_way_where_there_is_little_room() {
+    child::succeeds_with_mounts("little room");
 }

@@ -28,8 +28,10 @@ use crate::{boot, file_system};
 const BLKGETDISKSEQ: libc::Ioctl = request(true, 0x12, 128, 8);
 const SYSFS: u64 = 0x6265_6572;
 
-/// Numbers that are the same as long as what was written to the file is there, by whomever they are asked for; later, they never
-/// are again. `None` if that is not known.
+/// Numbers that are the same as long as what was written to the file is there, by whomever they are asked for. `None` if that is not known.
+///
+/// On a disk they are never the same again once it is lost. In memory the file is lost with it; a file system in memory that is made
+/// later may have the same numbers, and has other files.
 pub fn of(file: BorrowedFd<'_>) -> Option<[u64; 5]> {
     let boot = Some(boot::id()).filter(|boot| *boot != 0)?;
     let status = status(file).ok()?;

@@ -554,9 +554,11 @@ impl Engine {
         pool: &FramePool,
         page: PageKey,
     ) -> std::result::Result<FrameId, NoFrame> {
-        duties::with_innermost(|above| {
-            above.is_above(self.store(page.store).map_or(0, |store| store.height().get()));
-        });
+        if duties::is_in_a_call()
+            && let Some(store) = self.store(page.store)
+        {
+            duties::with_caller(store.height(), |above| above.is_above(store.height().get()));
+        }
         let mut stalled_at = None;
         loop {
             let ticket = pool.ticket();
@@ -713,10 +715,31 @@ impl Engine {
         duties::begin_evicting(found);
         let mut evicted = Evicted::default();
         let mut batch = [(FrameId(0), PageId(0)); BATCH];
-        let mut rest = &victims[..found];
+        let store_of = |frame: FrameId| pool.owner(frame).map(|key| key.store);
+        let victims = &mut victims[..found];
+        // Only victims of one store are in hand while its device writes, which may take long, and may drop a mapping of another
+        // store: its teardown waits for its frames. So the others come first, and those of them that are dirty go back.
+        let written = match write_back {
+            Cleaning::No => None,
+            _ => victims.iter().find_map(|&frame| {
+                store_of(frame).filter(|&id| {
+                    // What the thread is writing cannot wait for what may wait for it.
+                    duties::writing().is_none_or(|height| {
+                        self.store(id).is_some_and(|store| store.height().get() < height)
+                    })
+                })
+            }),
+        };
+        if victims.iter().any(|&frame| store_of(frame) != written) {
+            victims.sort_unstable_by_key(|&frame| {
+                let store = store_of(frame);
+                (store == written, store.map(|store| store.0))
+            });
+        }
+        let mut rest = &victims[..];
         while let Some(first) = rest.first() {
             // A victim's owner stays until its frame is given back, which is ours to do.
-            let Some(store) = pool.owner(*first).map(|key| key.store) else {
+            let Some(id) = store_of(*first) else {
                 rest = &rest[1..];
                 duties::end_evicting(1);
                 continue;
@@ -724,18 +747,15 @@ impl Engine {
             let mut count = 0;
             while let Some((&frame, tail)) = rest.split_first()
                 && let Some(key) = pool.owner(frame)
-                && key.store == store
+                && key.store == id
             {
                 batch[count] = (frame, key.page);
                 count += 1;
                 rest = tail;
             }
-            match self.store(store) {
+            match self.store(id) {
                 Some(store) => {
-                    // What the thread is writing cannot wait for what may wait for it.
-                    let may_write =
-                        duties::writing().is_none_or(|height| store.height().get() < height);
-                    let write_back = if may_write { write_back } else { Cleaning::No };
+                    let write_back = if Some(id) == written { write_back } else { Cleaning::No };
                     evicted.add(store.evict(&batch[..count], write_back));
                 }
                 None => {

@@ -8,14 +8,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use aquifer_sys::local_socket::Connection;
-use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
 use super::error::AccessError;
 use super::key::AccessKey;
 use super::message::{Answer, Request, Status};
 use super::socket_of;
-use crate::error::{PoolError, Result};
+use crate::error::Result;
 use crate::pool::OpenOptions;
 use crate::recovery::Shared;
 
@@ -79,9 +78,7 @@ pub(crate) fn ask(
     if identity(&found) != identity(metadata) {
         return Err(other_pool().into());
     }
-    let memory = |file| SharedMemory::adopt(file, true).map_err(PoolError::SharedMemory);
-    let shared =
-        Shared { segment_id: answer.segment_id, segment: memory(segment)?, pins: memory(pins)? };
+    let shared = Shared { segment_id: answer.segment_id, segment, pins };
     Ok(Granted { file: file.into(), shared })
 }
 

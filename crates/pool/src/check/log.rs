@@ -14,7 +14,9 @@ use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::life;
 use crate::media::ByteRange;
 use crate::owners::Owners;
+use crate::recovery;
 use crate::replay::{LogReader, UNMARKED, most_copied_bytes};
+use crate::segment_place::Places;
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
@@ -96,16 +98,24 @@ impl Checker<'_> {
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
         let life = life::of(self.media, self.options.boot, None);
-        let counted =
-            reader.scan_counting(tail_lsn, superblock.counts_unmarked_in(life), |record| {
-                view.records += u64::from(!record.header.is_skip);
-                view.end_lsn = record.header.end_lsn();
-                let lsn = record.header.lsn;
-                let found = flaws_of(record, &layout).into_iter();
-                let found = found.chain(view.change_slots(record, &layout));
-                flaws.extend(found.map(|flaw| (lsn, flaw)));
-                Ok(())
-            });
+        // While processes have the pool open they know what counts.
+        let boot = match self.presence.is_in_use() {
+            true => superblock.boot,
+            false => {
+                let places = Places::new(None, self.media.path());
+                recovery::boot_of_left(&places, superblock, self.media)
+            }
+        };
+        let counts_unmarked = Superblock { boot, ..superblock.clone() }.counts_unmarked_in(life);
+        let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
+            view.records += u64::from(!record.header.is_skip);
+            view.end_lsn = record.header.end_lsn();
+            let lsn = record.header.lsn;
+            let found = flaws_of(record, &layout).into_iter();
+            let found = found.chain(view.change_slots(record, &layout));
+            flaws.extend(found.map(|flaw| (lsn, flaw)));
+            Ok(())
+        });
         match counted {
             Ok(counted) => {
                 view.is_unmarked =
@@ -194,7 +204,9 @@ impl Checker<'_> {
                 "Changes from position {} of the log on were never made durable",
                 view.end_lsn
             );
-            let reason = "A power cut came before anybody had asked for it, and may have taken bytes that they name".to_owned();
+            let reason = "A power cut came before a process had asked for it, and may have taken bytes that they name, \
+                          or the shared memory of the processes that made them is not there, and only that says whether such bytes were lost"
+                .to_owned();
             let advice = "Nothing need be done: they do not count, and are written over when the pool is used";
             self.find(Severity::Note, FindingKind::TornRecord, place, text(found, reason, advice));
         } else if !matches!(header, Err(FormatError::Magic | FormatError::Identity { .. })) {

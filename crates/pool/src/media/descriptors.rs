@@ -15,7 +15,7 @@
 //! each sync ([`Descriptors::ask_witness`]), one thread at a time, since it is told once.
 //!
 //! What remains is a failure that another program was told of before this process opened the file. Processes that had it open then
-//! know of it at their next sync or when they close it.
+//! know of it at their next sync or when they close it, unless they are killed first.
 //!
 //! # Invariants
 //! * A descriptor is in the list or lent to one sync.
