@@ -104,7 +104,8 @@ fn a_device_over_a_mapping_of_the_same_cache_is_written_back() {
                 // Frames that a batch needs for its own store make that no higher.
                 for part in 0..12 {
                     let start = (part % 4 * LEN / 4) as u64;
-                    below.touch_many(&[start..start + LEN as u64 / 4]).unwrap();
+                    let quarter = start..start + LEN as u64 / 4;
+                    below.touch_many(std::slice::from_ref(&quarter)).unwrap();
                 }
                 device = Arc::new(OverMapping { below, bare });
             }
