@@ -5,8 +5,8 @@
 //! * A thread that *writes back* frees frames itself. Were it to wait for others, the evictor would wait for
 //!   itself, and a flush for an evictor that cannot take the pages which the flush is cleaning. So it takes a frame
 //!   of the reserve, evicts what other stores hold, and is refused where that yields nothing.
-//! * A thread that *loads* holds frames that no page has yet, and one that *evicts* holds the victims it was given.
-//!   They come back when the load or the eviction ends, which others wait for; unless the thread waits as well.
+//! * A thread that *loads* holds frames that no page has yet. They come back when the load ends, which others wait for;
+//!   unless the thread waits as well.
 //!
 //! Both are known for the thread that calls the device. A device that touches memory of the same cache from threads
 //! of its own while the caller waits for them is not known here.
@@ -57,7 +57,6 @@ struct Call {
 thread_local! {
     static INNERMOST: Cell<*const Call> = const { Cell::new(ptr::null()) };
     static LOADING_FRAMES: Cell<usize> = const { Cell::new(0) };
-    static VICTIMS: Cell<usize> = const { Cell::new(0) };
 }
 
 fn calling<T>(height: &Height, writes_back: bool, work: impl FnOnce() -> T) -> T {
@@ -112,19 +111,9 @@ pub(crate) fn writing() -> Option<u32> {
     None
 }
 
-/// Frames that the thread has taken for pages it is loading, and victims that it has in hand.
+/// Frames that the thread has taken for pages it is loading.
 pub(crate) fn frames_in_hand() -> usize {
-    LOADING_FRAMES.get() + VICTIMS.get()
-}
-
-/// The thread was given so many victims.
-pub(crate) fn begin_evicting(victims: usize) {
-    VICTIMS.set(VICTIMS.get() + victims);
-}
-
-/// The frames of so many victims are free, or the policy's again.
-pub(crate) fn end_evicting(victims: usize) {
-    VICTIMS.set(VICTIMS.get() - victims);
+    LOADING_FRAMES.get()
 }
 
 /// The thread begins to load so many pages.

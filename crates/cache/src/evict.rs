@@ -8,7 +8,6 @@
 //! A page leaves only from Clean, through Evicting: its bytes are on the device, a store to it waits, and
 //! its frame is given back when the memory is gone.
 
-use crate::duties;
 use crate::engine::{Cleaning, Evicted};
 use crate::frames::BATCH;
 use crate::ids::{FrameId, PageId};
@@ -50,7 +49,6 @@ impl<M: PageMemory> Store<M> {
             }
         }
         evicted.freed += self.discard_pages(&leaving[..leaving_count]);
-        duties::end_evicting(leaving_count);
         let later = &mut later[..later_count];
         let write_back = match write_back {
             Cleaning::IfCopying if !self.writes_are_copies() => Cleaning::No,
@@ -60,7 +58,6 @@ impl<M: PageMemory> Store<M> {
             self.evict_regions_of(later, victims.len(), write_back, &mut evicted);
         } else {
             self.keep(later, &mut evicted);
-            duties::end_evicting(later_count);
         }
         evicted
     }
@@ -85,7 +82,6 @@ impl<M: PageMemory> Store<M> {
             } else {
                 self.keep(region, evicted);
             }
-            duties::end_evicting(region.len());
         }
     }
 

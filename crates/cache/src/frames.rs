@@ -184,14 +184,6 @@ impl FramePool {
         (0..granted).map(|index| FrameId(index as u32))
     }
 
-    /// Which page has a frame, and whether the policy holds it: if not, it is in the hands of the page's loader or of
-    /// an evictor.
-    pub fn holder(&self, frame: FrameId) -> Option<(PageKey, bool)> {
-        // Acquire: what is known of a page that got the frame is not older than that.
-        let word = self.owners[frame.0 as usize].load(Ordering::Acquire);
-        frame_word::owner(word).map(|page| (page, word & HELD != 0))
-    }
-
     /// Takes a free frame for `page`. Async-signal-safe.
     pub fn take(&self, page: PageKey) -> Option<FrameId> {
         let core = aquifer_sys::cpu::current() & (self.cores.len() - 1);

@@ -743,9 +743,10 @@ fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
     if next_lsn > LATEST_START_LSN {
         return if core.is_writable { next_lsn % ring_bytes } else { next_lsn };
     }
-    match mutant::is(core.mutant, Mutant::SameGeneration) {
-        false => next_lsn + ring_bytes,
-        true => next_lsn,
+    // A reader appends nothing, and says how much of the log is in use.
+    match core.is_writable && !mutant::is(core.mutant, Mutant::SameGeneration) {
+        true => next_lsn + ring_bytes,
+        false => next_lsn,
     }
 }
 

@@ -648,7 +648,7 @@ impl Engine {
         let mut in_hands = 0;
         let mut last: Option<(StoreId, Option<UsedBy<'_>>)> = None;
         for frame in pool.granted() {
-            let Some((page, held)) = pool.holder(frame) else { continue };
+            let Some(page) = pool.owner(frame) else { continue };
             if last.as_ref().is_none_or(|&(id, _)| id != page.store) {
                 last = Some((page.store, self.store(page.store)));
             }
@@ -657,8 +657,7 @@ impl Engine {
             let keeps = store.map_or(Keeps::Nothing, |store| store.keeps(page.page, frame));
             match keeps {
                 Keeps::Loading => in_hands += 1,
-                // An evictor decides about it.
-                _ if !held => in_hands += 1,
+                // Also where an evictor has it in hand: it will give that back to the policy, not free it.
                 Keeps::Pin => census.pinned += 1,
                 Keeps::Dirt => census.unwritable += 1,
                 Keeps::Writing => census.writing += 1,
@@ -712,7 +711,6 @@ impl Engine {
     pub fn evict(&self, pool: &FramePool, want: usize, write_back: Cleaning) -> Evicted {
         let mut victims = [FrameId(0); BATCH];
         let found = pool.victims(&mut victims[..want.min(BATCH)]);
-        duties::begin_evicting(found);
         let mut evicted = Evicted::default();
         let mut batch = [(FrameId(0), PageId(0)); BATCH];
         let store_of = |frame: FrameId| pool.owner(frame).map(|key| key.store);
@@ -741,7 +739,6 @@ impl Engine {
             // A victim's owner stays until its frame is given back, which is ours to do.
             let Some(id) = store_of(*first) else {
                 rest = &rest[1..];
-                duties::end_evicting(1);
                 continue;
             };
             let mut count = 0;
@@ -763,7 +760,6 @@ impl Engine {
                     for &(frame, _) in &batch[..count] {
                         pool.returned(&[frame]);
                     }
-                    duties::end_evicting(count);
                 }
             }
         }
