@@ -88,6 +88,7 @@ pub struct CrashFailure {
 /// fails. A panic in `check` is a failure.
 ///
 /// ```
+/// use aquifer_testkit::unguarded::UnguardedMedia;
 /// use aquifer_pool::media::{Media, PersistenceDomain};
 /// use aquifer_testkit::crash::{CrashMedia, Plan, explore};
 ///
@@ -95,8 +96,8 @@ pub struct CrashFailure {
 /// let media = CrashMedia::new(2048, PersistenceDomain::PageCache)?;
 /// for id in 1..=3u8 {
 ///     media.begin(u64::from(id));
-///     media.write_durable(0, &[id; 1024]).unwrap();
-///     media.write_durable(1024, &[id; 1024]).unwrap();
+///     media.write_durable_unguarded(0, &[id; 1024]).unwrap();
+///     media.write_durable_unguarded(1024, &[id; 1024]).unwrap();
 ///     media.acknowledge(u64::from(id));
 /// }
 /// let plan = Plan { depth: 0, budget: 1000, seed: 1 };

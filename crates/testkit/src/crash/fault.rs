@@ -83,14 +83,15 @@ pub enum Left {
 /// Makes operations fail.
 ///
 /// ```
+/// use aquifer_testkit::unguarded::UnguardedMedia;
 /// use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 /// use aquifer_testkit::crash::{CrashMedia, Fault, Left, Trigger};
 ///
 /// let media = CrashMedia::new(4096, PersistenceDomain::PageCache)?;
 /// let second = Trigger::on(MediaOperation::WriteDurable).nth(2);
 /// media.fail(Fault::io_error(second).leaving(Left::First(512)));
-/// media.write_durable(0, &[1; 1024]).unwrap();
-/// assert!(media.write_durable(0, &[2; 1024]).is_err());
+/// media.write_durable_unguarded(0, &[1; 1024]).unwrap();
+/// assert!(media.write_durable_unguarded(0, &[2; 1024]).is_err());
 /// assert_eq!(media.image()[511..513], [2, 1]);
 /// # Ok::<(), std::io::Error>(())
 /// ```

@@ -45,12 +45,13 @@
 //! judged as strictly then: the [`Marks`] see to that.
 //!
 //! ```
+//! use aquifer_testkit::unguarded::UnguardedMedia;
 //! use aquifer_pool::media::{ByteRange, Media, PersistenceDomain};
 //! use aquifer_testkit::crash::CrashMedia;
 //!
 //! let media = CrashMedia::new(1024, PersistenceDomain::PageCache)?;
-//! media.write_at(0, &[1; 512]).unwrap();
-//! media.write_at(512, &[2; 512]).unwrap();
+//! media.write_unguarded(0, &[1; 512]).unwrap();
+//! media.write_unguarded(512, &[2; 512]).unwrap();
 //!
 //! // Both sectors are on their way: four states, in any order but one.
 //! let recording = media.recording();

@@ -6,11 +6,12 @@
 //! must find a state that it refuses. If it finds none, the operation was not needed, or the test is blind.
 //!
 //! ```
+//! use aquifer_testkit::unguarded::UnguardedMedia;
 //! use aquifer_pool::media::{ByteRange, Media, PersistenceDomain};
 //! use aquifer_testkit::crash::{CrashMedia, Mutation};
 //!
 //! let media = CrashMedia::new(4096, PersistenceDomain::PageCache)?;
-//! media.write_at(0, &[1; 512]).unwrap();
+//! media.write_unguarded(0, &[1; 512]).unwrap();
 //! media.write_back(&[ByteRange { offset_bytes: 0, len_bytes: 512 }]).unwrap();
 //! media.flush().unwrap();
 //! media.acknowledge(1);
