@@ -41,7 +41,7 @@ struct Entry {
     kind: Kind,
     len_bytes: u64,
     writable: bool,
-    /// Belongs to one user, who relies on nothing else changing the bytes.
+    /// One user has the device alone and relies on it: nothing else may change the bytes.
     alone: bool,
     stage: Stage,
 }

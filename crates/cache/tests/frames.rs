@@ -328,7 +328,7 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
                 mapping.pin(0..(BUDGET / 2) as u64).map(|pinned| pinned.bytes().to_vec())
             });
             wait_until("a thread without a frame", || cache.stats().stalls > stalls);
-            // The whole teardown holds up nobody: it may hold frames for long.
+            // The teardown as a whole keeps no thread waiting: it may hold frames for long.
             several_passes(&asked, BUDGET / PAGE);
             held.store(false, Ordering::SeqCst);
             assert!(reader.join().unwrap().unwrap() == bytes[..BUDGET / 2]);
