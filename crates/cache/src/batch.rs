@@ -79,7 +79,9 @@ impl<M: PageMemory> Store<M> {
             failed: None,
         };
         let device = self.device();
-        duties::loading(&self.height, 0, || device.run(&mut batch, device.queue_depth()));
+        duties::loading(&self.height, self.pool(), 0, || {
+            device.run(&mut batch, device.queue_depth());
+        });
         batch.fail_unfinished();
         batch.failed.take().map_or(Ok(()), Err)
     }
@@ -97,7 +99,6 @@ impl<M: PageMemory> LoadBatch<'_, M> {
     fn fail_unfinished(&mut self) {
         let store = self.store;
         for run in self.runs.drain(..).flatten() {
-            duties::end_loading((run.pages.end - run.pages.start) as usize);
             count(&store.engine.counters.prefetched, run.pages.end - run.pages.start);
             for (page, &frame) in run.pages.clone().zip(&run.frames) {
                 store.give_up(page, frame);
@@ -184,7 +185,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 Some(landing) => (landing, None),
                 None => (bounce.as_ptr(), Some(bounce)),
             };
-            duties::begin_loading(count);
+            duties::takes(count);
             return Some(Run { pages: page..page + count as u64, frames, bounce, data });
         }
     }
@@ -243,7 +244,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         self.free_runs.push(tag as usize);
         let store = self.store;
         let pages = run.pages.end - run.pages.start;
-        duties::end_loading(pages as usize);
+        duties::gives_back(pages as usize);
         count(&store.engine.counters.prefetched, pages);
         // A run lies in one region. Held until Loading has ended, as in `Store::finish`: whoever holds the
         // gate alone takes a page that is Loading for one that is not installed, and discards across it.

@@ -14,20 +14,17 @@
 //! # Invariants
 //! * An entry stays until the store's pages are written back: a new store of the device would read what the old
 //!   one is about to overwrite. A thread that wants the same store meanwhile waits.
-//! * The table belongs to one process. A child of a fork has a table of its own, because its copy of the parent's
-//!   may be locked by a thread that only the parent has.
+//! * The table belongs to one process.
 //!
 //! Lock order: the table's lock is held around changes of the table and of one store's protection, never around
 //! calls of a device.
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use aquifer_device::{Device, DeviceIdentity};
-use aquifer_vm::ProcessMark;
+use aquifer_vm::{PerProcess, ProcessMark};
 
 use crate::engine::{Engine, Kind};
 use crate::error::{Error, Result};
@@ -61,37 +58,13 @@ struct Entries {
     by_device: HashMap<DeviceIdentity, Vec<Entry>>,
 }
 
+#[derive(Default)]
 struct Table {
-    mark: ProcessMark,
     entries: Mutex<Entries>,
     changed: Condvar,
 }
 
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
-
-/// The table of this process.
-fn table() -> &'static Table {
-    loop {
-        // Acquire pairs with the release below.
-        let seen = TABLE.load(Ordering::Acquire);
-        // SAFETY: tables are made below and never freed.
-        if let Some(table) = unsafe { seen.as_ref() }
-            && table.mark.is_current()
-        {
-            return table;
-        }
-        let fresh = Box::into_raw(Box::new(Table {
-            mark: ProcessMark::new(),
-            entries: Mutex::default(),
-            changed: Condvar::new(),
-        }));
-        // Release publishes the table; acquire pairs with it where another thread was first.
-        if TABLE.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: made above and not published.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
-    }
-}
+static TABLE: PerProcess<Table> = PerProcess::new();
 
 impl Table {
     fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -154,14 +127,14 @@ impl Claim {
     /// # Errors
     /// [`Error::AlreadyAttached`].
     pub fn unshared(wanted: &Wanted) -> Result<Claim> {
-        let mut entries = table().lock();
+        let mut entries = TABLE.get().lock();
         let of_device = entries.by_device.get(&wanted.identity).map_or(&[][..], Vec::as_slice);
         wanted.check(of_device, None)?;
         Ok(entries.enter(wanted, Stage::Unshared))
     }
 
     fn with_entry<T>(&self, work: impl FnOnce(&mut Entry) -> T) -> T {
-        let mut entries = table().lock();
+        let mut entries = TABLE.get().lock();
         let of_device = entries.by_device.get_mut(&self.identity).expect("it has this entry");
         let own = of_device.iter_mut().find(|entry| entry.number == self.number);
         work(own.expect("an entry ends with its claim"))
@@ -173,7 +146,7 @@ impl Drop for Claim {
         if !self.mark.is_current() {
             return; // entered in the table of the parent
         }
-        let table = table();
+        let table = TABLE.get();
         let mut entries = table.lock();
         if let Some(of_device) = entries.by_device.get_mut(&self.identity) {
             of_device.retain(|entry| entry.number != self.number);
@@ -215,7 +188,7 @@ impl<M: PageMemory> Attached<M> {
     /// # Errors
     /// [`Error::AlreadyAttached`]; [`Error::Kernel`] where a store cannot be made writable.
     pub fn existing(wanted: &Wanted) -> Result<Option<Arc<Attached<M>>>> {
-        let table = table();
+        let table = TABLE.get();
         let mut entries = table.lock();
         loop {
             let Some(of_device) = entries.by_device.get_mut(&wanted.identity) else {
@@ -268,7 +241,7 @@ impl<M: PageMemory> Attached<M> {
             if let Some(attached) = Self::existing(wanted)? {
                 return Ok(attached);
             }
-            let mut entries = table().lock();
+            let mut entries = TABLE.get().lock();
             let of_device = entries.by_device.get(&wanted.identity).map_or(&[][..], Vec::as_slice);
             // Another thread may have been first meanwhile.
             if !of_device.iter().any(|entry| wanted.may_share(entry)) {
@@ -279,7 +252,7 @@ impl<M: PageMemory> Attached<M> {
         let attached = Arc::new(Attached { store: make()?, claim });
         let shared: Weak<dyn Any + Send + Sync> = Arc::downgrade(&attached) as _;
         attached.claim.with_entry(|entry| entry.stage = Stage::Open(shared));
-        table().changed.notify_all();
+        TABLE.get().changed.notify_all();
         Ok(attached)
     }
 

@@ -10,7 +10,6 @@
 //!
 //! Both are known for the thread that calls the device. A device that touches memory of the same cache from threads
 //! of its own while the caller waits for them is not known here.
-
 //!
 //! # Heights
 //! The *height* of a store is 0 where its device needs no memory of the cache, and else one more than that of the
@@ -27,6 +26,8 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+
+use crate::frames::FramePool;
 
 /// Higher stores count as this high.
 const MOST_HEIGHT: u32 = 8;
@@ -51,45 +52,73 @@ impl Height {
 struct Call {
     height: *const Height,
     writes_back: bool,
+    /// Where the frames come from that it has taken for pages that are being loaded.
+    pool: *const FramePool,
+    frames: Cell<usize>,
     outer: *const Call,
 }
 
 thread_local! {
     static INNERMOST: Cell<*const Call> = const { Cell::new(ptr::null()) };
-    static LOADING_FRAMES: Cell<usize> = const { Cell::new(0) };
 }
 
-fn calling<T>(height: &Height, writes_back: bool, work: impl FnOnce() -> T) -> T {
+fn calling<T>(call: Call, work: impl FnOnce() -> T) -> T {
     struct End(*const Call);
     impl Drop for End {
         fn drop(&mut self) {
             INNERMOST.set(self.0);
         }
     }
-    let this = Call { height, writes_back, outer: INNERMOST.get() };
-    let _end = End(this.outer);
-    INNERMOST.set(&raw const this);
+    let _end = End(call.outer);
+    INNERMOST.set(&raw const call);
     work()
+}
+
+/// The calls of devices that the thread is in, from the innermost on.
+fn calls<'a>() -> impl Iterator<Item = &'a Call> {
+    // SAFETY: what is linked lies in frames of this thread's own stack that `calling` has not left, and will not leave
+    // before the caller, a function of this module, is done.
+    let at = |call: *const Call| unsafe { call.as_ref() };
+    std::iter::successors(at(INNERMOST.get()), move |call| at(call.outer))
 }
 
 /// Runs `work`, which writes pages of the store of this height to its device.
 pub(crate) fn writing_back<T>(height: &Height, work: impl FnOnce() -> T) -> T {
-    calling(height, true, work)
+    let (outer, frames) = (INNERMOST.get(), Cell::new(0));
+    calling(Call { height, writes_back: true, pool: ptr::null(), frames, outer }, work)
+}
+
+/// Runs `work`, which loads pages of the store of this height, so many at first, into frames of this pool.
+pub(crate) fn loading<T>(
+    height: &Height,
+    pool: *const FramePool,
+    frames: usize,
+    work: impl FnOnce() -> T,
+) -> T {
+    let (outer, frames) = (INNERMOST.get(), Cell::new(frames));
+    calling(Call { height, writes_back: false, pool, frames, outer }, work)
+}
+
+/// The load that the thread is in has taken so many frames more.
+pub(crate) fn takes(frames: usize) {
+    if let Some(call) = calls().next() {
+        call.frames.set(call.frames.get() + frames);
+    }
+}
+
+/// So many pages of the load that the thread is in have come.
+pub(crate) fn gives_back(frames: usize) {
+    if let Some(call) = calls().next() {
+        call.frames.set(call.frames.get().saturating_sub(frames));
+    }
 }
 
 /// Looks at the height of the store whose device the thread is calling, and which is another than the one of height `own`: what
 /// a store needs for itself while its device runs, such as the frames of a batch, makes it no higher.
 pub(crate) fn with_caller<T>(own: &Height, look: impl FnOnce(&Height) -> T) -> Option<T> {
-    let mut innermost = INNERMOST.get();
-    // SAFETY: what is linked lies in frames of this thread's own stack that `calling` has not left.
-    while let Some(call) = unsafe { innermost.as_ref() } {
-        if !ptr::eq(call.height, own) {
-            // SAFETY: `calling` has borrowed it for as long.
-            return Some(look(unsafe { &*call.height }));
-        }
-        innermost = call.outer;
-    }
-    None
+    let caller = calls().find(|call| !ptr::eq(call.height, own))?;
+    // SAFETY: borrowed for as long as the call is linked.
+    Some(look(unsafe { &*caller.height }))
 }
 
 /// Whether the thread is in a call of a device.
@@ -99,44 +128,14 @@ pub(crate) fn is_in_a_call() -> bool {
 
 /// Of the store that the thread is writing pages of back, the innermost if there are several.
 pub(crate) fn writing() -> Option<u32> {
-    let mut innermost = INNERMOST.get();
-    // SAFETY: as in `with_caller`.
-    while let Some(call) = unsafe { innermost.as_ref() } {
-        if call.writes_back {
-            // SAFETY: as in `with_caller`.
-            return Some(unsafe { &*call.height }.get());
-        }
-        innermost = call.outer;
-    }
-    None
+    let call = calls().find(|call| call.writes_back)?;
+    // SAFETY: borrowed for as long as the call is linked.
+    Some(unsafe { &*call.height }.get())
 }
 
-/// Frames that the thread has taken for pages it is loading.
-pub(crate) fn frames_in_hand() -> usize {
-    LOADING_FRAMES.get()
-}
-
-/// The thread begins to load so many pages.
-pub(crate) fn begin_loading(frames: usize) {
-    LOADING_FRAMES.set(LOADING_FRAMES.get() + frames);
-}
-
-/// The loads of so many pages have ended.
-pub(crate) fn end_loading(frames: usize) {
-    LOADING_FRAMES.set(LOADING_FRAMES.get() - frames);
-}
-
-/// Runs `work`, which loads so many pages of the store of this height.
-pub(crate) fn loading<T>(height: &Height, frames: usize, work: impl FnOnce() -> T) -> T {
-    struct End(usize);
-    impl Drop for End {
-        fn drop(&mut self) {
-            end_loading(self.0);
-        }
-    }
-    begin_loading(frames);
-    let _end = End(frames);
-    calling(height, false, work)
+/// Frames of a pool that the thread has taken for pages it is loading.
+pub(crate) fn frames_in_hand(pool: *const FramePool) -> usize {
+    calls().filter(|call| ptr::eq(call.pool, pool)).map(|call| call.frames.get()).sum()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -146,23 +145,29 @@ mod tests {
     #[test]
     fn duties_nest_and_end_with_a_panic() {
         let [first, second] = [Height::default(), Height::default()];
+        let pools = [1, 2].map(ptr::without_provenance::<FramePool>);
         first.is_above(second.get());
         assert!(writing().is_none() && !is_in_a_call());
-        let ended = std::panic::catch_unwind(|| {
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             writing_back(&first, || {
                 assert_eq!(writing(), Some(1));
-                loading(&second, 3, || {
+                loading(&second, pools[0], 3, || {
+                    takes(2);
+                    gives_back(1);
                     assert_eq!(with_caller(&second, |height| ptr::eq(height, &first)), Some(true));
                     assert_eq!(with_caller(&first, |height| ptr::eq(height, &second)), Some(true));
                     assert_eq!(writing(), Some(1));
                     writing_back(&second, || {
-                        assert_eq!((writing(), frames_in_hand()), (Some(0), 3));
+                        assert_eq!((writing(), pools.map(frames_in_hand)), (Some(0), [4, 0]));
+                        loading(&first, pools[1], 7, || {
+                            assert_eq!(pools.map(frames_in_hand), [4, 7]);
+                        });
                         std::panic::resume_unwind(Box::new(()));
                     })
                 })
             })
-        });
+        }));
         assert!(ended.is_err() && writing().is_none());
-        assert_eq!(frames_in_hand(), 0);
+        assert_eq!(pools.map(frames_in_hand), [0, 0]);
     }
 }

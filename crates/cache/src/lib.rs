@@ -30,6 +30,7 @@ mod evict;
 mod frame_word;
 mod frames;
 mod gate;
+mod guess;
 mod heap;
 mod ids;
 mod jobs;

@@ -147,10 +147,9 @@ impl Pages {
         };
         let attached = Attached::attach(&wanted, || {
             let memory = ArenaMemory::new(engine.clone(), geometry)?;
-            let id = engine.reserve_id();
-            let store = Store::new(id, engine.clone(), device, geometry, writable, memory)?;
+            let store = Store::new(engine.clone(), device, geometry, writable, memory)?;
             let store = Arc::new(store);
-            engine.attach(id, store.clone(), Kind::Arena)?;
+            engine.attach(store.id, store.clone(), Kind::Arena)?;
             Ok(store)
         })?;
         Ok(Pages { store: attached.store.clone(), _attached: attached, writable, running })

@@ -32,6 +32,7 @@ use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
+use crate::guess::Guesses;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::loaded::LoadedRegions;
@@ -224,13 +225,15 @@ pub(crate) struct Store<M: PageMemory> {
     /// The first sync of the device that failed: final, whatever the device says later.
     pub sync_failure: OnceLock<DeviceError>,
     loaded: LoadedRegions,
+    /// Where stores to clean pages fault.
+    guesses: Option<Guesses>,
     /// It is about to be detached, and prefetches come to their end.
     pub leaving: AtomicBool,
 }
 
 impl<M: PageMemory> Store<M> {
+    /// With an identifier of its own, which [`Engine::attach`] takes over.
     pub fn new(
-        id: StoreId,
         engine: Arc<Engine>,
         device: Arc<dyn Device>,
         geometry: Geometry,
@@ -238,8 +241,9 @@ impl<M: PageMemory> Store<M> {
         memory: M,
     ) -> Result<Store<M>> {
         let kernel = |source| Error::Kernel { what: "reserving page tables", source };
-        Ok(Store {
-            id,
+        let store = Store {
+            // Of no store until all the rest is there.
+            id: StoreId(u32::MAX),
             // In a child no page is there: so the hot paths, which only look at the word, come to the
             // slow ones, which refuse.
             words: LazyArray::new(geometry.pages() as usize)
@@ -252,6 +256,10 @@ impl<M: PageMemory> Store<M> {
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
             loaded: LoadedRegions::new(geometry.regions()).map_err(kernel)?,
+            guesses: match M::PROTECTS {
+                true => Some(Guesses::new(geometry.pages()).map_err(kernel)?),
+                false => None,
+            },
             leaving: AtomicBool::new(false),
             engine,
             first_device: device,
@@ -260,7 +268,8 @@ impl<M: PageMemory> Store<M> {
             height: Height::default(),
             writable: AtomicBool::new(writable),
             memory,
-        })
+        };
+        Ok(Store { id: store.engine.reserve_id(), ..store })
     }
 
     pub fn pool(&self) -> &FramePool {
@@ -410,6 +419,9 @@ impl<M: PageMemory> Store<M> {
         let result = self.memory.unprotect(page);
         word.finish_unprotect(pin && result.is_ok());
         count(&self.engine.counters.write_faults, 1);
+        if let Some(guesses) = &self.guesses {
+            guesses.stored_to();
+        }
         result.map_err(Refused::Kernel)
     }
 
@@ -482,7 +494,7 @@ impl<M: PageMemory> Store<M> {
                 self.give_up(page, frame);
             }
         });
-        let got = duties::loading(&self.height, frames.len(), || {
+        let got = duties::loading(&self.height, self.pool(), frames.len(), || {
             device.read_at(offset_bytes, &mut buffer[..asked])
         });
         given_up.disarm();
@@ -502,9 +514,20 @@ impl<M: PageMemory> Store<M> {
         pin: Option<PinKind>,
         started: Instant,
     ) -> std::result::Result<(), Refused> {
-        // By what the access is, never by a guess: a page that was only read must not be written back.
         let usable = access == Access::Read || self.appears_at_once();
-        let dirty = access == Access::Write && usable;
+        let guesses = self.guesses.as_ref().filter(|guesses| {
+            access == Access::Read
+                && self.writable()
+                && pin.is_none()
+                && self.appears_at_once()
+                && guesses.will_be_stored_to()
+        });
+        if let Some(guesses) = guesses {
+            // SAFETY: `data` holds the page, which this thread is loading.
+            let content = unsafe { std::slice::from_raw_parts(data, self.geometry.page_bytes) };
+            guesses.remember(page, content);
+        }
+        let dirty = guesses.is_some() || access == Access::Write && usable;
         let pin = pin.filter(|_| usable);
         // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
         // that is not installed.
@@ -518,6 +541,9 @@ impl<M: PageMemory> Store<M> {
         if let Err(error) = installed {
             if dirty {
                 self.dirty.unmark(page);
+            }
+            if let Some(guesses) = guesses {
+                guesses.forget(page);
             }
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
@@ -618,6 +644,21 @@ impl<M: PageMemory> Store<M> {
             return None;
         }
         Some(frame)
+    }
+
+    /// Whether a page came in writable by a guess and has not been sealed since.
+    pub fn is_guessed(&self, page: u64) -> bool {
+        self.guesses.as_ref().is_some_and(|guesses| guesses.is_guessed(page))
+    }
+
+    /// Ends the guess about a page that this thread has Cleaning, and says whether it still has what was loaded.
+    pub fn was_only_read(&self, page: u64) -> bool {
+        let Some(guesses) = &self.guesses else { return false };
+        guesses.forget(page);
+        let bytes = self.memory.bytes(page, self.seen(page).frame());
+        // SAFETY: the page stays, and nothing stores to it, while it is Cleaning and protected.
+        let content = unsafe { std::slice::from_raw_parts(bytes, self.geometry.page_bytes) };
+        guesses.is_unchanged(page, content)
     }
 
     /// Whether a page is usable for loads without a fault.

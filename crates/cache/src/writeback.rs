@@ -79,6 +79,8 @@ pub(crate) struct Run {
     count: u32,
     /// A snapshot of a page that somebody may be writing: it stays dirty.
     snapshot: bool,
+    /// A page that came in writable by a guess, and may have been read only.
+    guessed: bool,
     /// Whether the device has the transfer, or has ended it.
     progress: Progress,
 }
@@ -96,7 +98,7 @@ impl Run {
     pub const EMPTY: Run = Run::new(0, 0, false);
 
     const fn new(first: u64, count: u32, snapshot: bool) -> Run {
-        Run { first, count, snapshot, progress: Progress::Waiting }
+        Run { first, count, snapshot, guessed: false, progress: Progress::Waiting }
     }
 
     fn pages(self) -> Range<u64> {
@@ -124,20 +126,21 @@ impl<'a> Runs<'a> {
         &mut self.places[..self.len]
     }
 
-    /// Adds a page, to the last run if it continues that one. Runs before `first` are not touched: each
+    /// Adds a run, to the last one if it continues that and a transfer has room. Runs before `first` are not touched: each
     /// region's are protected with that region's gate held.
-    fn add(&mut self, first: usize, page: u64, most: u64, snapshot: bool) {
-        if let Some(last) = self.places[first..self.len].last_mut()
-            && !snapshot
-            && !last.snapshot
-            && last.pages().end == page
-            && u64::from(last.count) < most
-        {
-            last.count += 1;
-            return;
+    fn add(&mut self, first: usize, run: Run, most: u64) {
+        let joins = |last: &Run| {
+            !(run.snapshot || run.guessed || last.snapshot || last.guessed)
+                && last.pages().end == run.first
+                && u64::from(last.count + run.count) <= most
+        };
+        match self.places[first..self.len].last_mut() {
+            Some(last) if joins(last) => last.count += run.count,
+            _ => {
+                self.places[self.len] = run;
+                self.len += 1;
+            }
         }
-        self.places[self.len] = Run::new(page, 1, snapshot);
-        self.len += 1;
     }
 }
 
@@ -322,18 +325,23 @@ impl<M: PageMemory> Store<M> {
             if !self.is_marked(part.clone()) {
                 continue;
             }
-            let _gate = M::PROTECTS.then(|| self.gates.exclusive(region));
+            let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
             let first_run = runs.len;
+            let mut any_guessed = false;
             self.dirty.walk(part, |page| {
                 match self.word(page).begin_clean() {
-                    Ok(_) => runs.add(first_run, page, most, false),
+                    Ok(_) => {
+                        let guessed = self.is_guessed(page);
+                        any_guessed |= guessed;
+                        runs.add(first_run, Run { guessed, ..Run::new(page, 1, false) }, most);
+                    }
                     // Pinned for writing. Our own such pin keeps the page where it is while it is copied, and
                     // cleaners away. Should the page no longer be Dirty by now, or should there be too many
                     // pins of ours, of which one will end, `settle` sees to it.
                     Err(seen) if seen.state() == State::Dirty => {
                         if snapshots {
                             match self.word(page).pin_for_snapshot() {
-                                Ok(_) => runs.add(first_run, page, most, true),
+                                Ok(_) => runs.add(first_run, Run::new(page, 1, true), most),
                                 Err(_) => other(page),
                             }
                         }
@@ -345,6 +353,26 @@ impl<M: PageMemory> Store<M> {
             });
             if !self.protect_runs(&runs.as_slice()[first_run..]) {
                 self.take_seals_back(first_run, snapshots, runs, &mut other);
+                continue;
+            }
+            drop(gate);
+            if any_guessed {
+                self.leave_out_unchanged(first_run, most, runs);
+            }
+        }
+    }
+
+    /// Of the runs from `first` on, which are sealed and protected, those that were guessed to be stored to and were not are clean
+    /// as they are; the others join their neighbours.
+    fn leave_out_unchanged(&self, first: usize, most: u64, runs: &mut Runs<'_>) {
+        let end = std::mem::replace(&mut runs.len, first);
+        for index in first..end {
+            let run = runs.places[index];
+            if run.guessed && self.was_only_read(run.first) {
+                self.dirty.unmark(run.first);
+                self.word(run.first).finish_clean(true);
+            } else {
+                runs.add(first, Run { guessed: false, ..run }, most);
             }
         }
     }

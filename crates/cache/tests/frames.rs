@@ -336,6 +336,45 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
     });
 }
 
+/// What a thread has in hand of one pool does not make it overlook what comes back to the other.
+#[test]
+fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
+    must_end(|| {
+        let (cache, asked) = counted(PAGE, BUDGET);
+        let below = cache.map(memory(BUDGET, 8).0).unwrap();
+        let pages = cache.pages(Arc::new(OverMapping { below, bare: false })).unwrap();
+        let [held, reading] = [true, false].map(|value| Arc::new(AtomicBool::new(value)));
+        let mut device = Hooked::new(memory(BUDGET, 9).0);
+        let (holds, begun) = (held.clone(), reading.clone());
+        device.on_read = Box::new(move |_, _| {
+            begun.store(true, Ordering::SeqCst);
+            wait_until("the test", || !holds.load(Ordering::SeqCst));
+            Ok(())
+        });
+        let slow = cache.map(Arc::new(device)).unwrap();
+        let pinned = cache.map(memory(2 * BUDGET, 10).0).unwrap();
+        pinned.advise(0..pinned.len(), Advice::Random).unwrap();
+        slow.advise(0..slow.len(), Advice::Random).unwrap();
+        let mut pins = vec![];
+        while let Ok(pin) = pinned.pin((pins.len() * PAGE) as u64..((pins.len() + 1) * PAGE) as u64)
+        {
+            pins.push(pin);
+        }
+        // One frame, which comes back when the slow device has read its page.
+        pins.pop();
+        std::thread::scope(|scope| {
+            scope.spawn(|| slow.touch(0).unwrap());
+            wait_until("a read", || reading.load(Ordering::SeqCst));
+            let stalls = cache.stats().stalls;
+            let nested = scope.spawn(|| pages.read_into(0, &mut [0]));
+            wait_until("a thread without a frame", || cache.stats().stalls > stalls);
+            several_passes(&asked, BUDGET / PAGE);
+            held.store(false, Ordering::SeqCst);
+            nested.join().unwrap().unwrap();
+        });
+    });
+}
+
 /// A thread that loads a page, and needs a second one for that, does not keep others from the truth when nothing
 /// else can come back.
 #[test]

@@ -40,11 +40,16 @@ impl ReadAccess {
         self.shared_memory.is_some()
     }
 
+    /// Where shared memory is looked for besides the usual places.
+    pub fn segment_directory(&self) -> Option<PathBuf> {
+        self.shared_memory.clone()
+    }
+
     /// How a pool is opened without changing anything in it.
     pub fn options(&self) -> OpenOptions {
         OpenOptions {
             read_only: true,
-            segment_directory: self.shared_memory.clone(),
+            segment_directory: self.segment_directory(),
             ..OpenOptions::default()
         }
     }

@@ -84,7 +84,9 @@ pub trait Device: Send + Sync + 'static {
     /// reads. A cache keeps one copy of the bytes of one identity.
     ///
     /// The default is the device object itself, so that only the same object counts as the same device. A
-    /// device that passes its transfers on to another one returns the identity of that one.
+    /// device that passes its transfers on to another one returns the identity of that one. Of several devices of
+    /// one identity that are attached at once a cache calls the first, or, where that one cannot write, the first
+    /// that is mapped writable: what another decorator would do to transfers is not done.
     fn identity(&self) -> DeviceIdentity {
         DeviceIdentity::of_object(self)
     }

@@ -8,51 +8,22 @@
 //! Whether two descriptors are of one open file is asked of the kernel ([`aquifer_sys::open_file`]), and not found out by locks: any process
 //! that may read the file can have those.
 //!
-//! The list belongs to one process. A forked child has a list of its own, because its copy of the parent's may be locked by a thread that only
-//! the parent has.
+//! The list belongs to one process.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use aquifer_sys::open_file;
-use aquifer_vm::ProcessMark;
+use aquifer_vm::{PerProcess, ProcessMark};
 
-/// The open files that a process has claimed.
-struct List {
-    process: ProcessMark,
-    files: Mutex<Vec<Weak<OwnedFd>>>,
-}
-
-static LIST: AtomicPtr<List> = AtomicPtr::new(ptr::null_mut());
-
-/// The list of this process.
-fn list() -> &'static List {
-    loop {
-        // Acquire: pairs with the Release below.
-        let seen = LIST.load(Ordering::Acquire);
-        // SAFETY: null, or made below and never freed.
-        if let Some(list) = unsafe { seen.as_ref() }
-            && list.process.is_current()
-        {
-            return list;
-        }
-        let fresh =
-            Box::into_raw(Box::new(List { process: ProcessMark::new(), files: Mutex::default() }));
-        // Release: publishes the list. The next round reads what another thread has stored first, so this needs no Acquire.
-        if LIST.compare_exchange(seen, fresh, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: made above and not published.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
-    }
-}
+/// The open files that this process has claimed.
+static CLAIMED: PerProcess<Mutex<Vec<Weak<OwnedFd>>>> = PerProcess::new();
 
 fn claimed() -> MutexGuard<'static, Vec<Weak<OwnedFd>>> {
-    list().files.lock().unwrap_or_else(PoisonError::into_inner)
+    CLAIMED.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An open file, claimed until this is dropped.

@@ -155,7 +155,18 @@ impl Core {
             let looked = mapping.guarded(self.media.file(), range.offset_bytes, len, look);
             return looked.map_err(|_| self.unreadable([range]));
         }
-        let mut bytes = vec![0; len];
+        // A caller's length: where there is no memory for it that is an error, not the end of the process.
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).map_err(|_| {
+            PoolError::Media(MediaError {
+                operation: MediaOperation::Read,
+                path: self.media.path().to_path_buf(),
+                offset_bytes: range.offset_bytes,
+                len_bytes: range.len_bytes,
+                source: std::io::Error::from_raw_os_error(libc::ENOMEM),
+            })
+        })?;
+        bytes.resize(len, 0);
         self.media.read_at(range.offset_bytes, &mut bytes)?;
         Ok(look(Bytes::from(&bytes[..])))
     }

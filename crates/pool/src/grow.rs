@@ -28,7 +28,8 @@ use crate::recovery;
 
 impl Pool {
     /// Makes the pool in a file or device longer, to `len_bytes` or a little less: whole pages. `progress` is told
-    /// now and then how many of how many new bytes are there.
+    /// now and then how many of how many new bytes are there. Of the options, where shared memory is counts
+    /// ([`OpenOptions::segment_directory`]).
     ///
     /// # Errors
     /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] while others have it open; [`PoolError::Parameter`] if it is
@@ -37,9 +38,10 @@ impl Pool {
     pub fn grow(
         path: impl AsRef<Path>,
         len_bytes: u64,
+        options: &OpenOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Layout> {
-        Self::grow_on(media::open(path.as_ref(), true, None)?, len_bytes, progress)
+        Self::grow_on(media::open(path.as_ref(), true, None)?, len_bytes, options, progress)
     }
 
     /// Makes the pool on media longer that no open pool uses.
@@ -49,9 +51,15 @@ impl Pool {
     pub fn grow_on(
         media: Arc<dyn Media>,
         len_bytes: u64,
+        options: &OpenOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Layout> {
-        let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
+        let options = OpenOptions {
+            exclusive: true,
+            background: false,
+            segment_directory: options.segment_directory.clone(),
+            ..OpenOptions::default()
+        };
         let core = recovery::open(media, &options, None)?.core;
         let grown = core.grow(len_bytes, progress);
         // Nothing was done that closing would have to write, and it would write the old length.

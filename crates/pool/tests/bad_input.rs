@@ -145,8 +145,13 @@ fn a_pool_with_one_superblock_of_a_later_version_is_only_read() {
         let is_it = |error: &PoolError| matches!(error, PoolError::FutureVersion { found: 9, .. });
         assert_refused(&image, is_it);
         let media = FileMedia::of(&image);
-        let error =
-            Pool::grow_on(media.clone(), 2 * POOL_BYTES as u64, &mut |_, _| {}).unwrap_err();
+        let error = Pool::grow_on(
+            media.clone(),
+            2 * POOL_BYTES as u64,
+            &OpenOptions::default(),
+            &mut |_, _| {},
+        )
+        .unwrap_err();
         assert!(is_it(&error) && media.image() == image, "{error}");
         let reader = Pool::open_on(media, &reading()).unwrap();
         sample::assert_complete(&reader);

@@ -66,11 +66,12 @@ fn opener() {
 }
 
 fn grower() {
-    let grown = Pool::grow(path_of_parent(), GROWN_BYTES, &mut |done, _| {
-        if done > 0 {
-            pause();
-        }
-    });
+    let grown =
+        Pool::grow(path_of_parent(), GROWN_BYTES, &OpenOptions::default(), &mut |done, _| {
+            if done > 0 {
+                pause();
+            }
+        });
     grown.unwrap();
 }
 
@@ -258,7 +259,8 @@ fn a_pool_whose_growing_was_killed_is_as_it_was_and_can_grow() {
         drop(held);
         is_sound(&path, POOL_BYTES);
         sample::assert_complete(&Pool::open(&path, &options).unwrap());
-        let grown = Pool::grow(&path, GROWN_BYTES, &mut |_, _| {}).unwrap();
+        let grown =
+            Pool::grow(&path, GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {}).unwrap();
         assert_eq!(grown.len_bytes(), GROWN_BYTES);
         is_sound(&path, GROWN_BYTES);
         sample::assert_complete(&Pool::open(&path, &options).unwrap());

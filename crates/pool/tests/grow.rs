@@ -14,7 +14,8 @@ const POOL_BYTES: usize = 512 << 10;
 const GROWN_BYTES: u64 = 800 << 10;
 
 fn grow(media: &Arc<FileMedia>, len_bytes: u64) -> Result<u64, PoolError> {
-    Pool::grow_on(media.clone(), len_bytes, &mut |_, _| {}).map(|layout| layout.len_bytes())
+    Pool::grow_on(media.clone(), len_bytes, &OpenOptions::default(), &mut |_, _| {})
+        .map(|layout| layout.len_bytes())
 }
 
 /// Everything is there, and an object over all of the new space is zero.
@@ -132,7 +133,8 @@ fn media_that_fail_leave_the_pool_as_it_was() {
             let media = CrashMedia::from_image(&image, PersistenceDomain::PageCache).unwrap();
             let media = Arc::new(media);
             media.fail(Fault::no_space(Trigger::on(operation).nth(nth)));
-            let outcome = Pool::grow_on(media.clone(), GROWN_BYTES, &mut |_, _| {});
+            let outcome =
+                Pool::grow_on(media.clone(), GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {});
             media.clear_faults();
             let pool = Pool::open_on(media.clone(), &alone()).unwrap();
             sample::assert_complete(&pool);
@@ -149,7 +151,7 @@ fn survives_crashes(domain: PersistenceDomain) {
     // Something lies behind it: growing has to zero it first.
     image.resize(POOL_BYTES + 8192, 0xdd);
     let media = Arc::new(CrashMedia::from_image(&image, domain).unwrap());
-    Pool::grow_on(media.clone(), GROWN_BYTES, &mut |_, _| {}).unwrap();
+    Pool::grow_on(media.clone(), GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {}).unwrap();
     let mut lengths = std::collections::BTreeSet::new();
     let plan = Plan { depth: 0, budget: 2000, seed: 1 };
     let explored = explore(&media.recording(), plan, |state| {

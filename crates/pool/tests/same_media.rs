@@ -28,7 +28,12 @@ fn assert_all_are_refused(media: &Arc<dyn Media>) {
     for options in [shared(), alone(), reading(), read_only] {
         is_refused(Pool::open_on(media.clone(), &options));
     }
-    is_refused(Pool::grow_on(media.clone(), POOL_BYTES as u64 * 2, &mut |_, _| ()));
+    is_refused(Pool::grow_on(
+        media.clone(),
+        POOL_BYTES as u64 * 2,
+        &OpenOptions::default(),
+        &mut |_, _| (),
+    ));
     is_refused(check::repair_on(media.clone(), &CheckOptions::default()));
     is_refused(Pool::create_on(media.clone(), &small(), &alone()));
     is_refused(small().format(media));
@@ -56,7 +61,13 @@ fn media_of_an_open_pool_are_refused() {
         drop(pool);
         // The one after the other they are fine.
         drop(Pool::open_on(media.clone(), &shared()).unwrap());
-        Pool::grow_on(media.clone(), POOL_BYTES as u64 * 2, &mut |_, _| ()).unwrap();
+        Pool::grow_on(
+            media.clone(),
+            POOL_BYTES as u64 * 2,
+            &OpenOptions::default(),
+            &mut |_, _| (),
+        )
+        .unwrap();
         check::repair_on(media.clone(), &CheckOptions::default()).unwrap();
         assert!(!check::check_on(&*media, &CheckOptions::default()).is_in_use);
         let create = CreateOptions { media_is_used: true, ..small() };

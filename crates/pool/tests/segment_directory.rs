@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::check::{CheckOptions, FindingKind, check};
+use aquifer_pool::check::{self, CheckOptions, FindingKind, check};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child::{self, Reaped};
@@ -210,6 +210,31 @@ fn crowded() {
 #[test]
 fn a_directory_without_room_is_an_error_and_keeps_nothing() {
     child::succeeds_with_mounts("crowded");
+}
+
+/// What a process that died left in a directory of its choice counts, and is removed, where the tools are told of it.
+#[test]
+fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let path = created(directory.path());
+    let place = directory.path().join("place");
+    std::fs::create_dir(&place).unwrap();
+    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
+    let check = CheckOptions { segment_directory: Some(place.clone()), ..CheckOptions::default() };
+    let grow = || drop(Pool::grow(&path, 8 << 20, &options, &mut |_, _| {}).unwrap());
+    let repair = || drop(check::repair(&path, &check).unwrap());
+    let tools: [(&[u8], &dyn Fn()); 2] = [(b"grown", &grow), (b"repaired", &repair)];
+    for (name, tool) in tools {
+        let pool = Pool::open(&path, &options).unwrap();
+        common::write(&pool, name, 2, 3).unwrap();
+        pool.die();
+        assert_eq!(names_of_shared_memory(&place).len(), 2);
+        assert!(!check::check(&path, &check).unwrap().findings.is_empty());
+        tool();
+        assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
+        let pool = Pool::open(&path, &options).unwrap();
+        assert!(contents(&pool).unwrap().contains_key(name), "what was not synced is lost");
+    }
 }
 
 /// Inodes of 128 bytes have no room for the time of birth.

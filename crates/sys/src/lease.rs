@@ -4,8 +4,9 @@
 //! keep theirs open. From then on a thread that opens the file waits until the lease is given back. So as long as a [`SoleOpener`]
 //! exists, no other description of the file is open, and no mapping of one exists.
 //!
-//! A process that opens the file without waiting (`O_NONBLOCK`) gets `EWOULDBLOCK` meanwhile; so leases are held for parts of a
-//! millisecond. The kernel tells the holder by a signal that a thread waits: here `SIGURG`, which does nothing unless a program
+//! A process that opens the file without waiting (`O_NONBLOCK`) gets `EWOULDBLOCK` meanwhile; so a lease is for work that takes
+//! milliseconds. A holder that is stopped for `/proc/sys/fs/lease-break-time` (45 s) while another waits loses its lease:
+//! [`SoleOpener::is_alone`] asks. The kernel tells the holder by a signal that a thread waits: here `SIGURG`, which does nothing unless a program
 //! has a handler for it. A thread that holds a lease must not open the file itself, nor wait for a thread that does.
 //!
 //! Only on file systems that are known to count all that have a file open. On overlayfs a mapping keeps another file open than the
@@ -39,6 +40,12 @@ impl SoleOpener<'_> {
         control(file, F_SETSIG, libc::SIGURG).ok()?;
         control(file, libc::F_SETLEASE, libc::F_WRLCK).ok()?;
         Some(SoleOpener { file })
+    }
+
+    /// Whether the kernel has not taken the lease back.
+    pub fn is_alone(&self) -> bool {
+        // SAFETY: a command without an argument.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) == libc::F_WRLCK }
     }
 }
 
@@ -107,6 +114,7 @@ mod tests {
         let Some((named, file)) = scene() else { return };
         let has_opened = AtomicBool::new(false);
         let lease = SoleOpener::stay(file.as_fd()).unwrap();
+        assert!(lease.is_alone());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 File::open(named.path()).unwrap();
@@ -122,6 +130,7 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(!has_opened.load(Ordering::SeqCst));
+            assert!(!lease.is_alone(), "it is being taken back");
             drop(lease);
         });
         assert!(has_opened.load(Ordering::SeqCst));

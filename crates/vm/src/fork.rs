@@ -190,6 +190,45 @@ impl Default for ProcessMark {
     }
 }
 
+/// A value that each process has one of: a child's is new, because its copy of the parent's may be locked by a thread that only the
+/// parent has.
+#[derive(Debug)]
+pub struct PerProcess<T>(AtomicPtr<(ProcessMark, T)>);
+
+impl<T: Default + Sync> PerProcess<T> {
+    /// Made when it is asked for first.
+    pub const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The value of the calling process.
+    pub fn get(&'static self) -> &'static T {
+        loop {
+            // Acquire: pairs with the Release below.
+            let seen = self.0.load(Ordering::Acquire);
+            // SAFETY: null, or made below and never freed.
+            if let Some((process, value)) = unsafe { seen.as_ref() }
+                && process.is_current()
+            {
+                return value;
+            }
+            let fresh = Box::into_raw(Box::new((ProcessMark::new(), T::default())));
+            // Release: publishes the value. The next round reads what another thread has stored first, so this needs no
+            // Acquire.
+            if self.0.compare_exchange(seen, fresh, Ordering::Release, Ordering::Relaxed).is_err() {
+                // SAFETY: made above and not published.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
+        }
+    }
+}
+
+impl<T: Default + Sync> Default for PerProcess<T> {
+    fn default() -> Self {
+        PerProcess::new()
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::io::{Read, Write};

@@ -35,7 +35,7 @@ pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};
 pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 pub use fixed::FixedRange;
-pub use fork::{NotInherited, ProcessMark};
+pub use fork::{NotInherited, PerProcess, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
 pub use window::{WindowKey, WriteWindow};

@@ -637,9 +637,10 @@ impl Engine {
     fn wait_with_frames_in_hand(&self, pool: &FramePool, ticket: u32) {
         // Relaxed: a census that sees it late is repeated.
         let held = &self.reclaim_of(pool).held_by_waiters;
-        held.fetch_add(duties::frames_in_hand(), Ordering::Relaxed);
+        let in_hand = duties::frames_in_hand(pool);
+        held.fetch_add(in_hand, Ordering::Relaxed);
         pool.wait_for_frame(ticket, FRAME_WAIT);
-        held.fetch_sub(duties::frames_in_hand(), Ordering::Relaxed);
+        held.fetch_sub(in_hand, Ordering::Relaxed);
     }
 
     /// Looks at every frame of a pool that was ever wanted.
@@ -666,7 +667,7 @@ impl Engine {
         }
         // Relaxed: as where it is counted. What this thread has in hand does not come while it looks.
         let waiting = self.reclaim_of(pool).held_by_waiters.load(Ordering::Relaxed);
-        let held_up = waiting + duties::frames_in_hand();
+        let held_up = waiting + duties::frames_in_hand(pool);
         census.coming += u64::saturating_sub(in_hands, held_up as u64);
         census
     }

@@ -104,7 +104,16 @@ impl Mapping {
         }
         let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
             Some(file) => {
-                let claim = Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted })?;
+                let claim = match Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted.clone() })
+                {
+                    Ok(claim) => claim,
+                    // Another thread has attached it meanwhile, which may have a store to share.
+                    Err(refused) if options.backend == Backend::Auto => {
+                        let attached = Attached::existing(&wanted)?.ok_or(refused)?;
+                        return Ok(Mapping { served: Served::shared(attached), writable, running });
+                    }
+                    Err(refused) => return Err(refused),
+                };
                 running.drop_manager()?.add(file.clone());
                 engine.join_kernel(file.geometry.len_bytes);
                 Served::Kernel(file, claim)

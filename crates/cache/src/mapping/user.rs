@@ -37,13 +37,13 @@ impl Store<MappedMemory> {
         writable: bool,
     ) -> Result<Arc<UserStore>> {
         let memory = MappedMemory::new(engine.clone(), geometry, writable)?;
-        let id = engine.reserve_id();
-        let store = Store::new(id, engine.clone(), device, geometry, writable, memory)?;
+        let store = Store::new(engine.clone(), device, geometry, writable, memory)?;
         let mut store = Arc::new(store);
+        let id = store.id;
         let owner: *const UserStore = Arc::as_ptr(&store);
         let reservation = &mut Arc::get_mut(&mut store).expect("not shared yet").memory.reservation;
         // SAFETY: the reservation is dropped with the store it names as its owner.
-        unsafe { reservation.set_owner(owner) }?;
+        unsafe { reservation.set_owner(owner) }.inspect_err(|_| engine.release_id(id))?;
         engine.attach(id, store.clone(), Kind::Mapped)?;
         Ok(store)
     }

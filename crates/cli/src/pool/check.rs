@@ -18,6 +18,7 @@ use aquifer_bench::Bytes;
 use serde::Serialize;
 
 use super::{Part, format_note};
+use crate::access::ReadAccess;
 use crate::output;
 use crate::progress::Watched;
 
@@ -45,6 +46,9 @@ pub struct Args {
     #[arg(long)]
     full: bool,
 
+    #[command(flatten)]
+    access: ReadAccess,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -52,7 +56,11 @@ pub struct Args {
 
 /// Checks, or repairs, and prints what was found.
 pub fn run(args: &Args) -> Result<()> {
-    let options = CheckOptions { fresh_pages: args.full, ..CheckOptions::default() };
+    let options = CheckOptions {
+        fresh_pages: args.full,
+        segment_directory: args.access.segment_directory(),
+        ..CheckOptions::default()
+    };
     let media = media::open(&args.path, args.repair, None)?;
     let left = if args.repair {
         let media = Arc::new(Watched::new(media, "checking and repairing"));

@@ -30,6 +30,9 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
+    #[command(flatten)]
+    access: ReadAccess,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -45,10 +48,10 @@ struct Report {
 
 /// Makes it longer and says what it has become.
 pub fn run(args: &Args) -> Result<()> {
-    let before = ReadAccess::default().open(&args.path)?.layout();
+    let before = args.access.open(&args.path)?.layout();
     let undo = Undo::new(&args.path, false);
     let bar = progress::Bytes::new("allocating and zeroing");
-    let grown = Pool::grow(&args.path, args.size.0, &mut |done, all| {
+    let grown = Pool::grow(&args.path, args.size.0, &args.access.options(), &mut |done, all| {
         bar.at(done, all);
         undo.ends_if_interrupted(&bar);
     });

@@ -102,7 +102,8 @@ impl Checker<'_> {
         let boot = match self.presence.is_in_use() {
             true => superblock.boot,
             false => {
-                let places = Places::new(None, self.media.path());
+                let places =
+                    Places::new(self.options.segment_directory.as_deref(), self.media.path());
                 recovery::boot_of_left(&places, superblock, self.media)
             }
         };

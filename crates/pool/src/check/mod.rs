@@ -45,7 +45,7 @@ mod run_time;
 mod slots;
 mod superblocks;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use files::{FileCheck, PartsFlaw, PartsSort};
 pub use repair::{RefusedRepair, RepairReport, repair, repair_on, repair_with};
@@ -57,10 +57,12 @@ use report::Findings;
 use run_time::Presence;
 
 /// What to check.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CheckOptions {
     /// Reads the pages that count as never used as well, which must be zero. Takes as long as reading the pool.
     pub fresh_pages: bool,
+    /// Where the processes that had the pool open put what they shared: as [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory).
+    pub segment_directory: Option<PathBuf>,
     /// Takes this for the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,

@@ -87,6 +87,7 @@ fn repair_known(
         background: false,
         repairs: true,
         boot: options.boot,
+        segment_directory: options.segment_directory.clone(),
         ..OpenOptions::default()
     };
     let mut done = Vec::new();

@@ -95,7 +95,7 @@ impl Checker<'_> {
             );
         }
         let Ok(owner) = Owner::new(superblock.uuid, self.media.file()) else { return };
-        let places = Places::new(None, self.media.path());
+        let places = Places::new(self.options.segment_directory.as_deref(), self.media.path());
         for left in places.left_by(owner, superblock.segment, superblock.uuid) {
             self.find(
                 Severity::Repairable,

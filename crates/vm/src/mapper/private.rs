@@ -45,7 +45,8 @@ pub(crate) struct PrivateFile {
     // Dropped before the mapping.
     state: Mutex<State>,
     mapping: Writable,
-    /// Held shared by stores, and alone while copies are dropped.
+    /// Held shared by stores, and alone while copies are dropped. A store that waits for a page to be read keeps a flush from
+    /// dropping copies, and with it stores that come later, until the page is there.
     stores: RwLock<()>,
     /// Whether somebody has a pointer to store through: then nothing keeps stores out.
     is_exposed: AtomicBool,

@@ -117,7 +117,7 @@ struct Faults {
     holds: Holds,
 }
 
-/// Who holds pages of a mapping, or maps the file at some again: one thread at a time.
+/// Which thread holds pages of a mapping, replaces them or maps the file at some again: one at a time.
 #[derive(Default)]
 struct Holds {
     /// A thread's mark ([`Holds::mark`]), or 0. Taken in a handler, so that it must be known whether the interrupted code
@@ -182,11 +182,59 @@ impl Faults {
             .is_ok_and(|len_bytes| len_bytes <= self.first_byte + page as u64 * PAGE)
     }
 
-    /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`.
+    /// Maps the file again at those pages that were replaced, and says how many these were; `None` if some still are. The
+    /// pages are held by the caller. Async-signal-safe.
+    fn map_again(&self, pages: Range<usize>) -> Option<usize> {
+        let (mut mapped, mut all) = (0, true);
+        let mut from = pages.start;
+        while from < pages.end {
+            // Relaxed: pages are replaced and mapped again by the thread that holds them.
+            let is_taken = |page: usize| {
+                let bit = 1 << (page % 64);
+                self.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
+            };
+            let end = (from..pages.end).find(|page| !is_taken(*page)).unwrap_or(pages.end);
+            if end > from {
+                match self.map_file(from..end) {
+                    Ok(()) => mapped += end - from,
+                    Err(_) => {
+                        (from..end).for_each(|page| self.note_replaced(page));
+                        all = false;
+                    }
+                }
+            }
+            from = end + 1;
+        }
+        all.then_some(mapped)
+    }
+
+    fn note_replaced(&self, page: usize) {
+        // Relaxed: as in `map_again`.
+        self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+    }
+
+    /// Maps the file at pages where there are zeros.
+    fn map_file(&self, pages: Range<usize>) -> io::Result<()> {
+        let address = self.address_of(pages.start);
+        let offset = self.first_byte + pages.start as u64 * PAGE;
+        let (length, access) = (pages.len() * SMALL_PAGE_BYTES, Protection::ReadWrite);
+        let file = self.file.as_fd();
+        // SAFETY: pages of the place in which there is nothing but zeros that cannot be stored to.
+        unsafe {
+            match self.sharing {
+                Sharing::Private => {
+                    memory::map_private_file_at(address, length, access, file, offset)
+                }
+                Sharing::Shared => memory::map_file_at(address, length, access, file, offset),
+            }
+        }?;
+        keep_private(address, length)
+    }
+
+    /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`, which are held.
     fn replace(&self, pages: Range<usize>, address: usize, has_ended: bool) -> Served {
         for page in pages {
-            // Relaxed: only `Writable::map_again` of this thread's guard, or of one that waits for nothing, looks.
-            self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+            self.note_replaced(page);
         }
         // SAFETY: guarded addresses of this mapping; the pages are the file's, since a private copy cannot fail, and none
         // outlives the end of the file or comes while they are held.
@@ -230,24 +278,35 @@ impl Faults {
         self.replace(first..behind, address, has_ended)
     }
 
-    /// A store to a page that was held when it was tried is made again. Others are not allowed.
+    /// A store to a page that was held when it was tried is made again, and one to a page that shows zeros to another thread's
+    /// guarded load is made to the file's page. Others are not allowed.
     fn serve_store(&self, fault: &FaultContext) -> Served {
-        if self.sharing == Sharing::Shared || fault.write != Some(true) {
+        if fault.write != Some(true) {
             return Served::No;
         }
-        let page = (fault.address / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES) as *mut u8;
-        // Acquire, here and below, pairs with the release of who held it: it was held before, in between, or it is
-        // writable for other reasons than that.
-        let before = self.holds.count.load(Ordering::Acquire);
-        #[cfg(test)]
-        test_support::met_hold();
-        // SAFETY: a page of this mapping; populating changes no contents.
-        let is_writable =
-            unsafe { memory::advise(page, SMALL_PAGE_BYTES, Advice::PopulateWrite) }.is_ok();
-        let after = self.holds.count.load(Ordering::Acquire);
-        match is_writable || before != after || before % 2 == 1 {
-            true => Served::Yes,
-            false => Served::No,
+        let index = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        if self.sharing == Sharing::Private {
+            // Acquire, here and below, pairs with the release in `Held::drop`: it was held before, in between, or it is
+            // writable for other reasons than that.
+            let before = self.holds.count.load(Ordering::Acquire);
+            #[cfg(test)]
+            test_support::met_hold();
+            let (page, length) = (self.address_of(index), SMALL_PAGE_BYTES);
+            // SAFETY: a page of this mapping; populating changes no contents.
+            let populated = unsafe { memory::advise(page, length, Advice::PopulateWrite) };
+            let after = self.holds.count.load(Ordering::Acquire);
+            if populated.is_ok() || before != after || before % 2 == 1 {
+                return Served::Yes;
+            }
+        }
+        // A guarded load of this very thread would put the zeros there again, and the store would fail for ever.
+        if self.replaceable.guarded_around(fault.address).is_some() {
+            return Served::No;
+        }
+        let Some(_held) = self.holds.hold() else { return Served::No };
+        match self.map_again(index..index + 1) {
+            Some(1..) => Served::Yes,
+            _ => Served::No,
         }
     }
 }
@@ -271,7 +330,10 @@ impl FaultOwner for Faults {
         match self.sharing {
             Sharing::Private => self.replace_if_gone(first..behind, fault.address),
             // What was stored is in the file, whatever is mapped.
-            Sharing::Shared => self.replace(first..behind, fault.address, has_ended),
+            Sharing::Shared => match self.holds.hold() {
+                Some(_held) => self.replace(first..behind, fault.address, has_ended),
+                None => Served::No,
+            },
         }
     }
 }
@@ -494,43 +556,7 @@ impl Writable {
         let pages = (hull.start - start) / SMALL_PAGE_BYTES..(hull.end - start) / SMALL_PAGE_BYTES;
         // None where a signal handler has interrupted this very function in this thread, and comes here itself.
         let _held = self.faults.holds.hold();
-        let mut all = true;
-        let mut from = pages.start;
-        while from < pages.end {
-            // Relaxed: as in `serve`. Who clears the bit maps the page.
-            let is_taken = |page: usize| {
-                let bit = 1 << (page % 64);
-                self.faults.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
-            };
-            let end = (from..pages.end).find(|page| !is_taken(*page)).unwrap_or(pages.end);
-            if end > from && self.map_file(from..end).is_err() {
-                for page in from..end {
-                    self.faults.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
-                }
-                all = false;
-            }
-            from = end + 1;
-        }
-        all
-    }
-
-    /// Maps the file at pages where there are zeros.
-    fn map_file(&self, pages: Range<usize>) -> io::Result<()> {
-        let address = self.base().wrapping_add(pages.start * SMALL_PAGE_BYTES);
-        let offset = self.first_byte() + pages.start as u64 * PAGE;
-        let (length, access) = (pages.len() * SMALL_PAGE_BYTES, Protection::ReadWrite);
-        // SAFETY: pages of the place in which there is nothing but zeros that cannot be stored to.
-        unsafe {
-            match self.sharing {
-                Sharing::Private => {
-                    memory::map_private_file_at(address, length, access, self.file(), offset)
-                }
-                Sharing::Shared => {
-                    memory::map_file_at(address, length, access, self.file(), offset)
-                }
-            }
-        }?;
-        keep_private(address, length)
+        self.faults.map_again(pages).is_some()
     }
 
     /// Why something in `range` of the file could not be had.

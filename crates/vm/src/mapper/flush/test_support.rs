@@ -223,6 +223,8 @@ impl Ballast {
 
 impl Drop for Ballast {
     fn drop(&mut self) {
+        // Removed alone it keeps its room as long as a child that another test has forked meanwhile has it open.
+        let _ = File::options().write(true).open(&self.0).and_then(|file| file.set_len(0));
         let _ = std::fs::remove_file(&self.0);
     }
 }

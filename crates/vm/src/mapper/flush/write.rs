@@ -88,10 +88,12 @@ impl<'a> Pass<'a> {
             // For one piece at a time: a process that opens the file meanwhile waits for no more than that.
             let alone = has_gaps.then(|| SoleOpener::stay(self.mapping.file())).flatten();
             let window = alone.as_ref().and_then(|_| self.window(hull));
+            let is_alone = || alone.as_ref().is_some_and(SoleOpener::is_alone);
             match &window {
                 Some(window) => plan::join(&piece, gap_pages).for_each(|joined| match joined {
                     [run] => self.put(*run),
-                    _ => self.put_joined(joined, window),
+                    _ if is_alone() => self.put_joined(joined, window),
+                    _ => joined.iter().for_each(|&run| self.put(run)),
                 }),
                 None => piece.iter().for_each(|&run| self.put(run)),
             }

@@ -217,6 +217,38 @@ fn stores_outside_of_the_view_are_refused() {
     subject.view.set(len_bytes - 4, 1u32).unwrap();
 }
 
+/// One thread's closure sees zeros, and another stores to the page through the pointer once the file has it again.
+#[test]
+fn a_store_to_a_page_that_shows_zeros_to_another_thread_is_kept() {
+    let subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
+    let file = open(&subject.path);
+    file.set_len(2 * PAGE).unwrap();
+    let base = subject.view.as_mut_ptr() as usize;
+    let seen = subject.view.mapping().guarded(&(0..8 * PAGE), || {
+        // SAFETY: inside the mapping.
+        let touch =
+            |page: u64| unsafe { ((base + (page * PAGE) as usize) as *const u8).read_volatile() };
+        assert_eq!((touch(2), touch(3)), (0, 0));
+        file.set_len(8 * PAGE).unwrap();
+        std::thread::spawn(move || {
+            for page in [2, 3, 4] {
+                // SAFETY: as above.
+                unsafe { ((base + page * PAGE as usize) as *mut u8).write_volatile(page as u8) };
+            }
+        })
+        .join()
+        .unwrap();
+        assert_eq!((touch(2), touch(3), touch(4)), (2, 3, 4));
+    });
+    assert!(matches!(seen, Err(MapError::Fault { .. })), "zeros were seen");
+    for page in [2, 3, 4] {
+        assert_eq!(load(&subject, page * PAGE, 1), [page as u8]);
+    }
+    subject.view.flush().unwrap();
+    let bytes = std::fs::read(&subject.path).unwrap();
+    assert_eq!([2, 3, 4].map(|page| bytes[page * PAGE as usize]), [2, 3, 4]);
+}
+
 /// A page that is missing is shown as zeros until the closure ends, while the one beside it holds a store that is nowhere else.
 #[test]
 fn stores_beside_pages_that_are_missing_are_kept() {

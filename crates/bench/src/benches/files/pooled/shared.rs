@@ -6,7 +6,7 @@
 //! `second_process_faults_2g` is a count: page faults of a process that reads a file on hugetlbfs that another process has read.
 
 use anyhow::Result;
-use aquifer_pool::Pool;
+use aquifer_pool::{OpenOptions, Pool};
 use serde_json::json;
 
 use super::huge_pages::HugePages;
@@ -120,7 +120,7 @@ fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Re
     pooled_set::create_pool(place.path(), 1, file_bytes, stage.seed, Age::New, || ())?;
     let pool = place.path().join(POOL);
     if std::fs::metadata(&pool)?.len() < pool_bytes {
-        Pool::grow(&pool, pool_bytes, &mut |_, _| {})?;
+        Pool::grow(&pool, pool_bytes, &OpenOptions::default(), &mut |_, _| {})?;
     }
     let work = PooledWork::SecondProcess { file_bytes, member: None };
     let job = job(stage, System::Pool, place.path(), 0, work);

@@ -1,0 +1,160 @@
+//! Guessing that a page which is read will be stored to.
+//!
+//! A clean page of a writable mapping comes in write-protected, so a program that reads and then stores pays for two faults,
+//! and in a virtual machine for interrupting every CPU that runs one of its threads. Where nearly every page that is read is
+//! stored to soon after, pages come in writable, and Dirty, at once.
+//!
+//! The guess may be wrong, and a page that was only read must not be written back: another writer may have changed it on the
+//! device meanwhile. So a hash of what was loaded is remembered of each guessed page. Write-back protects the page, hashes it
+//! again, and where nothing has changed the page is clean and no byte is written. The hash has 128 bits, and is seeded with
+//! what a process draws at random: two contents share one by chance once in 10^38.
+//!
+//! One page in sixteen still comes in protected, to see whether the guess holds.
+//!
+//! # Invariant
+//! A page is guessed only while it is Loading, Dirty or Cleaning; who seals a page (Dirty → Cleaning) ends the guess. A guess
+//! that stayed would compare with what the device had long ago.
+
+use std::io;
+
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use crate::lazy::LazyArray;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Loads between two that are watched, while the guess is that pages are stored to.
+const WATCH_ONE_IN: u32 = 16;
+/// Watched loads before the first guess.
+const FEWEST: u32 = 64;
+/// Watched loads after which old ones count half.
+const HALVED_AT: u32 = 256;
+
+/// What is known about the loads of one store, and of the pages that were guessed to be stored to.
+///
+/// Relaxed throughout: a lost count costs a little accuracy, and of a page the thread that has it Loading or Cleaning is the
+/// only one that looks; the page word hands it on.
+pub(crate) struct Guesses {
+    loads: AtomicU32,
+    watched: AtomicU32,
+    stored_to: AtomicU32,
+    /// One bit for each page: it came in by a guess, and has not been sealed since.
+    guessed: LazyArray<AtomicU64>,
+    /// What it held then, in two halves.
+    hashes: LazyArray<AtomicU64>,
+    seed: u64,
+}
+
+impl Guesses {
+    /// For a store of so many pages. Memory is taken where pages are guessed.
+    pub fn new(pages: u64) -> io::Result<Guesses> {
+        Ok(Guesses {
+            loads: AtomicU32::new(0),
+            watched: AtomicU32::new(0),
+            stored_to: AtomicU32::new(0),
+            guessed: LazyArray::new(pages.div_ceil(64) as usize)?,
+            hashes: LazyArray::new(2 * pages as usize)?,
+            seed: aquifer_sys::random::next_u64()?,
+        })
+    }
+
+    /// Whether a page about to be loaded for reading should come in writable.
+    pub fn will_be_stored_to(&self) -> bool {
+        let load = self.loads.fetch_add(1, Ordering::Relaxed);
+        let watched = self.watched.load(Ordering::Relaxed);
+        let stored_to = self.stored_to.load(Ordering::Relaxed);
+        let guess = watched >= FEWEST && u64::from(stored_to) * 8 >= u64::from(watched) * 7;
+        if guess && !load.is_multiple_of(WATCH_ONE_IN) {
+            return true;
+        }
+        if watched + 1 >= HALVED_AT {
+            self.watched.store(watched.div_ceil(2), Ordering::Relaxed);
+            self.stored_to.store(stored_to / 2, Ordering::Relaxed);
+        } else {
+            self.watched.fetch_add(1, Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// A page that came in protected was stored to.
+    pub fn stored_to(&self) {
+        self.stored_to.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A page that the caller has Loading comes in writable with this content.
+    pub fn remember(&self, page: u64, content: &[u8]) {
+        for (half, word) in self.halves(content).into_iter().zip(self.words_of(page)) {
+            word.store(half, Ordering::Relaxed);
+        }
+        self.guessed[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
+    }
+
+    /// Whether a page came in by a guess.
+    pub fn is_guessed(&self, page: u64) -> bool {
+        self.guessed[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
+    }
+
+    /// Ends the guess about a page.
+    pub fn forget(&self, page: u64) {
+        self.guessed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
+    }
+
+    /// Whether a page that came in by a guess, and that the caller has Cleaning, still has the content that it came in with.
+    pub fn is_unchanged(&self, page: u64, content: &[u8]) -> bool {
+        let halves = self.halves(content).into_iter();
+        halves.zip(self.words_of(page)).all(|(half, word)| half == word.load(Ordering::Relaxed))
+    }
+
+    fn words_of(&self, page: u64) -> &[AtomicU64] {
+        &self.hashes[2 * page as usize..][..2]
+    }
+
+    fn halves(&self, content: &[u8]) -> [u64; 2] {
+        let hash = xxh3_128_with_seed(content, self.seed);
+        [hash as u64, (hash >> 64) as u64]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn loads_guessed(guesses: &Guesses, loads: u32, stores: bool) -> u32 {
+        (0..loads)
+            .map(|_| {
+                let guessed = guesses.will_be_stored_to();
+                if !guessed && stores {
+                    guesses.stored_to();
+                }
+                u32::from(guessed)
+            })
+            .sum()
+    }
+
+    #[test]
+    fn follows_what_the_program_does() {
+        let guesses = Guesses::new(1).unwrap();
+        assert_eq!(loads_guessed(&guesses, 10_000, false), 0, "only reads");
+        loads_guessed(&guesses, 5_000, true);
+        assert!(loads_guessed(&guesses, 1_000, true) > 900, "reads, then stores");
+        loads_guessed(&guesses, 5_000, false);
+        assert_eq!(loads_guessed(&guesses, 1_000, false), 0, "only reads again");
+    }
+
+    #[test]
+    fn one_changed_bit_is_noticed_and_pages_are_kept_apart() {
+        let guesses = Guesses::new(130).unwrap();
+        for page in [0, 63, 64, 129] {
+            let mut content = vec![page as u8; 4096];
+            assert!(!guesses.is_guessed(page));
+            guesses.remember(page, &content);
+            assert!(guesses.is_guessed(page) && guesses.is_unchanged(page, &content));
+            content[4095] ^= 1;
+            assert!(!guesses.is_unchanged(page, &content));
+        }
+        guesses.forget(64);
+        assert_eq!(
+            [0, 63, 64, 129].map(|page| guesses.is_guessed(page)),
+            [true, true, false, true]
+        );
+    }
+}
