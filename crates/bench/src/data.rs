@@ -58,7 +58,6 @@ pub unsafe fn sample(memory: *const u8, page: u64) -> Option<u64> {
 #[derive(Debug)]
 pub struct DataFile {
     path: tempfile::TempPath,
-    file: File,
     seed: u64,
     pages: u64,
 }
@@ -88,7 +87,7 @@ impl DataFile {
             page += count as u64;
         }
         drop_cache(&file)?;
-        Ok(Self { path, file, seed, pages })
+        Ok(Self { path, seed, pages })
     }
 
     /// Where the file is.
@@ -96,9 +95,10 @@ impl DataFile {
         self.path.to_path_buf()
     }
 
-    /// The open file, for page-cache queries.
-    pub fn file(&self) -> &File {
-        &self.file
+    /// Opens the file. Nothing keeps it open: a contender may do better where it is the only one to have it open.
+    pub fn open(&self) -> Result<File> {
+        let opened = File::options().read(true).write(true).open(&self.path);
+        opened.with_context(|| format!("cannot open the data file {}", self.path.display()))
     }
 
     /// How many pages it has.
@@ -123,7 +123,7 @@ impl DataFile {
         };
         if direct {
             // Pages cached by an earlier contender must not answer for the device.
-            drop_cache(&self.file)?;
+            drop_cache(&self.open()?)?;
         }
         let mut buffer = AlignedBuffer::new(PAGE_BYTES);
         let mut expected = vec![0; PAGE_BYTES];
@@ -221,10 +221,10 @@ mod tests {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
         let data = DataFile::create(directory, 8, 3, |_| {}).unwrap();
         data.verify_stores([(5, 0)].into_iter()).unwrap();
-        data.file().write_all_at(&[9], 5 * 4096 + STORE_OFFSET_BYTES as u64).unwrap();
+        data.open().unwrap().write_all_at(&[9], 5 * 4096 + STORE_OFFSET_BYTES as u64).unwrap();
         data.verify_stores([(5, 9)].into_iter()).unwrap();
         assert!(data.verify_stores([(5, 8)].into_iter()).is_err());
-        data.file().write_all_at(&[1], 6 * 4096 + 1000).unwrap();
+        data.open().unwrap().write_all_at(&[1], 6 * 4096 + 1000).unwrap();
         assert!(data.verify_stores([(6, 0)].into_iter()).is_err());
         let path = data.path();
         drop(data);

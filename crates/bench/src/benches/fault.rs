@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let schedule = Schedule {
         limiter: setting.limiter.as_ref(),
         rounds: setting.stage.rounds,
-        before: Box::new(|| Ok(drop_cache(data.file())?)),
+        before: Box::new(|| Ok(drop_cache(&data.open()?)?)),
         check: Box::new(|job, measured| {
             let made: u64 = measured.lanes.iter().map(|lane| lane.accesses).sum();
             ensure!(made == job.accesses, "only {made} of {} accesses in time", job.accesses);

@@ -52,7 +52,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let schedule = Schedule {
         limiter: None,
         rounds: setting.stage.rounds,
-        before: Box::new(|| Ok(drop_cache(data.file())?)),
+        before: Box::new(|| Ok(drop_cache(&data.open()?)?)),
         check: Box::new(|job, measured| {
             let mut answers = answers.borrow_mut();
             let first = answers.entry(job.round).or_insert_with(|| measured.lanes.clone());
@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<Report> {
         }),
     };
     let rows = schedule.run(cells, &mut notes)?;
-    if cached_bytes(data.file())?.is_none() {
+    if cached_bytes(&data.open()?)?.is_none() {
         notes.push("this kernel has no cachestat (6.5): warmth was not checked".to_owned());
     }
     setting.stage.notes = notes;

@@ -56,11 +56,11 @@ pub fn run(options: &Options) -> Result<Report> {
     let schedule = Schedule {
         limiter: setting.limiter.as_ref(),
         rounds: setting.stage.rounds,
-        before: Box::new(|| Ok(drop_cache(data.file())?)),
+        before: Box::new(|| Ok(drop_cache(&data.open()?)?)),
         check: Box::new(|job, measured| check(job, measured, &data)),
     };
     let rows = schedule.run(cells, &mut notes)?;
-    if cached_bytes(data.file())?.is_none() {
+    if cached_bytes(&data.open()?)?.is_none() {
         notes.push("this kernel has no cachestat (6.5): cold starts were not checked".to_owned());
     }
     drop(schedule);

@@ -45,7 +45,7 @@ pub fn run(options: &FlushOptions) -> Result<Report> {
     bar.finish_and_clear();
     let data = data?;
     let mut notes = std::mem::take(&mut stage.notes);
-    if device_written_bytes(data.file())?.is_none() {
+    if device_written_bytes(&data.open()?)?.is_none() {
         notes.push("this file system has no device whose counters say what was written".to_owned());
     }
     let cells = cells(options, &stage, &data);
