@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::interrupt;
 use crate::raw::{AlignedBuffer, PAGE_BYTES, drop_cache, load_word, open_direct};
 use crate::rng::{Rng, mix};
+use aquifer_host::interrupt;
 
 /// Where in a page the write benches store their byte.
 pub const STORE_OFFSET_BYTES: usize = 16;
@@ -152,13 +152,13 @@ pub fn scratch_file(directory: &Path) -> Result<(File, tempfile::TempPath)> {
 
 /// Room needed and room left: says so before a long write ends in ENOSPC.
 pub fn check_space(directory: &Path, needed_bytes: u64) -> Result<()> {
-    let free_bytes = crate::place::free_bytes(directory)?;
+    let free_bytes = aquifer_host::place::free_bytes(directory)?;
     ensure!(
         needed_bytes <= free_bytes,
         "{} has {} free, but the data file needs {}: choose another --dir or a smaller --size",
         directory.display(),
-        crate::units::Bytes(free_bytes),
-        crate::units::Bytes(needed_bytes),
+        aquifer_host::units::Bytes(free_bytes),
+        aquifer_host::units::Bytes(needed_bytes),
     );
     Ok(())
 }

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result, ensure};
 
 use crate::data::check_space;
-use crate::interrupt;
 use crate::raw::{cached_bytes, fill_cache};
 use crate::rng::Rng;
 use crate::scratch::Scratch;
 use crate::sum::sum_words;
+use aquifer_host::interrupt;
 
 /// The files, removed when dropped.
 #[derive(Debug)]

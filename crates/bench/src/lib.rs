@@ -25,12 +25,8 @@ mod data;
 mod file_set;
 mod graph;
 mod harness;
-pub mod interrupt;
 mod kernels;
-mod limit;
-mod machine;
 mod options;
-mod place;
 mod pooled_set;
 mod raw;
 mod report;
@@ -39,7 +35,6 @@ mod scratch;
 mod source_tree;
 mod stats;
 mod sum;
-mod units;
 mod workload;
 mod zipf;
 
@@ -48,16 +43,12 @@ use std::io::Write;
 use anyhow::Result;
 
 pub use contender::System;
-pub use limit::{LimitError, Limiter};
-pub use machine::Machine;
 pub use options::{
     AppendOptions, Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, FlushOptions,
     KernelName, MapAheadOptions, MappingCacheOptions, Memory, MetadataOptions, Options,
     PswapOptions, PsyncOptions, ReadOnceOptions, RecoverOptions, RepetitiveOptions, SearchOptions,
     SharedOptions, Sizes, UnmapOptions, ViewOptions,
 };
-pub use place::{Place, PlaceError, free_bytes};
-pub use units::Bytes;
 
 /// Runs the bench that `args` name and prints its report on standard output.
 pub fn main(args: &BenchArgs) -> Result<()> {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 pub use files::{
     FlushOptions, MapAheadOptions, MappingCacheOptions, Memory, SearchOptions, UnmapOptions,

@@ -10,9 +10,9 @@ use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 use crate::data::check_space;
 use crate::file_set::{FileSet, file_path, fill_content};
-use crate::interrupt;
 use crate::rng::Rng;
 use crate::scratch::Scratch;
+use aquifer_host::interrupt;
 
 /// Name of the pool in its directory.
 pub const POOL: &str = "pool";

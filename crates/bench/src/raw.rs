@@ -432,15 +432,6 @@ pub fn empty_system_call() {
     unsafe { libc::syscall(libc::SYS_getppid) };
 }
 
-/// The kernel's name and release, as `uname -sr` prints them.
-pub fn kernel_release() -> String {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
-    match (read("ostype"), read("osrelease")) {
-        (Ok(name), Ok(release)) => format!("{} {}", name.trim(), release.trim()),
-        _ => "unknown".to_owned(),
-    }
-}
-
 /// Reads one aligned 8-byte word that the kernel or another process may change at any time.
 ///
 /// # Safety

@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::machine::Machine;
 use crate::stats::median;
+use aquifer_host::machine::Machine;
 
 /// The result of one bench.
 #[derive(Debug, Clone, Serialize)]

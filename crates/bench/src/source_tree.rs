@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::data::check_space;
-use crate::interrupt;
 use crate::scratch::Scratch;
+use aquifer_host::interrupt;
 
 /// What is taken for source code.
 const EXTENSIONS: &[&str] = &[

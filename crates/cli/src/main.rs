@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod bench;
 mod completions;
 mod doctor;
 mod files;
@@ -58,7 +59,7 @@ Exit status: 0 if it worked, 1 if it did not, 2 if the command line is wrong.";
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Search a graph larger than memory, beside mmap under the same limit
-    Demo(aquifer_bench::DemoArgs),
+    Demo(bench::Args),
     /// Show what this machine offers, which form each mechanism takes, and what it costs
     Doctor(doctor::Args),
     /// Show what the caches of running processes hold and do, or what files of a pool are
@@ -70,7 +71,7 @@ enum Command {
     #[command(flatten)]
     Files(files::Command),
     /// Compare Aquifer with what a program would use otherwise
-    Bench(aquifer_bench::BenchArgs),
+    Bench(bench::Args),
     /// Print a script that lets a shell complete the commands and options of `aquifer`
     Completions(completions::Args),
     /// Show which build this is
@@ -79,13 +80,13 @@ enum Command {
 
 fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Demo(args) => aquifer_bench::demo(args),
+        Command::Demo(args) => bench::run("demo", args),
         Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Pool(args) => pool::run(args),
         Command::Object(args) => object::run(args),
         Command::Files(command) => files::run(command),
-        Command::Bench(args) => aquifer_bench::main(args),
+        Command::Bench(args) => bench::run("bench", args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),
     }

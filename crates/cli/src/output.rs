@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+pub use aquifer_host::failure::{is_closed_pipe, print_error};
 use serde::Serialize;
 
 /// What is said when standard output takes nothing more, in front of the system's reason.
@@ -38,36 +39,10 @@ pub fn warn(text: &str) {
     let _ = writeln!(io::stderr(), "warning: {text}");
 }
 
-/// Writes an error and what caused it to standard error.
-pub fn print_error(error: &anyhow::Error) {
-    // With standard error closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {}", explain(error));
-}
-
 /// The command failed, and each reason has been said when it came up.
 #[derive(Debug, thiserror::Error)]
 #[error("not everything worked")]
 pub struct Said;
-
-/// An error and its causes, each said once: many errors name their cause themselves.
-fn explain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
-        match (text.is_empty(), text.contains(&cause)) {
-            (true, _) => cause,
-            (_, true) => text,
-            (_, false) => format!("{text}: {cause}"),
-        }
-    })
-}
-
-/// Whether the error is that nobody reads standard output any more.
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        let json = cause.downcast_ref::<serde_json::Error>();
-        kind.or(json.and_then(serde_json::Error::io_error_kind)) == Some(io::ErrorKind::BrokenPipe)
-    })
-}
 
 /// Lines with aligned columns, indented; the last column is not padded.
 pub fn columns<const N: usize>(lines: &[[String; N]]) -> String {
@@ -186,22 +161,5 @@ mod tests {
     fn columns_are_aligned() {
         let lines = [["a", "bb"], ["µµµ", "c"]].map(|line| line.map(str::to_owned));
         assert_eq!(columns(&lines), "  a    bb\n  µµµ  c\n");
-    }
-
-    #[test]
-    fn causes_are_said_once() {
-        let cause = || anyhow::anyhow!("disk full");
-        assert_eq!(explain(&cause()), "disk full");
-        assert_eq!(explain(&cause().context("writing a")), "writing a: disk full");
-        let named = cause().context("no room (disk full); make some");
-        assert_eq!(explain(&named), "no room (disk full); make some");
-    }
-
-    #[test]
-    fn a_closed_pipe_is_recognised() {
-        let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(is_closed_pipe(&anyhow::Error::from(closed()).context("printing")));
-        assert!(is_closed_pipe(&serde_json::Error::io(closed()).into()));
-        assert!(!is_closed_pipe(&io::Error::from(io::ErrorKind::NotFound).into()));
     }
 }

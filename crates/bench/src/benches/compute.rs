@@ -14,11 +14,11 @@ use super::stage::Stage;
 use crate::contender::{Source, System};
 use crate::harness::{Cell, ComputeWork, Job, LaneAnswer, Schedule, Work};
 use crate::kernels::{Scale, find};
-use crate::machine::cores;
 use crate::options::{ComputeOptions, KernelName};
 use crate::raw::sync_file_system;
 use crate::report::{Ratio, Report, geometric_mean, ratios};
 use crate::scratch::{empty, scratch_directory};
+use aquifer_host::machine::cores;
 
 const DURABLE: &[System] = &[System::Object, System::Msync];
 const MEMORY: &[System] = &[System::Memory];

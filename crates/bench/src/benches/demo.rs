@@ -15,7 +15,7 @@ use crate::contender::System;
 use crate::harness::Work;
 use crate::options::{Common, DemoArgs, Device, Options};
 use crate::report::{Ratio, Report, Row, aligned, number};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 /// The contenders, and what a person calls them.
 const SYSTEMS: &[(System, &str)] = &[

@@ -22,10 +22,10 @@ use crate::contender::regions::Domain;
 use crate::contender::{Source, System};
 use crate::harness::{Cell, CommitWork, Job, LaneAnswer, Schedule, Work};
 use crate::options::PsyncOptions;
-use crate::place::{Place, free_bytes};
 use crate::raw::{PAGE_BYTES, sync_file_system};
 use crate::report::{Ratio, Report, ratios};
 use crate::scratch::{Scratch, empty, scratch_directory};
+use aquifer_host::place::{Place, free_bytes};
 
 const SYSTEMS: &[System] = &[
     System::Object,

@@ -15,7 +15,7 @@ use crate::options::RecoverOptions;
 use crate::raw::{PAGE_BYTES, sync_file_system};
 use crate::report::Report;
 use crate::scratch::{empty, scratch_directory};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 const SYSTEMS: &[System] =
     &[System::Object, System::Lmdb, System::Sqlite, System::Redb, System::Libpmemobj];

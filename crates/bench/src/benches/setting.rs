@@ -9,12 +9,12 @@ use super::stage::Stage;
 use crate::contender::{Source, System};
 use crate::data::DataFile;
 use crate::harness::{Job, Work, progress_bar};
-use crate::limit::Limiter;
-use crate::machine::cores;
 use crate::options::Options;
 use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row, ratios};
-use crate::units::Bytes;
+use aquifer_host::limit::Limiter;
+use aquifer_host::machine::cores;
+use aquifer_host::units::Bytes;
 
 /// Below this the process itself needs most of the memory.
 const BUDGET_MIN_BYTES: u64 = 32 << 20;

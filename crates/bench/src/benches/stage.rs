@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use crate::contender::System;
 use crate::data::check_space;
-use crate::interrupt;
-use crate::machine::{Awake, Machine};
 use crate::options::{Common, Device};
-use crate::place::Place;
 use crate::report::{Report, Row};
+use aquifer_host::interrupt;
+use aquifer_host::machine::{Awake, Machine};
+use aquifer_host::place::Place;
 
 /// Where and how a bench runs. Fields are dropped, and so undone, in this order.
 #[derive(Debug)]

@@ -1,11 +1,15 @@
-//! The benches and the demo as a program of their own, for tests and for work on the bench itself.
+//! The benches and the demonstration, which `aquifer bench` and `aquifer demo` start: a program of its own, since it needs what Aquifer is
+//! compared with.
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
+use aquifer_host::failure;
 use clap::{Parser, Subcommand};
 
 /// Aquifer's benches
 #[derive(Parser)]
-#[command(name = "aquifer-bench")]
+#[command(name = "aquifer-bench", bin_name = "aquifer", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -19,9 +23,16 @@ enum Command {
     Demo(aquifer_bench::DemoArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
         Command::Bench(args) => aquifer_bench::main(&args),
         Command::Demo(args) => aquifer_bench::demo(&args),
+    };
+    match done {
+        Err(error) if !failure::is_closed_pipe(&error) => {
+            failure::print_error(&error);
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
 }

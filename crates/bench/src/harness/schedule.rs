@@ -12,10 +12,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::child::CHILD_VARIABLE;
 use super::job::{Job, Measured, Outcome};
 use crate::contender::Unavailable;
-use crate::interrupt;
-use crate::limit::Limiter;
 use crate::report::{Row, median_details};
 use crate::stats::median;
+use aquifer_host::interrupt;
+use aquifer_host::limit::Limiter;
 
 /// One line of the result: a contender and a metric, with the job that measures it.
 #[derive(Debug, Clone)]

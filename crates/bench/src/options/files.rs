@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{Common, count};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 /// Where else than on the disk files are put.
 #[derive(Debug, Clone, Args)]

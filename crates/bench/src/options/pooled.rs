@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{Common, Memory, count};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 /// What `bench read-once` understands.
 #[derive(Debug, Clone, Args)]

@@ -18,9 +18,9 @@ use crate::cells::{CellArray, Reference, Transaction, Transactions};
 use crate::contender::regions::Home;
 use crate::contender::stores::{self, CellStore};
 use crate::harness::{CommitWork, Job, LaneAnswer, Measured};
-use crate::interrupt;
 use crate::rng::Rng;
 use crate::stats::Histogram;
+use aquifer_host::interrupt;
 
 /// The array of one job.
 pub fn array_of(job: &Job) -> Result<CellArray> {

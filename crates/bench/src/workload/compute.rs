@@ -15,9 +15,9 @@ use anyhow::{Result, ensure};
 use crate::contender::System;
 use crate::contender::regions::{self, Domain, Home, Region, Written};
 use crate::harness::{ComputeWork, Job, LaneAnswer, Measured};
-use crate::interrupt;
 use crate::kernels::{self, Kernel, team};
 use crate::raw::PAGE_BYTES;
+use aquifer_host::interrupt;
 
 /// Computes.
 pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {

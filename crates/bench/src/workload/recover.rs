@@ -15,8 +15,8 @@ use super::commit::{array_of, check, home_of, transactions_of};
 use crate::cells::{Reference, Transaction};
 use crate::contender::stores::{self, CellStore};
 use crate::harness::{CommitWork, Job, LaneAnswer, Measured, Work, run_to_its_death};
-use crate::interrupt;
 use crate::raw::{drop_cache, kill_this_process};
+use aquifer_host::interrupt;
 
 /// The process that crashes: commits as often as the job says, and dies.
 pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {

@@ -11,7 +11,7 @@ use aquifer::{
     Cache, CreateOptions, Device, FileAccess, FileDevice, Mapper, MemoryDevice, OpenOptions,
     PersistenceDomain, Pool,
 };
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 use aquifer_sys::copy::CopyForm;
 use aquifer_sys::uffd::{Delivery, Uffd};
 use aquifer_sys::{features, pkey};

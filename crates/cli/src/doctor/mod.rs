@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use aquifer_bench::{Limiter, Machine, Place};
+use aquifer_host::{Limiter, Machine, Place};
 use aquifer_sys::features;
 
 use crate::output;

@@ -1,7 +1,7 @@
 //! The report, as JSON and as a table.
 
 use anyhow::Result;
-use aquifer_bench::{Bytes, Machine};
+use aquifer_host::{Bytes, Machine};
 use aquifer_sys::features;
 use serde::Serialize;
 

@@ -89,7 +89,7 @@ pub fn ends_everything(error: &Error) -> bool {
     let is_final = |number| {
         matches!(number, libc::ENOSPC | libc::EDQUOT | libc::EROFS | libc::EIO | libc::EPIPE)
     };
-    number.is_some_and(is_final) || error.is::<aquifer_bench::interrupt::Interrupted>()
+    number.is_some_and(is_final) || error.is::<aquifer_host::interrupt::Interrupted>()
 }
 
 /// What failed so far of several things that are done one after the other.

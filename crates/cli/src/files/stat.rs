@@ -3,7 +3,7 @@
 use anyhow::Result;
 use aquifer::fs::LockMode;
 use aquifer::{FileOptions, Files};
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 use serde::Serialize;
 
 use super::entry::{self, Entry};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use aquifer::{CreateObject, Keys, Objects};
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 
 use super::describe;
 use super::keys::{NEW_KEYS_HELP, NewKeysArgs};

@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use aquifer::{Access, Attachment};
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};
 use super::open_to_read;

@@ -14,7 +14,7 @@ use aquifer::pool::check::{
 };
 use aquifer::pool::format::PAGE_BYTES;
 use aquifer::pool::media;
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 use serde::Serialize;
 
 use super::{Part, format_note};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Error, Result, anyhow, bail, ensure};
 use aquifer::pool::media::{self, OpenError};
 use aquifer::{CreateOptions, OpenOptions, PersistenceDomain, Pool, PoolError};
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 use aquifer_sys::devdax;
 
 use super::info::Report;
@@ -156,7 +156,7 @@ fn check_place(args: &Args) -> Result<()> {
 fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
     /// The unit of `st_blocks`, whatever the file system's is.
     const BLOCK_BYTES: u64 = 512;
-    let Ok(free_bytes) = aquifer_bench::free_bytes(&args.path) else { return Ok(()) };
+    let Ok(free_bytes) = aquifer_host::free_bytes(&args.path) else { return Ok(()) };
     let there_bytes = free_bytes.saturating_add(metadata.blocks() * BLOCK_BYTES);
     ensure!(
         args.size.0 <= there_bytes,

@@ -15,7 +15,7 @@ use std::fmt::Display;
 use anyhow::Result;
 use aquifer::PersistenceDomain;
 use aquifer::pool::media::ByteRange;
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 use serde::{Serialize, Serializer};
 
 /// Arguments of `aquifer pool`.

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Error, anyhow};
-use aquifer_bench::interrupt;
+use aquifer_host::interrupt;
 
 use crate::{output, progress};
 

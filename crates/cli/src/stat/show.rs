@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use aquifer_bench::Bytes;
+use aquifer_host::Bytes;
 
 use super::Seen;
 use crate::output;

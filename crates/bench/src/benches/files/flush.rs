@@ -14,8 +14,8 @@ use crate::harness::{Cell, FilesWork, Job, Work, progress_bar};
 use crate::options::FlushOptions;
 use crate::raw::{PAGE_BYTES, device_written_bytes};
 use crate::report::{Ratio, Report, ratios};
-use crate::units::Bytes;
 use crate::workload::flushed_stores;
+use aquifer_host::units::Bytes;
 
 const SYSTEMS: &[System] = &[System::Msync, System::Mapper];
 

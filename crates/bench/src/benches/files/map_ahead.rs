@@ -20,11 +20,11 @@ use crate::benches::stage::Stage;
 use crate::contender::System;
 use crate::data::{DataFile, check_space};
 use crate::harness::{Cell, FilesWork, progress_bar};
-use crate::machine::memory_bytes;
 use crate::options::MapAheadOptions;
 use crate::raw::PAGE_BYTES;
 use crate::report::{Ratio, Report, Row};
-use crate::units::Bytes;
+use aquifer_host::machine::memory_bytes;
+use aquifer_host::units::Bytes;
 
 const STREAM: &[System] =
     &[System::Mmap, System::MmapPopulate, System::Mapper, System::MapperUnadvised];

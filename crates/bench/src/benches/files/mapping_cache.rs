@@ -20,8 +20,8 @@ use crate::harness::{FilesWork, progress_bar};
 use crate::options::MappingCacheOptions;
 use crate::report::{Report, Row};
 use crate::scratch::scratch_directory;
-use crate::units::Bytes;
 use crate::workload::summed_files;
+use aquifer_host::units::Bytes;
 
 const SYSTEMS: &[System] =
     &[System::Mmap, System::MmapPopulate, System::Read, System::Mapper, System::MapperReadOnce];

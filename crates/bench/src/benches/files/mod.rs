@@ -23,10 +23,10 @@ use serde_json::{Value, json};
 use super::stage::Stage;
 use crate::contender::{Source, System};
 use crate::harness::{Cell, FilesWork, Job, LaneAnswer, Measured, Schedule, Work};
-use crate::machine::available_memory_bytes;
 use crate::options::Memory;
-use crate::place::Place;
 use crate::report::{Ratio, Row, ratios};
+use aquifer_host::machine::available_memory_bytes;
+use aquifer_host::place::Place;
 
 pub use flush::run as flush;
 pub use map_ahead::run as map_ahead;

@@ -20,11 +20,11 @@ use super::{cell, job, row_of_detail, run_block};
 use crate::benches::stage::Stage;
 use crate::contender::System;
 use crate::harness::{FilesWork, progress_bar};
-use crate::machine::cores;
 use crate::options::SearchOptions;
 use crate::report::{Ratio, Report, ratios};
 use crate::scratch::scratch_directory;
 use crate::source_tree::{SourceTree, usual_roots};
+use aquifer_host::machine::cores;
 
 const SYSTEMS: &[System] = &[
     System::ReadLoop,

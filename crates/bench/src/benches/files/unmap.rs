@@ -16,7 +16,7 @@ use crate::harness::{FilesWork, progress_bar};
 use crate::options::UnmapOptions;
 use crate::report::{Report, Row};
 use crate::scratch::scratch_directory;
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 const SYSTEMS: &[System] =
     &[System::Mmap, System::MmapPopulate, System::Read, System::MapperSync, System::MapperAsync];

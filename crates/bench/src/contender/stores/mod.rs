@@ -14,11 +14,14 @@
 //! All of them as they come: SQLite's checkpoints run in the thread that commits, an object's in one that the pool has.
 
 mod libpmemobj;
+#[cfg(feature = "databases")]
 mod lmdb;
 mod log_alone;
 mod memory;
 mod pmemobj_library;
+#[cfg(feature = "databases")]
 mod redb;
+#[cfg(feature = "databases")]
 mod sqlite;
 
 use std::path::Path;
@@ -68,9 +71,16 @@ pub fn create(
         _ => {
             single(lanes)?;
             let store: Box<dyn CellStore> = match system {
+                #[cfg(feature = "databases")]
                 System::Lmdb => Box::new(lmdb::LmdbStore::create(on_device(home)?, array)?),
+                #[cfg(feature = "databases")]
                 System::Sqlite => Box::new(sqlite::SqliteStore::create(on_device(home)?, array)?),
+                #[cfg(feature = "databases")]
                 System::Redb => Box::new(redb::RedbStore::create(on_device(home)?, array)?),
+                #[cfg(not(feature = "databases"))]
+                System::Lmdb | System::Sqlite | System::Redb => {
+                    return Err(without_databases().into());
+                }
                 System::LogAlone => Box::new(log_alone::LogAlone::create(on_device(home)?, array)?),
                 System::Libpmemobj | System::LibpmemobjRecords => {
                     Box::new(libpmemobj::PmemobjStore::create(system, home, array)?)
@@ -94,9 +104,16 @@ pub fn open(
         _ => {
             single(lanes)?;
             let store: Box<dyn CellStore> = match system {
+                #[cfg(feature = "databases")]
                 System::Lmdb => Box::new(lmdb::LmdbStore::open(on_device(home)?, array)?),
+                #[cfg(feature = "databases")]
                 System::Sqlite => Box::new(sqlite::SqliteStore::open(on_device(home)?, array)?),
+                #[cfg(feature = "databases")]
                 System::Redb => Box::new(redb::RedbStore::open(on_device(home)?, array)?),
+                #[cfg(not(feature = "databases"))]
+                System::Lmdb | System::Sqlite | System::Redb => {
+                    return Err(without_databases().into());
+                }
                 System::LogAlone => Box::new(log_alone::LogAlone::open(on_device(home)?, array)?),
                 System::Libpmemobj | System::LibpmemobjRecords => {
                     Box::new(libpmemobj::PmemobjStore::open(system, home, array)?)
@@ -106,6 +123,12 @@ pub fn open(
             Ok(vec![store])
         }
     }
+}
+
+#[cfg(not(feature = "databases"))]
+fn without_databases() -> Unavailable {
+    let build = "cargo build --release --package aquifer-bench";
+    Unavailable(format!("this program was built without the databases; build it again: {build}"))
 }
 
 fn single(lanes: u32) -> Result<(), Unavailable> {
@@ -123,6 +146,7 @@ fn on_device(home: &Home) -> Result<&Path, Unavailable> {
 }
 
 /// A record as a key-value store keeps it.
+#[cfg(feature = "databases")]
 fn to_bytes(record: &Record) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
     for (chunk, cell) in bytes.chunks_exact_mut(8).zip(record) {
@@ -132,6 +156,7 @@ fn to_bytes(record: &Record) -> [u8; RECORD_BYTES] {
 }
 
 /// The reverse of [`to_bytes`].
+#[cfg(feature = "databases")]
 fn from_bytes(bytes: &[u8]) -> Result<Record> {
     ensure!(bytes.len() == RECORD_BYTES, "a record has {} bytes", bytes.len());
     let mut record = [0; RECORD_CELLS];

@@ -19,10 +19,10 @@ use crate::contender::System;
 use crate::contender::files::{Files, ReadLoop, VisitFiles, WholeFile, with_files};
 use crate::file_set::warm;
 use crate::harness::{Job, LaneAnswer, Measured};
-use crate::interrupt;
 use crate::raw::{open_directory, raise_file_limit};
 use crate::source_tree::{Folder, folders_below};
 use crate::stats::median;
+use aquifer_host::interrupt;
 
 /// Files a thread takes at a time.
 const RUN: usize = 32;

@@ -15,11 +15,11 @@ use super::{Steps, together};
 use crate::contender::files::{Files, VisitFiles, WholeFile, with_files};
 use crate::file_set::{file_path, warm};
 use crate::harness::{Job, Measured};
-use crate::interrupt;
 use crate::raw::{PAGE_BYTES, raise_file_limit};
 use crate::rng::Rng;
 use crate::sum::sum_words;
 use crate::zipf::{EXPONENT, Zipf};
+use aquifer_host::interrupt;
 
 /// Makes other files popular than the first ones.
 const POPULARITY_SEED: u64 = 0x7a69_7066;

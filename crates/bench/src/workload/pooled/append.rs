@@ -11,8 +11,8 @@ use super::measured;
 use crate::contender::pooled::growing;
 use crate::file_set::fill_content;
 use crate::harness::{AppendWork, Job, Measured};
-use crate::interrupt;
 use crate::sum::sum_words;
+use aquifer_host::interrupt;
 
 /// Does the work.
 pub fn run(job: &Job, work: &AppendWork) -> Result<Measured> {

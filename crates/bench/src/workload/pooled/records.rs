@@ -11,9 +11,9 @@ use anyhow::Result;
 use super::{file_names, measured, warm_set};
 use crate::contender::pooled::{Records, records};
 use crate::harness::{Job, Measured, RecordWork, wait_to_go};
-use crate::interrupt;
 use crate::rng::{Rng, mix};
 use crate::sum::sum_words;
+use aquifer_host::interrupt;
 
 /// What is touched at a time before the clock starts.
 const WARM_BYTES: usize = 256 << 10;

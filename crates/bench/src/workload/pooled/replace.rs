@@ -13,9 +13,9 @@ use super::{file_names, measured, warm_set};
 use crate::contender::System;
 use crate::contender::pooled::{open_pool, pair};
 use crate::harness::{Job, Measured};
-use crate::interrupt;
 use crate::pooled_set::POOL;
 use crate::raw::{cache_state, system_page_bytes};
+use aquifer_host::interrupt;
 
 /// Does the work.
 pub fn run(job: &Job, file_bytes: u64) -> Result<Measured> {

@@ -13,9 +13,9 @@ use super::{file_names, measured, warm_set};
 use crate::contender::files::{Files, VisitFiles, WholeFile};
 use crate::contender::pooled::with_whole_files;
 use crate::harness::{Job, LaneAnswer, Measured};
-use crate::interrupt;
 use crate::rng::Rng;
 use crate::sum::sum_words;
+use aquifer_host::interrupt;
 
 /// Sums all files.
 pub fn sum(job: &Job, files: u32, threads: u32, passes: u32) -> Result<Measured> {

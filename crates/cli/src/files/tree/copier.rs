@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use aquifer_bench::interrupt;
+use aquifer_host::interrupt;
 use serde::Serialize;
 
 use super::{Attributes, Content, Item, Kind, New, Tree};

@@ -23,7 +23,7 @@ use crate::harness::{AppendWork, PooledWork};
 use crate::options::AppendOptions;
 use crate::report::{Report, Row};
 use crate::scratch::{empty, scratch_directory};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 const SYSTEMS: &[System] =
     &[System::Syscalls, System::Mmap, System::MmapPopulate, System::Pool, System::View];

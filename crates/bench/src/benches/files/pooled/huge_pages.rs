@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-use crate::place::MountGuard;
+use aquifer_host::place::MountGuard;
 
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 /// The default size of a huge page where this is tried.

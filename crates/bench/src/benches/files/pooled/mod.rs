@@ -31,7 +31,7 @@ use crate::harness::progress_bar;
 use crate::pooled_set::{self, Age};
 use crate::report::Ratio;
 use crate::scratch::scratch_directory;
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 pub use append::run as append;
 pub use metadata::run as metadata;

@@ -23,7 +23,7 @@ use crate::harness::PooledWork;
 use crate::options::ReadOnceOptions;
 use crate::pooled_set::Age;
 use crate::report::{Ratio, Report, Row};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 const SYSTEMS: &[System] =
     &[System::Read, System::Mmap, System::MmapPopulate, System::Pool, System::View];

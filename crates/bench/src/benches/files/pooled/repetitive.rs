@@ -19,8 +19,8 @@ use crate::harness::{PooledWork, RecordWork, TeamWork};
 use crate::options::RepetitiveOptions;
 use crate::pooled_set::Age;
 use crate::report::{Report, Row};
-use crate::units::Bytes;
 use crate::workload::record_files;
+use aquifer_host::units::Bytes;
 
 /// Contenders that have records.
 pub const SYSTEMS: &[System] =

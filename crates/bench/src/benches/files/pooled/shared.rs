@@ -21,8 +21,8 @@ use crate::harness::{PooledWork, RecordWork, TeamWork};
 use crate::options::SharedOptions;
 use crate::pooled_set::{self, Age, POOL};
 use crate::report::{Report, Row};
-use crate::units::Bytes;
 use crate::workload::record_files;
+use aquifer_host::units::Bytes;
 
 const RECORD_BYTES: u32 = 4 << 10;
 const FILES: [(&str, bool); 2] = [("same", false), ("own", true)];

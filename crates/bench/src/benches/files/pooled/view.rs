@@ -17,7 +17,7 @@ use crate::harness::PooledWork;
 use crate::options::ViewOptions;
 use crate::pooled_set::Age;
 use crate::report::{Ratio, Report, Row};
-use crate::units::Bytes;
+use aquifer_host::units::Bytes;
 
 const OPENERS: &[System] = &[System::Mmap, System::View];
 const READERS: &[System] =

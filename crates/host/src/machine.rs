@@ -6,7 +6,6 @@ use std::io::Write;
 use serde::Serialize;
 
 use crate::place::Place;
-use crate::raw::kernel_release;
 
 /// The machine, as the report prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -48,6 +47,15 @@ pub fn memory_bytes() -> u64 {
 /// Memory that can be had without swapping, as the kernel estimates it.
 pub fn available_memory_bytes() -> u64 {
     meminfo("MemAvailable")
+}
+
+/// The kernel's name and release, as `uname -sr` prints them.
+pub fn kernel_release() -> String {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+    match (read("ostype"), read("osrelease")) {
+        (Ok(name), Ok(release)) => format!("{} {}", name.trim(), release.trim()),
+        _ => "unknown".to_owned(),
+    }
 }
 
 fn meminfo(name: &str) -> u64 {

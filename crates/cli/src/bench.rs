@@ -1,0 +1,40 @@
+//! `aquifer bench` and `aquifer demo`: they start `aquifer-bench`, a program of its own, so that the command can be built
+//! without what Aquifer is compared with.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+const PROGRAM: &str = "aquifer-bench";
+
+/// Arguments, all of which are for `aquifer-bench`.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Args {
+    /// As `aquifer-bench` takes them; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Becomes the program with the arguments of `name`; returns only where that fails.
+pub fn run(name: &str, args: &Args) -> Result<()> {
+    // Beside this command as both are built and installed, or else on the path.
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
+    for program in beside.into_iter().chain([PathBuf::from(PROGRAM)]) {
+        let error = Command::new(&program).arg(name).args(&args.arguments).exec();
+        if error.kind() != io::ErrorKind::NotFound {
+            bail!("cannot start {}: {error}", program.display());
+        }
+    }
+    let directory = std::env::current_exe().ok();
+    let directory = directory.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
+    bail!(
+        "the benches are a program of their own, {PROGRAM}, which is neither in {} nor on the PATH; build it: \
+         cargo build --release --package {PROGRAM}",
+        directory.display()
+    )
+}
