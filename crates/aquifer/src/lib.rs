@@ -139,6 +139,7 @@ pub use aquifer_device::{
     Direct, Faulty, FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
 pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError, Lease, View, ViewMut};
+pub use aquifer_mapper::{self as mapper, FileAccess, FileView, MapError, Mapper, MapperBuilder};
 pub use aquifer_object::heap::ObjectHeap;
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{
@@ -147,7 +148,6 @@ pub use aquifer_object::{
 };
 pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
-pub use aquifer_vm::mapper::{self, FileAccess, FileView, MapError, Mapper, MapperBuilder};
 pub use aquifer_vm::prepare_thread;
 
 /// The example of the README is compiled with the documentation's.

@@ -23,7 +23,7 @@ use std::time::Instant;
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
-use aquifer_vm::mapper::window::{Window, Windows};
+use aquifer_vm::readahead::{Window, Windows};
 
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;

@@ -22,7 +22,7 @@ pod!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
 /// A value as the bytes that it is.
-pub(crate) fn bytes_of<T: Pod>(value: &T) -> &[u8] {
+pub fn bytes_of<T: Pod>(value: &T) -> &[u8] {
     // SAFETY: plain data without padding is its bytes.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }
 }

@@ -67,7 +67,7 @@ use crate::fork::ProcessMark;
 #[cfg(test)]
 mod model_tests;
 mod pieces;
-pub(crate) mod runs;
+pub mod runs;
 mod scan;
 #[cfg(test)]
 mod test_support;

@@ -12,7 +12,8 @@
 //! * [`stitched`]: pieces of a file as contiguous memory.
 //! * [`drop_behind`]: a bound for what mapped files have in memory.
 //! * [`dirty`]: which pages of a private mapping were stored to.
-//! * [`mapper`]: ordinary files mapped well.
+//! * [`ephemeral`]: addresses for mappings that come and go.
+//! * [`readahead`]: how far to read ahead of faults.
 //! * [`window`]: the moments in which a thread can store to guarded memory.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
@@ -20,11 +21,12 @@ pub mod arena;
 pub mod bytes;
 pub mod dirty;
 pub mod drop_behind;
+pub mod ephemeral;
 pub mod file_mapping;
 pub mod fixed;
 pub mod fork;
 pub mod guard;
-pub mod mapper;
+pub mod readahead;
 pub mod router;
 mod stack;
 pub mod stitched;

@@ -8,7 +8,7 @@
 //! ```
 //! Each piece is a mapping of its own, made with a system call and counted among those that a process may have. So this is for
 //! a handful of pieces, or a few hundred that are used for long. When it is dropped, its mappings are taken away together with those
-//! of others (see the module `mapper::heap`).
+//! of others (see [`ephemeral`](crate::ephemeral)).
 //!
 //! Others change the bytes whenever they like; what is said of [`file_mapping`](crate::file_mapping) holds here.
 
@@ -23,10 +23,9 @@ use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::signal::FaultContext;
 
 use crate::bytes::Bytes;
+use crate::ephemeral::{Extent, Heap, NoAddresses, Unmap, VmaBudget};
 use crate::file_mapping::Inaccessible;
 use crate::guard::Replaceable;
-use crate::mapper::Unmap;
-use crate::mapper::heap::{Extent, Heap, NoAddresses, VmaBudget};
 use crate::{FaultOwner, Served, VmError, router};
 
 /// What comes next in the addresses. Offsets and lengths are multiples of 4,096.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use aquifer_device::{Device, DeviceError, IoOperation};
 use aquifer_sys::signal::FaultContext;
-use aquifer_vm::mapper::window::Pattern;
+use aquifer_vm::readahead::Pattern;
 use aquifer_vm::{FaultOwner, Served};
 
 use crate::engine::{BareCause, BareFault, Engine, Kind};

@@ -31,7 +31,7 @@ impl PageRun {
 }
 
 /// Adds a run behind those there, or to the last one if it touches it.
-pub(crate) fn push(runs: &mut Vec<PageRun>, run: PageRun) {
+pub fn push(runs: &mut Vec<PageRun>, run: PageRun) {
     match runs.last_mut() {
         Some(last) if last.first <= run.first && run.first <= last.end() => {
             let end = last.end().max(run.end());
@@ -42,7 +42,7 @@ pub(crate) fn push(runs: &mut Vec<PageRun>, run: PageRun) {
 }
 
 /// Sorts and merges: afterwards runs ascend, and there is a gap between any two.
-pub(crate) fn normalise(runs: &mut Vec<PageRun>) {
+pub fn normalise(runs: &mut Vec<PageRun>) {
     runs.retain(|run| run.count > 0);
     runs.sort_unstable();
     runs.dedup_by(|next, before| {
@@ -56,13 +56,13 @@ pub(crate) fn normalise(runs: &mut Vec<PageRun>) {
 }
 
 /// Whether a page is in a normalised set.
-pub(crate) fn contains(runs: &[PageRun], page: PageIndex) -> bool {
+pub fn contains(runs: &[PageRun], page: PageIndex) -> bool {
     let behind = runs.partition_point(|run| run.first <= page);
     behind > 0 && page < runs[behind - 1].end()
 }
 
 /// What a run and a normalised set have in common.
-pub(crate) fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) {
+pub fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) {
     let from = runs.partition_point(|other| other.end() <= run.first);
     for other in &runs[from..] {
         if other.first >= run.end() {
@@ -74,7 +74,7 @@ pub(crate) fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(Pag
 }
 
 /// What a normalised set has without another, normalised as well.
-pub(crate) fn subtract(runs: &[PageRun], others: &[PageRun]) -> Vec<PageRun> {
+pub fn subtract(runs: &[PageRun], others: &[PageRun]) -> Vec<PageRun> {
     let mut rest = Vec::new();
     for &run in runs {
         let mut from = run.first;

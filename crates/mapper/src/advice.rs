@@ -1,0 +1,322 @@
+//! What a program knows about its accesses.
+//!
+//! | advice | what is done |
+//! |---|---|
+//! | `Sequential`, `WillNeed` | the range is mapped ahead by a helper ([`super::map_ahead`]), and read if it has to be |
+//! | `Random` | nothing is mapped ahead by a helper, and the kernel reads nothing ahead |
+//! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again (one that can be stored to never is) |
+//! | `Normal` | as if nothing had been advised |
+//! | none | a large file in memory is mapped ahead once it is seen to be read in order; `Normal` ends that |
+//!
+//! A fault maps, besides the page it is about, those around it that are in the page cache already, 64 KiB by default: the kernel
+//! does that whatever the advice, at hardly any cost. So after `Random` a program sees more pages mapped than it has touched, and
+//! none of them was read for it.
+//!
+//! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed. `DontNeed` does not discard
+//! pages, whatever `madvise` of that name does.
+//!
+//! Advice ends with the view that gave it, and what another view advised of the same mapping stays ([`super::random`]).
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_sys::memory;
+
+use super::error::{MapError, Result};
+use super::map_ahead::{MapAhead, Ticket};
+use super::mapped::Mapped;
+use super::populate::{Span, whole_pages};
+use super::random::{Adviser, RandomRanges, Refused};
+use super::view::FileView;
+
+/// How a range of a view is going to be used ([`FileView::advise`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Advice {
+    /// Nothing is known.
+    Normal,
+    /// From start to end: it is mapped ahead, and read ahead if it has to be, in the background.
+    Sequential,
+    /// Here and there: nothing is read ahead. What is in memory already the kernel maps around a page that is touched.
+    Random,
+    /// Soon: as for `Sequential`.
+    WillNeed,
+    /// Not again: the mapping is not kept for use again when its views are gone. Discards nothing.
+    DontNeed,
+}
+
+/// What one view advised.
+#[derive(Default)]
+pub(crate) struct Advised {
+    given: Mutex<Given>,
+}
+
+#[derive(Default)]
+struct Given {
+    tickets: Vec<Ticket>,
+    /// Whose ranges are random, if any ever were.
+    adviser: Option<Adviser>,
+    /// Whether the mapping would have been parked.
+    was_kept: bool,
+}
+
+impl Advised {
+    fn lock(&self) -> MutexGuard<'_, Given> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows advice about `range` of a span; `may_park` says whether its mapping may be used again.
+    pub fn follow(
+        &self,
+        advice: Advice,
+        ahead: &MapAhead,
+        span: &Arc<dyn Span>,
+        range: Range<usize>,
+        may_park: &AtomicBool,
+        random: &RandomRanges,
+    ) -> std::result::Result<(), Refused> {
+        let range = whole_pages(&**span, range);
+        let mut given = self.lock();
+        // Two ranges are mapped ahead in the order they were asked for; the same one twice is of no use.
+        given.tickets.retain(|ticket| !overlap(&ticket.range(), &range));
+        if range.is_empty() {
+            return Ok(());
+        }
+        if advice == Advice::Random {
+            let adviser = *given.adviser.get_or_insert_with(|| random.adviser());
+            return random.add(adviser, &range, |range, on| tell(&**span, range, on));
+        }
+        if let Some(adviser) = given.adviser {
+            random.remove(adviser, &range, |range, on| tell(&**span, range, on))?;
+        }
+        match advice {
+            Advice::Sequential | Advice::WillNeed => {
+                given.tickets.retain(|ticket| !ticket.is_done());
+                given.tickets.extend(ahead.request(span, range));
+            }
+            // Relaxed: read when the last view is closed, under a lock that orders it.
+            Advice::DontNeed => given.was_kept |= may_park.swap(false, Ordering::Relaxed),
+            Advice::Normal => {
+                if std::mem::take(&mut given.was_kept) {
+                    may_park.store(true, Ordering::Relaxed);
+                }
+            }
+            Advice::Random => unreachable!("followed above"),
+        }
+        Ok(())
+    }
+
+    /// Has a range that nothing was said about watched, until something is.
+    pub fn watch(&self, ahead: &MapAhead, span: &Arc<dyn Span>, range: Range<usize>) {
+        self.lock().tickets.extend(ahead.watch(span, range));
+    }
+
+    /// The view is being closed: others will use the mapping as if nothing had been advised, but for whether it is kept.
+    pub fn end(&self, span: &dyn Span, random: &RandomRanges) {
+        let given = std::mem::take(&mut *self.lock());
+        drop(given.tickets);
+        if let Some(adviser) = given.adviser {
+            // An error leaves the mapping without read-ahead, which its content does not depend on.
+            let _ = random.remove(adviser, &(0..usize::MAX), |range, on| tell(span, range, on));
+        }
+    }
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// Tells the kernel whether a range is random.
+fn tell(span: &dyn Span, range: &Range<usize>, is_random: bool) -> io::Result<()> {
+    let advice = if is_random { memory::Advice::Random } else { memory::Advice::Normal };
+    let address = span.address().wrapping_add(range.start).cast_mut();
+    // SAFETY: mapped as long as the span lives; this advice changes no contents.
+    unsafe { memory::advise(address, range.len(), advice) }
+}
+
+// SAFETY: the extent is mapped until it is retired, when the value is dropped.
+unsafe impl Span for Mapped {
+    fn address(&self) -> *const u8 {
+        Mapped::address(self)
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.mapped_bytes as usize
+    }
+}
+
+impl FileView {
+    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view. A snapshot
+    /// ([`FileView::is_snapshot`]) and an empty view are in memory, and need none.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`]; [`MapError::TooManyMappings`], because the kernel keeps a mapping for each range that is
+    /// random; [`MapError::Map`] if the kernel refused, which only it could say why.
+    ///
+    /// ```
+    /// use aquifer_mapper::{Advice, FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
+    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // mapped by a helper, ahead of this thread
+    /// assert_eq!(view.read(|bytes| bytes.to_vec().len())?, 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn advise(&self, advice: Advice, range: Range<u64>) -> Result<()> {
+        let range = self.in_file(&range)?;
+        let ahead = &self.shared.ahead;
+        let followed = match (&self.mapped, &self.stores) {
+            (Some(mapped), _) => {
+                let span: Arc<dyn Span> = mapped.clone();
+                let (offsets, random) = (mapped.in_mapping(&range), &mapped.random);
+                self.advised.follow(advice, ahead, &span, offsets, &mapped.may_park, random)
+            }
+            (None, Some(stores)) => {
+                let span = stores.file.fetched();
+                let offsets = span.offset_of(range.start)..span.offset_of(range.end);
+                let (span, never): (Arc<dyn Span>, _) = (span, AtomicBool::new(false));
+                self.advised.follow(advice, ahead, &span, offsets, &never, &stores.random)
+            }
+            (None, None) => return Ok(()),
+        };
+        followed.map_err(|refused| {
+            let (path, vmas) = (self.path().to_owned(), self.shared.heap.vmas());
+            match refused {
+                Refused::Vmas => {
+                    let (used, limit) = (vmas.used(), vmas.limit());
+                    MapError::TooManyMappings { path, used, limit }
+                }
+                Refused::Kernel(source) => {
+                    MapError::Map { path, len_bytes: range.end - range.start, source }
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::map_ahead::MapAheadLimits;
+    use super::super::populate::tests::Mapping;
+    use super::*;
+    use aquifer_vm::ephemeral::VmaBudget;
+
+    const PAGE: usize = memory::SMALL_PAGE_BYTES;
+
+    /// Whether the kernel was told not to read ahead, as `/proc/self/smaps` shows it.
+    fn is_random(mapping: &Mapping, offset: usize) -> bool {
+        let at = mapping.address() as usize + offset;
+        let mut inside = false;
+        for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+            let first = line.split(' ').next().unwrap();
+            if let Some((start, end)) = first.split_once('-') {
+                let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+                inside = (number(start)..number(end)).contains(&at);
+            } else if inside && line.starts_with("VmFlags:") {
+                return line.split(' ').any(|flag| flag == "rr");
+            }
+        }
+        panic!("not mapped");
+    }
+
+    struct Rig {
+        ahead: MapAhead,
+        mapping: Arc<Mapping>,
+        advised: Advised,
+        may_park: AtomicBool,
+        random: RandomRanges,
+    }
+
+    impl Rig {
+        fn new(workers: usize) -> Rig {
+            Rig {
+                ahead: MapAhead::new(MapAheadLimits { workers, in_flight_bytes: 1 << 30 }),
+                mapping: Mapping::of_pages(512),
+                advised: Advised::default(),
+                may_park: AtomicBool::new(true),
+                random: RandomRanges::new(Arc::new(VmaBudget::new(8))),
+            }
+        }
+
+        fn advise(&self, advice: Advice, pages: Range<usize>) {
+            self.advise_for(&self.advised, advice, pages);
+        }
+
+        fn advise_for(&self, view: &Advised, advice: Advice, pages: Range<usize>) {
+            let span: Arc<dyn Span> = self.mapping.clone();
+            let range = pages.start * PAGE..pages.end * PAGE;
+            view.follow(advice, &self.ahead, &span, range, &self.may_park, &self.random).unwrap();
+        }
+
+        fn is_kept(&self) -> bool {
+            self.may_park.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn random_is_undone_by_any_other_advice_and_at_the_end() {
+        let rig = Rig::new(0);
+        rig.advise(Advice::Random, 0..256);
+        assert!(is_random(&rig.mapping, 0) && is_random(&rig.mapping, 255 * PAGE));
+        assert!(!is_random(&rig.mapping, 256 * PAGE));
+        rig.advise(Advice::Sequential, 0..64);
+        assert!(!is_random(&rig.mapping, 0) && is_random(&rig.mapping, 64 * PAGE));
+        rig.advise(Advice::Normal, 64..128);
+        assert!(!is_random(&rig.mapping, 64 * PAGE) && is_random(&rig.mapping, 128 * PAGE));
+        rig.advised.end(&*rig.mapping, &rig.random);
+        assert!((0..512).step_by(64).all(|page| !is_random(&rig.mapping, page * PAGE)));
+    }
+
+    #[test]
+    fn what_another_view_advised_stays() {
+        let rig = Rig::new(0);
+        let other = Advised::default();
+        rig.advise(Advice::Random, 0..256);
+        rig.advise_for(&other, Advice::Random, 128..384);
+        rig.advised.end(&*rig.mapping, &rig.random);
+        assert!(!is_random(&rig.mapping, 127 * PAGE) && is_random(&rig.mapping, 128 * PAGE));
+        rig.advise(Advice::Normal, 0..512);
+        assert!(is_random(&rig.mapping, 383 * PAGE));
+        other.end(&*rig.mapping, &rig.random);
+        assert!((0..512).step_by(64).all(|page| !is_random(&rig.mapping, page * PAGE)));
+    }
+
+    #[test]
+    fn sequential_and_will_need_map_ahead_and_random_ends_it() {
+        for advice in [Advice::Sequential, Advice::WillNeed] {
+            let rig = Rig::new(1);
+            rig.advise(advice, 0..512);
+            while rig.mapping.mapped_pages(0..512 * PAGE) < 512 {
+                std::thread::yield_now();
+            }
+            assert_eq!(rig.ahead.stats().requests, 1);
+            rig.advise(Advice::Random, 0..512);
+            assert!(rig.advised.lock().tickets.is_empty());
+        }
+        let rig = Rig::new(1);
+        for advice in [Advice::Normal, Advice::Random, Advice::DontNeed] {
+            rig.advise(advice, 0..512);
+        }
+        assert_eq!(rig.ahead.stats().requests, 0);
+    }
+
+    #[test]
+    fn dont_need_keeps_the_mapping_out_of_the_cache_until_normal() {
+        let rig = Rig::new(0);
+        rig.advise(Advice::DontNeed, 0..512);
+        assert!(!rig.is_kept());
+        rig.advise(Advice::DontNeed, 0..512);
+        rig.advise(Advice::Normal, 0..512);
+        assert!(rig.is_kept());
+        // One that must not be parked does not become so by advice.
+        rig.may_park.store(false, Ordering::Relaxed);
+        rig.advise(Advice::DontNeed, 0..512);
+        rig.advise(Advice::Normal, 0..512);
+        assert!(!rig.is_kept());
+    }
+}

@@ -1,0 +1,269 @@
+//! What the mapper's files may keep in memory: a thread drops behind ([`aquifer_vm::drop_behind`]).
+//!
+//! Every file that is mapped is entered here, once, by device and inode. It stays after its last view and its parked
+//! mapping are gone, until its pages are dropped too: what was streamed through, file after file, must not stay because
+//! it was unmapped.
+//!
+//! An entry keeps neither the mapping nor a descriptor. Both are taken for one call at a time, under the entry's lock: so
+//! [`ResidentBudget::forget`] waits for that call, and after it nothing here keeps the file in use.
+//!
+//! A file that is not kept open (`descriptors`), and to which its path does not lead any more, is left alone: its pages
+//! can neither be counted nor dropped. If it was removed they go with its last mapping.
+//!
+//! Only mappings of the file's own pages are entered: to drop pages of a private mapping would lose what was stored.
+//!
+//! Lock order: the table, then an entry. Neither is taken while the mapping cache is locked.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use aquifer_sys::futex::Mutex;
+use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::{self, Backing, FileIdentity};
+use aquifer_sys::thread::{self, Thread};
+
+use super::descriptors::Kept;
+use super::error::{MapError, Result};
+use super::identity::FileId;
+use super::mapped::{self, Mapped};
+use aquifer_vm::ProcessMark;
+use aquifer_vm::drop_behind::{DropBehind, Droppable, PageTables};
+
+type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
+
+/// The bound, and the thread that keeps it.
+pub(crate) struct ResidentBudget {
+    table: Arc<Table>,
+    files: Arc<DropBehind<Entry>>,
+    resident_pages: Arc<AtomicU64>,
+    serial: AtomicU64,
+    thread: Option<Thread>,
+    mark: ProcessMark,
+}
+
+/// A file that was mapped.
+struct Entry {
+    table: Arc<Table>,
+    identity: FileIdentity,
+    len_bytes: AtomicU64,
+    cursor: AtomicU64,
+    /// Which mapping it was, of all there ever were.
+    serial: AtomicU64,
+    /// Nothing of it is left to drop, unless it was mapped again meanwhile.
+    is_done: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    mapped: Weak<Mapped>,
+    path: PathBuf,
+    /// It is in the table no longer.
+    is_gone: bool,
+}
+
+impl ResidentBudget {
+    pub fn start(bytes: u64) -> Result<ResidentBudget> {
+        let files = Arc::new(DropBehind::new());
+        let resident_pages = Arc::new(AtomicU64::new(0));
+        let (thread_files, published) = (files.clone(), resident_pages.clone());
+        let thread = thread::start(c"aquifer-budget", move || {
+            thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
+        })
+        .map_err(MapError::Thread)?;
+        Ok(ResidentBudget {
+            table: Arc::default(),
+            files,
+            resident_pages,
+            serial: AtomicU64::new(0),
+            thread: Some(thread),
+            mark: ProcessMark::new(),
+        })
+    }
+
+    /// What the files had in memory when the thread last looked.
+    pub fn resident_bytes(&self) -> u64 {
+        self.resident_pages.load(Ordering::Relaxed) * SMALL_PAGE_BYTES as u64
+    }
+
+    /// From now on the pages of this file count.
+    pub fn add(&self, mapped: &Arc<Mapped>, file: &File, path: &Path, len_bytes: u64) {
+        // The pages of a file in memory are no copies: there is nothing to drop.
+        if !matches!(residency::backing(file.as_fd()), Ok(Backing::Storage)) {
+            return;
+        }
+        let identity = mapped.id.identity();
+        let len_bytes = len_bytes.next_multiple_of(SMALL_PAGE_BYTES as u64);
+        // Relaxed: only different numbers are wanted.
+        let serial = 1 + self.serial.fetch_add(1, Ordering::Relaxed);
+        let mut table = self.table.lock();
+        if let Some(entry) = table.get(&identity) {
+            let mut state = entry.state.lock();
+            state.mapped = Arc::downgrade(mapped);
+            path.clone_into(&mut state.path);
+            entry.len_bytes.store(len_bytes, Ordering::Relaxed);
+            entry.is_done.store(false, Ordering::Relaxed);
+            entry.serial.store(serial, Ordering::Relaxed);
+            return;
+        }
+        let entry = Arc::new(Entry {
+            table: self.table.clone(),
+            identity,
+            len_bytes: AtomicU64::new(len_bytes),
+            cursor: AtomicU64::new(0),
+            serial: AtomicU64::new(serial),
+            is_done: AtomicBool::new(false),
+            state: Mutex::new(State {
+                mapped: Arc::downgrade(mapped),
+                path: path.to_owned(),
+                is_gone: false,
+            }),
+        });
+        table.insert(identity, entry.clone());
+        drop(table);
+        self.files.add(entry);
+    }
+
+    /// Waits until the thread does not use a file, and leaves it alone from then on unless a view of it is left.
+    pub fn forget(&self, id: FileId) {
+        let entry = self.table.lock().get(&id.identity()).cloned();
+        if let Some(entry) = entry {
+            entry.leave_if_unmapped();
+        }
+    }
+
+    /// The same for all files.
+    pub fn forget_all(&self) {
+        let entries: Vec<Arc<Entry>> = self.table.lock().values().cloned().collect();
+        for entry in entries {
+            entry.leave_if_unmapped();
+        }
+    }
+}
+
+impl Drop for ResidentBudget {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !self.mark.is_current() {
+            // A fork has no such thread: joining it would wait for ever.
+            std::mem::forget(thread);
+            return;
+        }
+        self.files.stop();
+        thread.join();
+    }
+}
+
+impl Entry {
+    fn leave_if_unmapped(&self) {
+        let mut table = self.table.lock();
+        let mut state = self.state.lock();
+        if state.mapped.strong_count() == 0 && !state.is_gone {
+            state.is_gone = true;
+            table.remove(&self.identity);
+        }
+    }
+
+    /// Calls with what there is of the file: its mapping, and a descriptor. Neither stays in use.
+    fn with<T>(&self, call: impl FnOnce(Option<&Arc<Mapped>>, Option<&File>) -> T) -> Option<T> {
+        let state = self.state.lock();
+        if state.is_gone {
+            return None;
+        }
+        let mapped = state.mapped.upgrade();
+        let file = match &mapped {
+            Some(mapped) => mapped.file_for_now(&state.path),
+            None => mapped::open(&state.path)
+                .ok()
+                .filter(|file| {
+                    residency::file_identity(file.as_fd()).is_ok_and(|found| found == self.identity)
+                })
+                .map(Kept::uncounted),
+        };
+        let result = call(mapped.as_ref(), file.as_deref().map(Kept::file));
+        // Before the lock is released. The mapping may be unmapped here.
+        drop((mapped, file));
+        drop(state);
+        Some(result)
+    }
+}
+
+impl Droppable for Entry {
+    fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Relaxed)
+    }
+
+    fn cursor(&self) -> &AtomicU64 {
+        &self.cursor
+    }
+
+    fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
+        let cached = self.with(|mapped, file| {
+            let cached = match file {
+                Some(file) => memory::cachestat(file.as_fd(), offset_bytes, len_bytes).ok()?.cached,
+                None => 0,
+            };
+            if cached == 0 && mapped.is_none() && (file.is_none() || len_bytes == 0) {
+                self.is_done.store(true, Ordering::Relaxed);
+            }
+            Some(cached)
+        });
+        cached.unwrap_or(Some(0))
+    }
+
+    fn mapped(&self, tables: &mut PageTables) -> Option<u64> {
+        self.with(|mapped, _| match mapped {
+            Some(mapped) => {
+                let there = mapped.range();
+                tables.present_in(mapped.address_of(there.start), there.end - there.start)
+            }
+            None => Some(0),
+        })
+        .unwrap_or(Some(0))
+    }
+
+    /// A file that is mapped, read and unmapped between two looks leaves pages, and no trace in the page tables.
+    fn asked(&self) -> u64 {
+        self.serial.load(Ordering::Relaxed)
+    }
+
+    fn discard(&self, pages: Range<u64>) {
+        let is_last = pages.end >= self.len_bytes();
+        self.with(|mapped, file| {
+            // The file may have been mapped again meanwhile, shorter: what is behind it is another mapping's.
+            let there = mapped.map(|mapped| (mapped, mapped.range()));
+            let inside = there.map(|(mapped, there)| {
+                (mapped, pages.start.max(there.start)..pages.end.min(there.end))
+            });
+            if let Some((mapped, inside)) = inside.filter(|(_, inside)| !inside.is_empty()) {
+                let len = (inside.end - inside.start) as usize;
+                let address = mapped.address_of(inside.start).cast_mut();
+                // SAFETY: a mapping of the file's own pages, which this keeps: nothing is lost. A failure leaves the
+                // pages where they are.
+                let _ = unsafe { memory::advise(address, len, Advice::DontNeed) };
+            }
+            if let Some(file) = file {
+                let len_bytes = pages.end - pages.start;
+                let _ = memory::drop_cached(file.as_fd(), pages.start, len_bytes);
+            }
+            if mapped.is_none() && is_last {
+                self.is_done.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+
+    fn is_gone(&self) -> bool {
+        if self.is_done.swap(false, Ordering::Relaxed) {
+            self.leave_if_unmapped();
+        }
+        self.state.lock().is_gone
+    }
+}

@@ -1,0 +1,237 @@
+//! What can go wrong with mapped files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aquifer_vm::VmError;
+
+/// What a mapped file could not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The file cannot be opened, or asked about.
+    #[error("cannot open {}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// It was opened, and cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// What does not say how long it is did not end.
+    #[error("{} gave {limit_bytes} bytes and did not end; read it in pieces", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// What is read at most.
+        limit_bytes: u64,
+    },
+    /// It is nothing that can be mapped.
+    #[error("{} is {kind}, which cannot be mapped; {advice}", path.display())]
+    NotMappable {
+        /// What was to be mapped.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// The range ends behind the end of the file, or is none.
+    #[error(
+        "bytes {start} to {end} of {} are no range of it: it has {len_bytes}; ask for its length first, \
+         or for an open range",
+        path.display()
+    )]
+    Range {
+        /// The file.
+        path: PathBuf,
+        /// First byte asked for.
+        start: u64,
+        /// Behind the last byte asked for.
+        end: u64,
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// The range lies outside of a view.
+    #[error(
+        "bytes {start} to {end} are outside of the view, which has {len_bytes}; map a larger range, or grow it"
+    )]
+    OutsideView {
+        /// First byte asked for.
+        start: u64,
+        /// Behind the last byte asked for.
+        end: u64,
+        /// Length of the view.
+        len_bytes: u64,
+    },
+    /// The process has no room for more mappings.
+    #[error(
+        "{} cannot be mapped: {used} mappings are in use of {limit} that may be (half of vm.max_map_count); \
+         drop views, or raise the limit with `sysctl vm.max_map_count`",
+        path.display()
+    )]
+    TooManyMappings {
+        /// The file.
+        path: PathBuf,
+        /// Mappings in use.
+        used: usize,
+        /// How many may be.
+        limit: usize,
+    },
+    /// The addresses, or the handler for faults, could not be had.
+    #[error(transparent)]
+    Memory(#[from] VmError),
+    /// The system refused to map it.
+    #[error("cannot map {len_bytes} bytes of {}: {source}", path.display())]
+    Map {
+        /// The file.
+        path: PathBuf,
+        /// Bytes to be mapped.
+        len_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Bytes of the file could not be had.
+    #[error("cannot access byte {offset_bytes} of {}: {cause}", path.display())]
+    Fault {
+        /// The file.
+        path: PathBuf,
+        /// The first byte of the file that is known to be missing.
+        offset_bytes: u64,
+        /// Why.
+        cause: FaultCause,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a thread of the mapper: {0}")]
+    Thread(#[source] io::Error),
+    /// The view was made for reading only.
+    #[error("{} was mapped for reading; map it with FileAccess::Write to change it", path.display())]
+    ReadOnly {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Stores could not be written to the file, or not made durable. They are still in the view, and count as not flushed.
+    #[error(
+        "cannot flush bytes {} to {} of {}: {cause}; {advice}",
+        range.start,
+        range.end,
+        path.display(),
+        advice = cause.advice()
+    )]
+    Flush {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the file: the first ones that failed. Others may have failed as well.
+        range: std::ops::Range<u64>,
+        /// Why.
+        cause: FlushCause,
+    },
+    /// There are no addresses behind the view to grow into.
+    #[error(
+        "the view of {} cannot grow to {len_bytes} bytes: its addresses end after {capacity_bytes}; flush it, drop it, \
+         make the file longer, and map it again",
+        path.display()
+    )]
+    GrowBeyond {
+        /// The file.
+        path: PathBuf,
+        /// Length asked for.
+        len_bytes: u64,
+        /// What it can have.
+        capacity_bytes: u64,
+    },
+    /// The file could not be made longer. It is as long as before.
+    #[error("cannot make {} long enough for a view of {len_bytes} bytes: {source}", path.display())]
+    Grow {
+        /// The file.
+        path: PathBuf,
+        /// Length asked for.
+        len_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The mapper belongs to the process that this one is a fork of.
+    #[error("this process is a fork of the one that made the mapper; make a new one in the child")]
+    Forked,
+}
+
+/// Why bytes of a file are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultCause {
+    /// The file has become shorter.
+    #[error("the file ends before it; it was cut short after it was mapped")]
+    Truncated,
+    /// The device or the network failed.
+    #[error("the system could not read it: {}", io::Error::from_raw_os_error(*.0))]
+    Io(i32),
+    /// There is no room on the file system for a hole that was stored to.
+    #[error("there is no room for it on the file system; make room, and store again")]
+    NoSpace,
+    /// It cannot be opened again to find out: it was removed or replaced since, or no descriptors are left.
+    #[error("why is not known, as its path does not lead to it any more; map it again")]
+    OutOfReach,
+    /// It could be read when it was looked at again: something failed for a moment, here or in another thread.
+    #[error("it could not be read a moment ago; read again")]
+    Passing,
+}
+
+/// Why stores could not be flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlushCause {
+    /// The file has become shorter. What was stored behind its end is gone.
+    #[error("the file ends before")]
+    Truncated,
+    /// There is no room on the file system, or in the quota.
+    #[error("there is no room for it on the file system")]
+    NoSpace,
+    /// The bytes could not be written.
+    #[error("the system could not write: {}", io::Error::from_raw_os_error(*.0))]
+    Io(i32),
+    /// They were written, and may have been lost on the way to the device.
+    #[error("the device may have lost it: {}", io::Error::from_raw_os_error(*.0))]
+    Lost(i32),
+}
+
+impl FlushCause {
+    fn advice(&self) -> &'static str {
+        match self {
+            FlushCause::Truncated => "map it again, or make it longer",
+            FlushCause::NoSpace => "make room, and flush again",
+            FlushCause::Io(_) | FlushCause::Lost(_) => {
+                "flush again, which writes all of it again; if that fails too, write it elsewhere"
+            }
+        }
+    }
+
+    pub(crate) fn of_write(error: &io::Error) -> FlushCause {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => FlushCause::NoSpace,
+            errno => FlushCause::Io(errno.unwrap_or(libc::EIO)),
+        }
+    }
+
+    pub(crate) fn of_sync(error: &io::Error) -> FlushCause {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => FlushCause::NoSpace,
+            errno => FlushCause::Lost(errno.unwrap_or(libc::EIO)),
+        }
+    }
+}
+
+/// The result of what may fail about mapped files.
+pub type Result<T> = std::result::Result<T, MapError>;
+
+impl MapError {
+    pub(crate) fn open(path: &Path) -> impl FnOnce(io::Error) -> MapError + '_ {
+        |source| MapError::Open { path: path.to_owned(), source }
+    }
+}

@@ -1,0 +1,394 @@
+//! Bringing many scattered ranges in at once.
+//!
+//! Serial faults on a disk have one page in flight. Here the kernel is told of 256 ranges in one call, which fills the page
+//! cache at the queue depth of the device, and the ranges are mapped one batch behind, while the next is being read:
+//!
+//! ```text
+//!   WILLNEED   batch 1 │ batch 2 │ batch 3 │
+//!   mapped             │ batch 1 │ batch 2 │ batch 3
+//! ```
+//! Mapping them is also what notices a byte that cannot be had: `WILLNEED` reports no errors.
+//!
+//! [`FileView::touch_many`] does this in the calling thread; [`FileView::prefetch`] in a thread of the mapper, for
+//! a future of any executor. A prefetch goes on when its future is dropped. Whoever waits for one that has not begun does
+//! it himself.
+//!
+//! # Lock order
+//! The queue, then a job; neither is held during I/O.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use aquifer_sys::fallible;
+use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
+use aquifer_sys::thread::{self, Thread};
+
+use super::descriptors::FileName;
+use super::error::{MapError, Result};
+use super::mapped::Mapped;
+use super::populate::{Form, Missing, Span, whole_pages};
+use super::view::FileView;
+use aquifer_vm::ProcessMark;
+
+/// Ranges told to the kernel in one call.
+const BATCH: usize = 256;
+/// Ranges up to this length are mapped by loads, which cost less than a system call.
+const TOUCHED_BYTES: usize = 4 * SMALL_PAGE_BYTES;
+
+/// Brings the ranges in, offsets in the span.
+fn bring_in(span: &dyn Span, ranges: &[Range<usize>]) -> std::result::Result<(), Missing> {
+    let mut before: &[Range<usize>] = &[];
+    for batch in ranges.chunks(BATCH).chain([&[][..]]) {
+        will_need(span, batch);
+        for range in before {
+            let touched = fallible::SUPPORTED && range.len() <= TOUCHED_BYTES;
+            let form = if touched { Form::Touch } else { Form::best() };
+            form.populate(span, range.clone())?;
+        }
+        before = batch;
+    }
+    Ok(())
+}
+
+/// Starts to read. What goes wrong here is found when the range is mapped.
+fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
+    let told = batch.iter().map(|range| whole_pages(span, range.clone()));
+    let vector: Vec<_> = told
+        .filter(|range| !range.is_empty())
+        .map(|range| memory::Range {
+            address: span.address().wrapping_add(range.start).cast_mut(),
+            len_bytes: range.len(),
+        })
+        .collect();
+    if vector.is_empty() {
+        return;
+    }
+    // SAFETY: mapped as long as the span lives; the advice changes no contents.
+    let advised = unsafe { memory::advise_many(&vector, memory::Advice::WillNeed) };
+    // Where the kernel takes no vectors, none; it ends at a range that it does not take, and says how far it came.
+    let mut advised_bytes = advised.unwrap_or(0);
+    for range in vector {
+        if advised_bytes < range.len_bytes {
+            // SAFETY: as above.
+            let _ =
+                unsafe { memory::advise(range.address, range.len_bytes, memory::Advice::WillNeed) };
+        }
+        advised_bytes = advised_bytes.saturating_sub(range.len_bytes);
+    }
+}
+
+/// What ranges can be brought in of: a mapping that can say why a page of it is missing.
+pub(super) trait Fetched: Span {
+    /// Where in the span a byte of the file is.
+    fn offset_of(&self, file_byte: u64) -> usize;
+    /// Why the page at an offset of the span could not be had.
+    fn why(&self, name: &FileName, offset: usize) -> MapError;
+}
+
+impl Fetched for Mapped {
+    fn offset_of(&self, file_byte: u64) -> usize {
+        self.in_mapping(&(file_byte..file_byte)).start
+    }
+
+    fn why(&self, name: &FileName, offset: usize) -> MapError {
+        let start = self.range().start + offset as u64;
+        self.fault(name, start, &(start..start + 1))
+    }
+}
+
+struct Job {
+    span: Arc<dyn Fetched>,
+    ranges: Vec<Range<usize>>,
+    progress: Mutex<Progress>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    has_begun: bool,
+    result: Option<std::result::Result<(), Missing>>,
+    waker: Option<Waker>,
+}
+
+impl Job {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does it, unless somebody has begun.
+    fn run(&self) {
+        if std::mem::replace(&mut self.lock().has_begun, true) {
+            return;
+        }
+        let result = bring_in(&*self.span, &self.ranges);
+        let mut progress = self.lock();
+        progress.result = Some(result);
+        let waker = progress.waker.take();
+        drop(progress);
+        self.done.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn wait(&self) -> std::result::Result<(), Missing> {
+        self.run();
+        let mut progress = self.lock();
+        loop {
+            if let Some(result) = progress.result {
+                return result;
+            }
+            progress = self.done.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Arc<Job>>,
+    stopping: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut queue = self.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                job.run();
+                drop(job);
+                queue = self.lock();
+            } else if queue.stopping {
+                return;
+            } else {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// The thread of one mapper that prefetches. It starts with the first prefetch and ends, with all of them done, with this.
+pub(crate) struct Prefetcher {
+    shared: ManuallyDrop<Arc<Shared>>,
+    thread: Mutex<Option<Thread>>,
+    mark: ProcessMark,
+}
+
+impl Prefetcher {
+    pub fn new() -> Prefetcher {
+        Prefetcher {
+            shared: ManuallyDrop::default(),
+            thread: Mutex::default(),
+            mark: ProcessMark::new(),
+        }
+    }
+
+    /// Without a thread to be had, the job is left to whoever waits for it.
+    fn begin(&self, job: &Arc<Job>) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            *thread = thread::start(c"aquifer-fetch", move || shared.work()).ok();
+        }
+        if thread.is_none() {
+            job.run();
+            return;
+        }
+        self.shared.lock().jobs.push_back(job.clone());
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Prefetcher {
+    fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // In a child, the thread and whoever held the lock are the parent's.
+        if !self.mark.is_current() {
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.lock().stopping = true;
+        self.shared.changed.notify_all();
+        // The thread itself may let go of the mapper last, with a mapping.
+        if let Some(thread) = thread.filter(|thread| !thread.is_current()) {
+            thread.join();
+        }
+        // SAFETY: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.shared) };
+    }
+}
+
+/// Ranges of a view that are being brought in: a future, or to be waited for. They are brought in even if this is dropped.
+#[must_use = "errors are only reported to who waits"]
+pub struct Prefetch {
+    job: ManuallyDrop<Option<Arc<Job>>>,
+    name: FileName,
+    mark: ProcessMark,
+}
+
+impl Prefetch {
+    /// Blocks until all is there.
+    ///
+    /// # Errors
+    /// [`MapError::Fault`] with the first byte that could not be had; what comes after it may be missing too.
+    pub fn wait(self) -> Result<()> {
+        if !self.mark.is_current() {
+            return Err(MapError::Forked);
+        }
+        let Some(job) = &*self.job else { return Ok(()) };
+        let result = job.wait();
+        self.explain(result)
+    }
+
+    fn explain(&self, result: std::result::Result<(), Missing>) -> Result<()> {
+        let (Err(missing), Some(job)) = (result, &*self.job) else { return Ok(()) };
+        Err(job.span.why(&self.name, missing.offset))
+    }
+}
+
+impl Future for Prefetch {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if !self.mark.is_current() {
+            return Poll::Ready(Err(MapError::Forked));
+        }
+        let Some(job) = &*self.job else { return Poll::Ready(Ok(())) };
+        let mut progress = job.lock();
+        let Some(result) = progress.result else {
+            progress.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        drop(progress);
+        Poll::Ready(self.explain(result))
+    }
+}
+
+impl fmt::Debug for Prefetch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // In a fork, the lock of the job may be held for ever.
+        let is_ready = self.mark.is_current().then(|| match &*self.job {
+            Some(job) => job.lock().result.is_some(),
+            None => true,
+        });
+        formatter.debug_struct("Prefetch").field("is_ready", &is_ready).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // In a child, the mapping is the parent's.
+        if self.mark.is_current() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.job) };
+        }
+    }
+}
+
+impl FileView {
+    /// What is to be brought in, not begun. `None` if there is nothing.
+    fn job(&self, ranges: &[Range<u64>]) -> Result<Option<Job>> {
+        let ranges: Vec<_> =
+            ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
+        let span: Arc<dyn Fetched> = match (&self.stores, &self.mapped) {
+            (Some(stores), _) => stores.file.fetched(),
+            (None, Some(mapped)) => mapped.clone(),
+            (None, None) => return Ok(None),
+        };
+        let offsets = |range: Range<u64>| span.offset_of(range.start)..span.offset_of(range.end);
+        let ranges: Vec<_> =
+            ranges.into_iter().filter(|range| !range.is_empty()).map(offsets).collect();
+        if ranges.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Job { span, ranges, progress: Mutex::default(), done: Condvar::new() }))
+    }
+
+    /// Brings ranges of the view, counted from its first byte, into memory and maps them: all of them are read at once, where
+    /// loads would read one after the other. Stores to it are left as they are.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte that could not be had.
+    pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
+        let Some(job) = self.job(ranges)? else { return Ok(()) };
+        bring_in(&*job.span, &job.ranges)
+            .map_err(|missing| job.span.why(&self.name, missing.offset))
+    }
+
+    /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view may be dropped meanwhile.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`], at once.
+    ///
+    /// ```
+    /// use aquifer_mapper::{FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("records");
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
+    /// let records = [4096..8192, 500_000..500_100, 0..100];
+    /// let coming = view.prefetch(&records)?; //  all at once, behind this thread's back
+    /// coming.wait()?; //                         or `coming.await?`, in any executor
+    /// assert_eq!(view.get::<u8>(500_000)?, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
+        let job = self.job(ranges)?.map(Arc::new);
+        if let Some(job) = &job {
+            self.shared.prefetcher.begin(job);
+        }
+        let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
+        Ok(Prefetch { job: ManuallyDrop::new(job), name, mark })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::populate::tests::Mapping;
+    use super::*;
+    use std::os::fd::AsFd;
+
+    /// As where a failing load was given zeros of its own, on kernels that take no such advice about them.
+    #[test]
+    fn ranges_behind_one_that_is_refused_are_read_as_well() {
+        const PAGES: usize = 4096;
+        let page = SMALL_PAGE_BYTES;
+        let mapping = Mapping::of_pages(PAGES);
+        mapping.file.sync_all().unwrap();
+        memory::drop_cached(mapping.file.as_fd(), 0, (PAGES * page) as u64).unwrap();
+        let hole = 1000 * page..1001 * page;
+        // SAFETY: pages of the mapping that are not looked at; unmapping the whole one later does not mind.
+        unsafe { memory::unmap(mapping.address().cast_mut().wrapping_add(hole.start), page) }
+            .unwrap();
+        let last = 3000 * page..3001 * page;
+        let cached = || {
+            memory::cachestat(mapping.file.as_fd(), last.start as u64, page as u64).unwrap().cached
+        };
+        match memory::cachestat(mapping.file.as_fd(), 0, 1) {
+            Err(error) => return println!("skipped: {error}"),
+            Ok(_) if cached() > 0 => return println!("skipped: the page cache keeps the file"),
+            Ok(_) => {}
+        }
+        will_need(&*mapping, &[0..page, hole, last.clone()]);
+        assert_eq!(cached(), 1);
+    }
+}

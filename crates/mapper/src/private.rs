@@ -1,0 +1,233 @@
+//! A view that can be stored to: private until it is flushed.
+//!
+//! Stores go to private copies of pages. [`flush`](PrivateFile::flush) writes exactly those to the file and makes them
+//! durable; how, and what is promised, is told in [`super::flush`]. So other readers see stores from a flush on, and none
+//! before. Where a program asks for write-back at a pace ([`super::write_back`]), they see stores earlier, a page here and there.
+//!
+//! | the file is | what happens |
+//! |---|---|
+//! | changed by others | it shows in pages that were not stored to since the last flush; once the program has a pointer to store through, in those that it has not stored to since. None of it is overwritten but in pages that were stored to and not flushed |
+//! | made longer by others | nothing: the view is as long as before; [`grow`](PrivateFile::grow) takes it in |
+//! | cut short by others | loads and stores behind the end are errors, what was stored there is gone, and a flush says so |
+//!
+//! What was not flushed when the view is dropped is given up, as with any private mapping.
+//! [`write_out`](PrivateFile::write_out) hands it to the file without waiting for the device.
+//!
+//! Lock order: `State`, then `stores`.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
+
+use super::error::Result;
+use super::flush::{Choice, Flushed, State};
+use super::writable::{Place, Sharing, Writable};
+use aquifer_vm::bytes::bytes_of;
+use aquifer_vm::{PageRun, Pod, TrackerForm};
+
+const PAGE: u64 = SMALL_PAGE_BYTES as u64;
+
+/// How a private file is tracked and flushed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PrivateOptions {
+    /// The form of tracking, or the best.
+    pub form: Option<TrackerForm>,
+    /// Clean gaps between pages that are written along, or the cheapest.
+    pub gap_pages: Option<u64>,
+}
+
+/// A private mapping of a range of a file. See the module's documentation. Shared between threads freely.
+pub(crate) struct PrivateFile {
+    // Dropped before the mapping.
+    state: Mutex<State>,
+    mapping: Writable,
+    /// Held shared by stores, and alone while copies are dropped. A store that waits for a page to be read keeps a flush from
+    /// dropping copies, and with it stores that come later, until the page is there.
+    stores: RwLock<()>,
+    /// Whether somebody has a pointer to store through: then nothing keeps stores out.
+    is_exposed: AtomicBool,
+}
+
+impl PrivateFile {
+    /// Maps `range` of a file that is open for reading and writing. The place has room for the pages of the range; what more
+    /// it has is what the view can grow to.
+    pub fn new(
+        place: Box<dyn Place>,
+        file: &File,
+        path: &Path,
+        range: Range<u64>,
+        options: PrivateOptions,
+    ) -> Result<PrivateFile> {
+        aquifer_vm::router::install()?;
+        let mapping = Writable::new(place, file, path, range, Sharing::Private)?;
+        let choice = Choice { forced_gap_pages: options.gap_pages, ..Choice::default() };
+        // SAFETY: the mapping was made just now and is private, and only `State` drops pages of it.
+        let state = unsafe { State::new(&mapping, options.form, choice) }?;
+        Ok(PrivateFile {
+            state: Mutex::new(state),
+            mapping,
+            stores: RwLock::new(()),
+            is_exposed: AtomicBool::new(false),
+        })
+    }
+
+    /// The mapping, to read from.
+    pub fn mapping(&self) -> &Writable {
+        &self.mapping
+    }
+
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        // In a child another thread of the parent may hold the lock for good.
+        self.mapping.check_process()?;
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Stores bytes at `offset_bytes` of the view.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`](super::MapError::OutsideView); [`MapError::Fault`](super::MapError::Fault), after which
+    /// some of the bytes may have been stored.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.mapping.check_process()?;
+        let _storing = self.stores.read().unwrap_or_else(PoisonError::into_inner);
+        self.mapping.write_at(offset_bytes, bytes)
+    }
+
+    /// Stores a value at `offset_bytes` of the view, in the machine's byte order. One of up to eight bytes that is aligned to its
+    /// size is seen old or new by others, never torn.
+    ///
+    /// # Errors
+    /// As for [`PrivateFile::write_at`].
+    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        self.write_at(offset_bytes, bytes_of(&value))
+    }
+
+    /// The first byte, to store through. From now on copies are kept as long as the view. Waits for a flush that is under way.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        // Relaxed, here and below: ordered by the lock of the state.
+        if !self.is_exposed.load(Ordering::Relaxed) {
+            // No flush is dropping copies when the pointer is first used. In a child the view is inert.
+            let _between_flushes = self.state();
+            self.is_exposed.store(true, Ordering::Relaxed);
+        }
+        self.mapping.as_mut_ptr()
+    }
+
+    /// Writes all pages that were stored to, and makes them durable.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`](super::MapError::Flush): what failed is still there and is flushed again next time.
+    /// [`MapError::Memory`](super::MapError::Memory) if it cannot be found out what was stored to: likewise.
+    pub fn flush(&self) -> Result<Flushed> {
+        self.flush_pages(PageRun::new(0..self.mapping.capacity_pages()))
+    }
+
+    /// As [`flush`](PrivateFile::flush), the pages that a range of the view touches.
+    ///
+    /// # Errors
+    /// As for `flush`; [`MapError::OutsideView`](super::MapError::OutsideView).
+    pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
+        let bytes = self.mapping.in_file(&range)?;
+        let page = |byte: u64| (byte - self.mapping.first_byte()) / PAGE;
+        let end = if bytes.is_empty() { page(bytes.start) } else { page(bytes.end - 1) + 1 };
+        self.flush_pages(PageRun::new(page(bytes.start)..end))
+    }
+
+    fn flush_pages(&self, pages: PageRun) -> Result<Flushed> {
+        let mut state = self.state()?;
+        // Relaxed: it is set under the lock of the state.
+        let keeps_copies = self.is_exposed.load(Ordering::Relaxed);
+        let flushed = state.flush(&self.mapping, pages, keeps_copies);
+        // Also after an error: what is durable is shown by the file.
+        if !keeps_copies {
+            let _alone = self.stores.write().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: all stores take the lock, as long as the program has no pointer, which it gets from the holder of the state.
+            unsafe { state.drop_copies(&self.mapping) };
+        }
+        flushed
+    }
+
+    /// Writes what was stored to, so that others see it, without making it durable.
+    ///
+    /// # Errors
+    /// None for what cannot be written: it stays dirty.
+    pub fn write_out(&self) -> Result<u64> {
+        self.state()?.write_back(&self.mapping, u64::MAX)
+    }
+
+    /// As [`write_out`](PrivateFile::write_out), up to `most_bytes`, the next ones each time, and the kernel begins to write them
+    /// to the device. `None` if a flush is under way.
+    pub fn write_back(&self, most_bytes: u64) -> Result<Option<u64>> {
+        self.mapping.check_process()?;
+        match self.state.try_lock() {
+            Ok(mut state) => state.write_back(&self.mapping, most_bytes).map(Some),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => {
+                poisoned.into_inner().write_back(&self.mapping, most_bytes).map(Some)
+            }
+            Err(std::sync::TryLockError::WouldBlock) => Ok(None),
+        }
+    }
+
+    /// Makes the view longer, at the same addresses, and the file if it ends before it; never shorter. Blocks are allocated for
+    /// what the file gets, so that a later flush does not find the disk full.
+    ///
+    /// # Errors
+    /// [`MapError::GrowBeyond`](super::MapError::GrowBeyond) if the addresses end before;
+    /// [`MapError::Grow`](super::MapError::Grow) if the file cannot be made longer, `ENOSPC` for one. Nothing has changed
+    /// then.
+    pub fn grow(&self, len_bytes: u64) -> Result<()> {
+        // Before the view has the bytes nobody flushes them.
+        let mut state = self.state()?;
+        let Some(end) = self.mapping.grow(len_bytes)? else { return Ok(()) };
+        self.take_in_tail(&mut state, end)
+    }
+
+    /// A page that the view ended in may have a copy from when the file ended there, too. What others have appended to the file
+    /// since then is not in it, and would be overwritten.
+    fn take_in_tail(&self, state: &mut State, end: u64) -> Result<()> {
+        let view = self.mapping.view_in_file();
+        let tail = end..end.next_multiple_of(PAGE).min(view.end);
+        let mut there = vec![0; (tail.end - tail.start) as usize];
+        let mut here = there.clone();
+        let len = aquifer_sys::io::read_at(self.mapping.file(), &mut there, tail.start)
+            .unwrap_or_default();
+        let offset_bytes = tail.start - view.start;
+        self.mapping.read_into(offset_bytes, &mut here[..len])?;
+        if here[..len] != there[..len] {
+            self.write_at(offset_bytes, &there[..len])?;
+            state.take_in(&self.mapping, tail.start, &there[..len]);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the pages that were stored to and not written since. Waits for a flush that is under way.
+    ///
+    /// # Errors
+    /// [`MapError::Memory`](super::MapError::Memory).
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        self.state()?.dirty_bytes(&self.mapping)
+    }
+
+    /// The size of the file's folios as far as flushes have found it out. Where it is one page, `SharedWrite` is cheaper (see
+    /// [`super::flush`]).
+    pub fn folio_bytes(&self) -> Result<Option<u64>> {
+        Ok(self.state()?.folio_bytes())
+    }
+
+    /// The form of tracking in use.
+    pub fn form(&self) -> Result<TrackerForm> {
+        Ok(self.state()?.form())
+    }
+
+    /// Bytes of private copies when they were counted last, by a flush.
+    pub fn private_bytes(&self) -> Result<u64> {
+        Ok(self.state()?.private_pages() * PAGE)
+    }
+}
+
+#[cfg(test)]
+mod tests;

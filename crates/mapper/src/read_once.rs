@@ -1,0 +1,372 @@
+//! A file looked at once: read or mapped, whichever costs less.
+//!
+//! Reading copies every byte, mapping costs faults and unmapping. Into a buffer that is warm, reading wins up to a few
+//! hundred KiB; into a fresh one it loses by 3 to 5 times, so each thread keeps its buffer.
+//!
+//! ```text
+//!  open ─ read 16 KiB ─┬─ not so much: read until nothing comes ─▶ buffer
+//!                      └─ statx ─┬─ a regular file below the threshold ─▶ read the rest ─▶ buffer
+//!                                ├─ one above it ─▶ map
+//!                                └─ no length ─▶ read until nothing comes ─▶ buffer
+//! ```
+//! Most files are short, and asking one for its length costs three times what reading at its end does. That nothing more comes is
+//! asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
+//!
+//! # The threshold
+//! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
+//! ([`calibrate`]); until then, and where measuring took too long three times, 256 KiB. What holds for a device is looked up by
+//! its number, without a lock. Files on hugetlbfs are read.
+//!
+//! ```
+//! use aquifer_mapper::{Mapper, read_once};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("numbers");
+//! # std::fs::write(&path, vec![7; 4 << 20])?;
+//! let mapper = Mapper::builder().build()?;
+//! let sum = mapper.read_once(&path, |bytes| {
+//!     let mut sum = 0;
+//!     bytes.for_each_block(|block| sum += block.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+//!     sum
+//! })?;
+//! assert_eq!(sum, 7 * (4 << 20));
+//! for found in read_once::calibrations() {
+//!     println!("in memory: {}; mapped from {} bytes on", found.in_memory, found.threshold_bytes);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::{self, Backing, FileStatus};
+use aquifer_sys::{fallible, io as file_io};
+
+use super::by_device::ByDevice;
+use super::error::{MapError, Result};
+use super::page_buffer::PageBuffer;
+use aquifer_vm::bytes::Bytes;
+
+/// What is read before anything is asked.
+const FIRST_BYTES: usize = 16 << 10;
+/// The threshold where nothing was measured.
+const USUAL_THRESHOLD_BYTES: u32 = 256 << 10;
+/// It is never outside of these.
+const LEAST_THRESHOLD_BYTES: u64 = 128 << 10;
+const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
+/// What is read at most of something that does not say how long it is.
+const UNKNOWN_LENGTH_BYTES: usize = 1 << 30;
+/// The smallest file that is measured on.
+const SMALLEST_MEASURED_BYTES: u64 = 1 << 20;
+/// Longest time measuring takes, but for the file's first read.
+const TIME_LIMIT: Duration = Duration::from_millis(30);
+const ROUNDS: usize = 5;
+/// How often measuring may fail.
+const ATTEMPTS: u32 = 3;
+/// The threshold where files are never mapped.
+const NEVER: u32 = u32::MAX;
+/// Set in a threshold that holds until a file comes that can be measured on.
+const FOR_NOW: u32 = 1;
+
+thread_local! {
+    /// Taken while it is in use, so that one call inside another has a buffer of its own.
+    static BUFFER: Cell<PageBuffer> = const { Cell::new(PageBuffer::new()) };
+}
+
+/// What reading and mapping a file cost on one kind of file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadOnceCalibration {
+    /// Whether the file system is in memory (tmpfs).
+    pub in_memory: bool,
+    /// Files of this length and longer are mapped.
+    pub threshold_bytes: u64,
+    /// Length, nanoseconds to read and look through it, and to map and look through it: medians.
+    pub measured: Vec<(u64, u64, u64)>,
+}
+
+static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
+static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
+/// Thresholds.
+static BY_DEVICE: ByDevice = ByDevice::new();
+
+fn done() -> MutexGuard<'static, Vec<ReadOnceCalibration>> {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The calibrations of this process so far.
+pub fn calibrations() -> Vec<ReadOnceCalibration> {
+    done().clone()
+}
+
+/// The calibration for the kind of file system that a file is on, measured on the file if it is the first. `None` if the file is
+/// smaller than a MiB, cannot be mapped, consists of huge pages, or measuring took too long.
+pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
+    match residency::backing(file.as_fd()).ok()? {
+        Backing::HugePages => None,
+        backing => calibrated(file, backing == Backing::Memory, Clone::clone).ok()?,
+    }
+}
+
+/// What is asked of the calibration for a kind of file system; `None` if the file is too small to measure on.
+fn calibrated<T>(
+    file: &File,
+    in_memory: bool,
+    ask: impl Fn(&ReadOnceCalibration) -> T,
+) -> std::result::Result<Option<T>, CannotMeasure> {
+    let is_it = |known: &&ReadOnceCalibration| known.in_memory == in_memory;
+    if let Some(known) = done().iter().find(is_it) {
+        return Ok(Some(ask(known)));
+    }
+    let len_bytes = residency::file_len_bytes(file.as_fd()).map_err(|_| CannotMeasure)?;
+    if len_bytes < SMALLEST_MEASURED_BYTES {
+        return Ok(None);
+    }
+    aquifer_vm::router::install().map_err(|_| CannotMeasure)?;
+    let measured = measure(file, len_bytes).ok_or(CannotMeasure)?;
+    let threshold_bytes = threshold_of(&measured);
+    let mut done = done();
+    if let Some(other) = done.iter().find(is_it) {
+        return Ok(Some(ask(other)));
+    }
+    let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
+    let answer = ask(&found);
+    done.push(found);
+    Ok(Some(answer))
+}
+
+/// It took too long, or the file cannot be mapped.
+struct CannotMeasure;
+
+/// The length from which on mapping was never dearer.
+fn threshold_of(measured: &[(u64, u64, u64)]) -> u64 {
+    let wins = measured.iter().rev().take_while(|(_, read, map)| map <= read).last();
+    wins.map_or(MOST_THRESHOLD_BYTES, |(len_bytes, ..)| *len_bytes)
+        .clamp(LEAST_THRESHOLD_BYTES, MOST_THRESHOLD_BYTES)
+}
+
+fn measure(file: &File, len_bytes: u64) -> Option<Vec<(u64, u64, u64)>> {
+    let lens = (17..=21).map(|shift| 1_u64 << shift).filter(|len| *len <= len_bytes);
+    let mut buffer = vec![0; len_bytes.min(MOST_THRESHOLD_BYTES) as usize];
+    file_io::read_exact_at(file.as_fd(), &mut buffer, 0).ok()?;
+    let start = Instant::now();
+    let mut measured = Vec::new();
+    for len in lens {
+        let (mut reads, mut maps) = ([0; ROUNDS], [0; ROUNDS]);
+        for (read, map) in reads.iter_mut().zip(&mut maps) {
+            let begin = Instant::now();
+            file_io::read_exact_at(file.as_fd(), &mut buffer[..len as usize], 0).ok()?;
+            look_through(buffer.as_ptr(), len as usize)?;
+            *read = begin.elapsed().as_nanos() as u64;
+            let begin = Instant::now();
+            look_mapped(file, len as usize)?;
+            *map = begin.elapsed().as_nanos() as u64;
+            if start.elapsed() > TIME_LIMIT {
+                return None;
+            }
+        }
+        reads.sort_unstable();
+        maps.sort_unstable();
+        measured.push((len, reads[ROUNDS / 2], maps[ROUNDS / 2]));
+    }
+    Some(measured)
+}
+
+fn look_mapped(file: &File, len: usize) -> Option<()> {
+    let address = memory::map_file(len, Protection::Read, file.as_fd(), 0).ok()?;
+    let seen = look_through(address, len);
+    // SAFETY: mapped above, and nobody else knows it.
+    unsafe { memory::unmap(address, len) }.ok()?;
+    seen
+}
+
+/// What a closure would do with the bytes, as far as one can guess: each is loaded once.
+fn look_through(start: *const u8, len: usize) -> Option<()> {
+    let mut block = [0; SMALL_PAGE_BYTES];
+    for offset in (0..len).step_by(SMALL_PAGE_BYTES) {
+        // SAFETY: the caller's bytes, whole pages of them; the block is this function's own.
+        let read = unsafe {
+            fallible::try_copy(start.wrapping_add(offset), block.as_mut_ptr(), SMALL_PAGE_BYTES)
+        };
+        read.then_some(())?;
+    }
+    Some(())
+}
+
+/// Whether a file is mapped.
+fn is_mapped(file: &File, status: &FileStatus) -> bool {
+    let len_bytes = status.len_bytes;
+    if len_bytes < LEAST_THRESHOLD_BYTES {
+        return false;
+    }
+    let device = status.identity.device;
+    let holds = |known: &u32| known & FOR_NOW == 0 || len_bytes < SMALLEST_MEASURED_BYTES;
+    let known = BY_DEVICE.get(device).filter(|known| *known == NEVER || holds(known));
+    let threshold = known.unwrap_or_else(|| find_threshold(file, device));
+    threshold != NEVER && len_bytes >= u64::from(threshold & !FOR_NOW)
+}
+
+#[cold]
+fn find_threshold(file: &File, device: u64) -> u32 {
+    let found = match residency::backing(file.as_fd()) {
+        Ok(Backing::HugePages) => Ok(Some(NEVER)),
+        Ok(backing) => {
+            calibrated(file, backing == Backing::Memory, |found| found.threshold_bytes as u32)
+        }
+        Err(_) => Err(CannotMeasure),
+    };
+    let threshold_bytes = match found {
+        Ok(Some(threshold_bytes)) => threshold_bytes,
+        Ok(None) => USUAL_THRESHOLD_BYTES | FOR_NOW,
+        // Relaxed: a number of attempts.
+        Err(_) if FAILED_ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1 < ATTEMPTS => {
+            USUAL_THRESHOLD_BYTES | FOR_NOW
+        }
+        Err(_) => USUAL_THRESHOLD_BYTES,
+    };
+    BY_DEVICE.remember(device, threshold_bytes);
+    threshold_bytes
+}
+
+/// Shows an open file to `look`: read, or mapped by `map`, which is given it and what was found out about it. `path` is for messages.
+pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
+    path: &Path,
+    file: File,
+    look: L,
+    map: impl FnOnce(File, FileStatus, L) -> Result<T>,
+) -> Result<T> {
+    let mut buffer = BUFFER.take();
+    match read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES) {
+        Ok(Content::Here(len)) => {
+            // SAFETY: so many bytes of the buffer, which is this function's own until `look` has returned.
+            let seen = look(unsafe { Bytes::new(buffer.bytes().as_ptr(), len) });
+            keep(buffer);
+            Ok(seen)
+        }
+        Ok(Content::Large(status)) => {
+            keep(buffer);
+            map(file, status, look)
+        }
+        Err(error) => {
+            keep(buffer);
+            Err(error)
+        }
+    }
+}
+
+fn keep(mut buffer: PageBuffer) {
+    if buffer.bytes().len() <= MOST_THRESHOLD_BYTES as usize {
+        BUFFER.set(buffer);
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Content {
+    /// So many bytes are in the buffer: all.
+    Here(usize),
+    /// A regular file that is better mapped; what it was when it was asked.
+    Large(FileStatus),
+}
+
+/// Reads all there is, but for files that are to be mapped.
+fn read(path: &Path, file: &File, buffer: &mut PageBuffer, most_bytes: usize) -> Result<Content> {
+    let failed = |source| MapError::Read { path: path.to_owned(), source };
+    buffer.lengthen(FIRST_BYTES);
+    let mut len = 0;
+    while len < FIRST_BYTES {
+        match read_some(file, &mut buffer.bytes()[len..FIRST_BYTES]).map_err(failed)? {
+            0 => return Ok(Content::Here(len)),
+            got => len += got,
+        }
+    }
+    let status = residency::file_status(file.as_fd()).map_err(failed)?;
+    let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
+    if is_regular && is_mapped(file, &status) {
+        return Ok(Content::Large(status));
+    }
+    // A regular file that has become shorter, or is made up as it is read, has no length to go by.
+    let expected =
+        Some(status.len_bytes as usize).filter(|expected| is_regular && *expected >= len);
+    buffer.lengthen(expected.unwrap_or(0));
+    while expected != Some(len) {
+        if len == buffer.bytes().len() {
+            if len >= most_bytes {
+                return Err(MapError::TooLong {
+                    path: path.to_owned(),
+                    limit_bytes: most_bytes as u64,
+                });
+            }
+            buffer.lengthen((2 * len).min(most_bytes));
+        }
+        let end = expected.unwrap_or(usize::MAX).min(buffer.bytes().len());
+        match read_some(file, &mut buffer.bytes()[len..end]).map_err(failed)? {
+            0 => break,
+            got => len += got,
+        }
+    }
+    Ok(Content::Here(len))
+}
+
+fn read_some(mut file: &File, target: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match file.read(target) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threshold_is_where_mapping_begins_to_win_for_good() {
+        let kib = |kib: u64| kib << 10;
+        let measured = [(kib(128), 2, 3), (kib(256), 4, 3), (kib(512), 8, 9), (kib(1024), 16, 12)];
+        assert_eq!(threshold_of(&measured), kib(1024), "256 KiB won by chance");
+        assert_eq!(threshold_of(&measured[..3]), MOST_THRESHOLD_BYTES);
+        assert_eq!(threshold_of(&[(kib(128), 2, 1), (kib(256), 2, 1)]), kib(128));
+        assert_eq!(threshold_of(&[]), MOST_THRESHOLD_BYTES);
+    }
+
+    #[test]
+    fn what_never_ends_is_refused() {
+        let path = Path::new("/dev/zero");
+        let file = File::open(path).unwrap();
+        let limit = 3 * FIRST_BYTES;
+        let error = read(path, &file, &mut PageBuffer::new(), limit).unwrap_err();
+        assert!(
+            matches!(error, MapError::TooLong { limit_bytes, .. } if limit_bytes == limit as u64)
+        );
+    }
+
+    #[test]
+    fn calibrations_are_kept_for_both_kinds() {
+        for directory in ["/dev/shm", env!("CARGO_MANIFEST_DIR")] {
+            let Ok(file) = tempfile::tempfile_in(directory) else { continue };
+            file.set_len(1 << 10).unwrap();
+            let before = calibrations().len();
+            if before == 0 {
+                assert_eq!(calibrate(&file), None, "too small to measure on");
+            }
+            file_io::write_all_at(file.as_fd(), &vec![1; 4 << 20], 0).unwrap();
+            if let Some(found) = calibrate(&file) {
+                assert!(calibrations().contains(&found));
+                assert!(
+                    (LEAST_THRESHOLD_BYTES..=MOST_THRESHOLD_BYTES).contains(&found.threshold_bytes)
+                );
+                assert_eq!(calibrate(&file), Some(found));
+            }
+        }
+    }
+}

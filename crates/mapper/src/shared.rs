@@ -1,0 +1,131 @@
+//! A view whose stores are the file's at once: a shared mapping, as `mmap` makes it.
+//!
+//! Other processes see stores immediately, and the kernel writes them back when it likes, in any order. A flush makes durable what
+//! was stored before it. A store dirties its whole folio, which may be 2 MiB: where few pages of a large file are stored to, a
+//! private view flushes 5 times as fast, and writes a fraction (see [`super::flush`]). On files of small folios this one is
+//! the faster.
+//!
+//! A store to a hole may find the disk full, and one behind the end of a file that was cut short has nowhere to go: the calls that
+//! return `Result` say so, a store through a pointer raises SIGBUS.
+//!
+//! After a flush that failed, what was stored since the one before may be lost on the device, while the page cache still shows it,
+//! and no later flush says so again. Storing it once more does not help on every file system (see [`super::flush`] about what
+//! was lost): write it to another file.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
+
+use super::error::{FlushCause, MapError, Result};
+use super::flush::Flushed;
+use super::writable::{Place, Sharing, Writable};
+use aquifer_vm::Pod;
+use aquifer_vm::bytes::bytes_of;
+
+const PAGE: u64 = SMALL_PAGE_BYTES as u64;
+
+/// A shared mapping of a range of a file. Shared between threads freely.
+pub(crate) struct SharedFile {
+    mapping: Writable,
+}
+
+impl SharedFile {
+    /// Maps `range` of a file that is open for reading and writing. What room the place has behind it, the view can grow into.
+    pub fn new(
+        place: Box<dyn Place>,
+        file: &File,
+        path: &Path,
+        range: Range<u64>,
+    ) -> Result<SharedFile> {
+        aquifer_vm::router::install()?;
+        Ok(SharedFile { mapping: Writable::new(place, file, path, range, Sharing::Shared)? })
+    }
+
+    /// The mapping, to read from.
+    pub fn mapping(&self) -> &Writable {
+        &self.mapping
+    }
+
+    /// Stores bytes at `offset_bytes` of the view.
+    ///
+    /// # Errors
+    /// [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been stored.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.mapping.write_at(offset_bytes, bytes)
+    }
+
+    /// Stores a value at `offset_bytes` of the view, in the machine's byte order.
+    ///
+    /// # Errors
+    /// As for [`SharedFile::write_at`].
+    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        self.write_at(offset_bytes, bytes_of(&value))
+    }
+
+    /// The first byte, to store through.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.mapping.as_mut_ptr()
+    }
+
+    /// Makes all stores durable.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`]. See the module's documentation for what that means here.
+    pub fn flush(&self) -> Result<Flushed> {
+        self.flush_range(0..self.mapping.len_bytes())
+    }
+
+    /// As [`flush`](SharedFile::flush), the pages that a range of the view touches. What it reports as flushed is what the page
+    /// cache had of dirty pages there, from whomever; nothing where the kernel does not tell (before Linux 6.5).
+    ///
+    /// # Errors
+    /// As for `flush`; [`MapError::OutsideView`].
+    pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
+        self.mapping.check_process()?;
+        let bytes = self.mapping.in_file(&range)?;
+        if bytes.is_empty() {
+            return Ok(Flushed::default());
+        }
+        let failed = |cause| MapError::Flush {
+            path: self.mapping.path().to_owned(),
+            range: bytes.clone(),
+            cause,
+        };
+        let pages = bytes.start / PAGE * PAGE..bytes.end.next_multiple_of(PAGE);
+        let dirty_pages = self.dirty_pages(&pages);
+        // SAFETY: pages of this mapping.
+        unsafe {
+            memory::sync(self.mapping.address_of(pages.start), (pages.end - pages.start) as usize)
+        }
+        .map_err(|error| failed(FlushCause::of_sync(&error)))?;
+        // Stores behind the end of a file, in its last page, are in no file.
+        if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
+            return Err(failed(FlushCause::Truncated));
+        }
+        Ok(Flushed { pages: dirty_pages, bytes_written: dirty_pages * PAGE })
+    }
+
+    fn dirty_pages(&self, bytes: &Range<u64>) -> u64 {
+        memory::cachestat(self.mapping.file(), bytes.start, bytes.end - bytes.start)
+            .map_or(0, |stat| stat.dirty)
+    }
+
+    /// Makes the view longer, at the same addresses, and the file if it ends before it; never shorter.
+    ///
+    /// # Errors
+    /// [`MapError::GrowBeyond`] if the addresses end before; [`MapError::Grow`] if the file cannot be made longer.
+    pub fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.mapping.grow(len_bytes).map(drop)
+    }
+
+    /// Bytes of the view's range that are dirty in the page cache, by whomever; 0 where the kernel does not tell.
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        self.mapping.check_process()?;
+        Ok(self.dirty_pages(&self.mapping.view_in_file()) * PAGE)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+//! Views that can be stored to: what [`FileView`] has for them.
+//!
+//! Two kinds: private ones, whose stores stay here until they are flushed ([`super::private`]), and shared ones, as an
+//! ordinary shared mapping is ([`super::shared`]). Neither is ever parked, and each has addresses of its own, with room to
+//! grow.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
+
+use super::descriptors::FileName;
+use super::error::{MapError, Result};
+use super::flush::Flushed;
+use super::mapped::NotMapped;
+use super::populate::Span;
+use super::prefetch::Fetched;
+use super::private::{PrivateFile, PrivateOptions};
+use super::random::RandomRanges;
+use super::shared::SharedFile;
+use super::view::FileView;
+use super::writable::{Place, Writable};
+use super::{FileAccess, Shared};
+use aquifer_vm::bytes::Pod;
+use aquifer_vm::ephemeral::Extent;
+use aquifer_vm::{FaultOwner, TrackerForm, VmError};
+
+/// Addresses a view can grow into at least: they cost nothing else.
+const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
+
+/// A mapping that can be stored to, and what was advised about it.
+pub(super) struct Stores {
+    // Dropped before the ranges in it, which count its VMAs.
+    pub file: StoredFile,
+    pub random: RandomRanges,
+}
+
+/// What a view stores to.
+pub(super) enum StoredFile {
+    Private(Arc<PrivateFile>),
+    Shared(Arc<SharedFile>),
+}
+
+// SAFETY: an extent owns its addresses, is unmapped when it is dropped, and knows when it is in a child.
+unsafe impl Place for Extent {
+    fn address(&self) -> *mut u8 {
+        Extent::address(self)
+    }
+
+    fn capacity_bytes(&self) -> usize {
+        Extent::capacity_bytes(self)
+    }
+
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError> {
+        // SAFETY: forwarded to the caller.
+        unsafe { Extent::set_owner(self, owner) };
+        Ok(())
+    }
+}
+
+impl Stores {
+    /// Maps a range of a file that is open for reading and writing.
+    pub fn map(
+        shared: &Shared,
+        file: &File,
+        path: &Path,
+        access: FileAccess,
+        range: Range<u64>,
+    ) -> Result<Stores> {
+        let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
+        let take = || shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses);
+        let extent = shared.with_room(take);
+        let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
+        let random = RandomRanges::new(shared.heap.vmas().clone());
+        if access == FileAccess::SharedWrite {
+            let file = StoredFile::Shared(Arc::new(SharedFile::new(place, file, path, range)?));
+            return Ok(Stores { file, random });
+        }
+        let options = PrivateOptions::default();
+        let private = Arc::new(PrivateFile::new(place, file, path, range, options)?);
+        shared.write_back.add(&private)?;
+        Ok(Stores { file: StoredFile::Private(private), random })
+    }
+}
+
+impl StoredFile {
+    /// The mapping, to read from.
+    pub fn mapping(&self) -> &Writable {
+        match self {
+            StoredFile::Private(file) => file.mapping(),
+            StoredFile::Shared(file) => file.mapping(),
+        }
+    }
+
+    /// The mapping, to bring ranges of it in.
+    pub fn fetched(&self) -> Arc<dyn Fetched> {
+        match self {
+            StoredFile::Private(file) => file.clone(),
+            StoredFile::Shared(file) => file.clone(),
+        }
+    }
+}
+
+/// A mapping that can be stored to is brought in like any other: loads and advice change nothing in it.
+macro_rules! fetch_stores_of {
+    ($file:ty) => {
+        // SAFETY: the place is mapped readable, whole, from when the mapping is made until it is dropped.
+        unsafe impl Span for $file {
+            fn address(&self) -> *const u8 {
+                self.mapping().base()
+            }
+
+            fn len_bytes(&self) -> usize {
+                (self.mapping().capacity_pages() as usize) * SMALL_PAGE_BYTES
+            }
+        }
+
+        impl Fetched for $file {
+            fn offset_of(&self, file_byte: u64) -> usize {
+                (file_byte - self.mapping().first_byte()) as usize
+            }
+
+            fn why(&self, _name: &FileName, offset: usize) -> MapError {
+                let start = self.mapping().first_byte() + offset as u64;
+                self.mapping().fault(&(start..start + 1))
+            }
+        }
+    };
+}
+
+fetch_stores_of!(PrivateFile);
+fetch_stores_of!(SharedFile);
+
+impl FileView {
+    fn stores(&self) -> Result<&StoredFile> {
+        self.stores
+            .as_ref()
+            .map(|stores| &stores.file)
+            .ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
+    }
+
+    /// Stores bytes at `offset_bytes` of the view.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
+    /// stored.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        match self.stores()? {
+            StoredFile::Private(file) => file.write_at(offset_bytes, bytes),
+            StoredFile::Shared(file) => file.write_at(offset_bytes, bytes),
+        }
+    }
+
+    /// Stores a value at `offset_bytes` of the view, in the machine's byte order.
+    ///
+    /// # Errors
+    /// As for [`FileView::write_at`].
+    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        match self.stores()? {
+            StoredFile::Private(file) => file.set(offset_bytes, value),
+            StoredFile::Shared(file) => file.set(offset_bytes, value),
+        }
+    }
+
+    /// The first byte, to store through: as many as the view is long. A store where the file has ended raises SIGBUS.
+    ///
+    /// From now on a private view keeps its copies of pages after a flush, since nothing tells it when no thread stores: what others
+    /// write to these pages stays in the file, and the view does not show it. A store of the value that a byte of such a copy
+    /// has already does not count as one. Waits for a flush that is under way.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`].
+    pub fn as_mut_ptr(&self) -> Result<*mut u8> {
+        Ok(match self.stores()? {
+            StoredFile::Private(file) => file.as_mut_ptr(),
+            StoredFile::Shared(file) => file.as_mut_ptr(),
+        })
+    }
+
+    /// Writes what was stored since the last time, and makes it durable.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`], which names the first range that is not durable; it counts as stored to until a flush
+    /// succeeds. [`MapError::ReadOnly`].
+    ///
+    /// ```
+    /// use aquifer_mapper::{FileAccess, Mapper};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("table");
+    /// # std::fs::write(&path, vec![0; 1 << 20])?;
+    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Write, ..)?;
+    /// view.set(8, 7_u64)?; //              seen by nobody else
+    /// view.grow(2 << 20)?; //              at the same addresses; the file grows with it
+    /// view.set((2 << 20) - 8, 9_u64)?;
+    /// assert_eq!(view.flush()?.pages, 2); // what was stored to, and no others
+    /// assert_eq!(std::fs::read(&path)?[8], 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn flush(&self) -> Result<Flushed> {
+        self.shared.check_process()?;
+        match self.stores()? {
+            StoredFile::Private(file) => file.flush(),
+            StoredFile::Shared(file) => file.flush(),
+        }
+    }
+
+    /// As [`FileView::flush`], of the pages that a range of the view lies in.
+    ///
+    /// # Errors
+    /// As for [`FileView::flush`]; [`MapError::OutsideView`].
+    pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
+        self.shared.check_process()?;
+        match self.stores()? {
+            StoredFile::Private(file) => file.flush_range(range),
+            StoredFile::Shared(file) => file.flush_range(range),
+        }
+    }
+
+    /// Makes the view this long, and the file so much longer that it has these bytes. Addresses stay. Does nothing if it is
+    /// that long already.
+    ///
+    /// # Errors
+    /// [`MapError::GrowBeyond`] if the addresses behind the view end before that; [`MapError::Grow`];
+    /// [`MapError::ReadOnly`].
+    pub fn grow(&self, len_bytes: u64) -> Result<()> {
+        match self.stores()? {
+            StoredFile::Private(file) => file.grow(len_bytes),
+            StoredFile::Shared(file) => file.grow(len_bytes),
+        }
+    }
+
+    /// Bytes of pages stored to since they were flushed.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`]; [`MapError::Memory`].
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        match self.stores()? {
+            StoredFile::Private(file) => file.dirty_bytes(),
+            StoredFile::Shared(file) => file.dirty_bytes(),
+        }
+    }
+
+    /// Hands what was stored to the file, where others see it, and does not wait for the device. Of a shared view there is
+    /// nothing to hand over. Says how many bytes that were.
+    ///
+    /// # Errors
+    /// As for [`FileView::flush`].
+    pub fn write_out(&self) -> Result<u64> {
+        self.shared.check_process()?;
+        match self.stores()? {
+            StoredFile::Private(file) => file.write_out(),
+            StoredFile::Shared(_) => Ok(0),
+        }
+    }
+
+    /// How stores to a private view are found and kept; `None` of a shared one.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`], [`MapError::Forked`].
+    pub fn tracking(&self) -> Result<Option<Tracking>> {
+        match self.stores()? {
+            StoredFile::Private(file) => Ok(Some(Tracking {
+                form: file.form()?,
+                folio_bytes: file.folio_bytes()?,
+                private_bytes: file.private_bytes()?,
+            })),
+            StoredFile::Shared(_) => Ok(None),
+        }
+    }
+}
+
+/// How stores to a private view are found and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tracking {
+    /// How the pages stored to are found.
+    pub form: TrackerForm,
+    /// What the kernel caches the file in, as far as flushes have found out. Where it is one page,
+    /// [`FileAccess::SharedWrite`] flushes as exactly, and faster.
+    pub folio_bytes: Option<u64>,
+    /// Private copies, as of the last flush.
+    pub private_bytes: u64,
+}

@@ -1,0 +1,690 @@
+//! What private and shared mappings that can be stored to have in common: addresses, a file, and faults as errors.
+//!
+//! ```text
+//!  place    [ ····│lead│ view ……………………………… │ mapped, behind the view's or the file's end ……… ]
+//!            ▲ page of the file               ▲ end: moves when the view grows       capacity ▲
+//! ```
+//! The whole place is mapped at once, also where the file has nothing yet. Growing then makes the file longer, and no
+//! mapping changes: addresses stay, and so does what the tracker of a private mapping knows.
+//!
+//! # Faults
+//! As for mappings that are only read ([`aquifer_vm::guard`]), with one difference: pages next to one that was replaced may
+//! hold stores that are nowhere else. So exactly the pages that were replaced are mapped again, and no hull of them.
+//!
+//! A file that was found too short may be longer a moment later, and another thread may have stored to the page by then. So
+//! a page of a private mapping is *held* before it is replaced: it is write-protected, and looked at once more. Only if it is
+//! still gone do zeros appear; they cannot replace a store, since there is none, and none can come. A store that meets
+//! a held page is made again.
+//!
+//! # Invariants
+//! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is back.
+//! * A page of a private mapping is held, replaced and mapped again by one thread at a time ([`Holds`]).
+//! * `len_bytes` only grows, under `growing`.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_sys::fallible;
+use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::file_len_bytes;
+use aquifer_sys::signal::FaultContext;
+
+use super::error::{FaultCause, MapError, Result};
+use super::identity::may_be_parked;
+use super::mapped::{is_unfilled, was_tried};
+use aquifer_vm::guard::{Replaceable, Trouble};
+use aquifer_vm::{FaultOwner, ProcessMark, Reservation, Served, VmError};
+
+const PAGE: u64 = SMALL_PAGE_BYTES as u64;
+
+/// Addresses for one mapping, which are its own as long as this exists and unmapped with it or later.
+///
+/// # Safety
+/// Nobody else maps or uses the addresses. In a fork of the process that made it, dropping does nothing.
+pub(crate) unsafe trait Place: Send + Sync {
+    /// The first one, at the start of a page.
+    fn address(&self) -> *mut u8;
+    /// How many there are: whole pages.
+    fn capacity_bytes(&self) -> usize;
+    /// Has `owner` serve the faults there.
+    ///
+    /// # Safety
+    /// It stays valid until this is dropped.
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError>;
+}
+
+// SAFETY: a reservation owns its addresses, and knows when it is in a child.
+unsafe impl Place for Reservation {
+    fn address(&self) -> *mut u8 {
+        Reservation::address(self)
+    }
+
+    fn capacity_bytes(&self) -> usize {
+        self.len_bytes()
+    }
+
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError> {
+        // SAFETY: forwarded to the caller.
+        unsafe { Reservation::set_owner(self, owner) }
+    }
+}
+
+/// Whether stores stay here until they are flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    Private,
+    Shared,
+}
+
+/// A mapping that can be stored to.
+pub(crate) struct Writable {
+    // Dropped before `faults`, which it refers to.
+    place: Box<dyn Place>,
+    faults: Box<Faults>,
+    sharing: Sharing,
+    path: PathBuf,
+    /// Bytes of the first page that lie before the view.
+    lead_bytes: u64,
+    /// Of the view.
+    len_bytes: AtomicU64,
+    growing: Mutex<()>,
+    mark: ProcessMark,
+}
+
+/// What the fault handler needs.
+struct Faults {
+    start: usize,
+    /// An open file description of its own: it has its own record of write-back errors.
+    file: File,
+    /// Where in the file the place begins: at a page.
+    first_byte: u64,
+    replaceable: Replaceable,
+    /// One bit for each page of the place.
+    replaced: Box<[AtomicU64]>,
+    sharing: Sharing,
+    holds: Holds,
+}
+
+/// Which thread holds pages of a mapping, replaces them or maps the file at some again: one at a time.
+#[derive(Default)]
+struct Holds {
+    /// A thread's mark ([`Holds::mark`]), or 0. Taken in a handler, so that it must be known whether the interrupted code
+    /// has it.
+    holder: AtomicUsize,
+    /// How many times pages were held: an odd number while some are.
+    count: AtomicU64,
+}
+
+/// Until it is dropped, the calling thread holds pages, or maps some again.
+struct Held<'a>(&'a Holds);
+
+impl Holds {
+    /// A number that is no other living thread's. Async-signal-safe.
+    fn mark() -> usize {
+        thread_local! {
+            /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
+            static MARK: u8 = const { 0 };
+        }
+        MARK.with(|mark| ptr::from_ref(mark).addr())
+    }
+
+    /// Waits for other threads, which are in the middle of a few system calls; `None` if the calling thread is.
+    /// Async-signal-safe.
+    fn hold(&self) -> Option<Held<'_>> {
+        let mark = Holds::mark();
+        // Acquire pairs with the release in `Held::drop`: pages are as the last holder left them.
+        while let Err(holder) =
+            self.holder.compare_exchange(0, mark, Ordering::Acquire, Ordering::Relaxed)
+        {
+            if holder == mark {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        // Release, here and below: pairs with the acquires in `Faults::serve_store`.
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Some(Held(self))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        self.0.holder.store(0, Ordering::Release);
+    }
+}
+
+impl Faults {
+    fn address_of(&self, page: usize) -> *mut u8 {
+        (self.start + page * SMALL_PAGE_BYTES) as *mut u8
+    }
+
+    fn protect(&self, pages: &Range<usize>, protection: Protection) -> bool {
+        let (start, len_bytes) = (self.address_of(pages.start), pages.len() * SMALL_PAGE_BYTES);
+        // SAFETY: pages of this mapping, held by the caller; a store that is not allowed meanwhile is made again.
+        unsafe { memory::protect(start, len_bytes, protection) }.is_ok()
+    }
+
+    fn has_ended_before(&self, page: usize) -> bool {
+        file_len_bytes(self.file.as_fd())
+            .is_ok_and(|len_bytes| len_bytes <= self.first_byte + page as u64 * PAGE)
+    }
+
+    /// Maps the file again at those pages that were replaced, and says how many these were; `None` if some still are. The
+    /// pages are held by the caller. Async-signal-safe.
+    fn map_again(&self, pages: Range<usize>) -> Option<usize> {
+        let (mut mapped, mut all) = (0, true);
+        let mut from = pages.start;
+        while from < pages.end {
+            // Relaxed: pages are replaced and mapped again by the thread that holds them.
+            let is_taken = |page: usize| {
+                let bit = 1 << (page % 64);
+                self.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
+            };
+            let end = (from..pages.end).find(|page| !is_taken(*page)).unwrap_or(pages.end);
+            if end > from {
+                match self.map_file(from..end) {
+                    Ok(()) => mapped += end - from,
+                    Err(_) => {
+                        (from..end).for_each(|page| self.note_replaced(page));
+                        all = false;
+                    }
+                }
+            }
+            from = end + 1;
+        }
+        all.then_some(mapped)
+    }
+
+    fn note_replaced(&self, page: usize) {
+        // Relaxed: as in `map_again`.
+        self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+    }
+
+    /// Maps the file at pages where there are zeros.
+    fn map_file(&self, pages: Range<usize>) -> io::Result<()> {
+        let address = self.address_of(pages.start);
+        let offset = self.first_byte + pages.start as u64 * PAGE;
+        let (length, access) = (pages.len() * SMALL_PAGE_BYTES, Protection::ReadWrite);
+        let file = self.file.as_fd();
+        // SAFETY: pages of the place in which there is nothing but zeros that cannot be stored to.
+        unsafe {
+            match self.sharing {
+                Sharing::Private => {
+                    memory::map_private_file_at(address, length, access, file, offset)
+                }
+                Sharing::Shared => memory::map_file_at(address, length, access, file, offset),
+            }
+        }?;
+        keep_private(address, length)
+    }
+
+    /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`, which are held.
+    fn replace(&self, pages: Range<usize>, address: usize, has_ended: bool) -> Served {
+        for page in pages {
+            self.note_replaced(page);
+        }
+        // SAFETY: guarded addresses of this mapping; the pages are the file's, since a private copy cannot fail, and none
+        // outlives the end of the file or comes while they are held.
+        match unsafe { self.replaceable.replace(address, has_ended) } {
+            true => Served::Yes,
+            false => Served::No,
+        }
+    }
+
+    /// As [`Faults::replace`], unless the page is there by now.
+    fn replace_if_gone(&self, pages: Range<usize>, address: usize) -> Served {
+        #[cfg(test)]
+        test_support::before_hold();
+        let Some(_held) = self.holds.hold() else { return Served::No };
+        let first = pages.start;
+        if !self.protect(&pages, Protection::Read) {
+            return Served::No;
+        }
+        #[cfg(test)]
+        test_support::held();
+        // SAFETY: a page of this mapping; populating changes no contents.
+        let populated = unsafe {
+            memory::advise(self.address_of(first), SMALL_PAGE_BYTES, Advice::PopulateRead)
+        };
+        if populated.is_ok() {
+            // There: the load is made again.
+            return if self.protect(&pages, Protection::ReadWrite) {
+                Served::Yes
+            } else {
+                Served::No
+            };
+        }
+        let has_ended = pages.len() > 1 && self.has_ended_before(first);
+        if !has_ended && pages.len() > 1 && !self.protect(&pages, Protection::ReadWrite) {
+            return Served::No;
+        }
+        let behind = if has_ended { pages.end } else { first + 1 };
+        if behind < pages.end && !self.protect(&(first..behind), Protection::Read) {
+            return Served::No;
+        }
+        self.replace(first..behind, address, has_ended)
+    }
+
+    /// A store to a page that was held when it was tried is made again, and one to a page that shows zeros to another thread's
+    /// guarded load is made to the file's page. Others are not allowed.
+    fn serve_store(&self, fault: &FaultContext) -> Served {
+        if fault.write != Some(true) {
+            return Served::No;
+        }
+        let index = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        if self.sharing == Sharing::Private {
+            // Acquire, here and below, pairs with the release in `Held::drop`: it was held before, in between, or it is
+            // writable for other reasons than that.
+            let before = self.holds.count.load(Ordering::Acquire);
+            #[cfg(test)]
+            test_support::met_hold();
+            let (page, length) = (self.address_of(index), SMALL_PAGE_BYTES);
+            // SAFETY: a page of this mapping; populating changes no contents.
+            let populated = unsafe { memory::advise(page, length, Advice::PopulateWrite) };
+            let after = self.holds.count.load(Ordering::Acquire);
+            if populated.is_ok() || before != after || before % 2 == 1 {
+                return Served::Yes;
+            }
+        }
+        // A guarded load of this very thread would put the zeros there again, and the store would fail for ever.
+        if self.replaceable.guarded_around(fault.address).is_some() {
+            return Served::No;
+        }
+        let Some(_held) = self.holds.hold() else { return Served::No };
+        match self.map_again(index..index + 1) {
+            Some(1..) => Served::Yes,
+            _ => Served::No,
+        }
+    }
+}
+
+impl FaultOwner for Faults {
+    fn serve(&self, fault: &FaultContext) -> Served {
+        if fault.signal == libc::SIGSEGV {
+            return self.serve_store(fault);
+        }
+        if fault.signal != libc::SIGBUS || fault.fallible {
+            return Served::No;
+        }
+        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
+            return Served::No;
+        };
+        let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        // Page by page, so that a file that gets longer again can be stored to. Behind its end nothing is left to lose.
+        let has_ended = guarded.has_many_gone && self.has_ended_before(first);
+        let behind =
+            if has_ended { (guarded.end - self.start) / SMALL_PAGE_BYTES } else { first + 1 };
+        match self.sharing {
+            Sharing::Private => self.replace_if_gone(first..behind, fault.address),
+            // What was stored is in the file, whatever is mapped.
+            Sharing::Shared => match self.holds.hold() {
+                Some(_held) => self.replace(first..behind, fault.address, has_ended),
+                None => Served::No,
+            },
+        }
+    }
+}
+
+impl Writable {
+    /// Maps `range` of a file that is open for reading and writing. It may end behind the file's end.
+    pub fn new(
+        mut place: Box<dyn Place>,
+        file: &File,
+        path: &Path,
+        range: Range<u64>,
+        sharing: Sharing,
+    ) -> Result<Writable> {
+        let capacity_bytes = place.capacity_bytes();
+        let failed = |source| MapError::Map {
+            path: path.to_owned(),
+            len_bytes: range.end.saturating_sub(range.start),
+            source,
+        };
+        let lead_bytes = range.start % PAGE;
+        let first_byte = range.start - lead_bytes;
+        let len_bytes = range.end.checked_sub(range.start).filter(|len_bytes| {
+            lead_bytes.checked_add(*len_bytes).is_some_and(|end| end <= capacity_bytes as u64)
+        });
+        let Some(len_bytes) = len_bytes else {
+            return Err(failed(io::Error::from_raw_os_error(libc::ENOMEM)));
+        };
+        let file = own_description(file).map_err(MapError::open(path))?;
+        let (address, protection) = (place.address(), Protection::ReadWrite);
+        if !may_be_parked(&file) {
+            let map =
+                if sharing == Sharing::Private { memory::map_private } else { memory::map_file };
+            let elsewhere = map(capacity_bytes, protection, file.as_fd(), first_byte);
+            was_tried(elsewhere, capacity_bytes).map_err(failed)?;
+        }
+        // SAFETY: the place is the caller's, and given to this mapping.
+        let mapped = unsafe {
+            match sharing {
+                Sharing::Private => memory::map_private_file_at(
+                    address,
+                    capacity_bytes,
+                    protection,
+                    file.as_fd(),
+                    first_byte,
+                ),
+                Sharing::Shared => memory::map_file_at(
+                    address,
+                    capacity_bytes,
+                    protection,
+                    file.as_fd(),
+                    first_byte,
+                ),
+            }
+        };
+        mapped.map_err(failed)?;
+        keep_private(address, capacity_bytes).map_err(failed)?;
+        let words = capacity_bytes.div_ceil(64 * SMALL_PAGE_BYTES);
+        let faults = Box::new(Faults {
+            start: address as usize,
+            file,
+            first_byte,
+            replaceable: Replaceable::new(),
+            replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            sharing,
+            holds: Holds::default(),
+        });
+        // SAFETY: it has its own allocation, and is dropped after the place.
+        unsafe { place.set_owner(&raw const *faults as *const dyn FaultOwner) }?;
+        Ok(Writable {
+            place,
+            faults,
+            sharing,
+            path: path.to_owned(),
+            lead_bytes,
+            len_bytes: AtomicU64::new(len_bytes),
+            growing: Mutex::new(()),
+            mark: ProcessMark::new(),
+        })
+    }
+
+    pub fn check_process(&self) -> Result<()> {
+        if self.mark.is_current() { Ok(()) } else { Err(MapError::Forked) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.faults.file.as_fd()
+    }
+
+    /// The first byte of the first page.
+    pub fn base(&self) -> *mut u8 {
+        self.place.address()
+    }
+
+    /// The view's first byte.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.base().wrapping_add(self.lead_bytes as usize)
+    }
+
+    /// Length of the view.
+    pub fn len_bytes(&self) -> u64 {
+        // Acquire pairs with the release in `grow`: the file has these bytes.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    pub fn capacity_pages(&self) -> u64 {
+        self.place.capacity_bytes() as u64 / PAGE
+    }
+
+    /// Where in the file the first page begins.
+    pub fn first_byte(&self) -> u64 {
+        self.faults.first_byte
+    }
+
+    /// All of the view, as bytes of the file.
+    pub fn view_in_file(&self) -> Range<u64> {
+        let start = self.first_byte() + self.lead_bytes;
+        start..start + self.len_bytes()
+    }
+
+    /// Bytes of the view, as bytes of the file.
+    pub fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+        let len_bytes = self.len_bytes();
+        if range.start > range.end || range.end > len_bytes {
+            return Err(MapError::OutsideView { start: range.start, end: range.end, len_bytes });
+        }
+        let start = self.first_byte() + self.lead_bytes;
+        Ok(start + range.start..start + range.end)
+    }
+
+    /// The address of a byte of the file that is mapped.
+    pub fn address_of(&self, file_byte: u64) -> *mut u8 {
+        self.base().wrapping_add((file_byte - self.first_byte()) as usize)
+    }
+
+    /// Length of the file now.
+    pub fn file_len_bytes(&self) -> io::Result<u64> {
+        file_len_bytes(self.file())
+    }
+
+    /// Copies bytes from `offset_bytes` of the view.
+    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+        self.check_process()?;
+        let end = offset_bytes.saturating_add(target.len() as u64);
+        let range = self.in_file(&(offset_bytes..end))?;
+        let source = self.address_of(range.start);
+        if fallible::SUPPORTED {
+            let mut copy = || {
+                self.faults.replaceable.is_settled_during(|| {
+                    // SAFETY: mapped; the target is the caller's own.
+                    unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+                })
+            };
+            return match copy() {
+                (true, true) => Ok(()),
+                (true, false)
+                    if self.faults.replaceable.settle(|hull| self.map_again(hull))
+                        && copy() == (true, true) =>
+                {
+                    Ok(())
+                }
+                _ => Err(self.fault(&range)),
+            };
+        }
+        self.guarded(&range, || {
+            // SAFETY: mapped, and a fault is caught by the guard; the target is the caller's own.
+            unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
+        })
+    }
+
+    /// Stores bytes at `offset_bytes` of the view. After an error some may have been stored.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.check_process()?;
+        let end = offset_bytes.saturating_add(bytes.len() as u64);
+        let range = self.in_file(&(offset_bytes..end))?;
+        let target = self.address_of(range.start);
+        // SAFETY: the place is mapped writable; the bytes are the caller's own.
+        if unsafe { fallible::try_store(bytes.as_ptr(), target, bytes.len()) } {
+            return Ok(());
+        }
+        let fault = self.fault(&range);
+        if self.sharing == Sharing::Shared
+            && !matches!(fault, MapError::Fault { cause: FaultCause::Truncated, .. })
+        {
+            // The kernel says of a call why it fails.
+            return aquifer_sys::io::write_all_at(self.file(), bytes, range.start).map_err(
+                |error| MapError::Fault {
+                    path: self.path.clone(),
+                    offset_bytes: range.start,
+                    cause: cause_of(&error),
+                },
+            );
+        }
+        Err(fault)
+    }
+
+    /// Runs `access` with faults in `range` of the file turned into errors.
+    pub fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
+        let page_of = |byte: u64| (byte - self.first_byte()) / PAGE * PAGE;
+        let start = self.base() as usize;
+        let addresses =
+            start + page_of(range.start) as usize..start + page_of(range.end + PAGE - 1) as usize;
+        let outcome =
+            self.faults.replaceable.guarded(addresses, |hull| self.map_again(hull), access);
+        outcome.map_err(|trouble| match trouble {
+            Trouble::Failed { address, .. } => {
+                let at = range.start.max(self.first_byte() + (address - start) as u64);
+                self.fault(&(at..at + 1))
+            }
+            Trouble::Unsettled => self.fault(&(range.end.saturating_sub(1)..range.end)),
+        })
+    }
+
+    /// Maps the file again at the pages in `hull` that were replaced.
+    fn map_again(&self, hull: Range<usize>) -> bool {
+        let start = self.base() as usize;
+        let pages = (hull.start - start) / SMALL_PAGE_BYTES..(hull.end - start) / SMALL_PAGE_BYTES;
+        // None where a signal handler has interrupted this very function in this thread, and comes here itself.
+        let _held = self.faults.holds.hold();
+        self.faults.map_again(pages).is_some()
+    }
+
+    /// Why something in `range` of the file could not be had.
+    pub fn fault(&self, range: &Range<u64>) -> MapError {
+        let fault =
+            |offset_bytes, cause| MapError::Fault { path: self.path.clone(), offset_bytes, cause };
+        let mut byte = [0];
+        let mut at = range.start;
+        while at < range.end {
+            match aquifer_sys::io::read_at(self.file(), &mut byte, at) {
+                Ok(1) if is_unfilled(self.file(), at) => return fault(at, FaultCause::NoSpace),
+                Ok(1) => at = (at / PAGE + 1) * PAGE,
+                Ok(_) => {
+                    let len_bytes = self.file_len_bytes().unwrap_or(at);
+                    return fault(len_bytes.clamp(range.start, at), FaultCause::Truncated);
+                }
+                Err(error) => return fault(at, cause_of(&error)),
+            }
+        }
+        fault(range.start, FaultCause::Passing)
+    }
+
+    /// Makes the view longer, and the file if it ends before it, with blocks for all that is new.
+    ///
+    /// `Ok(Some(end))` if the view has grown: `end` is the byte of the file where it ended before.
+    pub fn grow(&self, len_bytes: u64) -> Result<Option<u64>> {
+        self.check_process()?;
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.len_bytes();
+        if len_bytes <= before {
+            return Ok(None);
+        }
+        let capacity_bytes = self.place.capacity_bytes() as u64 - self.lead_bytes;
+        if len_bytes > capacity_bytes {
+            let path = self.path.clone();
+            return Err(MapError::GrowBeyond { path, len_bytes, capacity_bytes });
+        }
+        let start = self.first_byte() + self.lead_bytes;
+        self.lengthen_file(start + len_bytes).map_err(|source| MapError::Grow {
+            path: self.path.clone(),
+            len_bytes,
+            source,
+        })?;
+        // Release pairs with the acquire in `len_bytes`.
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(Some(start + before))
+    }
+
+    /// Allocates blocks rather than only setting the length: no store to them fails later, and a file that another process
+    /// makes longer at the same time is not cut short. The length changes once there is room for all, and is set back
+    /// by nobody: what another process has appended meanwhile stays.
+    fn lengthen_file(&self, end: u64) -> io::Result<()> {
+        let present = self.file_len_bytes()?;
+        if present >= end {
+            return Ok(());
+        }
+        let added_bytes = end - present;
+        match aquifer_sys::io::allocate_behind_end(self.file(), present, added_bytes) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.faults.file.set_len(end)
+            }
+            Err(error) => {
+                // Blocks that were found before there were no more are given back by setting the length to what it is. One
+                // that has changed was changed by another process, and the blocks behind it stay.
+                if self.file_len_bytes()? == present {
+                    let _ = self.faults.file.set_len(present);
+                }
+                Err(error)
+            }
+            Ok(()) => aquifer_sys::io::allocate(self.file(), present, added_bytes),
+        }
+    }
+}
+
+fn cause_of(error: &io::Error) -> FaultCause {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => FaultCause::NoSpace,
+        errno => FaultCause::Io(errno.unwrap_or(libc::EIO)),
+    }
+}
+
+/// Keeps a mapping out of children and core dumps.
+fn keep_private(address: *mut u8, len_bytes: usize) -> io::Result<()> {
+    for advice in [Advice::DontFork, Advice::DontDump] {
+        // SAFETY: the caller's own mapping; contents stay.
+        unsafe { memory::advise(address, len_bytes, advice) }?;
+    }
+    Ok(())
+}
+
+/// The same file with its own open file description: no append mode, and write-back errors that no other sync takes.
+fn own_description(file: &File) -> io::Result<File> {
+    aquifer_sys::io::reopen(file.as_fd(), libc::O_RDWR).map(File::from)
+}
+
+/// Where tests have other threads come in between.
+#[cfg(test)]
+pub(super) mod test_support {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    thread_local! {
+        static BEFORE_HOLD: Cell<Option<fn()>> = const { Cell::new(None) };
+        static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
+    }
+
+    /// How many stores have met a held page.
+    pub static STORES_HELD_UP: AtomicU64 = AtomicU64::new(0);
+
+    /// Has the calling thread's handler call these before it holds a page, and while it does.
+    pub fn interpose(before_hold: Option<fn()>, held: Option<fn()>) {
+        BEFORE_HOLD.set(before_hold);
+        HELD.set(held);
+    }
+
+    pub fn before_hold() {
+        if let Some(hook) = BEFORE_HOLD.take() {
+            hook();
+        }
+    }
+
+    pub fn held() {
+        if let Some(hook) = HELD.take() {
+            hook();
+        }
+    }
+
+    pub fn met_hold() {
+        STORES_HELD_UP.fetch_add(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,135 @@
+//! Write-back at a pace, so that no flush has to write for seconds.
+//!
+//! For programs that ask for it: others see stores before they are flushed.
+//!
+//! A thread goes round the private views, and writes what is dirty in them, so many bytes a second together. The kernel begins to
+//! write it to the device at once. A flush then finds little to write, and waits for little.
+//!
+//! What was written so is not durable before a flush has said so, and stays in `unsynced` of its view until then: a flush that
+//! fails has it written again (see [`super::flush`]).
+//!
+//! # Pace
+//! Ten times a second each view gets its share of what the pace allows for the time since then. Time in which nothing was dirty is
+//! not saved up. When nothing is dirty anywhere, the thread looks only once a second.
+//!
+//! Lock order: the list of views, alone; the locks of a view are taken without it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::error::{MapError, Result};
+use super::private::PrivateFile;
+use aquifer_sys::thread::{self, Thread};
+
+use aquifer_vm::{ProcessMark, VmError};
+
+const TICK: Duration = Duration::from_millis(100);
+const IDLE_TICK: Duration = Duration::from_secs(1);
+
+/// The thread, started with the first view. It ends when this is dropped.
+pub(crate) struct WriteBack {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<Thread>>,
+    mark: ProcessMark,
+}
+
+struct Shared {
+    bytes_per_second: u64,
+    views: Mutex<Views>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Views {
+    all: Vec<Weak<PrivateFile>>,
+    ends: bool,
+}
+
+impl Shared {
+    fn views(&self) -> MutexGuard<'_, Views> {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WriteBack {
+    /// At most so many bytes a second; 0 for none, ever.
+    pub fn new(bytes_per_second: u64) -> WriteBack {
+        let shared = Shared {
+            bytes_per_second,
+            views: Mutex::new(Views::default()),
+            changed: Condvar::new(),
+        };
+        WriteBack { shared: Arc::new(shared), thread: Mutex::new(None), mark: ProcessMark::new() }
+    }
+
+    /// Takes a view in, as long as it lives.
+    ///
+    /// # Errors
+    /// [`MapError::Memory`] if the thread cannot be started.
+    pub fn add(&self, view: &Arc<PrivateFile>) -> Result<()> {
+        if !self.mark.is_current() {
+            return Err(MapError::Forked);
+        }
+        if self.shared.bytes_per_second == 0 {
+            return Ok(());
+        }
+        self.shared.views().all.push(Arc::downgrade(view));
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            let started = thread::start(c"aquifer-flush", move || run(&shared));
+            *thread = Some(started.map_err(|source| VmError::Thread { source })?);
+        }
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+}
+
+impl Drop for WriteBack {
+    fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return };
+        if !self.mark.is_current() {
+            // It is not in this process, and whatever lock it held is held for good.
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.views().ends = true;
+        self.shared.changed.notify_all();
+        thread.join();
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut tick = TICK;
+    let mut views = shared.views();
+    while !views.ends {
+        views = shared.changed.wait_timeout(views, tick).unwrap_or_else(PoisonError::into_inner).0;
+        views.all.retain(|view| view.strong_count() > 0);
+        let all: Vec<_> = views.all.iter().filter_map(Weak::upgrade).collect();
+        let ends = views.ends;
+        drop(views);
+        if !ends {
+            let budget_bytes = shared.bytes_per_second / 10;
+            tick = if write_some(&all, budget_bytes) > 0 { TICK } else { IDLE_TICK };
+        }
+        // A view whose last holder this is goes here, without the lock.
+        drop(all);
+        views = shared.views();
+    }
+}
+
+/// Writes up to `budget_bytes`, a fair share of each view and what that leaves of the others. Says how much it was.
+fn write_some(views: &[Arc<PrivateFile>], budget_bytes: u64) -> u64 {
+    let mut left = budget_bytes;
+    for (index, view) in views.iter().enumerate() {
+        let share = left / (views.len() - index) as u64;
+        // What fails stays dirty, and its flush tells of it.
+        let written = view.write_back(share.max(1)).ok().flatten().unwrap_or(0);
+        left = left.saturating_sub(written);
+    }
+    budget_bytes - left
+}
+
+#[cfg(test)]
+mod tests;

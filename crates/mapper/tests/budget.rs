@@ -1,0 +1,155 @@
+//! What mapped files keep in memory stays below the bound that was set.
+
+use std::fs::File;
+use std::os::fd::{AsFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use aquifer_mapper::{FileAccess, FileView, Mapper, MapperBuilder};
+use aquifer_sys::memory::{self, REGION_BYTES, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::{self, Backing};
+
+const BUDGET: u64 = 24 << 20;
+const STEP: u64 = REGION_BYTES as u64;
+/// Nobody waits so long but for something that does not come.
+const NEVER: Duration = Duration::from_secs(30);
+
+fn builder() -> MapperBuilder {
+    Mapper::builder().resident_budget_bytes(BUDGET)
+}
+
+/// A directory on a disk, and whether the kernel tells what it has cached of files there.
+fn directory() -> Option<tempfile::TempDir> {
+    for place in [std::env::temp_dir(), Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned()] {
+        let directory = tempfile::tempdir_in(place).unwrap();
+        let probe = File::create(directory.path().join("probe")).unwrap();
+        let is_stored = matches!(residency::backing(probe.as_fd()), Ok(Backing::Storage));
+        if is_stored && memory::cachestat(probe.as_fd(), 0, 0).is_ok() {
+            return Some(directory);
+        }
+    }
+    eprintln!("skipped: needs a disk, and cachestat (Linux 6.5)");
+    None
+}
+
+/// Writes a file through to the disk: pages that are not written yet cannot be dropped.
+fn stored(path: &Path, len_bytes: u64) -> File {
+    let file =
+        File::options().create(true).truncate(true).read(true).write(true).open(path).unwrap();
+    for at in (0..len_bytes).step_by(STEP as usize) {
+        file.write_all_at(&block(at, STEP.min(len_bytes - at)), at).unwrap();
+    }
+    file.sync_all().unwrap();
+    file
+}
+
+fn block(at: u64, len_bytes: u64) -> Vec<u8> {
+    vec![(at / STEP) as u8 + 1; len_bytes as usize]
+}
+
+fn cached_bytes(file: &File) -> u64 {
+    memory::cachestat(file.as_fd(), 0, 0).unwrap().cached * SMALL_PAGE_BYTES as u64
+}
+
+/// Bytes of a view in the page cache, as the view's own addresses show them.
+fn resident_bytes(view: &FileView) -> u64 {
+    let mut pages = vec![0; view.len_bytes() as usize / SMALL_PAGE_BYTES];
+    memory::residency(view.as_ptr(), view.len_bytes() as usize, &mut pages).unwrap();
+    pages.iter().filter(|&&page| page & 1 == 1).count() as u64 * SMALL_PAGE_BYTES as u64
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < NEVER, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Reads a view from its start to its end; after each step what is in memory comes below the bound.
+fn stream(view: &FileView, resident: impl Fn() -> u64) {
+    for at in (0..view.len_bytes()).step_by(STEP as usize) {
+        let range = at..view.len_bytes().min(at + STEP);
+        let wanted = block(at, range.end - range.start);
+        assert!(view.read_range(range, |bytes| bytes.to_vec()).unwrap() == wanted, "at {at}");
+        wait_until("it drops behind", || resident() <= BUDGET);
+    }
+}
+
+#[test]
+fn a_file_that_is_streamed_through_drops_behind() {
+    let Some(directory) = directory() else { return };
+    let path = directory.path().join("file");
+    let file = stored(&path, 3 * BUDGET + 5000);
+    let mapper = builder().build().unwrap();
+    let view = mapper.map(&path, FileAccess::Read, ..).unwrap();
+    for _ in 0..2 {
+        stream(&view, || cached_bytes(&file));
+        assert!(
+            resident_bytes(&mapper.map(&path, FileAccess::Read, ..3 * BUDGET).unwrap()) <= BUDGET
+        );
+    }
+    // The file stays open, so that it is dropped behind also after it was removed.
+    std::fs::remove_file(&path).unwrap();
+    stream(&view, || cached_bytes(&file));
+    // Dropped behind: what was read last is there.
+    let end = cached_tail(&file, 3 * BUDGET);
+    assert!(end > 0, "the end was read last");
+    wait_until("it is told", || (1..=BUDGET).contains(&mapper.stats().resident_bytes));
+}
+
+fn cached_tail(file: &File, from: u64) -> u64 {
+    memory::cachestat(file.as_fd(), from - STEP, 0).unwrap().cached
+}
+
+#[test]
+fn files_that_are_streamed_through_drop_behind_also_after_they_were_unmapped() {
+    let Some(directory) = directory() else { return };
+    for cache_bytes in [0, BUDGET / 4] {
+        let mapper = builder().mapping_cache_bytes(cache_bytes).build().unwrap();
+        let mut files = Vec::new();
+        for number in 0..40u64 {
+            let path = directory.path().join(format!("{cache_bytes} {number}"));
+            files.push(stored(&path, (1 << 20) + number * 40_000));
+            let view = mapper.map(&path, FileAccess::Read, ..).unwrap();
+            stream(&view, || files.iter().map(cached_bytes).sum());
+            // Mapped again, it is there once.
+            if number % 3 == 0 {
+                drop((view, mapper.map(&path, FileAccess::Read, ..).unwrap()));
+            }
+        }
+    }
+}
+
+#[test]
+fn files_in_memory_stay() {
+    // SAFETY: a string.
+    let memory = unsafe { libc::memfd_create(c"aquifer".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: made above, and nobody else's.
+    let file = unsafe { File::from_raw_fd(memory) };
+    for at in (0..BUDGET + STEP).step_by(STEP as usize) {
+        file.write_all_at(&block(at, STEP), at).unwrap();
+    }
+    let mapper = builder().build().unwrap();
+    let view = mapper.map_file(&file, FileAccess::Read, ..).unwrap();
+    stream(&view, || 0);
+    assert_eq!(mapper.stats().resident_bytes, 0);
+    assert_eq!(resident_bytes(&view), BUDGET + STEP);
+}
+
+#[test]
+fn a_child_of_a_fork_drops_its_copy_and_goes() {
+    let mapper = builder().build().unwrap();
+    // SAFETY: the child only drops what is inert there, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(mapper);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}

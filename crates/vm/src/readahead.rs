@@ -1,0 +1,252 @@
+//! The map-ahead window: how many pages to bring in at a fault beyond the one that was missed.
+//!
+//! The rule is map-ahead's (Choi, Kim and Han, HotStorage'17): the window doubles at a sequential fault and
+//! halves at a random one, down to one page; of a window, a part is handled before the access goes on and
+//! the rest in the background. Added here: a few streams are followed at once, so that interleaved scans
+//! keep their windows.
+//!
+//! ```text
+//!            expected          expected + window
+//!               ▼                     ▼
+//!  ─────────────●─────────────────────●──────────────────────────
+//!   elsewhere   │ sequential: exactly there, twice the window
+//!               │ near: behind it, within a window: half of it
+//!               │                     elsewhere: a new stream, one page
+//! ```
+//! A fault that continues no stream begins a new one in the place of the stream that was quiet for longest;
+//! so random accesses have windows of one page and cost a scan in progress nothing.
+//!
+//! It runs wherever faults are seen: the cache's user backend uses it for what it reads ahead.
+//!
+//! Streams live in single atomic words updated without a lock. Two threads that fault in one stream at the
+//! same moment may both advance it, which costs a page brought in too early and nothing else.
+//!
+//! ```
+//! use aquifer_vm::readahead::Windows;
+//!
+//! let windows = Windows::new(16);
+//! let mut page = 0;
+//! for expected in [1, 2, 4, 8, 16] {
+//!     let window = windows.on_fault(page, 1_000_000);
+//!     assert_eq!(window.pages(), expected);
+//!     page += window.pages();
+//! }
+//! assert_eq!(windows.on_fault(777_777, 1_000_000).pages(), 1);
+//! ```
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// How many streams are followed at once.
+pub const STREAMS: usize = 8;
+/// Largest window: what one last-level page table maps.
+pub const LARGEST_WINDOW_PAGES: u64 = 512;
+const WINDOW_SHIFT: u32 = 44;
+
+/// What to bring in at a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Pages to bring in before the access goes on, the missed one included.
+    pub now: u32,
+    /// Pages to bring in after those, in the background.
+    pub later: u32,
+}
+
+impl Window {
+    /// Only the page that was missed.
+    pub const ONE: Window = Window { now: 1, later: 0 };
+
+    /// All of it.
+    pub fn pages(self) -> u64 {
+        u64::from(self.now) + u64::from(self.later)
+    }
+}
+
+/// What is known about the accesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Pattern {
+    /// Find out.
+    Detect = 0,
+    /// Never bring in more than was asked for.
+    Random = 1,
+    /// Always with the largest window.
+    Sequential = 2,
+}
+
+/// The streams of faults in one file or mapping.
+#[derive(Debug)]
+pub struct Windows {
+    pattern: AtomicU8,
+    /// Next page expected (44 bits) and window (20 bits); zero is an unused stream. Relaxed throughout: a
+    /// word stands for itself, and nothing is published with it.
+    streams: [AtomicU64; STREAMS],
+    /// When each stream was last continued.
+    used: [AtomicU64; STREAMS],
+    clock: AtomicU64,
+    most_now: u64,
+}
+
+fn pack(next: u64, window: u64) -> u64 {
+    window << WINDOW_SHIFT | next
+}
+
+fn unpack(word: u64) -> (u64, u64) {
+    (word & ((1 << WINDOW_SHIFT) - 1), word >> WINDOW_SHIFT)
+}
+
+impl Windows {
+    /// At most `most_now_pages` of a window are brought in before the access goes on: what one transfer
+    /// holds, or one page table.
+    pub fn new(most_now_pages: usize) -> Windows {
+        Windows {
+            pattern: AtomicU8::new(Pattern::Detect as u8),
+            streams: Default::default(),
+            used: Default::default(),
+            clock: AtomicU64::new(1),
+            most_now: most_now_pages.max(1) as u64,
+        }
+    }
+
+    /// Follows advice from now on.
+    pub fn set_pattern(&self, pattern: Pattern) {
+        self.pattern.store(pattern as u8, Ordering::Relaxed);
+    }
+
+    /// The window for a fault at `page`, of `pages` in all (fewer than 2⁴⁴). It does not reach behind the last.
+    pub fn on_fault(&self, page: u64, pages: u64) -> Window {
+        let pattern = self.pattern.load(Ordering::Relaxed);
+        if pattern == Pattern::Random as u8 {
+            return Window::ONE;
+        }
+        let now = self.clock.fetch_add(1, Ordering::Relaxed);
+        let window = match self.continue_stream(page, now) {
+            Some(window) => window,
+            None => {
+                let start =
+                    if pattern == Pattern::Sequential as u8 { LARGEST_WINDOW_PAGES } else { 1 };
+                self.start_stream(page, start, now);
+                start
+            }
+        };
+        self.split(window.min(pages.saturating_sub(page)).max(1))
+    }
+
+    fn continue_stream(&self, page: u64, now: u64) -> Option<u64> {
+        for (stream, used) in self.streams.iter().zip(&self.used) {
+            let word = stream.load(Ordering::Relaxed);
+            let (next, window) = unpack(word);
+            if word == 0 || page < next || page > next + window {
+                continue;
+            }
+            let window = if page == next {
+                (window * 2).min(LARGEST_WINDOW_PAGES)
+            } else {
+                (window / 2).max(1)
+            };
+            stream.store(pack(page + window, window), Ordering::Relaxed);
+            used.store(now, Ordering::Relaxed);
+            return Some(window);
+        }
+        None
+    }
+
+    fn start_stream(&self, page: u64, window: u64, now: u64) {
+        let quietest = (0..STREAMS)
+            .min_by_key(|&stream| self.used[stream].load(Ordering::Relaxed))
+            .unwrap_or(0);
+        self.streams[quietest].store(pack(page + window, window), Ordering::Relaxed);
+        self.used[quietest].store(now, Ordering::Relaxed);
+    }
+
+    fn split(&self, window: u64) -> Window {
+        let now = window.min(self.most_now);
+        Window { now: now as u32, later: (window - now) as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_testkit::model::WindowModel;
+    use aquifer_testkit::rng::Rng;
+
+    #[test]
+    fn doubles_in_sequence_and_stays_one_at_random() {
+        let windows = Windows::new(16);
+        let mut page = 0;
+        let mut seen = vec![];
+        for _ in 0..12 {
+            let window = windows.on_fault(page, 1 << 30).pages();
+            seen.push(window);
+            page += window;
+        }
+        assert_eq!(seen, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512, 512]);
+        for step in 0..100u64 {
+            assert_eq!(windows.on_fault(1_000_000 + step * 7919, 1 << 30), Window::ONE);
+        }
+    }
+
+    #[test]
+    fn a_gap_halves_the_window() {
+        let windows = Windows::new(16);
+        let mut page = 0;
+        for _ in 0..5 {
+            page += windows.on_fault(page, 1 << 30).pages();
+        }
+        assert_eq!(windows.on_fault(page + 3, 1 << 30).pages(), 8);
+    }
+
+    #[test]
+    fn interleaved_streams_keep_their_windows() {
+        let windows = Windows::new(16);
+        let mut next: Vec<u64> = (0..4).map(|stream| stream * 10_000_000).collect();
+        for round in 0..6 {
+            for page in &mut next {
+                let window = windows.on_fault(*page, 1 << 30).pages();
+                assert_eq!(window, 1 << round);
+                *page += window;
+            }
+        }
+    }
+
+    #[test]
+    fn ends_with_the_device_and_obeys_advice() {
+        let windows = Windows::new(16);
+        windows.set_pattern(Pattern::Sequential);
+        assert_eq!(windows.on_fault(100, 130), Window { now: 16, later: 14 });
+        windows.set_pattern(Pattern::Random);
+        assert_eq!(windows.on_fault(116, 130), Window::ONE);
+    }
+
+    #[test]
+    fn a_fault_behind_the_end_brings_in_one_page() {
+        let windows = Windows::new(16);
+        windows.set_pattern(Pattern::Sequential);
+        assert_eq!(windows.on_fault(130, 130), Window::ONE);
+    }
+
+    /// Scans with gaps, interleaved, among random accesses: the same windows as the model's.
+    #[test]
+    fn agrees_with_the_written_model() {
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let windows = Windows::new(16);
+            let mut model = WindowModel::new(STREAMS, LARGEST_WINDOW_PAGES);
+            let pages = 1 + rng.below(1 << 22);
+            let mut scans: Vec<u64> = (0..1 + rng.below(12)).map(|_| rng.below(pages)).collect();
+            for step in 0..2_000 {
+                let scan = rng.below(scans.len() as u64) as usize;
+                let page = if rng.chance(0.1) { rng.below(pages) } else { scans[scan] };
+                let window = windows.on_fault(page, pages);
+                assert_eq!(
+                    window.pages(),
+                    model.window_at(page, pages),
+                    "seed {seed}, step {step}, page {page} of {pages}"
+                );
+                assert_eq!(u64::from(window.now), window.pages().min(16));
+                let gap = if rng.chance(0.2) { rng.below(40) } else { 0 };
+                scans[scan] = (page + window.pages() + gap) % pages;
+            }
+        }
+    }
+}
