@@ -63,7 +63,7 @@ fn of_pages_that_are_mostly_stored_to_those_that_were_are_written() {
         (0..PAGES).for_each(|page| change(page, &mut bytes));
         mapping.flush_all().unwrap();
         let before = cache.stats();
-        let stored = |page: &usize| page % kept_every != 0;
+        let stored = |page: &usize| !page.is_multiple_of(kept_every);
         for page in PAGES..2 * PAGES {
             match stored(&page) {
                 true => change(page, &mut bytes),

@@ -221,7 +221,7 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
     std::fs::create_dir(&place).unwrap();
     let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
     let check = CheckOptions { segment_directory: Some(place.clone()), ..CheckOptions::default() };
-    let grow = || drop(Pool::grow(&path, 8 << 20, &options, &mut |_, _| {}).unwrap());
+    let grow = || _ = Pool::grow(&path, 8 << 20, &options, &mut |_, _| {}).unwrap();
     let repair = || drop(check::repair(&path, &check).unwrap());
     let tools: [(&[u8], &dyn Fn()); 2] = [(b"grown", &grow), (b"repaired", &repair)];
     for (name, tool) in tools {
