@@ -80,6 +80,18 @@ impl Shrink {
 #[repr(align(128))]
 struct List(Mutex<Vec<u32>>);
 
+/// Frames of a pool that threads have taken for pages which they are loading, while these threads wait for a frame. Relaxed: a
+/// census that sees a change late is repeated.
+#[derive(Default)]
+pub struct HeldByWaiters {
+    /// For one of this pool.
+    pub own: AtomicUsize,
+    /// For one of the other pool of the same cache.
+    pub beside: AtomicUsize,
+    /// For one of another cache.
+    pub elsewhere: AtomicUsize,
+}
+
 /// A pool of frames. See the module documentation.
 pub struct FramePool {
     policy: Mutex<PolicyState>,
@@ -103,6 +115,8 @@ pub struct FramePool {
     max_frames: usize,
     /// Rings whenever frames come back; threads out of frames sleep on it.
     returned: Doorbell,
+    /// Which of its frames are in the hands of threads that wait themselves.
+    pub held: HeldByWaiters,
     /// Frames, and pages of a store that is emptied, looked at one after the other.
     #[cfg(test)]
     looked_at: AtomicUsize,
@@ -135,6 +149,7 @@ impl FramePool {
             high_water: AtomicUsize::new(0),
             max_frames,
             returned: Doorbell::new(),
+            held: HeldByWaiters::default(),
             #[cfg(test)]
             looked_at: AtomicUsize::new(0),
         })

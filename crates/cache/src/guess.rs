@@ -12,8 +12,9 @@
 //! One page in sixteen still comes in protected, to see whether the guess holds.
 //!
 //! # Invariant
-//! A page is guessed only while it is Loading, Dirty or Cleaning; who seals a page (Dirty → Cleaning) ends the guess. A guess
-//! that stayed would compare with what the device had long ago.
+//! A page is guessed only while it is Loading, Dirty or Cleaning, and only as long as the device has what was loaded: sealing a
+//! page (Dirty → Cleaning) ends the guess, and so does writing a snapshot of it. A guess that stayed would compare with what
+//! the device had long ago.
 
 use std::io;
 
@@ -31,14 +32,16 @@ const HALVED_AT: u32 = 256;
 
 /// What is known about the loads of one store, and of the pages that were guessed to be stored to.
 ///
-/// Relaxed throughout: a lost count costs a little accuracy, and of a page the thread that has it Loading or Cleaning is the
-/// only one that looks; the page word hands it on.
+/// Relaxed throughout: a lost count costs a little accuracy. The guess about a page is read and changed only by the thread that
+/// has the page Loading, Cleaning, or pinned for a snapshot; the page word hands it on.
 pub(crate) struct Guesses {
     loads: AtomicU32,
     watched: AtomicU32,
     stored_to: AtomicU32,
-    /// One bit for each page: it came in by a guess, and has not been sealed since.
+    /// One bit for each page: it came in by a guess, and has not been written since.
     guessed: LazyArray<AtomicU64>,
+    /// One bit for each page: it came in protected, and its load was counted in `watched`.
+    is_watched: LazyArray<AtomicU64>,
     /// What it held then, in two halves.
     hashes: LazyArray<AtomicU64>,
     seed: u64,
@@ -52,6 +55,7 @@ impl Guesses {
             watched: AtomicU32::new(0),
             stored_to: AtomicU32::new(0),
             guessed: LazyArray::new(pages.div_ceil(64) as usize)?,
+            is_watched: LazyArray::new(pages.div_ceil(64) as usize)?,
             hashes: LazyArray::new(2 * pages as usize)?,
             seed: aquifer_sys::random::next_u64()?,
         })
@@ -75,9 +79,25 @@ impl Guesses {
         false
     }
 
-    /// A page that came in protected was stored to.
-    pub fn stored_to(&self) {
-        self.stored_to.fetch_add(1, Ordering::Relaxed);
+    /// A page was loaded: `watched` if [`Guesses::will_be_stored_to`] was asked about it and said no.
+    pub fn loaded(&self, page: u64, watched: bool) {
+        let (word, bit) = (&self.is_watched[(page / 64) as usize], 1 << (page % 64));
+        if watched {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else if word.load(Ordering::Relaxed) & bit != 0 {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// A page that was protected is stored to. Counts once for each load that is watched, so that pages which are written back and
+    /// stored to over and over say nothing about those that are loaded.
+    pub fn stored_to(&self, page: u64) {
+        let (word, bit) = (&self.is_watched[(page / 64) as usize], 1 << (page % 64));
+        if word.load(Ordering::Relaxed) & bit != 0
+            && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        {
+            self.stored_to.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A page that the caller has Loading comes in writable with this content.
@@ -98,7 +118,7 @@ impl Guesses {
         self.guessed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
     }
 
-    /// Whether a page that came in by a guess, and that the caller has Cleaning, still has the content that it came in with.
+    /// Whether `content`, of a page that came in by a guess, is what it came in with.
     pub fn is_unchanged(&self, page: u64, content: &[u8]) -> bool {
         let halves = self.halves(content).into_iter();
         halves.zip(self.words_of(page)).all(|(half, word)| half == word.load(Ordering::Relaxed))
@@ -122,9 +142,9 @@ mod tests {
         (0..loads)
             .map(|_| {
                 let guessed = guesses.will_be_stored_to();
-                if !guessed && stores {
-                    guesses.stored_to();
-                }
+                guesses.loaded(0, !guessed);
+                // Stored to again and again, as after write-back: only the first time counts.
+                (0..if stores { 3 } else { 0 }).for_each(|_| guesses.stored_to(0));
                 u32::from(guessed)
             })
             .sum()
@@ -138,6 +158,10 @@ mod tests {
         assert!(loads_guessed(&guesses, 1_000, true) > 900, "reads, then stores");
         loads_guessed(&guesses, 5_000, false);
         assert_eq!(loads_guessed(&guesses, 1_000, false), 0, "only reads again");
+        for _ in 0..100_000 {
+            guesses.stored_to(0);
+        }
+        assert_eq!(loads_guessed(&guesses, 1_000, false), 0, "stores to what was loaded long ago");
     }
 
     #[test]

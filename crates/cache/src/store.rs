@@ -225,8 +225,8 @@ pub(crate) struct Store<M: PageMemory> {
     /// The first sync of the device that failed: final, whatever the device says later.
     pub sync_failure: OnceLock<DeviceError>,
     loaded: LoadedRegions,
-    /// Where stores to clean pages fault.
-    guesses: Option<Guesses>,
+    /// Where stores to clean pages fault, once the store may be written; without, every page comes in protected.
+    guesses: OnceLock<Guesses>,
     /// It is about to be detached, and prefetches come to their end.
     pub leaving: AtomicBool,
 }
@@ -256,10 +256,7 @@ impl<M: PageMemory> Store<M> {
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
             loaded: LoadedRegions::new(geometry.regions()).map_err(kernel)?,
-            guesses: match M::PROTECTS {
-                true => Some(Guesses::new(geometry.pages()).map_err(kernel)?),
-                false => None,
-            },
+            guesses: OnceLock::new(),
             leaving: AtomicBool::new(false),
             engine,
             first_device: device,
@@ -269,7 +266,20 @@ impl<M: PageMemory> Store<M> {
             writable: AtomicBool::new(writable),
             memory,
         };
+        if writable {
+            store.make_guesses();
+        }
         Ok(Store { id: store.engine.reserve_id(), ..store })
+    }
+
+    /// Guesses are made from now on, if there is memory to keep them.
+    fn make_guesses(&self) {
+        if M::PROTECTS
+            && self.guesses.get().is_none()
+            && let Ok(guesses) = Guesses::new(self.geometry.pages())
+        {
+            let _ = self.guesses.set(guesses);
+        }
     }
 
     pub fn pool(&self) -> &FramePool {
@@ -298,6 +308,7 @@ impl<M: PageMemory> Store<M> {
         self.memory
             .make_writable()
             .map_err(|source| Error::Kernel { what: "making a mapping writable", source })?;
+        self.make_guesses();
         // Release: who sees it sees the device that takes writes.
         self.writable.store(true, Ordering::Release);
         Ok(())
@@ -419,8 +430,8 @@ impl<M: PageMemory> Store<M> {
         let result = self.memory.unprotect(page);
         word.finish_unprotect(pin && result.is_ok());
         count(&self.engine.counters.write_faults, 1);
-        if let Some(guesses) = &self.guesses {
-            guesses.stored_to();
+        if let Some(guesses) = self.guesses.get() {
+            guesses.stored_to(page);
         }
         result.map_err(Refused::Kernel)
     }
@@ -515,13 +526,10 @@ impl<M: PageMemory> Store<M> {
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         let usable = access == Access::Read || self.appears_at_once();
-        let guesses = self.guesses.as_ref().filter(|guesses| {
-            access == Access::Read
-                && self.writable()
-                && pin.is_none()
-                && self.appears_at_once()
-                && guesses.will_be_stored_to()
+        let asked = self.guesses.get().filter(|_| {
+            access == Access::Read && self.writable() && pin.is_none() && self.appears_at_once()
         });
+        let guesses = asked.filter(|guesses| guesses.will_be_stored_to());
         if let Some(guesses) = guesses {
             // SAFETY: `data` holds the page, which this thread is loading.
             let content = unsafe { std::slice::from_raw_parts(data, self.geometry.page_bytes) };
@@ -549,6 +557,9 @@ impl<M: PageMemory> Store<M> {
             return Err(Refused::Kernel(error));
         }
         self.hold(page, frame);
+        if let Some(asked) = asked.filter(|_| !dirty) {
+            asked.loaded(page, true);
+        }
         self.word(page).finish_load(frame, dirty, pin);
         self.engine.counters.fault_service_ns.record(started.elapsed().as_nanos() as u64);
         Ok(())
@@ -557,6 +568,9 @@ impl<M: PageMemory> Store<M> {
     /// A page that is Loading, and installed, holds `frame`.
     pub fn hold(&self, page: u64, frame: FrameId) {
         self.loaded.mark(self.geometry.region_of(page));
+        if let Some(guesses) = self.guesses.get() {
+            guesses.loaded(page, false);
+        }
         self.pool().inserted(frame, self.key(page));
     }
 
@@ -646,19 +660,34 @@ impl<M: PageMemory> Store<M> {
         Some(frame)
     }
 
-    /// Whether a page came in writable by a guess and has not been sealed since.
+    /// Whether a page came in writable by a guess and has not been written since.
     pub fn is_guessed(&self, page: u64) -> bool {
-        self.guesses.as_ref().is_some_and(|guesses| guesses.is_guessed(page))
+        self.guesses.get().is_some_and(|guesses| guesses.is_guessed(page))
     }
 
     /// Ends the guess about a page that this thread has Cleaning, and says whether it still has what was loaded.
     pub fn was_only_read(&self, page: u64) -> bool {
-        let Some(guesses) = &self.guesses else { return false };
+        let Some(guesses) = self.guesses.get() else { return false };
         guesses.forget(page);
         let bytes = self.memory.bytes(page, self.seen(page).frame());
         // SAFETY: the page stays, and nothing stores to it, while it is Cleaning and protected.
         let content = unsafe { std::slice::from_raw_parts(bytes, self.geometry.page_bytes) };
         guesses.is_unchanged(page, content)
+    }
+
+    /// Whether a snapshot, of a page that this thread has pinned for it, is what was loaded by a guess. Otherwise it is about to be
+    /// written, which ends the guess.
+    pub fn is_snapshot_of_what_was_only_read(&self, page: u64, snapshot: *const u8) -> bool {
+        let guessed = self.guesses.get().filter(|guesses| guesses.is_guessed(page));
+        guessed.is_some_and(|guesses| {
+            // SAFETY: a buffer of this thread's that holds a page.
+            let content = unsafe { std::slice::from_raw_parts(snapshot, self.geometry.page_bytes) };
+            let is_unchanged = guesses.is_unchanged(page, content);
+            if !is_unchanged {
+                guesses.forget(page);
+            }
+            is_unchanged
+        })
     }
 
     /// Whether a page is usable for loads without a fault.

@@ -587,15 +587,25 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
 // kept until the completion.
 unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
     fn next(&mut self) -> Option<Request> {
-        let index = self.next;
-        if index == self.end {
-            return None;
+        loop {
+            let index = self.next;
+            if index == self.end {
+                return None;
+            }
+            let memory = self.memory_of(index)?;
+            self.next += 1;
+            let run = self.runs[index];
+            if run.snapshot && self.store.is_snapshot_of_what_was_only_read(run.first, memory) {
+                // Nothing to write: it stays as dirty as it was.
+                self.runs[index].progress = Progress::Ended;
+                self.copies.retain(|&(of, _)| of != index as u64);
+                self.store.unpin(run.first);
+                continue;
+            }
+            self.in_flight += 1;
+            self.runs[index].progress = Progress::InFlight;
+            return Some(self.request(index, memory));
         }
-        let memory = self.memory_of(index)?;
-        self.next += 1;
-        self.in_flight += 1;
-        self.runs[index].progress = Progress::InFlight;
-        Some(self.request(index, memory))
     }
 
     fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {

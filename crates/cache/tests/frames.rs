@@ -3,11 +3,11 @@
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
 
 use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
-use aquifer_cache::{Advice, Cache, Error, FrameId, Mapping, PageKey};
+use aquifer_cache::{Advice, Cache, Error, FrameId, Mapping, PageId, PageKey};
 use aquifer_device::{Device, DeviceError, IoOperation, MemoryDevice};
 
 use support::{Hooked, block_on, load, memory, store, wait_until};
@@ -372,6 +372,79 @@ fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
             held.store(false, Ordering::SeqCst);
             nested.join().unwrap().unwrap();
         });
+    });
+}
+
+/// A device whose data is in the cache, and whose reads wait for each other before they ask for it.
+struct Meeting {
+    below: Box<dyn Fn(u64, &mut [u8]) -> Result<(), Error> + Send + Sync>,
+    meet: Arc<Barrier>,
+}
+
+impl Device for Meeting {
+    fn name(&self) -> &str {
+        "meeting"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(BUDGET as u64)
+    }
+    fn is_writable(&self) -> bool {
+        false
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.meet.wait();
+        (self.below)(offset_bytes, buffer)
+            .map_err(|error| OverMapping::failed(IoOperation::Read, error))?;
+        Ok(buffer.len())
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        unreachable!("it is not writable")
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn access_path(&self) -> String {
+        "the same cache".into()
+    }
+}
+
+/// A mapping over `Pages`, and `Pages` over a mapping: each of two threads has the last frame of one pool and needs one of the other.
+#[test]
+fn threads_that_wait_for_each_others_pools_are_refused() {
+    must_end(|| {
+        let cache = cache();
+        let meet = Arc::new(Barrier::new(2));
+        let (below, lower) = (cache.map(memory(BUDGET, 11).0).unwrap(), memory(BUDGET, 12).0);
+        let lower = cache.pages(lower).unwrap();
+        let over_pages = Meeting {
+            below: Box::new(move |offset, buffer| lower.read_into(offset, buffer)),
+            meet: meet.clone(),
+        };
+        let over_mapping = Meeting {
+            below: Box::new(move |offset, buffer| below.read_into(offset, buffer)),
+            meet,
+        };
+        let mapping = cache.map(Arc::new(over_pages)).unwrap();
+        let pages = cache.pages(Arc::new(over_mapping)).unwrap();
+        mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+        let filling = cache.map(memory(2 * BUDGET, 13).0).unwrap();
+        let filling_pages = cache.pages(memory(2 * BUDGET, 14).0).unwrap();
+        let page = |page: usize| (page * PAGE) as u64..((page + 1) * PAGE) as u64;
+        let (mut pins, mut guards) = (vec![], vec![]);
+        while let Ok(pin) = filling.pin(page(pins.len())) {
+            pins.push(pin);
+        }
+        while let Ok(guard) = filling_pages.get(PageId(guards.len() as u64)) {
+            guards.push(guard);
+        }
+        drop((pins.pop(), guards.pop()));
+        let (first, second) = std::thread::scope(|scope| {
+            let first = scope.spawn(|| mapping.touch(0));
+            let second = scope.spawn(|| pages.read_into(0, &mut [0]));
+            (first.join().unwrap(), second.join().unwrap())
+        });
+        // One of them at least; its frame may serve the other.
+        assert!(first.is_err() || second.is_err());
     });
 }
 

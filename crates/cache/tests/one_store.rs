@@ -45,6 +45,31 @@ fn pages_that_were_only_read_are_never_written() {
     assert_eq!(overwritten, 0, "pages written back that were only read");
 }
 
+/// A flush writes a snapshot of a page that is pinned for writing; from then on the device has something else than what was loaded.
+#[test]
+fn a_store_of_what_was_loaded_is_written_after_a_snapshot_was() {
+    const PAGES: usize = 1024;
+    let (device, _) = memory(2 * PAGES * PAGE, 1);
+    let mapping = cache().map_mut(device.clone()).unwrap();
+    mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+    for page in 0..PAGES {
+        let byte = load(&mapping, page * PAGE);
+        store(&mapping, page * PAGE, byte.wrapping_add(1));
+    }
+    for page in PAGES..PAGES + 100 {
+        let before = load(&mapping, page * PAGE);
+        let at = (page * PAGE) as u64;
+        let pin = mapping.pin_mut(at..at + PAGE as u64).unwrap();
+        store(&mapping, page * PAGE, !before);
+        mapping.flush_all().unwrap();
+        assert_eq!(device.to_vec()[page * PAGE], !before);
+        store(&mapping, page * PAGE, before);
+        drop(pin);
+        mapping.flush_all().unwrap();
+        assert_eq!(device.to_vec()[page * PAGE], before, "page {page}");
+    }
+}
+
 /// Where most pages that are read are stored to, they come in writable: a store without a fault is written all the same, one by
 /// one or with its neighbours, and nothing else is.
 #[test]

@@ -25,7 +25,7 @@ pub struct Access {
     shared_memory: Option<PathBuf>,
 }
 
-/// The argument of each command that only looks at a pool.
+/// The argument of each command that opens a pool by no broker: those that only look at one, and those that must have it alone.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ReadAccess {
     /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and beside the pool: as they were told with the

@@ -208,6 +208,24 @@ impl Faults {
         all.then_some(mapped)
     }
 
+    fn is_replaced(&self, page: usize) -> bool {
+        // Relaxed: as in `map_again`.
+        self.replaced[page / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
+    }
+
+    /// Lets pages be stored to, but for those that show zeros. They are held by the caller.
+    fn allow_stores(&self, pages: Range<usize>) -> bool {
+        let mut from = pages.start;
+        while from < pages.end {
+            let end = (from..pages.end).find(|&page| self.is_replaced(page)).unwrap_or(pages.end);
+            if end > from && !self.protect(&(from..end), Protection::ReadWrite) {
+                return false;
+            }
+            from = end + 1;
+        }
+        true
+    }
+
     fn note_replaced(&self, page: usize) {
         // Relaxed: as in `map_again`.
         self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
@@ -228,7 +246,11 @@ impl Faults {
                 Sharing::Shared => memory::map_file_at(address, length, access, file, offset),
             }
         }?;
-        keep_private(address, length)
+        keep_private(address, length).inspect_err(|_| {
+            // What a child would inherit is nothing to store to.
+            // SAFETY: mapped above, and nothing has been stored to it: stores are made again once this thread lets go.
+            let _ = unsafe { memory::map_anonymous_at(address, length, Protection::Read) };
+        })
     }
 
     /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`, which are held.
@@ -250,6 +272,11 @@ impl Faults {
         test_support::before_hold();
         let Some(_held) = self.holds.hold() else { return Served::No };
         let first = pages.start;
+        if self.is_replaced(first) {
+            // Another thread's load was first: the zeros can be read, and must not become what can be stored to. This guard
+            // is told of them as well.
+            return self.replace(first..first + 1, address, false);
+        }
         if !self.protect(&pages, Protection::Read) {
             return Served::No;
         }
@@ -261,14 +288,10 @@ impl Faults {
         };
         if populated.is_ok() {
             // There: the load is made again.
-            return if self.protect(&pages, Protection::ReadWrite) {
-                Served::Yes
-            } else {
-                Served::No
-            };
+            return if self.allow_stores(pages) { Served::Yes } else { Served::No };
         }
         let has_ended = pages.len() > 1 && self.has_ended_before(first);
-        if !has_ended && pages.len() > 1 && !self.protect(&pages, Protection::ReadWrite) {
+        if !has_ended && pages.len() > 1 && !self.allow_stores(pages.clone()) {
             return Served::No;
         }
         let behind = if has_ended { pages.end } else { first + 1 };
@@ -285,15 +308,18 @@ impl Faults {
             return Served::No;
         }
         let index = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        let populate = || {
+            let (page, length) = (self.address_of(index), SMALL_PAGE_BYTES);
+            // SAFETY: a page of this mapping; populating changes no contents.
+            unsafe { memory::advise(page, length, Advice::PopulateWrite) }
+        };
         if self.sharing == Sharing::Private {
             // Acquire, here and below, pairs with the release in `Held::drop`: it was held before, in between, or it is
             // writable for other reasons than that.
             let before = self.holds.count.load(Ordering::Acquire);
             #[cfg(test)]
             test_support::met_hold();
-            let (page, length) = (self.address_of(index), SMALL_PAGE_BYTES);
-            // SAFETY: a page of this mapping; populating changes no contents.
-            let populated = unsafe { memory::advise(page, length, Advice::PopulateWrite) };
+            let populated = populate();
             let after = self.holds.count.load(Ordering::Acquire);
             if populated.is_ok() || before != after || before % 2 == 1 {
                 return Served::Yes;
@@ -306,7 +332,14 @@ impl Faults {
         let Some(_held) = self.holds.hold() else { return Served::No };
         match self.map_again(index..index + 1) {
             Some(1..) => Served::Yes,
-            _ => Served::No,
+            // Another thread was first, or its load is over: the store is made again if the page is the file's by now. One
+            // behind the file's end gets the SIGBUS that it is to get.
+            Some(0) => match populate() {
+                Ok(()) => Served::Yes,
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Served::Yes,
+                Err(_) => Served::No,
+            },
+            None => Served::No,
         }
     }
 }

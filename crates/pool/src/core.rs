@@ -155,7 +155,10 @@ impl Core {
             let looked = mapping.guarded(self.media.file(), range.offset_bytes, len, look);
             return looked.map_err(|_| self.unreadable([range]));
         }
-        // A caller's length: where there is no memory for it that is an error, not the end of the process.
+        if range.end_bytes() > self.media.len_bytes() {
+            // The media say what is wrong with it, before there is memory for all of it.
+            self.media.read_at(range.end_bytes() - 1, &mut [0])?;
+        }
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| {
             PoolError::Media(MediaError {

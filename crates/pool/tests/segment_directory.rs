@@ -25,6 +25,7 @@ fn child() {
         ("crowded", crowded),
         ("no birth times", no_birth_times),
         ("syncing writer", write_two_states),
+        ("dying writer", write_and_die),
         ("lost image", lost_image),
         ("opener", open_as_told),
         ("own boot id", own_boot_id),
@@ -212,6 +213,16 @@ fn a_directory_without_room_is_an_error_and_keeps_nothing() {
     child::succeeds_with_mounts("crowded");
 }
 
+/// Changes the pool, syncs nothing, and dies.
+fn write_and_die() {
+    let of = |name: &str| std::env::var_os(name).unwrap();
+    let options = OpenOptions { segment_directory: Some(of("PLACE").into()), ..default() };
+    let pool = Pool::open(of("POOL"), &options).unwrap();
+    common::write(&pool, of("NAME").as_encoded_bytes(), 2, 3).unwrap();
+    // SAFETY: ends this process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
 /// What a process that died left in a directory of its choice counts, and is removed, where the tools are told of it.
 #[test]
 fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
@@ -225,9 +236,12 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
     let repair = || drop(check::repair(&path, &check).unwrap());
     let tools: [(&[u8], &dyn Fn()); 2] = [(b"grown", &grow), (b"repaired", &repair)];
     for (name, tool) in tools {
-        let pool = Pool::open(&path, &options).unwrap();
-        common::write(&pool, name, 2, 3).unwrap();
-        pool.die();
+        let mut writer = child::command("dying writer");
+        writer
+            .env("POOL", &path)
+            .env("PLACE", &place)
+            .env("NAME", std::str::from_utf8(name).unwrap());
+        assert!(!writer.status().unwrap().success());
         assert_eq!(names_of_shared_memory(&place).len(), 2);
         assert!(!check::check(&path, &check).unwrap().findings.is_empty());
         tool();

@@ -2,7 +2,7 @@
 //!
 //! A write lease (`F_SETLEASE`) is given to a file description only while no other one of the inode is open, in any process; mappings
 //! keep theirs open. From then on a thread that opens the file waits until the lease is given back. So as long as a [`SoleOpener`]
-//! exists, no other description of the file is open, and no mapping of one exists.
+//! [is alone](SoleOpener::is_alone), no other description of the file is open, and no mapping of one exists.
 //!
 //! A process that opens the file without waiting (`O_NONBLOCK`) gets `EWOULDBLOCK` meanwhile; so a lease is for work that takes
 //! milliseconds. A holder that is stopped for `/proc/sys/fs/lease-break-time` (45 s) while another waits loses its lease:
@@ -23,7 +23,7 @@ const F_SETSIG: i32 = 10;
 /// Ext4, and ext2 and ext3, which have the same number; XFS.
 const COUNTING: [u64; 2] = [libc::EXT4_SUPER_MAGIC as u64, libc::XFS_SUPER_MAGIC as u64];
 
-/// As long as this exists, no other description of the file is open.
+/// As long as this exists and [is alone](SoleOpener::is_alone), no other description of the file is open.
 #[derive(Debug)]
 pub struct SoleOpener<'a> {
     file: BorrowedFd<'a>,

@@ -22,6 +22,7 @@
 mod evictor;
 
 use std::ops::Deref;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -240,8 +241,6 @@ struct Reclaim {
     dirty: AtomicBool,
     /// Whether other threads lately pushed the evictor off its CPU.
     crowded: AtomicBool,
-    /// Frames in the hands of loading and evicting threads that wait for a further frame.
-    held_by_waiters: AtomicUsize,
 }
 
 /// Shared state of a cache. See the module documentation.
@@ -635,18 +634,57 @@ impl Engine {
     }
 
     fn wait_with_frames_in_hand(&self, pool: &FramePool, ticket: u32) {
-        // Relaxed: a census that sees it late is repeated.
-        let held = &self.reclaim_of(pool).held_by_waiters;
-        let in_hand = duties::frames_in_hand(pool);
-        held.fetch_add(in_hand, Ordering::Relaxed);
+        self.count_as_held(pool, |held, frames| _ = held.fetch_add(frames, Ordering::Relaxed));
         pool.wait_for_frame(ticket, FRAME_WAIT);
-        held.fetch_sub(in_hand, Ordering::Relaxed);
+        self.count_as_held(pool, |held, frames| _ = held.fetch_sub(frames, Ordering::Relaxed));
     }
 
-    /// Looks at every frame of a pool that was ever wanted.
+    /// Changes the counts of what this thread has in hand while it waits for a frame of `pool`.
+    fn count_as_held(&self, pool: &FramePool, change: impl Fn(&AtomicUsize, usize)) {
+        duties::for_each_load(|of, frames| {
+            // SAFETY: the load has borrowed it, and is not over.
+            let held = unsafe { &(*of).held };
+            let held = if ptr::eq(of, pool) {
+                &held.own
+            } else if ptr::eq(of, &self.mapped) || ptr::eq(of, &self.arena) {
+                &held.beside
+            } else {
+                &held.elsewhere
+            };
+            change(held, frames);
+        });
+    }
+
+    /// What the frames of a pool are needed for, and which come back.
     fn census(&self, pool: &FramePool) -> Census {
+        let (mut census, loading) = self.count_frames(pool);
+        let mut held = self.held_up(pool);
+        let beside = pool.held.beside.load(Ordering::Relaxed);
+        // A thread that waits for the other pool goes on if that has something coming by itself.
+        let other = if ptr::eq(pool, &self.arena) { &self.mapped } else { &self.arena };
+        if beside > 0 && loading > held {
+            let (there, loading_there) = self.count_frames(other);
+            let held_there = self.held_up(other) + other.held.beside.load(Ordering::Relaxed);
+            if there.coming + there.writing == 0 && loading_there <= held_there {
+                held += beside;
+            }
+        }
+        census.coming += loading.saturating_sub(held) as u64;
+        census
+    }
+
+    /// Frames in the hands of threads that do not go on before a frame of this pool, or of another cache, comes; and of this
+    /// thread, which does not go on while it looks.
+    fn held_up(&self, pool: &FramePool) -> usize {
+        let (own, elsewhere) = (&pool.held.own, &pool.held.elsewhere);
+        let waiting = own.load(Ordering::Relaxed) + elsewhere.load(Ordering::Relaxed);
+        waiting + duties::frames_in_hand(pool)
+    }
+
+    /// Looks at every frame of a pool that was ever wanted. Those of pages that are being loaded are counted apart.
+    fn count_frames(&self, pool: &FramePool) -> (Census, usize) {
         let mut census = Census::default();
-        let mut in_hands = 0;
+        let mut loading = 0;
         let mut last: Option<(StoreId, Option<UsedBy<'_>>)> = None;
         for frame in pool.granted() {
             let Some(page) = pool.owner(frame) else { continue };
@@ -657,7 +695,7 @@ impl Engine {
             // A store that is gone from the registry is being torn down.
             let keeps = store.map_or(Keeps::Nothing, |store| store.keeps(page.page, frame));
             match keeps {
-                Keeps::Loading => in_hands += 1,
+                Keeps::Loading => loading += 1,
                 // Also where an evictor has it in hand: it will give that back to the policy, not free it.
                 Keeps::Pin => census.pinned += 1,
                 Keeps::Dirt => census.unwritable += 1,
@@ -665,11 +703,7 @@ impl Engine {
                 Keeps::Nothing => census.coming += 1,
             }
         }
-        // Relaxed: as where it is counted. What this thread has in hand does not come while it looks.
-        let waiting = self.reclaim_of(pool).held_by_waiters.load(Ordering::Relaxed);
-        let held_up = waiting + duties::frames_in_hand(pool);
-        census.coming += u64::saturating_sub(in_hands, held_up as u64);
-        census
+        (census, loading)
     }
 
     /// Sleeps until a frame may be free. Async-signal-safe.

@@ -2,13 +2,14 @@
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 
 use super::*;
 use crate::error::{FaultCause, MapError};
 use crate::flush::test_support::*;
 use crate::writable::test_support::{STORES_HELD_UP, interpose};
+use crate::writable::{Sharing, Writable};
 
 fn load(subject: &Subject, offset_bytes: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -247,6 +248,74 @@ fn a_store_to_a_page_that_shows_zeros_to_another_thread_is_kept() {
     subject.view.flush().unwrap();
     let bytes = std::fs::read(&subject.path).unwrap();
     assert_eq!([2, 3, 4].map(|page| bytes[page * PAGE as usize]), [2, 3, 4]);
+}
+
+/// Two threads' loads find a page missing, and a third stores to it once the file has it again: not to the zeros.
+#[test]
+fn zeros_that_two_threads_see_are_not_stored_to() {
+    let subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
+    let file = open(&subject.path);
+    let at = subject.view.as_mut_ptr() as usize + 3 * PAGE as usize;
+    for round in 0..aquifer_testkit::campaign::steps(1000) {
+        file.set_len(2 * PAGE).unwrap();
+        let value = (round % 250) as u8 + 1;
+        let [first, second, third] = [2, 3, 3].map(Barrier::new);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let _ = subject.view.mapping().guarded(&(0..8 * PAGE), || {
+                        first.wait();
+                        // SAFETY: inside the mapping.
+                        unsafe { (at as *const u8).read_volatile() };
+                        second.wait();
+                        third.wait();
+                    });
+                });
+            }
+            second.wait();
+            file.set_len(8 * PAGE).unwrap();
+            // SAFETY: as above.
+            unsafe { (at as *mut u8).write_volatile(value) };
+            third.wait();
+        });
+        assert_eq!(load(&subject, 3 * PAGE, 1), [value], "round {round}");
+    }
+}
+
+/// Several threads store at once to a page that shows zeros, and the load that has put them there ends.
+#[test]
+fn stores_of_several_threads_to_a_page_of_zeros_are_made() {
+    for sharing in [Sharing::Private, Sharing::Shared] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (file, path) = file.into_parts();
+        file.set_len(8 * PAGE).unwrap();
+        let mapping = Writable::new(place(8 * PAGE), &file, &path, 0..8 * PAGE, sharing).unwrap();
+        aquifer_vm::router::install().unwrap();
+        let at = mapping.as_mut_ptr() as usize + 3 * PAGE as usize;
+        for round in 0..aquifer_testkit::campaign::steps(1000) {
+            file.set_len(2 * PAGE).unwrap();
+            let start = Barrier::new(3);
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    let start = &start;
+                    scope.spawn(move || {
+                        start.wait();
+                        // SAFETY: inside the mapping.
+                        unsafe { ((at + thread) as *mut u8).write_volatile(round as u8) };
+                    });
+                }
+                let _ = mapping.guarded(&(0..8 * PAGE), || {
+                    // SAFETY: as above.
+                    unsafe { (at as *const u8).read_volatile() };
+                    file.set_len(8 * PAGE).unwrap();
+                    start.wait();
+                });
+            });
+            let mut stored = [0; 2];
+            mapping.read_into(3 * PAGE, &mut stored).unwrap();
+            assert_eq!(stored, [round as u8; 2], "{sharing:?}, round {round}");
+        }
+    }
 }
 
 /// A page that is missing is shown as zeros until the closure ends, while the one beside it holds a store that is nowhere else.
