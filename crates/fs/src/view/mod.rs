@@ -1,16 +1,15 @@
 //! Views: bytes of a file as memory, without copying.
 //!
 //! ```text
-//! a path ──▶ inode ──▶ runs ──▶ pin ──▶ [ one run: a pointer into the pool's mapping          ]   Place::Linear
-//!   known_paths                          [ several: mapped contiguously (vm::stitched)         ]   Place::Stitched
-//!                                        [ very many: copied on each read                    ]   Place::Scattered
+//! a path ──▶ inode ──▶ runs ──▶ pin ──▶ [ one run: a pointer into the pool's mapping  ]   Place::Linear
+//!   known_paths                         [ several: mapped contiguously (vm::stitched) ]   Place::Stitched
+//!                                       [ very many: copied on each read              ]   Place::Scattered
 //! ```
 //! Making a view of one run takes a lookup, a store and a comparison, whatever the length: no
-//! system call, no lock, no page tables. The pin keeps the pages of the layout that the view was
-//! made from from being reused, in all processes, until it is dropped, even if the file is
-//! truncated, replaced or removed. Bytes written to these pages in place show in the view; pages
-//! that replace them do not. That holds for all three forms: a copy is taken from these pages at
-//! the time of each read.
+//! system call, no lock, no page tables. Until the view is dropped, its pin keeps the pages of its
+//! layout from being reused, in all processes, even if the file is truncated, replaced or removed.
+//! Bytes written to these pages in place show in the view; pages that replace them do not. That
+//! holds for all three forms: a copy is taken from these pages at the time of each read.
 //!
 //! | | made by | bytes as | writers at the same time |
 //! |---|---|---|---|
