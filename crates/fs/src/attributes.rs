@@ -141,8 +141,8 @@ fn encode(attributes: &[Attribute<'_>]) -> Result<Vec<u8>> {
 /// Returns the value of an attribute.
 ///
 /// # Errors
-/// [`FsError::NoAttribute`]; [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::Damaged`]; those
-/// of `slots`.
+/// [`FsError::NoAttribute`]; [`FsError::AttributeName`], [`FsError::AttributeNamespace`];
+/// [`FsError::Damaged`]; those of `slots`.
 pub fn get(inode: &FileInode, slots: &impl ReadSlots, name: &[u8]) -> Result<Vec<u8>> {
     check_name(name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;

@@ -525,7 +525,8 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Exists`], [`FsError::DirectoryLink`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
+    /// [`FsError::Exists`], [`FsError::DirectoryLink`], [`FsError::TooManyLinks`],
+    /// [`FsError::NotFound`], [`FsError::Pool`].
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (bytes_of(original.as_ref()), bytes_of(link.as_ref()));
         self.shared.change(|names| names.link(from, to))
@@ -711,8 +712,9 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`], [`FsError::NotADirectory`],
-    /// [`FsError::IntoItself`], [`FsError::Immutable`], [`FsError::Pool`].
+    /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`],
+    /// [`FsError::NotADirectory`], [`FsError::IntoItself`], [`FsError::Immutable`],
+    /// [`FsError::Pool`].
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         self.rename_with(from, to, RenameMode::Replace)
     }

@@ -460,7 +460,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(gone)
     }
 
-    /// Exchanges what two names lead to.
+    /// Exchanges the inodes that two names refer to.
     pub fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
         let (first, first_found, second) = self.both_names(one, other, true)?;
         let second_found = second.named(other)?;
@@ -483,7 +483,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.note_moved(second_found, first.directory)
     }
 
-    /// Two names that something is moved by, and what has the first of them; looked up, and refused, in the order of Linux.
+    /// Resolves the two names of a rename or exchange, and checks them in the order of Linux.
+    /// Returns both places, and what the first name refers to.
     fn both_names<'p>(
         &self,
         from: &'p [u8],

@@ -169,8 +169,8 @@ pub(crate) fn check(path: &[u8]) -> Result<()> {
 /// Resolves a path.
 ///
 /// # Errors
-/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`], [`FsError::BadName`], [`FsError::LinkLoop`],
-/// [`FsError::Damaged`].
+/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`],
+/// [`FsError::BadName`], [`FsError::LinkLoop`], [`FsError::Damaged`].
 pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Result<Place<'p>> {
     check(path)?;
     let (mut directory, mut rest) = match step(slots, ROOT_INODE, path, path, last)? {

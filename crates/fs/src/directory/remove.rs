@@ -30,7 +30,8 @@ impl Tree {
     /// nothing has happened.
     ///
     /// # Errors
-    /// [`FsError::Damaged`](crate::FsError::Damaged), and those of reading slots and giving them back.
+    /// [`FsError::Damaged`](crate::FsError::Damaged), and those of reading slots and giving them
+    /// back.
     pub fn remove(
         &mut self,
         slots: &mut impl ChangeSlots,

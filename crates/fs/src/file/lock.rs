@@ -263,7 +263,7 @@ impl File {
     ///
     /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
     /// one.lock_range(0..100, LockMode::Exclusive)?;
-    /// other.lock_range(100.., LockMode::Exclusive)?; // to the end of the file, however long it gets
+    /// other.lock_range(100.., LockMode::Exclusive)?; // up to any length of the file
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

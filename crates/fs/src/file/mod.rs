@@ -15,7 +15,7 @@
 //! leaves nothing behind. If that takes more pieces of the pool than can be reserved at a time, it
 //! is done front to back, in several transactions.
 //!
-//! # What lies behind the end
+//! # Beyond the end of the file
 //! Bytes of a file's pages beyond its size are undefined: they may be left over from an earlier
 //! owner of the page. So a writer that raises the size first writes all bytes that come to lie
 //! inside ([`write`]), and declares them in the transaction
@@ -303,7 +303,7 @@ impl crate::files::Shared {
             return;
         }
         // `None` while the inode is being changed: assume an orphan; `reap` checks again in a
-        // transaction. The number of a removed directory may belong to another inode by now, which
+        // transaction. The number of a removed directory may now belong to another inode, which
         // this handle's pin kept from being freed.
         let may_be_orphan = self.pool.file_state(number).is_none_or(|state| state.links == 0);
         if may_be_orphan {

@@ -27,7 +27,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor), [`FsError::IsADirectory`](crate::FsError::IsADirectory),
+    /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor),
+    /// [`FsError::IsADirectory`](crate::FsError::IsADirectory),
     /// [`FsError::Pool`](crate::FsError::Pool) if the media cannot be read.
     pub fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<usize> {
         self.check_reads()?;

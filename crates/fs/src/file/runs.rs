@@ -87,7 +87,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::InUse`](crate::FsError::InUse) if there is a [`ViewMut`](crate::ViewMut) of the file; those of [`File::write_at`].
+    /// [`FsError::InUse`](crate::FsError::InUse) if there is a [`ViewMut`](crate::ViewMut) of the
+    /// file; those of [`File::write_at`].
     pub fn defragment(&self) -> Result<Defragmented> {
         self.check_writes()?;
         let shared = &self.files().shared;

@@ -237,8 +237,8 @@ impl Write<'_> {
         let mut done = 0;
         while done < len_bytes {
             let part = (len_bytes - done).min(ZEROS.len() as u64);
-            // SAFETY: the pages are reserved and no file owns them yet; or (`store_zeros`) the file's
-            // lock is held, and the file was found mutable under it, so it has no lease.
+            // SAFETY: the pages are reserved and no file owns them yet; or (`store_zeros`) the
+            // file's lock is held, and the file was found mutable under it, so it has no lease.
             unsafe { self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])? };
             self.lock.note_progress();
             done += part;

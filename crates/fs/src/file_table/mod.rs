@@ -3,7 +3,7 @@
 //! ```text
 //!  stored   inode: 40 runs ──► slot: 59 runs ──► slot: 59 runs ──► …        a chain (format::run_list)
 //!              │                  │                  │
-//!  here     List, from page 0   List, from page …  List, from page …        with sums, to be searched
+//!  here     List, from page 0   List, from page …  List, from page …        with sums, for searching
 //!              └── shared between a table and its clones, until one is changed ──┘
 //! ```
 //!

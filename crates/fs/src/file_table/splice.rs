@@ -122,7 +122,8 @@ impl FileTable {
     /// Nothing is stored before [`FileTable::store`].
     ///
     /// # Errors
-    /// [`FsError::FileTooLarge`] if the table would have more pages than a file can have; then nothing has changed.
+    /// [`FsError::FileTooLarge`] if the table would have more pages than a file can have; then
+    /// nothing has changed.
     ///
     /// # Panics
     /// If the replacement is longer than the range, or refers to pages beyond any pool.

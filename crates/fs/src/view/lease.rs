@@ -77,9 +77,10 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::TooFragmented`] if the range lies in more than
-    /// [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or in more than one where the media cannot be mapped in pieces;
-    /// [`FsError::NotMapped`] where the media of the pool are not mapped.
+    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::TooFragmented`] if the range
+    /// lies in more than [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or in more than one
+    /// where the media cannot be mapped in pieces; [`FsError::NotMapped`] where the media of the
+    /// pool are not mapped.
     pub fn lease(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
         let path = path.as_ref();
         lease(|| self.view(path, bounds(&range)), || owned(bytes_of(path)))

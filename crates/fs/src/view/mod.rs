@@ -434,7 +434,8 @@ impl View<'_> {
     /// in several ranges, or with [`View::read_into`] and your own buffer.
     ///
     /// # Errors
-    /// As for [`View::read`]; [`FsError::OutsideView`]; [`FsError::Stitch`] if there is no memory for a copy.
+    /// As for [`View::read`]; [`FsError::OutsideView`]; [`FsError::Stitch`] if there is no memory
+    /// for a copy.
     pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.check(&range)?;
         let len_bytes = range.end - range.start;
