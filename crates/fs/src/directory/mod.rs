@@ -95,7 +95,7 @@ use crate::error::{FsError, Result};
 /// What a name refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Referent {
-    /// The inode.
+    /// The inode number.
     pub inode: u64,
     /// The kind of the inode.
     pub kind: FileKind,
