@@ -50,7 +50,7 @@ fn small() -> CreateOptions {
     CreateOptions { inodes: Some(127), log_bytes: Some(128 << 10), ..CreateOptions::default() }
 }
 
-// ---- death ------------------------------------------------------------------------------------------------------------------
+// ---- death --------------------------------------------------------------------------------------
 
 const TURNS: u64 = 60;
 
@@ -148,7 +148,7 @@ fn a_process_may_die_at_every_point() {
     assert!(missed.is_empty(), "nobody came by {missed:?}");
 }
 
-// ---- standstill -------------------------------------------------------------------------------------------------------------
+// ---- standstill ---------------------------------------------------------------------------------
 
 /// Changes the pool, as told.
 fn changer() {
@@ -386,7 +386,7 @@ fn a_stopped_reader_that_was_the_first_keeps_writers_out_until_it_dies() {
     Files::open(&scratch.path, &hasty()).unwrap().remove_file("/large").unwrap();
 }
 
-// ---- shared memory ----------------------------------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 /// The prefix of the names of the shared memory of an open pool.
 fn start_of_segments(pool: &Path) -> String {

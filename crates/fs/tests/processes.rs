@@ -162,7 +162,8 @@ fn killed_processes_leave_what_they_had_done(
             kills += 1;
             let counted = said.iter().filter_map(|line| line.parse::<u64>().ok()).max();
             ended.push((index, seed, counted.map_or(0, |last| last + 1)));
-            // End the reader at a random time: the last process with the pool open may be either kind.
+            // End the reader at a random time: the last process with the pool open may be either
+            // kind.
             if workers.len() as u64 == rng.below(WORKERS as u64)
                 && let Some(reader) = reader.take()
             {
