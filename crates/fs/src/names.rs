@@ -443,7 +443,7 @@ impl<S: ChangeSlots> Names<'_, S> {
                 return Err(FsError::NotEmpty { path: owned(to) });
             }
             if replaced.inode == moved.inode {
-                // Two names of one file: POSIX wants nothing to happen.
+                // Two names of one file: POSIX requires that nothing happens.
                 return Ok(Gone::Linked);
             }
             gone = self.replace(&target, replaced, moved.kind, to)?;
@@ -452,7 +452,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         let mut directory = self.directory_of(&source, from)?;
         self.take_name(&mut directory, &source.name, from)?;
         self.put(&directory)?;
-        // After that: it may be the same directory.
+        // Read it only now: it may be the same directory.
         let mut directory = self.directory_of(&target, to)?;
         self.add_name(&mut directory, &target.name, moved, to)?;
         self.put(&directory)?;

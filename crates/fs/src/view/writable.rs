@@ -162,7 +162,7 @@ impl ViewMut {
                 let mut rest = bytes;
                 for (offset_bytes, len_bytes) in stitched.file_offsets(start..start + bytes.len()) {
                     let (part, behind) = rest.split_at(len_bytes as usize);
-                    // SAFETY: as above.
+                    // SAFETY: as for `Place::Linear`: the file has no lease.
                     unsafe { self.view.pool().store(offset_bytes, part)? };
                     rest = behind;
                 }
@@ -174,7 +174,7 @@ impl ViewMut {
                     let (part, behind) = rest.split_at(piece.file.len_bytes as usize);
                     // A writable view has no holes.
                     let place = piece.pool.ok_or(FsError::LayoutChanged)?;
-                    // SAFETY: as above.
+                    // SAFETY: as for `Place::Linear`: the file has no lease.
                     unsafe { self.view.pool().store(place.offset_bytes, part)? };
                     rest = behind;
                 }
