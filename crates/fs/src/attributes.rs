@@ -1,15 +1,17 @@
-//! Extended attributes of files, directories and symbolic links: small values with names, as `setxattr` has them.
+//! Extended attributes of files, directories and symbolic links: small named values, as with
+//! `setxattr`.
 //!
 //! ```text
 //!  length of the name 1 │ length of the value 4 │ name │ value │ length of the name 1 │ …      in one chain of bytes
 //! ```
 //!
-//! They stay in the order in which they were made, because then one more changes only the end of the chain, and one that
-//! changes keeps what is before it as it is. They are looked through from the front: there are few.
+//! They stay in order of creation: adding one changes only the end of the chain, and changing one
+//! leaves those before it as they are. Lookups scan from the front, because there are few.
 //!
 //! # Limits, those of Linux
-//! A name has 1 to 255 bytes and begins with a namespace: `user.`, `trusted.`, `security.` or `system.`; who may use which is for the
-//! caller to decide. A value has at most 64 KiB; all attributes of an inode, with 5 bytes for each, have at most 128 KiB.
+//! A name has 1 to 255 bytes and starts with a namespace: `user.`, `trusted.`, `security.` or
+//! `system.`; the caller decides which processes may use which. A value has at most 64 KiB; all
+//! attributes of an inode, with 5 bytes of overhead each, at most 128 KiB.
 
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::FileInode;
@@ -25,7 +27,7 @@ pub const MAX_VALUE_BYTES: usize = 64 << 10;
 
 const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
 
-/// What is to be there before an attribute is set.
+/// Whether an attribute must exist before it is set.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -41,16 +43,16 @@ const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."]
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SetMode {
-    /// Whatever there is.
+    /// It may or may not exist.
     #[default]
     Any,
-    /// It must not be there: `XATTR_CREATE`.
+    /// It must not exist: `XATTR_CREATE`.
     Create,
-    /// It must be there: `XATTR_REPLACE`.
+    /// It must exist: `XATTR_REPLACE`.
     Replace,
 }
 
-/// An attribute, in the bytes of all of them.
+/// An attribute, as slices of the encoded bytes.
 struct Attribute<'a> {
     name: &'a [u8],
     value: &'a [u8],
@@ -60,7 +62,8 @@ fn is_name(name: &[u8]) -> bool {
     (1..=MAX_ATTRIBUTE_NAME_BYTES).contains(&name.len()) && !name.contains(&0)
 }
 
-/// An error if nothing can have an attribute of this name, whatever namespaces there are: Linux says so before it looks for the file.
+/// Checks the length of a name, apart from its namespace: Linux does so before it resolves the
+/// path.
 pub(crate) fn check_length(name: &[u8]) -> Result<()> {
     match is_name(name) {
         true => Ok(()),
@@ -68,7 +71,7 @@ pub(crate) fn check_length(name: &[u8]) -> Result<()> {
     }
 }
 
-/// The same of a value.
+/// Checks the length of a value.
 pub(crate) fn check_value(value: &[u8]) -> Result<()> {
     match value.len() <= MAX_VALUE_BYTES {
         true => Ok(()),
@@ -76,7 +79,7 @@ pub(crate) fn check_value(value: &[u8]) -> Result<()> {
     }
 }
 
-/// Whether this is nothing but a namespace.
+/// Whether a name is just a namespace.
 pub(crate) fn is_namespace(name: &[u8]) -> bool {
     NAMESPACES.contains(&name)
 }
@@ -90,7 +93,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// The first attribute and what is behind it; `None` if these bytes do not begin with one.
+/// Splits off the first attribute; `None` if the bytes do not start with one.
 fn split_first(bytes: &[u8]) -> Option<(Attribute<'_>, &[u8])> {
     let (&name_len, rest) = bytes.split_first()?;
     let (value_len, rest) = rest.split_first_chunk::<4>()?;
@@ -135,11 +138,11 @@ fn encode(attributes: &[Attribute<'_>]) -> Result<Vec<u8>> {
     }
 }
 
-/// The value of an attribute.
+/// Returns the value of an attribute.
 ///
 /// # Errors
-/// [`FsError::NoAttribute`]; [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::Damaged`]; those
-/// of `slots`.
+/// [`FsError::NoAttribute`]; [`FsError::AttributeName`], [`FsError::AttributeNamespace`];
+/// [`FsError::Damaged`]; those of `slots`.
 pub fn get(inode: &FileInode, slots: &impl ReadSlots, name: &[u8]) -> Result<Vec<u8>> {
     check_name(name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
@@ -149,7 +152,7 @@ pub fn get(inode: &FileInode, slots: &impl ReadSlots, name: &[u8]) -> Result<Vec
         .ok_or_else(|| FsError::NoAttribute { name: name.to_vec() })
 }
 
-/// The names of all attributes, in the order in which they were made.
+/// Returns the names of all attributes, in order of creation.
 ///
 /// # Errors
 /// [`FsError::Damaged`]; those of `slots`.
@@ -159,12 +162,13 @@ pub fn list(inode: &FileInode, slots: &impl ReadSlots) -> Result<Vec<Vec<u8>>> {
     Ok(attributes.iter().map(|attribute| attribute.name.to_vec()).collect())
 }
 
-/// Sets the value of an attribute. The inode may be changed and is not put.
+/// Sets the value of an attribute. Changes the inode, which the caller puts.
 ///
 /// # Errors
-/// [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::AttributeExists`] or [`FsError::NoAttribute`], as
-/// `mode` asks; [`FsError::AttributeTooLarge`], [`FsError::AttributesFull`]; [`FsError::Damaged`]; those of `slots`: after
-/// these the transaction must not be completed.
+/// [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::AttributeExists`] or
+/// [`FsError::NoAttribute`], depending on `mode`; [`FsError::AttributeTooLarge`],
+/// [`FsError::AttributesFull`]; [`FsError::Damaged`]; those of `slots`: after these the transaction
+/// must not be committed.
 pub fn set(
     inode: &mut FileInode,
     slots: &mut impl ChangeSlots,
@@ -190,10 +194,10 @@ pub fn set(
     Ok(())
 }
 
-/// Removes an attribute. The inode may be changed and is not put.
+/// Removes an attribute. Changes the inode, which the caller puts.
 ///
 /// # Errors
-/// As [`get`]; after those of `slots` the transaction must not be completed.
+/// As [`get`]; after those of `slots` the transaction must not be committed.
 pub fn remove(inode: &mut FileInode, slots: &mut impl ChangeSlots, name: &[u8]) -> Result<()> {
     check_name(name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
@@ -205,8 +209,8 @@ pub fn remove(inode: &mut FileInode, slots: &mut impl ChangeSlots, name: &[u8]) 
     Ok(())
 }
 
-/// Gives the slots of all attributes back, because the inode is being removed; at most so many, and then it has some left, which are no
-/// attributes any more. It is not put.
+/// Gives back at most `most_slots` slots of the attributes of an inode that is being freed. Any
+/// bytes that are left are no valid attributes. Changes the inode, which the caller puts.
 ///
 /// # Errors
 /// Those of [`byte_chain::give_back`].
@@ -219,11 +223,11 @@ pub fn give_back(
     Ok(())
 }
 
-/// Looks at the attributes, whatever is stored: `on_slot` is told each slot that belongs to them before the function
-/// returns what is wrong. If their chain goes in a circle, slots are told several times.
+/// Reads the attributes, whatever is stored: calls `on_slot` for each slot of them, then returns
+/// the first error. If their chain has a cycle, slots are reported several times.
 ///
 /// # Errors
-/// [`FsError::Damaged`]: what is wrong first.
+/// [`FsError::Damaged`]: the first flaw.
 pub fn check(inode: &FileInode, slots: &impl ReadSlots, on_slot: impl FnMut(u64)) -> Result<()> {
     let bytes = byte_chain::check(slots, inode.number, inode.attributes, on_slot)?;
     parse(inode.number, &bytes).map(drop)

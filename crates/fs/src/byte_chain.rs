@@ -1,8 +1,9 @@
-//! Bytes that belong to an inode, in a chain of slots: extended attributes, the target of a long symbolic link.
+//! Byte strings of an inode in a chain of slots: extended attributes, the target of a long symbolic
+//! link.
 //!
-//! Chains are short ([`MAX_CHAIN_BYTES`]), so they are read and replaced whole. What is the same after a replacement is not
-//! written again: bytes that were appended change the last slot only. A chain has an owner, an inode, and is named by
-//! its first slot; 0 names the chain without bytes, which has no slots.
+//! Chains are short ([`MAX_CHAIN_BYTES`]), so they are read and replaced whole. Slots that stay the
+//! same are not written again: an append changes the last slot only. A chain belongs to an inode,
+//! its owner, and is named by its first slot; 0 names the empty chain, which has no slots.
 
 use aquifer_pool::format::byte_chain::{ByteChain, CHAIN_BYTES, MAX_CHAIN_BYTES};
 use aquifer_pool::{ChangeSlots, ReadSlots};
@@ -16,7 +17,8 @@ fn damaged(owner: u64, reason: impl ToString) -> FsError {
     }
 }
 
-/// The slots of a chain; nothing comes after an error. A chain that goes in a circle soon is too long.
+/// The slots of a chain; ends at the first error. A chain with a cycle soon exceeds the length
+/// limit.
 struct Chain<'a, S> {
     slots: &'a S,
     owner: u64,
@@ -60,7 +62,7 @@ fn chain<S: ReadSlots>(slots: &S, owner: u64, first: u64) -> Chain<'_, S> {
     Chain { slots, owner, next: first, len_bytes: 0 }
 }
 
-/// All bytes of the chain that begins in slot `first`.
+/// Reads all bytes of the chain that starts in slot `first`.
 ///
 /// # Errors
 /// [`FsError::Damaged`]; those of `slots`.
@@ -68,18 +70,19 @@ pub fn read(slots: &impl ReadSlots, owner: u64, first: u64) -> Result<Vec<u8>> {
     check(slots, owner, first, |_| ())
 }
 
-/// Puts other bytes in the place of all that a chain has. Returns its first slot, which may be another one than before.
+/// Replaces all bytes of a chain. Returns its first slot, which may change.
 ///
 /// # Errors
-/// [`FsError::Damaged`] if the chain is; those of `slots`: then the transaction must not be completed.
+/// [`FsError::Damaged`] if the chain is damaged; those of `slots`: after these the transaction must
+/// not be committed.
 ///
 /// # Panics
-/// If there are more than [`MAX_CHAIN_BYTES`].
+/// If there are more than [`MAX_CHAIN_BYTES`] bytes.
 pub fn replace(slots: &mut impl ChangeSlots, owner: u64, first: u64, bytes: &[u8]) -> Result<u64> {
     assert!(bytes.len() <= MAX_CHAIN_BYTES, "{} bytes are too many for a chain", bytes.len());
     let stored: Vec<ByteChain> = chain(slots, owner, first).collect::<Result<_>>()?;
     let mut next = 0;
-    // From the last one on, because each names the one behind it.
+    // Back to front, because each slot links to the next one.
     for (index, part) in bytes.chunks(CHAIN_BYTES).enumerate().rev() {
         let before = stored.get(index);
         let number = match before {
@@ -99,7 +102,8 @@ pub fn replace(slots: &mut impl ChangeSlots, owner: u64, first: u64, bytes: &[u8
     Ok(next)
 }
 
-/// Gives slots of a chain back, from its first on, at most so many. Returns the first that is left.
+/// Gives back at most `most_slots` slots of a chain, from its first on. Returns the first that is
+/// left.
 ///
 /// # Errors
 /// As [`replace`].
@@ -114,7 +118,7 @@ pub fn give_back(
         if next == 0 {
             break;
         }
-        // A chain that goes in a circle leads to a slot that is free by then.
+        // A cycle leads back to a slot that is free by then.
         let part = chain(&*slots, owner, 0).read(next)?;
         slots.give_back(part.number)?;
         next = part.next;
@@ -122,11 +126,11 @@ pub fn give_back(
     Ok(next)
 }
 
-/// Looks at a chain, whatever is stored: `on_slot` is told each slot that belongs to it before the function returns what is wrong,
-/// or its bytes. If it goes in a circle, slots are told several times.
+/// Reads a chain, whatever it holds: calls `on_slot` for each slot of it, then returns its bytes or
+/// the first error. If the chain has a cycle, slots are reported several times.
 ///
 /// # Errors
-/// [`FsError::Damaged`]: what is wrong first. What is behind it was not looked at.
+/// [`FsError::Damaged`]: the first flaw. Nothing after it was read.
 pub fn check(
     slots: &impl ReadSlots,
     owner: u64,

@@ -1,8 +1,10 @@
-//! Checking and repairing a pool with its files: what the pool does by itself, and what only files know.
+//! Checking and repairing a pool with its files: the pool's own checks, and those that need the
+//! file structures.
 //!
-//! The pool compares what leads to what ([`aquifer_pool::check`]), because it must do that whenever it is opened. Here is the rest: whether
-//! the names of a directory lie where lookups find them, whether attributes and targets can be read, and how something that has
-//! lost its name gets another one.
+//! The pool checks all references itself ([`aquifer_pool::check`]), because it must do that
+//! whenever it is opened. This module does the rest: whether the names of a directory lie where
+//! lookups find them, whether attributes and targets can be read, and naming inodes that have lost
+//! their names.
 //!
 //! ```no_run
 //! let report = aquifer_fs::check::check("/var/lib/data.pool", &Default::default())?;
@@ -30,7 +32,8 @@ use crate::{attributes, byte_chain, file_table};
 /// Checks the pool in a file or device. Writes nothing.
 ///
 /// # Errors
-/// [`PoolError::NotOpened`](aquifer_pool::PoolError::NotOpened) if it cannot be read at all. Whatever is wrong with the pool is in the report.
+/// [`PoolError::NotOpened`](aquifer_pool::PoolError::NotOpened) if it cannot be read at all. All
+/// flaws of the pool are in the report.
 pub fn check(path: impl AsRef<Path>, options: &CheckOptions) -> Result<CheckReport> {
     let media = media::open(path.as_ref(), false, None)?;
     Ok(check_on(&*media, options))
@@ -41,8 +44,8 @@ pub fn check_on(media: &dyn Media, options: &CheckOptions) -> CheckReport {
     check::check_with(media, options, &FilesOf)
 }
 
-/// Repairs the pool in a file or device, as far as that loses nothing. Files and directories that no name leads to get one in
-/// `/lost+found`: `#` and the number of their inode.
+/// Repairs the pool in a file or device if that loses no data. Files and directories without a name
+/// get one in `/lost+found`: `#` and the number of their inode.
 ///
 /// # Errors
 /// As for [`aquifer_pool::check::repair`].
@@ -58,7 +61,7 @@ pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<Repair
     check::repair_with(media, options, &FilesOf)
 }
 
-/// The files of whichever pool is looked at.
+/// The file checks that the pool's check calls.
 struct FilesOf;
 
 impl FileCheck for FilesOf {
@@ -92,7 +95,7 @@ impl FileCheck for FilesOf {
             }
             _ => {
                 let mut pages = 0_u64;
-                // What else is wrong with the table, the pool finds.
+                // The pool finds all other flaws of the table.
                 let _ = file_table::check(
                     inode,
                     slots,
@@ -104,7 +107,8 @@ impl FileCheck for FilesOf {
                 }
             }
         }
-        // A removal in several transactions gives the first slots back first: what is left may begin within an attribute.
+        // A removal in several transactions gives the first slots back first, so the rest may start
+        // within an attribute.
         let attributes = match inode.links {
             0 => byte_chain::check(slots, number, inode.attributes, |_| ()).map(drop),
             _ => attributes::check(inode, slots, |_| ()),
@@ -127,7 +131,8 @@ impl FileCheck for FilesOf {
         };
         let (mut named, mut freed) = (0, 0);
         for &number in lost {
-            // SAFETY: the inode gets a name, or is freed because it has no content; no leased file loses its runs.
+            // SAFETY: the inode gets a name, or is freed because it has no content; no leased file
+            // loses its runs.
             let adopted = unsafe {
                 pool.try_change(Vec::new(), |slots| Names { slots, now_ns }.adopt(number, home))
             };
@@ -135,7 +140,7 @@ impl FileCheck for FilesOf {
                 Ok(Some(_)) => named += 1,
                 Ok(None) => freed += 1,
                 Err(FsError::Pool(error)) => return Err(error),
-                // What is in the way of one is left for the next check to tell.
+                // An error with one inode is left for the next check to report.
                 Err(_) => {}
             }
         }
@@ -151,7 +156,7 @@ impl FileCheck for FilesOf {
     }
 }
 
-/// Whether a flaw of a tree is one that nobody but readers of its names come across: the pool finds the others.
+/// Whether a flaw of a tree can be found only by reading its names: the pool finds the others.
 fn is_of_order(kind: &FlawKind) -> bool {
     !matches!(kind, FlawKind::Format(_) | FlawKind::Owner { .. } | FlawKind::Twice)
 }
@@ -167,7 +172,7 @@ fn check_target(slots: &impl ReadSlots, link: &FileInode) -> std::result::Result
     }
 }
 
-/// What is wrong, without what to do: the report says that.
+/// The flaw, without the advice: the report has its own.
 fn reason_of(error: FsError) -> String {
     match error {
         FsError::Damaged { structure, reason } => format!("{structure}: {reason}"),

@@ -1,4 +1,4 @@
-//! What can go wrong with files.
+//! Errors of file operations.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,10 @@ use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace}
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, FsError>;
 
-/// An operation on files that failed.
+/// A file operation failed.
 ///
-/// Each has the error number that the same call of the operating system would give: [`FsError::errno`].
+/// Each variant maps to the error number that the corresponding system call would return:
+/// [`FsError::errno`].
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -36,7 +37,7 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
-    /// Something has this name.
+    /// The name already exists.
     #[error("{path}: something of this name is there already", path = path.display())]
     Exists {
         /// The path.
@@ -48,7 +49,7 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
-    /// The name cannot be one: empty, or with a NUL in it.
+    /// The bytes cannot be a name: empty, or with a NUL.
     #[error("{path}: this cannot be a name: {reason}", path = path.display())]
     BadName {
         /// The path.
@@ -56,31 +57,31 @@ pub enum FsError {
         /// Why not.
         reason: &'static str,
     },
-    /// Something that is no directory is where a directory is wanted.
+    /// Something that is no directory, where a directory is needed.
     #[error("{path}: this is not a directory, or something on the way to it is not", path = path.display())]
     NotADirectory {
         /// The path.
         path: PathBuf,
     },
-    /// A directory is where something else is wanted.
+    /// A directory, where something else is needed.
     #[error("{path}: this is a directory", path = path.display())]
     IsADirectory {
         /// The path.
         path: PathBuf,
     },
-    /// A directory has one name.
+    /// A directory cannot have a second name.
     #[error("{path}: this is a directory, and has only one name; a symbolic link can lead to it", path = path.display())]
     DirectoryLink {
         /// The path.
         path: PathBuf,
     },
-    /// The path does not end with a name, and a name is what is moved or removed.
+    /// The path does not end with a name, so it cannot be moved or removed.
     #[error("{path}: `/`, `.` and `..` cannot be moved or removed; name it in the directory that it is in", path = path.display())]
     NotByName {
         /// The path.
         path: PathBuf,
     },
-    /// The directory has names in it.
+    /// The directory is not empty.
     #[error("{path}: the directory is not empty", path = path.display())]
     NotEmpty {
         /// The path.
@@ -92,13 +93,13 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
-    /// Symbolic links lead to symbolic links, more than 40 of them; or one is where it must not be followed.
+    /// More than 40 symbolic links on a path, or one where it must not be followed.
     #[error("{path}: too many symbolic links on the way, or one that is not to be followed", path = path.display())]
     LinkLoop {
         /// The path.
         path: PathBuf,
     },
-    /// No more names can lead to it, or no more directories can be in it.
+    /// The inode has the maximum number of names, or the directory that of subdirectories.
     #[error("{path}: it has as many links as there can be", path = path.display())]
     TooManyLinks {
         /// The path.
@@ -110,13 +111,13 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
-    /// It is immutable.
+    /// The file is immutable.
     #[error("{path}: this is immutable; `set_immutable` makes it changeable again", path = path.display())]
     Immutable {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody uses it in a way that stands against it.
+    /// A view of the file conflicts with the operation.
     #[error("{path}: somebody has a view of it that stands against this; drop that first", path = path.display())]
     InUse {
         /// The path.
@@ -127,24 +128,24 @@ pub enum FsError {
     Options {
         /// The path.
         path: PathBuf,
-        /// Which.
+        /// The contradiction.
         reason: &'static str,
     },
-    /// The file was not opened for that.
+    /// The file was not opened for this operation.
     #[error("the file was not opened for {what}")]
     NotOpenFor {
-        /// For what.
+        /// The kind of access.
         what: &'static str,
     },
-    /// Somebody else has a lock that stands against the one that was asked for.
+    /// A lock that another handle holds conflicts with the requested one.
     #[error(
         "somebody else has the file locked, or a part of the range; wait for it, or try again later"
     )]
     Locked,
-    /// Waiting for a lock was ended by a signal.
+    /// A signal interrupted the wait for a lock.
     #[error("a signal came while the lock was waited for; ask for it again")]
     Interrupted,
-    /// The range to be locked is too far behind the start of the file.
+    /// The range to be locked extends beyond the limit.
     #[error("only the first {limit_bytes} bytes of a file of this pool can be locked by ranges")]
     LockTooFar {
         /// How many bytes can be locked.
@@ -153,13 +154,13 @@ pub enum FsError {
     /// The length of a file that was opened for reading cannot be changed.
     #[error("the file was not opened for writing, and its length cannot be changed so")]
     NotResizable,
-    /// A range of no bytes where there has to be one.
+    /// An empty range, where at least one byte is needed.
     #[error("the range is empty; name at least one byte")]
     EmptyRange,
-    /// A range ends behind the end of the file, or before it begins.
+    /// A range ends beyond the end of the file, or before it starts.
     #[error("bytes {} to {} are no range of the file: it has {len_bytes}; ask for its length first, or for an open range", range.start, range.end)]
     OutsideFile {
-        /// What was asked for.
+        /// The requested range.
         range: Range<u64>,
         /// The length of the file.
         len_bytes: u64,
@@ -167,7 +168,7 @@ pub enum FsError {
     /// A range lies outside of a view.
     #[error("bytes {} to {} are outside of the view, which has {len_bytes}", range.start, range.end)]
     OutsideView {
-        /// What was asked for.
+        /// The requested range.
         range: Range<u64>,
         /// The length of the view.
         len_bytes: u64,
@@ -177,17 +178,17 @@ pub enum FsError {
         "this lies in {pieces} pieces, and a slice can be made of {limit}; look at a view through a closure, which copies, or call `defragment`"
     )]
     TooFragmented {
-        /// Pieces.
+        /// Number of pieces.
         pieces: usize,
-        /// How many there may be: one where the media cannot be mapped in pieces.
+        /// The limit: one if the media cannot be mapped in pieces.
         limit: usize,
     },
-    /// The pages of a view are not the file's any more.
+    /// The pages of a view no longer belong to the file.
     #[error(
         "the file was cut short or got a hole where the view is, so what was stored to it is lost; make a new view"
     )]
     LayoutChanged,
-    /// A slice was wanted of a file that others may change.
+    /// A slice was requested of a file that is not immutable.
     #[error("{path}: others may change this; make it immutable with `set_immutable`, or take a view", path = path.display())]
     NotImmutable {
         /// The path.
@@ -196,22 +197,23 @@ pub enum FsError {
     /// The media of the pool are not mapped, so there are no pointers to them.
     #[error("the media of this pool are not memory; take a view, and look at it through a closure")]
     NotMapped,
-    /// The pieces of a file cannot be mapped one behind the other.
+    /// The pieces of a file cannot be mapped contiguously.
     #[error(transparent)]
     Stitch(#[from] StitchError),
-    /// What is to be exchanged is not whole pages of both files.
+    /// The ranges to be exchanged are not whole pages of both files.
     #[error("these are not whole pages of both files: {reason}")]
     NotPages {
         /// Why not.
         reason: &'static str,
     },
-    /// Two files of one call are in different pools, or were opened through different handles of one.
+    /// Two files of one call are in different pools, or were opened through different `Files` of
+    /// one pool.
     #[error("the files are not of the same pool; open both through one `Files`")]
     OtherPool,
-    /// So many names of one hash are in a directory that no more fit.
+    /// A directory has no room for another name with the same hash.
     #[error("a directory has no room for this name; another name will do")]
     TooManyCollisions,
-    /// A file cannot have so many pages.
+    /// The file would exceed the maximum length.
     #[error("a file cannot be longer than {MAX_FILE_BYTES} bytes")]
     FileTooLarge,
     /// The file has no such extended attribute.
@@ -220,7 +222,7 @@ pub enum FsError {
         /// Its name.
         name: Vec<u8>,
     },
-    /// The file has this extended attribute already, and it was to be made.
+    /// The extended attribute exists, and was to be created.
     #[error("there is an attribute {name} already", name = name.escape_ascii())]
     AttributeExists {
         /// Its name.
@@ -235,7 +237,7 @@ pub enum FsError {
         /// The name.
         name: Vec<u8>,
     },
-    /// The name of an extended attribute is in no namespace, or is nothing but one.
+    /// The name of an extended attribute has no known namespace, or is just a namespace.
     #[error(
         "{name} cannot be the name of an attribute: it has to begin with user., trusted., security. or system. and go on \
          behind that",
@@ -256,10 +258,10 @@ pub enum FsError {
         "the attributes of the file would take {len_bytes} bytes; there is room for {MAX_CHAIN_BYTES}: remove some"
     )]
     AttributesFull {
-        /// What all of them would take.
+        /// The length of all attributes together.
         len_bytes: usize,
     },
-    /// The metadata of a file does not fit together.
+    /// The metadata of a file are inconsistent.
     #[error(
         "{structure} is damaged ({reason}); run `aquifer pool check` and restore what it names from a backup"
     )]
@@ -269,13 +271,13 @@ pub enum FsError {
         /// What is wrong.
         reason: String,
     },
-    /// The pool cannot do it.
+    /// An error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
 impl From<FsError> for std::io::Error {
-    /// An error of the kind of its number, which says what [`FsError`] says.
+    /// Converts to an error of the kind of [`FsError::errno`], with the same message.
     fn from(error: FsError) -> std::io::Error {
         let kind = std::io::Error::from_raw_os_error(error.errno()).kind();
         std::io::Error::new(kind, error)
@@ -283,7 +285,7 @@ impl From<FsError> for std::io::Error {
 }
 
 impl FsError {
-    /// The same about a name that was found along this path.
+    /// Returns the same error, for the whole path.
     pub(crate) fn at(self, path: &[u8]) -> FsError {
         let whole = crate::walk::owned(path);
         match self {
@@ -294,7 +296,7 @@ impl FsError {
         }
     }
 
-    /// The path that it is about, in the pool, if it is about one.
+    /// Returns the path in the pool that the error is about, if any.
     pub fn path(&self) -> Option<&Path> {
         match self {
             FsError::NotFound { path }
@@ -318,7 +320,7 @@ impl FsError {
         }
     }
 
-    /// The error number that Linux gives for the same failure.
+    /// Returns the error number that Linux returns for the same failure.
     pub fn errno(&self) -> i32 {
         match self {
             FsError::NotFound { .. } => libc::ENOENT,
@@ -358,7 +360,7 @@ impl FsError {
             FsError::AttributeNamespace { name } if is_namespace(name) => libc::EINVAL,
             FsError::AttributeNamespace { .. } => libc::EOPNOTSUPP,
             FsError::AttributeTooLarge { .. } => libc::E2BIG,
-            // As file systems of Linux say when their metadata is damaged.
+            // As Linux file systems return for damaged metadata.
             FsError::Damaged { .. } => libc::EUCLEAN,
             FsError::Pool(error) => errno_of_pool(error),
         }

@@ -24,16 +24,19 @@ use crate::{attributes, walk as paths};
 
 /// The files of an open pool. Cheap to clone; can be shared between threads.
 ///
-/// Paths begin at the root of the pool, with or without a slash. The methods are those of `std::fs`, with the same meaning; where
-/// Linux has more than that, the names say what it is called there. Permissions and owners are kept and not enforced: who can open the
-/// pool can do everything in it.
+/// Paths start at the root of the pool, with or without a leading slash. The methods are those of
+/// `std::fs`, with the same meaning; extensions carry the name that Linux uses for them.
+/// Permissions and owners are stored but not enforced: any process that can open the pool can do
+/// everything in it.
 ///
 /// # Durability
-/// What a call has done is seen by all processes at once, and survives the death of any or all of them. A power cut can undo it
-/// until [`Files::sync`], or [`File::sync_all`] of the file or directory, has returned. Names, lengths, attributes and what
-/// [`File::write_atomic`] and [`File::pswap`] have done are then as of one moment: never a part of one call, or a later call
-/// without the ones before it. Bytes that were written over others of the file may be old or new, each for itself, and never another
-/// file's, nor such as belong to another place of it.
+/// The effect of a call is visible to all processes at once, and survives the death of any or all
+/// of them. A power cut can undo it until [`Files::sync`], or [`File::sync_all`] of the file or
+/// directory, has returned. After a power cut, names, lengths, attributes and the effects of
+/// [`File::write_atomic`] and [`File::pswap`] are as of one moment: never part of a call, and never
+/// a later call without the earlier ones. Each byte that was overwritten in place may be old or
+/// new, independently of the others, but never comes from another file or from another place in
+/// this one.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -61,9 +64,9 @@ pub(crate) struct Shared {
     pub known_paths: KnownPaths,
     /// For views of fragmented files.
     pub stitcher: Stitcher,
-    /// Bits that new files do not get.
+    /// Permission bits that new files do not get.
     pub umask: u32,
-    /// Whose new files are.
+    /// The owner of new files.
     owner: Credentials,
 }
 
@@ -73,12 +76,13 @@ impl fmt::Debug for Files {
     }
 }
 
-/// Nanoseconds since 1970, by the clock that file systems use: it ticks every few milliseconds.
+/// Nanoseconds since 1970, by the coarse clock that file systems use: it ticks every few
+/// milliseconds.
 pub(crate) fn now_ns() -> i64 {
     aquifer_sys::clock::coarse_ns()
 }
 
-/// A time as inodes have it: years 1677 to 2262, what is outside at the end that is nearer.
+/// Converts a time to the inode format: years 1677 to 2262, clamped at both ends.
 pub(crate) fn to_ns(time: SystemTime) -> i64 {
     let ns = |since: Duration| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
     match time.duration_since(UNIX_EPOCH) {
@@ -87,7 +91,7 @@ pub(crate) fn to_ns(time: SystemTime) -> i64 {
     }
 }
 
-/// How a name is moved.
+/// How [`Files::rename_with`] moves a name.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -106,16 +110,16 @@ pub(crate) fn to_ns(time: SystemTime) -> i64 {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RenameMode {
-    /// What has the new name is replaced, if it can be.
+    /// An existing file with the new name is replaced, if it can be.
     #[default]
     Replace,
-    /// Nothing may have the new name.
+    /// The new name must not exist.
     NoReplace,
-    /// Both names are there, and are exchanged.
+    /// Both names must exist, and are exchanged.
     Exchange,
 }
 
-/// How much room a pool has for files: as `statfs` says it.
+/// How much room a pool has for files, as `statfs` reports it.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -132,21 +136,23 @@ pub enum RenameMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Space {
-    /// Bytes for content, used or not.
+    /// Bytes for content, used or free.
     pub total_bytes: u64,
-    /// Bytes that are free. Some may be so only after the next checkpoint.
+    /// Free bytes. Some may become usable only after the next checkpoint.
     pub free_bytes: u64,
-    /// The longest contiguous range of them.
+    /// The longest contiguous range of free bytes.
     pub largest_free_bytes: u64,
-    /// Slots for inodes and what belongs to them, used or not.
+    /// Slots for inodes and their metadata, used or free.
     pub total_slots: u64,
-    /// Slots that are free.
+    /// Free slots.
     pub free_slots: u64,
 }
 
 impl Files {
-    /// The files of a pool. New ones are of the user and group that the process acts as now, and get permissions less the umask
-    /// that it has now.
+    /// The files of a pool.
+    ///
+    /// New files belong to the process's current effective user and group, and get permissions less
+    /// its current umask.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -180,7 +186,7 @@ impl Files {
         files
     }
 
-    /// Opens a pool for its files.
+    /// Opens a pool and returns its files.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -191,7 +197,7 @@ impl Files {
     /// use aquifer_pool::OpenOptions;
     ///
     /// let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
-    /// let reader = Files::open(&path, &read_only)?; // beside those who write
+    /// let reader = Files::open(&path, &read_only)?; // alongside writers
     /// files.create_file("/f")?;
     /// assert!(reader.exists("/f")?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -203,7 +209,7 @@ impl Files {
         Ok(Files::new(Pool::open(path, options)?))
     }
 
-    /// The pool.
+    /// Returns the pool.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -235,12 +241,12 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::IsADirectory`], and others of the path.
+    /// [`FsError::NotFound`], [`FsError::IsADirectory`], and other errors of the path.
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, &FileOptions::new().read(true))
     }
 
-    /// Opens a file for writing; makes it if there is none, empties it if there is one.
+    /// Opens a file for writing: creates it if it does not exist, truncates it if it does.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -256,12 +262,12 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// As for [`Files::open_file`]; [`FsError::Pool`] if the pool is full or opened for reading.
+    /// As for [`Files::open_file`]; [`FsError::Pool`] if the pool is full or opened read-only.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, &FileOptions::new().write(true).create(true).truncate(true))
     }
 
-    /// Opens a file, or a directory for reading, as the options say.
+    /// Opens a file, or a directory for reading, according to the options.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -286,7 +292,8 @@ impl Files {
                 false => (self.shared.look_up(path, options.last())?, false),
                 true => self.open_or_make(path, options)?,
             };
-            // If it is removed in this moment, the path leads to something else, or to nothing.
+            // `None`: the inode was removed between lookup and open. The path now refers to
+            // something else or to nothing, so look it up again.
             if let Some(file) = self.open_found(path, &inode, options)? {
                 if options.truncates() && !is_new && inode.kind == FileKind::File {
                     file.set_len(0)?;
@@ -315,11 +322,12 @@ impl Files {
         Ok(opened.map(|opened| File::new(self.clone(), opened, options)))
     }
 
-    /// What a path leads to, and whether it was made.
+    /// The inode that a path refers to, and whether this call created it.
     fn open_or_make(&self, path: &[u8], options: &FileOptions) -> Result<(FileInode, bool)> {
         let mode = options.mode() & !self.shared.umask;
         self.shared.change(|names| {
-            // A slash at the end asks for a directory, wherever a symbolic link in front of it may lead.
+            // A trailing slash asks for a directory, even if the symbolic link before it refers to
+            // a file.
             let last = if path.ends_with(b"/") { Last::Name } else { options.last() };
             let place = walk(names.slots, path, last)?;
             if place.wants_directory && !place.name.is_empty() {
@@ -338,7 +346,8 @@ impl Files {
 
     pub(crate) fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
         let owner = self.shared.owner;
-        // Without random numbers of the system's, names collide as somebody wishes, and nothing worse.
+        // If the system has no random numbers, an attacker can choose names that collide; nothing
+        // worse.
         let seed = match kind {
             FileKind::Directory => aquifer_sys::random::next_u64().unwrap_or(now_ns() as u64),
             _ => 0,
@@ -346,7 +355,8 @@ impl Files {
         New { kind, mode, uid: owner.uid, gid: owner.gid, target, seed }
     }
 
-    /// What a path leads to; symbolic links are followed.
+    /// Returns the metadata of a file, directory or symbolic link target; symbolic links are
+    /// followed.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -360,13 +370,13 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], and others of the path.
+    /// [`FsError::NotFound`], and other errors of the path.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
         let inode = self.shared.look_up(bytes_of(path.as_ref()), Last::Follow)?;
         Ok(Metadata::of(inode))
     }
 
-    /// As [`Files::metadata`], of a symbolic link itself if the path leads to one.
+    /// As [`Files::metadata`], but does not follow a symbolic link at the end of the path.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -385,7 +395,7 @@ impl Files {
         Ok(Metadata::of(inode))
     }
 
-    /// Whether something is at a path, symbolic links followed.
+    /// Whether a path exists, symbolic links followed.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -408,7 +418,7 @@ impl Files {
         }
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -421,12 +431,13 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Exists`], [`FsError::NotFound`] if the directory that it is to be in is not there, [`FsError::Pool`].
+    /// [`FsError::Exists`], [`FsError::NotFound`] if the parent directory does not exist,
+    /// [`FsError::Pool`].
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.make(bytes_of(path.as_ref()), FileKind::Directory, 0o777, &[]).map(drop)
     }
 
-    /// Makes a directory and all that it is to be in. It is no error if it is there.
+    /// Creates a directory and all its missing parents. It is no error if the directory exists.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -440,7 +451,8 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// As for [`Files::create_dir`]; [`FsError::NotADirectory`], [`FsError::Exists`] if something else is in the way.
+    /// As for [`Files::create_dir`]; [`FsError::NotADirectory`], [`FsError::Exists`] if something
+    /// else has one of the names.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         match self.create_dir(path) {
@@ -451,7 +463,7 @@ impl Files {
             Some(parent) => self.create_dir_all(parent)?,
             None => return Err(FsError::NotFound { path: path.to_owned() }),
         }
-        // Somebody else may have been faster.
+        // Another thread or process may have created it first.
         self.or_is_directory(path, self.create_dir(path))
     }
 
@@ -476,7 +488,7 @@ impl Files {
         })
     }
 
-    /// Makes a symbolic link at `link` that leads to `target`, which need not be there.
+    /// Creates a symbolic link at `link` to `target`, which need not exist.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -485,7 +497,7 @@ impl Files {
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
     /// files.create_file("/d/f")?;
-    /// files.symlink("d/f", "/link")?; // from the directory of the link on
+    /// files.symlink("d/f", "/link")?; // relative to the directory of the link
     /// assert!(files.metadata("/link")?.is_file());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -498,7 +510,7 @@ impl Files {
         self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777, target).map(drop)
     }
 
-    /// Makes another name of a file or of a symbolic link.
+    /// Adds another name for a file or a symbolic link.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -513,13 +525,14 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Exists`], [`FsError::DirectoryLink`], [`FsError::TooManyLinks`], [`FsError::NotFound`], [`FsError::Pool`].
+    /// [`FsError::Exists`], [`FsError::DirectoryLink`], [`FsError::TooManyLinks`],
+    /// [`FsError::NotFound`], [`FsError::Pool`].
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (bytes_of(original.as_ref()), bytes_of(link.as_ref()));
         self.shared.change(|names| names.link(from, to))
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -547,7 +560,7 @@ impl Files {
         })
     }
 
-    /// Removes the name of a file or of a symbolic link. Who has the file open goes on with it.
+    /// Removes the name of a file or of a symbolic link. Open handles stay usable.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -556,7 +569,7 @@ impl Files {
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
     /// files.remove_file("/f")?;
-    /// assert_eq!(file.metadata()?.links(), 0); // it is there as long as it is open
+    /// assert_eq!(file.metadata()?.links(), 0); // the file exists as long as it is open
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -592,8 +605,11 @@ impl Files {
         self.shared.after(gone)
     }
 
-    /// Removes a directory and all that is in it, however deep that is; symbolic links are removed and not followed. What others make
-    /// there meanwhile may be left, and is an error then.
+    /// Removes a directory and everything in it, at any depth; symbolic links are removed, not
+    /// followed.
+    ///
+    /// Entries that other threads or processes create there at the same time may be left over; then
+    /// the call fails.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -616,8 +632,8 @@ impl Files {
             FileKind::Link => return self.remove_file(path),
             _ => return Err(FsError::NotADirectory { path }),
         }
-        // Without recursion: a tree can be deeper than a stack. And from directory to directory, not by paths: these can be too long,
-        // and lead to something else by now.
+        // Iterative: a tree can be deeper than the stack. Each directory is addressed by its inode,
+        // not by its path: a path can be too long, and can refer to something else by then.
         let mut above = vec![ReadDir::new(self.clone(), PathBuf::new(), &top)];
         while let Some(entries) = above.last_mut() {
             let directory = entries.directory();
@@ -654,7 +670,7 @@ impl Files {
         Ok(())
     }
 
-    /// What is in a directory that is in this very one. `path` is for messages.
+    /// Opens a subdirectory of a directory given by its inode. `path` is for messages.
     fn enter(&self, directory: (u64, u64), name: &OsStr, path: &Path) -> Result<ReadDir> {
         let shown = bytes_of(path);
         let inode = self.shared.look(|slots| {
@@ -680,8 +696,8 @@ impl Files {
         self.shared.after(gone)
     }
 
-    /// Moves a name. What has the new one is replaced, all at once: at any moment, also after a crash, the new name
-    /// leads to the one or to the other.
+    /// Moves a name. If the new name exists, it is replaced atomically: at any moment, also after a
+    /// crash, it refers either to the old file or to the new one.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -696,13 +712,14 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`], [`FsError::NotADirectory`],
-    /// [`FsError::IntoItself`], [`FsError::Immutable`], [`FsError::Pool`].
+    /// [`FsError::NotFound`], [`FsError::NotEmpty`], [`FsError::IsADirectory`],
+    /// [`FsError::NotADirectory`], [`FsError::IntoItself`], [`FsError::Immutable`],
+    /// [`FsError::Pool`].
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         self.rename_with(from, to, RenameMode::Replace)
     }
 
-    /// [`Files::rename`], or one of the other ways of `renameat2`.
+    /// As [`Files::rename`], or in one of the other modes of `renameat2`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -735,8 +752,10 @@ impl Files {
         self.shared.after(gone)
     }
 
-    /// The names in a directory, in no particular order, without `.` and `..`. A name that is there all the time is found
-    /// exactly once, whatever happens to others meanwhile.
+    /// Returns the names in a directory, in no particular order, without `.` and `..`.
+    ///
+    /// A name that exists all the time is returned exactly once, whatever happens to other names at
+    /// the same time.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -764,7 +783,7 @@ impl Files {
         }
     }
 
-    /// Changes the permissions: the lowest 12 bits of `mode`, as `chmod` has them.
+    /// Sets the permissions: the lowest 12 bits of `mode`, as for `chmod`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -783,7 +802,7 @@ impl Files {
         self.set(path.as_ref(), Last::Follow, |inode| inode.mode = mode & 0o7777)
     }
 
-    /// Changes user and group; `None` leaves one as it is. Of a symbolic link itself if the path leads to one.
+    /// Sets user and group; `None` leaves one unchanged. Does not follow a symbolic link.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -810,8 +829,8 @@ impl Files {
         })
     }
 
-    /// Changes the times of the last access and of the last change of content; `None` leaves one as it is. Of a symbolic link itself
-    /// if the path leads to one.
+    /// Sets the times of the last access and the last modification; `None` leaves one unchanged.
+    /// Does not follow a symbolic link.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -840,8 +859,8 @@ impl Files {
         })
     }
 
-    /// Makes a file immutable, or changeable again: as long as it is immutable, nobody can change its content, its attributes or
-    /// its names, and its bytes can be had as a slice.
+    /// Makes a file immutable, or mutable again. While it is immutable, its content, attributes and
+    /// names cannot be changed, and its bytes are available as a slice ([`Lease`](crate::Lease)).
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -857,17 +876,17 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::Pool`]. [`FsError::InUse`] if somebody has a [`ViewMut`](crate::ViewMut) of it and it is to be
-    /// immutable, or a [`Lease`](crate::Lease) and it is to be so no more.
+    /// [`FsError::NotFound`], [`FsError::Pool`]. [`FsError::InUse`] when making a file immutable
+    /// that has a [`ViewMut`](crate::ViewMut), or mutable one that has a [`Lease`](crate::Lease).
     pub fn set_immutable(&self, path: impl AsRef<Path>, is_immutable: bool) -> Result<()> {
         let path = bytes_of(path.as_ref());
         loop {
             let number = self.shared.look_up(path, Last::Follow)?.number;
-            // Who is writing has looked whether it may.
+            // Take the write lock: in-flight writers have already passed the immutability check.
             let _writing = self.shared.pool.lock_file(number)?;
             let outcome = match is_immutable {
                 true => self.shared.freeze(path, number)?,
-                // First nobody new relies on it; then nobody does.
+                // First stop new leases, then check that there are none.
                 false => match self.shared.begin_to_thaw(path, number)? {
                     Found::Elsewhere => Found::Elsewhere,
                     Found::There => self.shared.thaw(path, number)?,
@@ -894,7 +913,7 @@ impl Files {
         })
     }
 
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -918,7 +937,7 @@ impl Files {
         })
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -958,8 +977,8 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// Those of its name and value; [`FsError::AttributeExists`] and [`FsError::NoAttribute`] as `mode` says;
-    /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
+    /// Errors of the name and value; [`FsError::AttributeExists`] and [`FsError::NoAttribute`]
+    /// depending on `mode`; [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn set_attribute(
         &self,
         path: impl AsRef<Path>,
@@ -1015,7 +1034,7 @@ impl Files {
         })
     }
 
-    /// How much room there is.
+    /// Returns how much room there is.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -1041,7 +1060,7 @@ impl Files {
         })
     }
 
-    /// Makes everything durable that was done in the pool before, by any process.
+    /// Makes all earlier changes in the pool durable, by any process.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -1049,12 +1068,12 @@ impl Files {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
-    /// files.sync()?; // a power cut leaves it from here on
+    /// files.sync()?; // now it survives a power cut
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`]; the pool is read-only from then on.
+    /// [`FsError::Pool`]; the pool is read-only after that.
     pub fn sync(&self) -> Result<()> {
         self.shared.sync_all()
     }
@@ -1067,14 +1086,14 @@ fn missing_is_fine(outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// Whether a path still led to an inode.
+/// Whether a path still refers to a given inode.
 enum Found {
     There,
     Elsewhere,
 }
 
 impl Shared {
-    /// Makes a file immutable. With its lock.
+    /// Makes a file immutable. The caller holds the file's lock.
     fn freeze(&self, path: &[u8], number: u64) -> Result<Found> {
         self.change_found(path, number, |names, inode| {
             if !inode.is_immutable && names.slots.is_used(number, InodeUse::Writable) {
@@ -1085,7 +1104,7 @@ impl Shared {
         })
     }
 
-    /// Says that a file is not to be relied on to stay immutable.
+    /// Marks an immutable file as thawing: no new leases.
     fn begin_to_thaw(&self, path: &[u8], number: u64) -> Result<Found> {
         self.change_found(path, number, |_, inode| {
             inode.is_thawing = inode.is_immutable;
@@ -1093,7 +1112,7 @@ impl Shared {
         })
     }
 
-    /// Makes a file changeable, or immutable as before if somebody relies on it.
+    /// Makes a file mutable; if it has a lease, restores full immutability and fails.
     fn thaw(&self, path: &[u8], number: u64) -> Result<Found> {
         let mut is_leased = false;
         let found = self.change_found(path, number, |names, inode| {
@@ -1107,7 +1126,7 @@ impl Shared {
         }
     }
 
-    /// Changes the inode of this number, if the path leads to it.
+    /// Changes the inode of this number, if the path still refers to it.
     fn change_found(
         &self,
         path: &[u8],
@@ -1130,12 +1149,12 @@ impl Shared {
         })
     }
 
-    /// Looks at the metadata as of one moment.
+    /// Reads the metadata as of one moment.
     pub fn look<T>(&self, mut look: impl FnMut(&MetadataView<'_>) -> Result<T>) -> Result<T> {
         self.pool.look(|slots| look(slots))?
     }
 
-    /// The inode that a path leads to.
+    /// The inode that a path refers to.
     fn look_up(&self, path: &[u8], last: Last) -> Result<FileInode> {
         self.look(|slots| {
             let found = walk(slots, path, last)?.referent(path)?;
@@ -1143,7 +1162,7 @@ impl Shared {
         })
     }
 
-    /// Changes names in one transaction.
+    /// Changes names in one transaction; if inodes run out, reaps orphans and retries once.
     pub fn change<T>(
         &self,
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
@@ -1161,15 +1180,16 @@ impl Shared {
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>) -> Result<T>,
     ) -> Result<T> {
         let now_ns = now_ns();
-        // SAFETY: `Names` changes inodes of files by the rules of this crate: the runs and bytes of an immutable file stay, and
-        // it becomes changeable again only when it has no lease.
+        // SAFETY: `Names` changes inodes of files by the rules of this crate: the runs and bytes of
+        // an immutable file do not change, and the file becomes mutable only when it has no lease.
         unsafe { self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns })) }
     }
 
-    /// An inode that was just looked up, open; `None` if it was removed since.
+    /// Opens an inode that was just looked up; `None` if it was removed since.
     fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
         let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
-        // After the pin: who finds no pin later finds no link either, and the inode is this one's until then.
+        // After the pin: a process that removes the last link either sees the pin and leaves the
+        // inode, or has removed the link already, which this check finds.
         let now = match self.pool.file_state(inode.number) {
             Some(now) => Some((now.incarnation, now.links)),
             None => self.look(|slots| {
@@ -1177,19 +1197,20 @@ impl Shared {
                 Ok(now.map(|now| (now.incarnation, now.links)))
             })?,
         };
-        // One that has a name and no link is miscounted; nobody who would free it can have the pool open.
+        // `inode.links == 0` at lookup: the link count of a named inode is wrong. No process that
+        // would reap it can have the pool open.
         let is_there = now.is_some_and(|(incarnation, links)| {
             incarnation == inode.incarnation && (links > 0 || inode.links == 0)
         });
         if !is_there {
-            // Whoever removed it may have left it, because it looked open.
+            // The remover may have left the inode to this process because it saw the pin.
             self.close(open, false);
             return Ok(None);
         }
         Ok(Some(open))
     }
 
-    /// What is left to do after a name is gone.
+    /// Does the work that remains after a name was removed.
     pub fn after(&self, gone: Gone) -> Result<()> {
         match gone {
             Gone::Orphan(number) => self.reap(number).map(drop),
@@ -1197,7 +1218,8 @@ impl Shared {
         }
     }
 
-    /// Frees an inode without links if no process has it open, in as many transactions as it takes; whether it did.
+    /// Frees an inode without links, in as many transactions as needed, unless a process has it
+    /// open. Returns whether it was freed.
     pub fn reap(&self, number: u64) -> Result<bool> {
         loop {
             let is_reaped =
@@ -1213,16 +1235,17 @@ impl Shared {
         }
     }
 
-    /// Frees what nobody has open any more of the files whose last name was removed while somebody had: one that has died since, or could
-    /// not free it because it only reads. Whether there was any.
+    /// Frees the files without links that no process has open any more: a process that had one open
+    /// has died, or could not free it because it opened the pool read-only. Returns whether there
+    /// was any.
     pub fn reap_orphans(&self) -> bool {
         let orphans = self.pool.orphans().unwrap_or_default();
-        // What fails now is tried again when room is wanted the next time.
+        // A failure here is retried the next time room is needed.
         let reaped = orphans.into_iter().filter(|&number| self.reap(number).unwrap_or(false));
         reaped.count() > 0
     }
 
-    /// Reserves pages; if there are none, of the room that this makes.
+    /// Reserves pages; if the pool is full, reaps orphans and retries once.
     pub fn with_room<T>(
         &self,
         reserve: impl Fn() -> std::result::Result<T, PoolError>,

@@ -3,7 +3,7 @@
 //! ```text
 //!    Files                      open, create, rename, remove, …          POSIX names and semantics
 //!      │
-//!    tree     file    view      names → inodes;  bytes → pages;  pages → pointers
+//!    names    file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
 //!   directory  file_table  byte_chain ── attributes
 //!                                          structures over slots, each written against two traits
@@ -11,8 +11,9 @@
 //!   aquifer_pool                           transactions, log, image, pages
 //! ```
 //!
-//! All metadata is slots of 512 bytes (`aquifer_pool::format::slot`). A change of names or sizes is one transaction of the pool: others see
-//! it wholly or not at all, and it survives the death of any process at once; [`Files::sync`] and its like make it durable.
+//! All metadata is slots of 512 bytes (`aquifer_pool::format::slot`). A change of names or sizes is
+//! one transaction of the pool: all processes see all of it or nothing, and it survives the death
+//! of any process at once; [`Files::sync`] and related calls make it durable.
 
 pub mod attributes;
 pub mod byte_chain;

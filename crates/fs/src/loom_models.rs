@@ -4,9 +4,10 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p aquifer-fs --release --lib loom
 //! ```
 //!
-//! Entries of known paths, what renews them, the loop that reads, and the words of the pool's image are the real ones. The metadata mutex
-//! is loom's, a directory is the word of a slot that says where a path leads, and a page is two words. How a process shows a table to its
-//! own threads is `arc-swap`'s affair.
+//! Entries of known paths, their renewal, the read loop, and the words of the pool's image are the
+//! real code. The metadata mutex is loom's, a directory is the one word of a slot that holds the
+//! path's inode, and a page is two words. Publishing a table to the process's threads is left to
+//! `arc-swap`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,14 +26,14 @@ use crate::file::copy_of_one_layout;
 use crate::sync::AtomicU64;
 use crate::view::known_paths::{Known, KnownPaths, PathHash, Versioned, Versions};
 
-/// Explores every schedule with at most so many preemptions.
+/// Explores every schedule with at most `preemptions` preemptions.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
-/// Runs `first` and `second` in threads and `third` in this one.
+/// Runs `first` and `second` in new threads and `third` in this one.
 fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, third: impl FnOnce()) {
     let threads = [thread::spawn(first), thread::spawn(second)];
     third();
@@ -43,7 +44,7 @@ const FILE: u64 = 7;
 const OTHER_FILE: u64 = 9;
 const PATH: PathHash = PathHash(11, 12);
 
-/// The word of a directory that says where the path leads, or of a slot with runs that says which page the file has.
+/// The word of a directory with the path's inode, or of a slot with runs with the file's page.
 const WORD: usize = 2;
 
 fn slot_with(word: u64) -> ImageSlot {
@@ -61,10 +62,10 @@ fn inode_bytes(layout_version: u64, size_bytes: u64) -> SlotBytes {
 struct Pool {
     version: ImageVersion,
     inode: ImageSlot,
-    /// Where the path leads, or which page the file has.
+    /// The path's inode, or the file's page.
     pointer: ImageSlot,
     metadata_mutex: Mutex<()>,
-    /// Whether a page is nobody's.
+    /// Whether page 0 is free.
     is_free: Mutex<bool>,
     pages: [[AtomicU64; 2]; 2],
 }
@@ -113,18 +114,18 @@ impl Pool {
         self.version.end_change(odd);
     }
 
-    /// Gives the path to another file.
+    /// Makes the path refer to another file.
     fn rename(&self) {
         self.apply(&[(&self.pointer, 1 << WORD, &OTHER_FILE.to_ne_bytes())], true);
     }
 
-    /// Makes the file longer, where it is.
+    /// Extends the file in place.
     fn lengthen(&self) {
         let words = changed_words(&inode_bytes(1, 1), &inode_bytes(1, 2));
         self.apply(&[(&self.inode, words.0, &words.1)], false);
     }
 
-    /// Puts the file into the second page; the first one is free then.
+    /// Moves the file to the second page, and frees the first one.
     fn relocate(&self) {
         let words = changed_words(&inode_bytes(1, 1), &inode_bytes(2, 1));
         let page = 1_u64.to_ne_bytes();
@@ -132,7 +133,8 @@ impl Pool {
         *self.is_free.lock().unwrap() = true;
     }
 
-    /// Takes the first page for another file, if it is free, and writes to it as `Core::store` does.
+    /// Takes the first page for another file, if it is free, and writes to it as `Core::store`
+    /// does.
     fn write_other_file(&self) {
         let is_mine = std::mem::take(&mut *self.is_free.lock().unwrap());
         if is_mine {
@@ -165,7 +167,7 @@ impl Pool {
     }
 }
 
-/// The words that differ, all but the checksum, and what they become.
+/// The words that differ, except the checksum, and their new values.
 fn changed_words(before: &SlotBytes, after: &SlotBytes) -> (u64, Vec<u8>) {
     let word = |bytes: &SlotBytes, index: usize| bytes[index * 8..][..8].to_vec();
     let is_different = |index: &usize| word(before, *index) != word(after, *index);
@@ -174,7 +176,8 @@ fn changed_words(before: &SlotBytes, after: &SlotBytes) -> (u64, Vec<u8>) {
     (set, changed.iter().flat_map(|index| word(after, *index)).collect())
 }
 
-/// Who reads without a pin gets bytes that the file had, or looks again: never those of a file that has the page next.
+/// A reader without a pin gets bytes that the file had, or retries: never those of the page's next
+/// owner.
 #[test]
 fn loom_a_reader_gets_no_bytes_of_another_file() {
     explore(3, || {
@@ -203,7 +206,7 @@ fn known(inode: u64) -> Known {
     }
 }
 
-/// Entries are read whole, whoever writes to them meanwhile.
+/// Entries are read whole, whatever threads write at the same time.
 #[test]
 fn loom_known_paths_are_whole() {
     explore(2, || {
@@ -224,7 +227,7 @@ fn loom_known_paths_are_whole() {
     });
 }
 
-/// What is known of a path as of a version of the metadata is what that says.
+/// Asserts that an entry matches the pool, if the pool has the entry's metadata version.
 fn check_known(pool: &Pool, known: &Known) {
     let of_version = |version| (version == known.metadata_version).then_some(());
     let seen = pool.version.unchanged_during(|version| {
@@ -236,7 +239,7 @@ fn check_known(pool: &Pool, known: &Known) {
     }
 }
 
-/// What is renewed because no name has changed is so as of the version that it gets.
+/// An entry that is renewed because no name has changed is correct as of its new metadata version.
 #[test]
 fn loom_a_known_path_is_renewed_as_of_one_moment() {
     for (changes_name_first, preemptions) in [(true, 3), (false, 3)] {
@@ -269,7 +272,7 @@ fn loom_a_known_path_is_renewed_as_of_one_moment() {
     }
 }
 
-/// What is learned of a path is so as of the versions that it gets.
+/// An entry that is learned is correct as of its versions.
 #[test]
 fn loom_a_known_path_is_learned_as_of_one_moment() {
     explore(3, || {

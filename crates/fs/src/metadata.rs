@@ -1,11 +1,11 @@
-//! What an inode says of its file.
+//! Metadata of a file, from its inode.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
-/// What a file, directory or symbolic link is, as of one moment.
+/// The metadata of a file, directory or symbolic link, as of one moment.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -34,7 +34,7 @@ impl Metadata {
         Metadata { inode }
     }
 
-    /// What it is.
+    /// Returns the kind of file.
     pub fn kind(&self) -> FileKind {
         self.inode.kind
     }
@@ -54,7 +54,8 @@ impl Metadata {
         self.kind() == FileKind::Link
     }
 
-    /// Length in bytes: of the content of a file, of the target of a symbolic link; of a directory, how many names it has.
+    /// Length in bytes: of a file's content, of a symbolic link's target; for a directory, how many
+    /// names it has.
     pub fn len(&self) -> u64 {
         match self.kind() {
             FileKind::Directory => self.inode.entries,
@@ -62,33 +63,33 @@ impl Metadata {
         }
     }
 
-    /// Whether that is 0.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of the pool that hold its content. Holes do not count; space that is kept for growing does.
+    /// Bytes of the pool that hold the content. Holes do not count; room to grow into does.
     pub fn allocated_bytes(&self) -> u64 {
         self.inode.pages * PAGE_BYTES
     }
 
-    /// The number of its inode: two names with the same one lead to the same file.
+    /// Returns the inode number: two names with the same number refer to the same file.
     pub fn number(&self) -> u64 {
         self.inode.number
     }
 
-    /// Tells the file from all that had its number before, or will have it: number and incarnation together name one file for as long as the
-    /// pool lives.
+    /// Distinguishes the file from all others that ever have its number: number and incarnation
+    /// together identify one file for the lifetime of the pool.
     pub fn incarnation(&self) -> u64 {
         self.inode.incarnation
     }
 
-    /// Names that lead to it; for a directory, 2 and one for each directory in it.
+    /// How many names it has; for a directory, 2 plus one for each subdirectory.
     pub fn links(&self) -> u32 {
         self.inode.links
     }
 
-    /// Permissions, as `chmod` has them.
+    /// Returns the permissions, as for `chmod`.
     pub fn mode(&self) -> u32 {
         self.inode.mode
     }
@@ -103,27 +104,27 @@ impl Metadata {
         self.inode.gid
     }
 
-    /// Whether content, attributes and names are not to be changed.
+    /// Whether content, attributes and names cannot be changed.
     pub fn is_immutable(&self) -> bool {
         self.inode.is_immutable
     }
 
-    /// When the content was last changed; for a directory, when a name was.
+    /// When the content was last changed; for a directory, its names.
     pub fn modified(&self) -> SystemTime {
         time(self.inode.modified_ns)
     }
 
-    /// When the content was last read, as far as somebody said so: reading does not change it.
+    /// The access time, as set explicitly: reading does not change it.
     pub fn accessed(&self) -> SystemTime {
         time(self.inode.accessed_ns)
     }
 
-    /// When anything of it was last changed.
+    /// When anything about the file was last changed.
     pub fn changed(&self) -> SystemTime {
         time(self.inode.changed_ns)
     }
 
-    /// When it was made.
+    /// When the file was created.
     pub fn created(&self) -> SystemTime {
         time(self.inode.created_ns)
     }

@@ -1,10 +1,10 @@
-//! Names: making, linking, moving and removing them, inside one transaction each.
+//! Creating, linking, moving and removing names, each in one transaction.
 //!
-//! # What holds between transactions
-//! * A directory has as many `entries` as its tree has names, and 2 links and one for each directory in it; its `parent` is
-//!   the directory that its one name is in.
-//! * Any other inode has as many links as names lead to it. One without links has no name: it is in use as long as somebody has it
-//!   open, and is *reaped* after that.
+//! # Invariants between transactions
+//! * A directory has as many `entries` as its tree has names, and 2 links plus one for each
+//!   subdirectory; its `parent` is the directory that holds its only name.
+//! * Any other inode has as many links as names. An inode without links stays in use as long as a
+//!   process has it open, and is then *reaped*.
 //! * A name has the kind of its inode.
 
 use aquifer_pool::ChangeSlots;
@@ -16,44 +16,45 @@ use crate::error::{FsError, Result};
 use crate::walk::{self, Last, Place, owned, walk};
 use crate::{attributes, byte_chain, file_table};
 
-/// More names than that cannot lead to one inode.
+/// The most names that one inode can have.
 pub(crate) const MAX_LINKS: u32 = 1 << 30;
 /// `S_ISGID`.
 const SET_GROUP: u32 = 0o2000;
-/// A file with no more runs than this is removed in the transaction that removes its name.
+/// A file with at most this many runs is freed in the transaction that removes its last name.
 const REAPED_AT_ONCE_RUNS: usize = 512;
-/// The same for slots with runs, and for slots with attributes: the smallest log takes a record of 16 KiB, with 56 bytes for each.
+/// The same limit for slots with runs, and for slots with attributes: the smallest log fits a
+/// record of 16 KiB, with 56 bytes for each.
 const REAPED_AT_ONCE_SLOTS: usize = 96;
 
-/// Where a repair gives names to what has lost its own.
+/// Where a repair gives names to inodes that have lost theirs.
 pub(crate) const LOST_AND_FOUND: &[u8] = b"/lost+found";
 
-/// What is to be made.
+/// What to create.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct New<'a> {
     pub kind: FileKind,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Of a symbolic link.
+    /// The target of a symbolic link; else empty.
     pub target: &'a [u8],
-    /// Random: of the hashes in a directory.
+    /// The random seed of the hashes in a directory.
     pub seed: u64,
 }
 
-/// What becomes of an inode whose last name is gone.
+/// What happened to an inode when a name was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// It has other names.
+    /// It still has a name.
     Linked,
-    /// It is gone as well.
+    /// It was freed.
     Freed,
-    /// It is without links: to be reaped when nobody has it open, by another transaction: who opens it now may have seen it with a link, and
-    /// be about to say that it is open.
+    /// It has no links. A later transaction reaps it when no process has it open: a process that
+    /// opens it now may have seen a link, and not yet published its pin.
     Orphan(u64),
 }
 
-/// A change of names: the slots it is made in, and when.
+/// A transaction on names: its slots and its time.
 pub(crate) struct Names<'s, S> {
     pub slots: &'s mut S,
     pub now_ns: i64,
@@ -76,7 +77,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         })
     }
 
-    /// The directory that a place is in, to be changed.
+    /// Reads the directory that holds a place, and checks that it can be changed.
     fn directory_of(&self, place: &Place<'_>, path: &[u8]) -> Result<FileInode> {
         let directory = self.inode(place.directory)?;
         if directory.kind != FileKind::Directory || directory.links == 0 {
@@ -88,7 +89,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         }
     }
 
-    /// Adds a name to a directory, which the caller puts.
+    /// Adds a name to a directory; the caller puts the directory's inode.
     fn add_name(
         &mut self,
         directory: &mut FileInode,
@@ -110,7 +111,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(())
     }
 
-    /// Takes a name out of a directory, which the caller puts.
+    /// Removes a name from a directory; the caller puts the directory's inode.
     fn take_name(&mut self, directory: &mut FileInode, name: &[u8], path: &[u8]) -> Result<()> {
         let mut tree = tree_of(directory);
         let removed = tree.remove(self.slots, name)?;
@@ -129,7 +130,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         inode.changed_ns = self.now_ns;
     }
 
-    /// Makes something at a place where there is nothing.
+    /// Creates an inode and its name at a place that is vacant.
     pub fn make(&mut self, place: &Place<'_>, path: &[u8], new: New<'_>) -> Result<FileInode> {
         place.check_name(path)?;
         if place.found.is_some() {
@@ -140,7 +141,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         }
         let mut directory = self.directory_of(place, path)?;
         let is_directory = new.kind == FileKind::Directory;
-        // As Linux has it: what is made in a directory with this bit is of its group, and directories pass it on.
+        // As on Linux: a new entry of a directory with this bit gets the directory's group, and a
+        // subdirectory inherits the bit.
         let (gid, inherited) = match directory.mode & SET_GROUP {
             0 => (new.gid, 0),
             _ if is_directory => (directory.gid, SET_GROUP),
@@ -155,7 +157,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(inode)
     }
 
-    /// Makes a file or a symbolic link without a name.
+    /// Creates a file or a symbolic link without a name.
     pub fn make_unnamed(&mut self, new: New<'_>) -> Result<FileInode> {
         self.make_inode(new, ROOT_INODE, 0)
     }
@@ -189,7 +191,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(inode)
     }
 
-    /// Makes another name of a file.
+    /// Adds another name for a file.
     pub fn link(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
         let source = walk(self.slots, from, Last::Keep)?.referent(from)?;
         let place = walk(self.slots, to, Last::Name)?;
@@ -207,7 +209,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.add_link(inode, &place, from, to)
     }
 
-    /// Makes a name of an inode that is there: `path` is for messages about it.
+    /// Adds a name for an existing inode; `path` names it in messages.
     fn add_link(
         &mut self,
         mut inode: FileInode,
@@ -230,8 +232,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.put(&directory)
     }
 
-    /// Makes a name of a file or symbolic link that somebody has open, and that may have none. What had the name is
-    /// replaced.
+    /// Adds a name for an open file or symbolic link, which may have none. An existing file with
+    /// that name is replaced.
     pub fn link_open(&mut self, inode: FileInode, to: &[u8], may_replace: bool) -> Result<Gone> {
         let place = walk(self.slots, to, Last::Name)?;
         if place.name.is_empty() || (place.found.is_some() && !may_replace) {
@@ -252,7 +254,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(gone)
     }
 
-    /// Takes a name from what has it, for something of this kind.
+    /// Removes the name at `place` to make room for an inode of kind `by`.
     fn replace(
         &mut self,
         place: &Place<'_>,
@@ -318,8 +320,9 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.free_directory(found.inode)
     }
 
-    /// Removes a name of this very directory, wherever that is by now: of an empty directory if `is_directory`, else of anything else.
-    /// `path` is for messages.
+    /// Removes a name from the directory given by number and incarnation, wherever that directory
+    /// is: the name of an empty directory if `is_directory`, else of anything else. `path` is for
+    /// messages.
     pub fn remove_entry(
         &mut self,
         directory: (u64, u64),
@@ -346,7 +349,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         }
     }
 
-    /// Directories are not kept for those who have them open: these have nothing to read any more.
+    /// Frees a directory at once, even if it is open: its handles have nothing left to read.
     fn free_directory(&mut self, number: u64) -> Result<Gone> {
         let mut inode = self.inode(number)?;
         attributes::give_back(&mut inode, self.slots, REAPED_AT_ONCE_SLOTS)?;
@@ -354,15 +357,16 @@ impl<S: ChangeSlots> Names<'_, S> {
             self.slots.give_back(number)?;
             return Ok(Gone::Freed);
         }
-        // More than one record takes. What is left goes to a file without a name, which is reaped as any other. It is another inode: to
-        // those who have the directory open that is gone.
+        // Too many attributes for one record. The rest goes to an unnamed file, which is reaped as
+        // usual. It has a new incarnation, so for handles of the directory the inode no longer
+        // exists.
         let incarnation = self.slots.new_incarnation(number)?;
         let file = FileInode::new(FileKind::File, number, incarnation);
         self.put(&FileInode { attributes: inode.attributes, ..file })?;
         Ok(Gone::Orphan(number))
     }
 
-    /// Notes that a name of a file or symbolic link is gone.
+    /// Removes one link of a file or symbolic link.
     fn drop_link(&mut self, number: u64, path: &[u8]) -> Result<Gone> {
         let mut inode = self.inode(number)?;
         if inode.is_immutable {
@@ -384,10 +388,10 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(Gone::Orphan(number))
     }
 
-    /// Frees what an inode without links has; whether that was all of it. A part of it only, if it is very much: then the next
-    /// transaction goes on.
+    /// Frees an inode without links. If it is too large for one transaction, frees a part; the
+    /// caller continues in the next one. Returns whether nothing is left.
     pub fn reap(&mut self, number: u64) -> Result<bool> {
-        // Another process may have been faster, and the number may be something else's by now.
+        // Another process may have reaped it first, and the number may belong to another inode.
         let Ok(mut inode) = self.inode(number) else { return Ok(true) };
         if inode.links > 0 {
             return Ok(true);
@@ -399,7 +403,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(is_free)
     }
 
-    /// Gives back what an inode has, and the inode, if that can be done at once; else a part of it.
+    /// Frees the inode and everything it owns, or, if that is too much for one transaction, a part.
+    /// Returns whether nothing is left.
     fn free(&mut self, inode: &mut FileInode) -> Result<bool> {
         let number = inode.number;
         if inode.kind == FileKind::File {
@@ -409,7 +414,8 @@ impl<S: ChangeSlots> Names<'_, S> {
             }
         }
         if inode.kind == FileKind::Link && inode.part != 0 {
-            // A target is never long: a link without one is none.
+            // A target is short, so it is freed whole. A symbolic link without target is invalid,
+            // so the rest becomes a file.
             byte_chain::give_back(self.slots, number, inode.part, usize::MAX)?;
             (inode.part, inode.kind, inode.size_bytes) = (0, FileKind::File, 0);
         }
@@ -421,7 +427,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(true)
     }
 
-    /// Moves a name. What had the new one is replaced.
+    /// Moves a name. An existing file with the new name is replaced.
     pub fn rename(&mut self, from: &[u8], to: &[u8], may_replace: bool) -> Result<Gone> {
         let (source, moved, target) = self.both_names(from, to, may_replace)?;
         target.check_name(to)?;
@@ -437,7 +443,7 @@ impl<S: ChangeSlots> Names<'_, S> {
                 return Err(FsError::NotEmpty { path: owned(to) });
             }
             if replaced.inode == moved.inode {
-                // Two names of one file: POSIX wants nothing to happen.
+                // Two names of one file: POSIX requires that nothing happens.
                 return Ok(Gone::Linked);
             }
             gone = self.replace(&target, replaced, moved.kind, to)?;
@@ -446,7 +452,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         let mut directory = self.directory_of(&source, from)?;
         self.take_name(&mut directory, &source.name, from)?;
         self.put(&directory)?;
-        // After that: it may be the same directory.
+        // Read it only now: it may be the same directory.
         let mut directory = self.directory_of(&target, to)?;
         self.add_name(&mut directory, &target.name, moved, to)?;
         self.put(&directory)?;
@@ -454,7 +460,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(gone)
     }
 
-    /// Exchanges what two names lead to.
+    /// Exchanges the inodes that two names refer to.
     pub fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
         let (first, first_found, second) = self.both_names(one, other, true)?;
         let second_found = second.named(other)?;
@@ -477,7 +483,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.note_moved(second_found, first.directory)
     }
 
-    /// Two names that something is moved by, and what has the first of them; looked up, and refused, in the order of Linux.
+    /// Resolves the two names of a rename or exchange, and checks them in the order of Linux.
+    /// Returns both places, and what the first name refers to.
     fn both_names<'p>(
         &self,
         from: &'p [u8],
@@ -506,7 +513,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         }
     }
 
-    /// An error if a directory would come to be inside of itself.
+    /// Fails if a directory would be moved into itself.
     fn check_not_inside(&self, directory: u64, moved: Referent, path: &[u8]) -> Result<()> {
         match self.is_inside(directory, moved)? {
             true => Err(FsError::IntoItself { path: owned(path) }),
@@ -514,12 +521,13 @@ impl<S: ChangeSlots> Names<'_, S> {
         }
     }
 
-    /// Whether a directory is this one, or lies anywhere in it.
+    /// Whether a directory is `of`, or lies anywhere below it.
     fn is_inside(&self, directory: u64, of: Referent) -> Result<bool> {
         if of.kind != FileKind::Directory {
             return Ok(false);
         }
-        // A slot that was passed, and another one after twice as many steps: a way that goes in a circle comes back to one.
+        // Brent's cycle detection: remember a slot, and replace it after twice as many steps each
+        // time. A cycle returns to the remembered slot.
         let (mut here, mut passed, mut steps_left, mut steps) = (directory, 0, 1_u64, 1_u64);
         while here != of.inode {
             if here == ROOT_INODE {
@@ -541,7 +549,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(true)
     }
 
-    /// Gives an inode that no name leads to one in [`LOST_AND_FOUND`], or frees it if it has nothing in it. Returns the name.
+    /// Gives an inode without a name one in [`LOST_AND_FOUND`], or frees it if it is empty. Returns
+    /// the name.
     pub fn adopt(&mut self, number: u64, home: New<'_>) -> Result<Option<Vec<u8>>> {
         let mut inode = self.inode(number)?;
         let is_empty = match inode.kind {
@@ -573,7 +582,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         Ok(Some(name))
     }
 
-    /// The directory for what was lost, made if need be. If something else has its name, that is an error.
+    /// Returns the directory [`LOST_AND_FOUND`], created if missing. Fails if that name belongs to
+    /// something else.
     fn lost_and_found(&mut self, new: New<'_>) -> Result<FileInode> {
         let place = walk(self.slots, LOST_AND_FOUND, Last::Keep)?;
         match place.found {
@@ -593,7 +603,7 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 }
 
-/// Why what such a path leads to cannot be removed.
+/// The error for a path that names no removable directory.
 fn not_removable(path: &[u8]) -> FsError {
     let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
     match path[..end].rsplit(|&byte| byte == b'/').next() {

@@ -1,4 +1,4 @@
-//! Inodes that this process has open: one [`OpenInode`] each, however many handles lead to it.
+//! Inodes that this process has open: one [`OpenInode`] for all handles of an inode.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -20,12 +20,12 @@ pub(crate) struct OpenInode {
     pub number: u64,
     pub incarnation: u64,
     pub kind: aquifer_pool::format::file::FileKind,
-    /// Tells all processes that it is open.
+    /// Tells all processes that the inode is open.
     _pin: OwnedPin,
     /// Whether the file was given room to grow into.
     has_room_ahead: AtomicBool,
-    /// Its table as it was read last; of the present layout version or of an earlier one. Nothing before somebody asks for it: many
-    /// files are made or opened, and closed again.
+    /// The table that was read last, of the current layout version or an earlier one. Unset until
+    /// first use: many files are only created or opened, and closed again.
     table: OnceLock<ArcSwap<FileTable>>,
 }
 
@@ -41,36 +41,36 @@ impl OpenInode {
         }
     }
 
-    /// Notes that the file was given room to grow into, which is to be given back.
+    /// Notes that the file was given room to grow into, to be freed on close.
     pub fn note_ahead(&self) {
-        // Relaxed, here and below: it guards nothing.
+        // Relaxed, here and below: it guards no other data.
         self.has_room_ahead.store(true, Relaxed);
     }
 
-    /// Whether it was, and the room may still be there.
+    /// Whether [`OpenInode::note_ahead`] was called; the room may still be there.
     pub fn was_given_ahead(&self) -> bool {
         self.has_room_ahead.load(Relaxed)
     }
 
-    /// The table that was read last, if there was one.
+    /// Returns the table that was read last, if any.
     pub fn table(&self) -> Option<Guard<Arc<FileTable>>> {
         self.table.get().map(|table| table.load())
     }
 
-    /// Shows a table to all readers in this process.
+    /// Publishes a table to all readers in this process.
     pub fn set_table(&self, table: Arc<FileTable>) {
         match self.table.get() {
             Some(shown) => shown.store(table),
-            // Of two that are the first, the one or the other is shown.
+            // If two threads set the first table, either one stays.
             None => drop(self.table.set(ArcSwap::new(table))),
         }
     }
 }
 
-/// So many are not looked through for those that are closed.
+/// A smaller map is not searched for closed inodes.
 const FEW: usize = 64;
 
-/// Hashes numbers of slots: they are the pool's own choice, so nobody makes them collide.
+/// Hashes slot numbers. The pool chooses them, so no caller can make them collide.
 #[derive(Default)]
 struct NumberHasher(u64);
 
@@ -91,7 +91,7 @@ impl Hasher for NumberHasher {
 
 type ByNumber = HashMap<u64, Weak<OpenInode>, BuildHasherDefault<NumberHasher>>;
 
-/// All of them.
+/// All inodes that this process has open.
 #[derive(Debug, Default)]
 pub(crate) struct OpenInodes {
     by_number: Mutex<ByNumber>,
@@ -102,7 +102,7 @@ impl OpenInodes {
         self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open inode of this number and incarnation; a new one is pinned.
+    /// Returns the open inode of this number and incarnation; pins it if it is new.
     pub fn open(
         &self,
         inode: &FileInode,
@@ -122,17 +122,19 @@ impl OpenInodes {
         Ok(open)
     }
 
-    /// Gives up a handle's share of an inode; whether it was the last one, and nothing says any more that it is open.
+    /// Drops a handle's reference to an inode. Returns whether it was the last one, so that the
+    /// inode is no longer pinned as open.
     pub fn close(&self, open: Arc<OpenInode>) -> bool {
         let mut by_number = self.lock();
-        // With the lock nobody finds it in the table; and who has another share could only clone that.
+        // Under the lock no thread can take a reference from the map, and other holders can only
+        // clone theirs.
         let is_last = Arc::strong_count(&open) == 1;
         if is_last
             && by_number.get(&open.number).is_some_and(|other| other.as_ptr() == Arc::as_ptr(&open))
         {
             by_number.remove(&open.number);
         }
-        // Still with the lock: of two that give up theirs at the same time, one has to be the last.
+        // Still under the lock: of two concurrent calls, one must see itself as the last.
         drop(open);
         is_last
     }

@@ -1,4 +1,4 @@
-//! The names in a directory, one after the other.
+//! Iterating over the names in a directory.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::walk;
 
-/// Names that are read at a time, as of one moment.
+/// How many names are read at a time, as of one moment.
 const BATCH: usize = 128;
 
 /// An iterator over a directory: see [`Files::read_dir`].
@@ -37,7 +37,7 @@ pub struct ReadDir {
     number: u64,
     incarnation: u64,
     entries: VecDeque<DirectoryEntry>,
-    /// Where to go on; `None` at the end.
+    /// Where to continue; `None` at the end.
     next_hash: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ impl ReadDir {
         ReadDir { files, path, number, incarnation, entries: VecDeque::new(), next_hash: Some(0) }
     }
 
-    /// Which directory is read: its number and incarnation.
+    /// The directory's inode number and incarnation.
     pub(crate) fn directory(&self) -> (u64, u64) {
         (self.number, self.incarnation)
     }
@@ -79,7 +79,7 @@ impl ReadDir {
         let batch = self.files.shared.look(|slots| {
             let inode = match walk::inode(slots, self.number) {
                 Ok(inode) if inode.incarnation == self.incarnation => inode,
-                // It was removed: it has no names any more.
+                // The directory was removed, so it has no names.
                 _ => return Ok(None),
             };
             let tree = Tree { owner: inode.number, seed: inode.seed, root: inode.part };
@@ -110,37 +110,37 @@ impl Iterator for ReadDir {
 }
 
 impl DirEntry {
-    /// The name.
+    /// Returns the name.
     pub fn file_name(&self) -> &OsStr {
         OsStr::from_bytes(&self.entry.name)
     }
 
-    /// The name, taken out.
+    /// Converts into the name.
     pub fn into_file_name(self) -> OsString {
         OsString::from_vec(self.entry.name)
     }
 
-    /// The path of the directory, with the name.
+    /// Returns the path of the directory joined with the name.
     pub fn path(&self) -> PathBuf {
         self.directory.join(self.file_name())
     }
 
-    /// The directory that was read.
+    /// Returns the path of the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What it leads to.
+    /// Returns the kind of file that the name refers to.
     pub fn kind(&self) -> FileKind {
         self.entry.kind
     }
 
-    /// The number of the inode it leads to.
+    /// Returns the number of the inode that the name refers to.
     pub fn number(&self) -> u64 {
         self.entry.inode
     }
 
-    /// What is there now; a symbolic link is not followed.
+    /// Returns the current metadata; a symbolic link is not followed.
     ///
     /// # Errors
     /// As for [`Files::symlink_metadata`].

@@ -1,4 +1,5 @@
-//! Atomics, real or modelled: what is built on this module alone runs unchanged under loom (`--cfg loom`, see `loom_models`).
+//! Atomics, real or modelled: code that takes its atomics from this module runs unchanged under
+//! loom (`--cfg loom`, see `loom_models`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, fence};

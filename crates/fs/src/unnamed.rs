@@ -1,11 +1,13 @@
-//! Files without a name: made first, named when they are whole.
+//! Files without a name: created first, named when they are complete.
 //!
-//! An inode without links is there as long as somebody has it open, as one whose last name was removed. So what is made so and then
-//! gets its name in one transaction is never seen half, and when its maker dies before that, whoever opens the pool next frees it.
-//! It is what Linux calls `O_TMPFILE`, with more: a name can be replaced in the same step, and symbolic links can be made like this, too.
+//! An inode without links exists as long as a process has it open, just as one whose last name was
+//! removed. A file that is created so and then gets its name in one transaction is never seen
+//! incomplete; if its creator dies first, the next process that opens the pool frees it. This is
+//! Linux's `O_TMPFILE`, and more: the name can replace an existing one in the same step, and
+//! symbolic links can be created this way, too.
 //!
-//! Whoever opens the pool frees inodes that have no links and that nobody has open. So an inode is pinned inside of the
-//! transaction that makes it: before anybody can see it.
+//! A process that opens the pool frees inodes that have no links and are not open. So an unnamed
+//! inode is pinned inside the transaction that creates it, before any other process can see it.
 
 use std::path::Path;
 
@@ -18,8 +20,8 @@ use crate::files::Files;
 use crate::walk::{self, bytes_of};
 
 impl Files {
-    /// Makes an empty file that has no name, as `O_TMPFILE` does. It is gone when it is closed, unless [`File::link`] or
-    /// [`File::link_over`] has given it a name.
+    /// Creates an empty file that has no name, as `O_TMPFILE` does. Closing it frees it, unless
+    /// [`File::link`] or [`File::link_over`] has given it a name.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -30,21 +32,23 @@ impl Files {
     ///
     /// files.create_file("/report")?.write_at(b"of yesterday", 0)?;
     /// let new = files.create_unnamed(&FileOptions::new().write(true))?;
-    /// new.write_at(b"of today", 0)?; // nobody sees it yet
-    /// new.link_over("/report")?; // all of it, at once
+    /// new.write_at(b"of today", 0)?; // not visible yet
+    /// new.link_over("/report")?; // visible, complete
     /// assert_eq!(files.metadata("/report")?.len(), 8);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Options`] if they do not fit together; [`FsError::Pool`] if the pool is full or opened for reading.
+    /// [`FsError::Options`] if they contradict each other; [`FsError::Pool`] if the pool is full or
+    /// opened read-only.
     pub fn create_unnamed(&self, options: &FileOptions) -> Result<File> {
         options.check(b"")?;
         let mode = options.mode() & !self.shared.umask;
         self.make_unnamed(FileKind::File, mode, &[], options)
     }
 
-    /// Makes a symbolic link that has no name, as [`Files::create_unnamed`] does. It can be given times, an owner, and a name.
+    /// Creates a symbolic link that has no name, as [`Files::create_unnamed`]. It can be given
+    /// times, an owner, and a name.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -52,7 +56,7 @@ impl Files {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.symlink("v1", "/current")?;
-    /// files.symlink_unnamed("v2")?.link_over("/current")?; // there all the time
+    /// files.symlink_unnamed("v2")?.link_over("/current")?; // the name always exists
     /// assert_eq!(files.read_link("/current")?.to_str(), Some("v2"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -84,7 +88,7 @@ impl Files {
 }
 
 impl File {
-    /// Gives the file a name, or one more. It is [`Files::hard_link`] for what is open: what has no name can have one.
+    /// Adds a name for the open file, as [`Files::hard_link`]; it may be the file's first.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -99,13 +103,14 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Exists`], [`FsError::NotFound`] if the directory is not there, [`FsError::DirectoryLink`],
-    /// [`FsError::TooManyLinks`], [`FsError::Pool`].
+    /// [`FsError::Exists`], [`FsError::NotFound`] if the directory does not exist,
+    /// [`FsError::DirectoryLink`], [`FsError::TooManyLinks`], [`FsError::Pool`].
     pub fn link(&self, path: impl AsRef<Path>) -> Result<()> {
         self.link_with(path.as_ref(), false)
     }
 
-    /// [`File::link`], and what has the name is replaced: at any moment, also after a crash, it leads to the one or to the other.
+    /// As [`File::link`], but replaces an existing name: at any moment, also after a crash, the
+    /// name refers to the old file or to this one.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

@@ -1,9 +1,9 @@
-//! From a path to an inode.
+//! Path resolution.
 //!
-//! A path is resolved from the root of the pool, component by component, as of one moment: the caller gives slots that do not change
-//! meanwhile. `.`, `..`, repeated and trailing slashes and symbolic links mean what they mean on Linux; a path that does not begin
-//! with a slash begins at the root as well, since a pool has no working directory. Without symbolic links nothing is
-//! allocated.
+//! A path is resolved from the root of the pool, component by component, as of one moment: the
+//! caller passes slots that do not change during the call. `.`, `..`, repeated and trailing slashes
+//! and symbolic links mean what they mean on Linux; a relative path also starts at the root, since
+//! a pool has no working directory. Without symbolic links nothing is allocated.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -20,48 +20,48 @@ use crate::error::{FsError, Result};
 
 /// The longest path, in bytes.
 pub(crate) const MAX_PATH_BYTES: usize = 4095;
-/// The most symbolic links that are followed on the way.
+/// The most symbolic links that one path may follow.
 const MAX_LINKS: usize = 40;
 
-/// What to do if the last component of a path is a symbolic link.
+/// Whether a symbolic link as the last component of a path is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Last {
-    /// Go where it leads.
+    /// Follow it.
     Follow,
-    /// Stay, unless there is a slash behind it.
+    /// Do not follow it, unless a slash comes after it.
     Keep,
-    /// Stay, whatever is behind it: it is the name that is wanted, to be made, moved or removed.
+    /// Never follow it: the caller creates, moves or removes the name.
     Name,
 }
 
-/// Where a path leads.
+/// The result of resolving a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place<'p> {
-    /// The directory that the last component is in.
+    /// The directory that holds the last component.
     pub directory: u64,
-    /// The last component; empty if the path leads to `directory` itself, by `/`, `.` or `..`.
+    /// The last component; empty if the path refers to `directory` itself, by `/`, `.` or `..`.
     pub name: Cow<'p, [u8]>,
-    /// What is there.
+    /// What the name refers to, if it exists.
     pub found: Option<Referent>,
-    /// Whether the path ended with a slash: only a directory will do.
+    /// Whether the path ended with a slash, so that it must be a directory.
     pub wants_directory: bool,
 }
 
 impl Place<'_> {
-    /// What is there, or the error that there is nothing.
+    /// Returns what the path refers to; fails if it does not exist.
     pub fn referent(&self, path: &[u8]) -> Result<Referent> {
         let found = self.named(path)?;
         self.check_slash(found, path)?;
         Ok(found)
     }
 
-    /// As [`Place::referent`], whatever a slash at the end asks for.
+    /// As [`Place::referent`], but ignores a trailing slash.
     pub fn named(&self, path: &[u8]) -> Result<Referent> {
         self.check_name(path)?;
         self.found.ok_or_else(|| FsError::NotFound { path: owned(path) })
     }
 
-    /// An error if only a directory will do and this is none.
+    /// Fails if the path ended with a slash and this is no directory.
     pub fn check_slash(&self, found: Referent, path: &[u8]) -> Result<()> {
         match self.wants_directory && found.kind != FileKind::Directory {
             true => Err(FsError::NotADirectory { path: owned(path) }),
@@ -69,8 +69,8 @@ impl Place<'_> {
         }
     }
 
-    /// An error if nothing can have this name. Not an error of [`walk`], because Linux looks at the last names only when both paths of a
-    /// call lead somewhere.
+    /// Fails if the name is too long. [`walk`] does not check this, because Linux checks the last
+    /// names only after it has resolved the directories of both paths of a call.
     pub fn check_name(&self, path: &[u8]) -> Result<()> {
         match self.name.len() > MAX_NAME_BYTES {
             true => Err(FsError::NameTooLong { path: owned(path) }),
@@ -79,7 +79,7 @@ impl Place<'_> {
     }
 }
 
-/// As a path that a message can have.
+/// Converts the bytes of a path to a path for messages.
 pub(crate) fn owned(path: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(path))
 }
@@ -89,7 +89,7 @@ pub(crate) fn bytes_of(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// The inode in a slot, which something leads to.
+/// Decodes the inode that a directory entry or another inode refers to.
 pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
     let mut bytes = [0; SLOT_BYTES];
     slots.load(number, &mut bytes)?;
@@ -99,7 +99,7 @@ pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
     })
 }
 
-/// The inode that a name leads to, of the kind that the name has.
+/// Decodes the inode that a name refers to, and checks that it has the kind that the name has.
 pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileInode> {
     let inode = inode(slots, found.inode)?;
     match inode.kind == found.kind {
@@ -118,7 +118,7 @@ fn directory(slots: &impl ReadSlots, number: u64) -> Result<DirectoryFields> {
     })
 }
 
-/// Where a symbolic link leads.
+/// Returns the target of a symbolic link.
 pub(crate) fn target(slots: &impl ReadSlots, link: &FileInode) -> Result<Vec<u8>> {
     match link.part {
         0 => Ok(link.target.clone()),
@@ -126,7 +126,8 @@ pub(crate) fn target(slots: &impl ReadSlots, link: &FileInode) -> Result<Vec<u8>
     }
 }
 
-/// A name in the directory of this number and incarnation, wherever that is by now. `path` is for messages.
+/// Looks up a name in the directory of this number and incarnation, wherever that directory is.
+/// `path` is for messages.
 pub(crate) fn entry<'n>(
     slots: &impl ReadSlots,
     (directory, incarnation): (u64, u64),
@@ -138,20 +139,20 @@ pub(crate) fn entry<'n>(
             let tree = Tree { owner: directory, seed: inode.seed, root: inode.part };
             tree.lookup(slots, name)?
         }
-        // It was removed, and what it had in it before.
+        // The directory was removed, and everything in it before.
         _ => return Err(FsError::NotFound { path: owned(path) }),
     };
     Ok(Place { directory, name: Cow::Borrowed(name), found, wants_directory: false })
 }
 
-/// How far one look along a path has led.
+/// The result of following a path up to its end or to a symbolic link.
 enum Step<'p> {
     Done(Place<'p>),
-    /// There is a symbolic link: on from this directory along this path.
+    /// A symbolic link: continue from this directory along this path.
     Link(u64, Vec<u8>),
 }
 
-/// An error if these bytes are no path.
+/// Fails if these bytes cannot be a path.
 pub(crate) fn check(path: &[u8]) -> Result<()> {
     if path.is_empty() {
         return Err(FsError::NotFound { path: PathBuf::new() });
@@ -168,8 +169,8 @@ pub(crate) fn check(path: &[u8]) -> Result<()> {
 /// Resolves a path.
 ///
 /// # Errors
-/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`], [`FsError::BadName`], [`FsError::LinkLoop`],
-/// [`FsError::Damaged`].
+/// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`],
+/// [`FsError::BadName`], [`FsError::LinkLoop`], [`FsError::Damaged`].
 pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Result<Place<'p>> {
     check(path)?;
     let (mut directory, mut rest) = match step(slots, ROOT_INODE, path, path, last)? {
@@ -187,7 +188,7 @@ pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Re
     Err(FsError::LinkLoop { path: owned(path) })
 }
 
-/// Goes on along `rest` up to its end or to a symbolic link. `path` is for messages.
+/// Follows `rest` up to its end or to a symbolic link. `path` is for messages.
 fn step<'p>(
     slots: &impl ReadSlots,
     from: u64,

@@ -43,7 +43,7 @@ fn name_of(name: u8) -> Vec<u8> {
     }
 }
 
-/// What `setxattr` would say, or `None`.
+/// The error number that `setxattr` would return, or `None`.
 fn expected_errno(
     model: &BTreeMap<Vec<u8>, Vec<u8>>,
     name: &[u8],
@@ -160,7 +160,7 @@ fn one_more_attribute_writes_the_end_of_the_chain() {
         attributes::set(&mut inode, &mut slots, &name, &[1; 40], SetMode::Create).unwrap();
         assert!((1..=2).contains(&slots.puts), "{} slots", slots.puts);
     }
-    // One of the same length changes where it lies, and nothing behind it.
+    // A value of the same length changes in place, and nothing after it.
     slots.count_anew();
     attributes::set(&mut inode, &mut slots, b"user.17", &[2; 40], SetMode::Replace).unwrap();
     assert!((1..=2).contains(&slots.puts), "{} slots", slots.puts);
@@ -219,7 +219,7 @@ fn attributes_that_cannot_have_been_stored_are_damage() {
         inode.attributes = byte_chain::replace(&mut slots, 7, 0, &bytes).unwrap();
         let checked = attributes::check(&inode, &slots, |_| ());
         assert_eq!(checked.is_ok(), is_right, "{:?}", &bytes[..bytes.len().min(40)]);
-        // They can be removed with the inode.
+        // They can be freed with the inode.
         attributes::give_back(&mut inode, &mut slots, usize::MAX).unwrap();
     }
 }

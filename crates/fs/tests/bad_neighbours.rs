@@ -1,5 +1,6 @@
-//! Processes that share a pool and do not behave: they die at each named moment, are stopped with a lock or a pin, lose their shared memory, or
-//! have a copy of the file. Whoever else has the pool goes on, or is told.
+//! Misbehaving processes that share a pool: they die at each named point, are stopped with a lock
+//! or a pin, lose their shared memory, or copy the file. Every other process with the pool open
+//! keeps working, or gets an error.
 
 #[path = "../../object/tests/support/actor.rs"]
 mod actor;
@@ -33,7 +34,7 @@ fn child() {
 }
 
 fn options() -> OpenOptions {
-    // Whoever waits this long waits for ever.
+    // A wait this long is a deadlock.
     OpenOptions { stall_timeout: Duration::from_secs(4), background: false, ..Default::default() }
 }
 
@@ -49,11 +50,11 @@ fn small() -> CreateOptions {
     CreateOptions { inodes: Some(127), log_bytes: Some(128 << 10), ..CreateOptions::default() }
 }
 
-// ---- death ------------------------------------------------------------------------------------------------------------------
+// ---- death --------------------------------------------------------------------------------------
 
 const TURNS: u64 = 60;
 
-/// Takes turns, with a checkpoint and zeroing now and then, and closes and opens the pool.
+/// Takes turns, with an occasional checkpoint and zeroing; closes and opens the pool in between.
 fn turner() {
     let open = || Files::open(told("POOL"), &options()).unwrap();
     let mut rng = Rng::new(told("SEED").parse().unwrap());
@@ -71,7 +72,8 @@ fn turner() {
     }
 }
 
-/// What only commits of objects come by, and those that make pools, recover them, or complete what others began.
+/// Points that only commits of objects pass, or processes that create or recover a pool, or
+/// complete another process's work.
 fn is_elsewhere(point: &str) -> bool {
     point.starts_with("help-")
         || point.starts_with("create-")
@@ -101,7 +103,7 @@ fn a_process_may_die_at_every_point() {
             files.create_dir("shared").unwrap();
             files.create_file(LOG).unwrap();
             files.sync().unwrap();
-            // Who is there when it dies, or who comes afterwards.
+            // A process that has the pool open when the turner dies, or one that opens it later.
             let staying = (round % 2 == 0).then_some(files);
             let seed = rng.next_u64();
             let nth = if round < 2 { 1 } else { 1 + rng.below(3 * round as u64) };
@@ -131,7 +133,7 @@ fn a_process_may_die_at_every_point() {
                 before.summary()
             );
             assert_sound(files.pool());
-            // Those that are there and those that come work on.
+            // Old and new processes keep working.
             files.create_file("/one").unwrap_or_else(|error| panic!("{when}: {error}"));
             let other = Files::open(&scratch.path, &options()).unwrap();
             other.create_file("/other").unwrap().write_at(&[7; 10_000], 0).unwrap();
@@ -146,9 +148,9 @@ fn a_process_may_die_at_every_point() {
     assert!(missed.is_empty(), "nobody came by {missed:?}");
 }
 
-// ---- standstill -------------------------------------------------------------------------------------------------------------
+// ---- standstill ---------------------------------------------------------------------------------
 
-/// Makes a file, or changes one.
+/// Changes the pool, as told.
 fn changer() {
     let files = Files::open(told("POOL"), &options()).unwrap();
     let writing = || files.open_with("/f", &FileOptions::new().write(true)).unwrap();
@@ -171,7 +173,7 @@ fn is_stalled_by<T>(outcome: Result<T, FsError>, pid: u32) -> bool {
     matches!(outcome, Err(FsError::Pool(PoolError::Stalled { pid: found, .. })) if found == pid)
 }
 
-/// A pool with a file, whose writers do not wait long.
+/// A pool with two files, whose writers have a short stall timeout.
 fn scene() -> (Scratch, Files) {
     let scratch = Scratch::with_pool(4 << 20, &small());
     let files = Files::open(&scratch.path, &hasty()).unwrap();
@@ -181,7 +183,7 @@ fn scene() -> (Scratch, Files) {
     (scratch, files)
 }
 
-/// Everything that a reader does goes on.
+/// Asserts that a reader can do everything.
 fn assert_readable(files: &Files, expected: &[&str]) {
     assert_eq!(read_all(files, "/f").unwrap(), b"text");
     assert_eq!(names(files, "/").unwrap(), expected);
@@ -215,7 +217,7 @@ fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
                 }
                 _ => drop(changer.kill()),
             }
-            // What was stalled can be done.
+            // The stalled operations can now be done.
             files.rename("/f", "/h").unwrap();
             files.sync().unwrap();
             let is_there = ends == "goes on" || expected.len() == 3;
@@ -225,7 +227,7 @@ fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
     }
 }
 
-/// The new layout of a file counts as soon as it is in the log, also if who made it does not go on.
+/// A new layout of a file takes effect when it is in the log, even if its writer stops there.
 #[test]
 fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
     for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
@@ -247,7 +249,7 @@ fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
             }
             assert!(open.view(..).unwrap().is_empty(), "{point}");
             assert!(!before.is_current() && !known.is_current(), "{point}");
-            // What is the matter with one file is nothing to another one.
+            // The other file is not affected.
             for files in [&reader, &files] {
                 let lease = files.lease("/g", ..).unwrap_or_else(|e| panic!("{point}: {e}"));
                 assert!(lease[..] == *b"other" && lease.view().is_current(), "{point}");
@@ -268,12 +270,12 @@ fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
     let (scratch, files) = scene();
     let reader = Files::open(&scratch.path, &reading()).unwrap();
     let writing = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
-    // It has the file's lock, and takes pages that were never used.
+    // It holds the file's lock, and takes pages that were never used.
     let changer = held(&scratch, "writes", "transact-unlocked");
     let pid = changer.pid();
     assert!(is_stalled_by(writing.write_at(b"T", 0), pid));
     assert!(is_stalled_by(writing.set_len(2), pid));
-    // Others are changed.
+    // Other files can be changed.
     files.open_with("/g", &FileOptions::new().write(true)).unwrap().write_at(b"O", 0).unwrap();
     files.create_file("/h").unwrap();
     files.remove_file("/h").unwrap();
@@ -286,7 +288,7 @@ fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
     assert_sound(files.pool());
 }
 
-/// Waits until a thread of this process waits for something.
+/// Waits until a thread of this process sleeps.
 fn until_asleep(thread: i32) {
     let path = format!("/proc/self/task/{thread}/stat");
     let is_asleep =
@@ -296,7 +298,8 @@ fn until_asleep(thread: i32) {
     }
 }
 
-/// Holes that are to get pages may be cut off by whoever has the file at the time: they are not brought back.
+/// A writer that holds the file's lock may truncate away holes that are to get pages: they do not
+/// come back.
 #[test]
 fn who_wants_to_store_to_a_file_waits_until_it_was_cut_short() {
     let (scratch, _) = scene();
@@ -307,7 +310,7 @@ fn who_wants_to_store_to_a_file_waits_until_it_was_cut_short() {
     let (says, hears) = std::sync::mpsc::channel();
     let len = std::thread::scope(|scope| {
         let storing = scope.spawn(|| {
-            // SAFETY: asks for a number.
+            // SAFETY: no preconditions: `gettid` only returns a number.
             says.send(unsafe { libc::gettid() }).unwrap();
             file.view_mut(..).map(|view| view.len())
         });
@@ -319,7 +322,7 @@ fn who_wants_to_store_to_a_file_waits_until_it_was_cut_short() {
     assert_eq!((len, file.metadata().unwrap().len()), (0, 0));
 }
 
-/// Has a file open, or a view of it, until it is killed; opens the pool for reading.
+/// Keeps a file or a view of it open until it is killed; opens the pool for reading.
 fn keeper() {
     let files = Files::open(told("POOL"), &reading()).unwrap();
     let file = files.open_file("/large").unwrap();
@@ -331,8 +334,8 @@ fn keeper() {
     hear();
 }
 
-/// What a reader that never lets go keeps is not used for anything else. Everything else goes on, and when the reader dies it is given
-/// back.
+/// Space that a stopped reader pins is not reused. Everything else works, and the space is freed
+/// when the reader dies.
 #[test]
 fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
     for keeps in ["the file", "a view"] {
@@ -343,7 +346,7 @@ fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
         files.create_file("/large").unwrap().write_at(&large, 0).unwrap();
         let mut keeper = Actor::start("keeper", &scratch.path, &[("KEEPS", keeps)]);
         keeper.until("keeping");
-        // SAFETY: our child.
+        // SAFETY: `kill` on our child, which is alive.
         unsafe { libc::kill(keeper.pid() as i32, libc::SIGSTOP) };
         files.remove_file("/large").unwrap();
         files.sync().unwrap();
@@ -366,14 +369,15 @@ fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
     }
 }
 
-/// Who reads a pool that nobody writes shares nothing, and a writer could take nothing back from it: it is told to come later.
+/// A reader of a pool without writers shares no memory, so a writer could not take back what it
+/// pins: `open` returns `Busy`.
 #[test]
 fn a_stopped_reader_that_was_the_first_keeps_writers_out_until_it_dies() {
     let scratch = Scratch::with_pool(4 << 20, &small());
     scratch.open().create_file("/large").unwrap();
     let mut keeper = Actor::start("keeper", &scratch.path, &[("KEEPS", "the file")]);
     keeper.until("keeping");
-    // SAFETY: our child.
+    // SAFETY: `kill` on our child, which is alive.
     unsafe { libc::kill(keeper.pid() as i32, libc::SIGSTOP) };
     let refused = Files::open(&scratch.path, &hasty()).map(drop);
     assert!(matches!(refused, Err(FsError::Pool(PoolError::Busy { .. }))), "{refused:?}");
@@ -382,9 +386,9 @@ fn a_stopped_reader_that_was_the_first_keeps_writers_out_until_it_dies() {
     Files::open(&scratch.path, &hasty()).unwrap().remove_file("/large").unwrap();
 }
 
-// ---- shared memory ----------------------------------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
-/// How the names of shared memory begin that belongs to the pool in a file, which is open.
+/// The prefix of the names of the shared memory of an open pool.
 fn start_of_segments(pool: &Path) -> String {
     let bytes = std::fs::read(pool).unwrap();
     let owner: String = bytes[96..104].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -419,7 +423,7 @@ fn shared_memory_that_is_deleted_keeps_new_processes_out_and_loses_nothing() {
         drop(Files::open(&scratch.path, &hasty()).unwrap());
     }
     both.iter().for_each(|path| std::fs::remove_file(path).unwrap());
-    // Who has it open works on, and closes it as ever.
+    // A process that has it open keeps working, and closes it as usual.
     files.create_file("/new").unwrap().write_at(b"new", 0).unwrap();
     files.sync().unwrap();
     drop(files);
@@ -453,7 +457,7 @@ fn shared_memory_that_the_dead_left_is_removed_by_who_comes_next() {
     }
 }
 
-/// A copy of the file is another pool with the same uuid. Both are used at once.
+/// A copy of the file is another pool with the same uuid. Both can be used at once.
 #[test]
 fn a_copied_pool_is_another_one() {
     let (scratch, files) = scene();
@@ -472,7 +476,7 @@ fn a_copied_pool_is_another_one() {
     let lock = files.open_file("/f").unwrap();
     lock.lock().unwrap();
     copied.open_file("/f").unwrap().try_lock().unwrap();
-    // Each has its processes, and who closes one leaves the other.
+    // Each pool has its own processes; closing one does not affect the other.
     let other = Files::open(&copy, &hasty()).unwrap();
     assert_eq!(read_all(&other, "/f").unwrap(), b"two");
     drop((copied, other));
@@ -486,7 +490,7 @@ fn a_copied_pool_is_another_one() {
     }
 }
 
-/// With mounts of its own: a process has the pool open, and the next one finds another /dev/shm.
+/// With private mounts: a process has the pool open, and the next one sees another /dev/shm.
 fn elsewhere() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = directory.path().join("pool");
@@ -509,10 +513,10 @@ fn elsewhere() {
         let is_told = matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. })));
         assert!(is_told, "{refused:?}");
     }
-    // Nothing has happened to who was there.
+    // The process that had it open is not affected.
     files.create_file("/new").unwrap().write_at(b"new", 0).unwrap();
     drop(files);
-    // The reader keeps what it shares with nobody.
+    // The remaining reader keeps memory that only it can see.
     let refused = Files::open(&path, &hasty()).map(drop);
     assert!(matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. }))), "{refused:?}");
     keeper.kill();
@@ -520,7 +524,7 @@ fn elsewhere() {
     assert_eq!(read_all(&files, "/new").unwrap(), b"new");
     assert_sound(files.pool());
     drop(files);
-    // What the dead have left lies where they were, until the pool is opened there.
+    // What the dead processes left stays in their /dev/shm until the pool is opened there.
     assert!(Command::new("umount").arg("/dev/shm").status().unwrap().success());
     let files = Files::open(&path, &hasty()).unwrap();
     assert_eq!(read_all(&files, "/new").unwrap(), b"new");

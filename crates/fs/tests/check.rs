@@ -1,5 +1,5 @@
-//! The check explains what is wrong with files, one by one; the repair makes right what loses nothing; and what is damaged is
-//! an error to read, and never another file's content.
+//! The check explains each flaw of the files; the repair fixes what it can without losing data; and
+//! reading damaged metadata is an error, and never returns another file's content.
 
 mod support;
 
@@ -52,14 +52,15 @@ fn slots(image: &[u8]) -> u64 {
     forge::superblock(image).layout.slots()
 }
 
-/// Nobody reads anything that is not the file's own; returns how many things were damaged.
+/// Asserts that no file shows another file's bytes; returns how many things were damaged.
 fn read_all(image: &[u8]) -> usize {
     let seen = read_everything(&open_to_read(image), slots(image));
     assert_eq!(seen.foreign, None, "a file shows another one's bytes");
     seen.damaged
 }
 
-/// Changes the entries of a leaf, of this directory or any, that has a name for this inode; returns its slot.
+/// Changes the entries of a leaf, of this directory or any, that has a name for this inode; returns
+/// its slot.
 fn change_leaf(
     image: &mut [u8],
     directory: Option<u64>,
@@ -82,7 +83,7 @@ fn change_leaf(
     panic!("nothing leads to {inode}");
 }
 
-/// A free slot of one that was used, and what was freed with it.
+/// Takes a slot that was used and is free.
 fn take_free(image: &mut [u8]) -> u64 {
     (1..slots(image))
         .find(|&number| is_free(image, number))
@@ -113,7 +114,7 @@ fn nothing_is_wrong_with_files_that_were_closed() {
     assert_eq!(crashed.pool.unwrap().files, 5);
 }
 
-/// A change of an image, what the check says of it, and a word that it says.
+/// A change of an image, the finding that the check must report, and words in its text.
 struct Case {
     what: &'static str,
     change: fn(&mut Vec<u8>),
@@ -121,7 +122,7 @@ struct Case {
     says: &'static str,
 }
 
-/// What no repair can know the right of.
+/// Flaws that no repair can fix without guessing.
 const DAMAGE: &[Case] = &[
     Case {
         what: "a run list that is another file's",
@@ -341,13 +342,13 @@ fn damage_of_files_is_explained_one_by_one_and_refused_to_writers() {
     }
 }
 
-/// Two directories in each other, which no name outside leads to.
+/// Two directories in each other, without a name from outside.
 #[test]
 fn directories_in_a_circle_are_found_and_left() {
     let mut image = closed_image();
     let (a, b) = (number(&image, "/a"), number(&image, "/a/b"));
     let deep = number(&image, "/a/b/deep");
-    // What was the name of the file in b leads to a, and the name of a in the root to the file.
+    // The file's entry in b now refers to a, and a's entry in the root to the file.
     let swap = |from: u64, to: u64, kind| {
         move |entries: &mut Vec<DirectoryEntry>, index: usize| {
             assert_eq!(entries[index].inode, from);
@@ -376,7 +377,7 @@ fn directories_in_a_circle_are_found_and_left() {
     read_all(&image);
 }
 
-/// What a repair makes right.
+/// Flaws that a repair fixes.
 const REPAIRABLE: &[Case] = &[
     Case {
         what: "too many links",
@@ -485,7 +486,7 @@ const REPAIRABLE: &[Case] = &[
     },
 ];
 
-/// Takes the name away, and counts right.
+/// Removes the name, and corrects the counts.
 fn lose(image: &mut [u8], path: &str) {
     let number = number(image, path);
     let mut directory = 0;
@@ -514,7 +515,7 @@ fn what_loses_nothing_is_repaired() {
         let of_kind = report.findings.iter().filter(|finding| finding.kind == case.kind);
         let says: Vec<_> = of_kind.map(|finding| &finding.what).collect();
         assert!(says.iter().any(|what| what.contains(case.says)), "{}: {report}", case.what);
-        // Who writes where links are miscounted would free what has a name.
+        // A writer would free an inode that has a name if the link count is wrong.
         let is_refused = case.kind == FindingKind::Links;
         assert_eq!(open(&changed).is_err(), is_refused, "{}", case.what);
         assert_eq!(report.can_be_written(), !is_refused);
@@ -580,7 +581,8 @@ fn files_without_names_are_noted_and_freed_by_the_next_opening() {
     assert_eq!(report.pool.unwrap().files, 4);
 }
 
-/// A removal that takes several transactions, and ends after the first: what is left of the attributes begins within one.
+/// A removal in several transactions that stops after the first: the rest of the attributes starts
+/// within one.
 #[test]
 fn what_a_removal_has_left_undone_is_no_damage() {
     let media = FileMedia::of(&vec![0; 4 << 20]);
@@ -591,18 +593,18 @@ fn what_a_removal_has_left_undone_is_no_damage() {
         files.set_attribute("/d", name, vec![0xff; 60 << 10], SetMode::Any).unwrap();
     }
     let number = files.metadata("/d").unwrap().number();
-    // As long as it is in use, the removal does not go on.
+    // As long as the inode is in use, the removal does not continue.
     let pin = files.pool().pin_inode(number, InodeUse::Open).unwrap();
     files.remove_dir("/d").unwrap();
     let died = FileMedia::of(&media.image());
     drop((pin, files));
-    // The pool alone removes nothing.
+    // Opening only the pool, without `Files`, removes nothing.
     drop(Pool::open_on(died.clone(), &alone()).unwrap());
     let report = report_of(&died.image());
     assert_eq!(only(&report, FindingKind::Orphans).severity, Severity::Note);
     assert_eq!(report.findings.len(), 1, "{report}");
     assert_ne!(report.pool.unwrap().parts, 0);
-    // A chain that cannot be walked to its end is damage, as that of any inode.
+    // A chain that cannot be followed to its end is damage, as with any inode.
     let mut damaged = died.image();
     let first = inode(&damaged, number).attributes;
     let layout = forge::superblock(&damaged).layout;
@@ -614,7 +616,7 @@ fn what_a_removal_has_left_undone_is_no_damage() {
     assert_eq!(report.pool.unwrap().parts, 0);
 }
 
-/// Without who knows of files, the pool repairs what it can.
+/// Without the file checks, the pool repairs what it can.
 #[test]
 fn a_pool_alone_does_not_name_files() {
     let mut image = closed_image();
@@ -657,7 +659,7 @@ fn each_sort_of_damage_is_a_typed_error_to_who_reads() {
             let result = read(&changed, path);
             assert!(is_damaged(result), "{}: {path}", DAMAGE[index].what);
         }
-        // Others are not touched by it.
+        // Other files are not affected.
         if !paths.contains(&"/a/b/deep") {
             assert!(read(&changed, "/a/b/deep").is_ok(), "{}", DAMAGE[index].what);
         }

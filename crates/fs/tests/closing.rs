@@ -1,4 +1,5 @@
-//! What is there after all that write have closed the pool, and the machine was restarted properly: everything, whoever still reads.
+//! After all writers have closed the pool and the machine was restarted properly, everything is
+//! there, even if readers stay.
 
 mod scratch;
 
@@ -16,7 +17,7 @@ fn child() {
     child::play(&[("writes", writes)]);
 }
 
-/// On a disk, in the machine's `boot`th life.
+/// On a disk, in the machine's boot number `boot`.
 fn options(boot: u64, read_only: bool) -> OpenOptions {
     OpenOptions {
         read_only,
@@ -37,7 +38,8 @@ fn writes() {
     write(&files, "/in another process");
 }
 
-/// What a proper shutdown leaves on the disk: all that was written to the file. Not what the processes shared.
+/// Copies the file, as a proper shutdown leaves it on the disk, without the shared memory, and
+/// checks it.
 fn assert_survives_a_restart(path: &Path, expected: &[&str]) {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let copy = directory.path().join("pool");
@@ -60,7 +62,7 @@ fn a_reader_that_stays_does_not_keep_the_last_writer_from_leaving_everything() {
     write(&second, "/later");
     drop(second);
     assert_survives_a_restart(&scratch.path, &["/first", "/second", "/later"]);
-    // It goes on, and sees those that come.
+    // The reader keeps working, and sees new files.
     assert_eq!(read_all(&reader, "/later").unwrap(), b"/later");
     let third = Files::open(&scratch.path, &options(1, false)).unwrap();
     write(&third, "/third");

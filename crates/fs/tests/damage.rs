@@ -1,8 +1,9 @@
-//! Random damage of a pool with files: whatever happens, nothing crashes, hangs or panics, no file shows another's bytes, and the
-//! check, the opening and the repair agree.
+//! Random damage of a pool with files: nothing crashes, hangs or panics, no file shows another
+//! file's bytes, and the check, `open` and the repair agree.
 //!
-//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of metadata and log. An adversary changes fields of slots and
-//! makes the checksums right, also inside of the log. Content is left alone, which no checksum covers.
+//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of metadata and log. An
+//! adversary changes fields of slots and fixes the checksums, also inside the log. Content is left
+//! alone: no checksum covers it.
 
 mod support;
 
@@ -18,7 +19,7 @@ use support::{closed_image, crashed_image};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Metadata and log are what is damaged.
+/// The damaged parts: metadata and log.
 fn parts(image: &[u8]) -> [std::ops::Range<usize>; 2] {
     let layout = forge::superblock(image).layout;
     [layout.metadata(), layout.log()]
@@ -26,7 +27,7 @@ fn parts(image: &[u8]) -> [std::ops::Range<usize>; 2] {
 }
 
 fn spoil(rng: &mut Rng, image: &mut [u8]) -> String {
-    // Metadata more often: of the log only a part is used.
+    // Metadata more often: only a part of the log is used.
     let part = parts(image)[usize::from(rng.chance(0.3))].clone();
     let unit = if rng.chance(0.7) { SLOT_BYTES } else { PAGE };
     let pick = |rng: &mut Rng| part.start + rng.below((part.len() / unit) as u64) as usize * unit;
@@ -58,7 +59,7 @@ fn spoil(rng: &mut Rng, image: &mut [u8]) -> String {
     }
 }
 
-/// Where numbers lie in slots of files, nodes, run lists and chains: offset and width.
+/// Offset and width of the numbers in slots of files, nodes, run lists and chains.
 const FIELDS: [(usize, usize); 24] = [
     (4, 2),
     (6, 2),
@@ -180,7 +181,7 @@ fn no_adversary_crashes_anything() {
     campaign(2, 250, |rng, image| (0..1 + rng.below(2)).map(|_| forge(rng, image)).collect(), true);
 }
 
-/// Each sector of the metadata is lost once, alone: that is noticed, or nothing was there.
+/// Each sector of the metadata is lost once, alone: that is detected, or the sector was unused.
 #[test]
 fn each_lost_slot_is_noticed_and_no_file_shows_anothers_bytes() {
     let image = closed_image();

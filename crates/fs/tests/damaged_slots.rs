@@ -1,5 +1,5 @@
-//! Whatever lies in the slots of a file: reading, checking and giving back end, without a panic, and believe nothing that
-//! does not fit together.
+//! Whatever the slots of a file hold: reading, checking and giving back terminate without a panic,
+//! and detect all inconsistencies.
 
 mod common;
 
@@ -17,7 +17,7 @@ const OWNER_OFFSET: usize = 16;
 const COUNT_OFFSET: usize = 4;
 const NUMBER: u64 = 7;
 
-/// A file with ten lists, attributes in ten slots, and a second file's slots beside them.
+/// A file with ten lists and attributes in ten slots, and the slots of a second file.
 fn sample() -> (FileInode, SlotMap) {
     let mut slots = SlotMap::default();
     let mut make = |number| {
@@ -49,7 +49,7 @@ fn is_damage<T>(result: Result<T, FsError>) -> bool {
     }
 }
 
-/// Does everything that reads; returns whether the table and the attributes are damaged.
+/// Reads everything; returns whether the table and the attributes are damaged.
 fn read_all(inode: &FileInode, slots: &SlotMap) -> (bool, bool) {
     let mut steps = 0;
     let checked = file_table::check(inode, slots, |_| steps += 1, |_| ());
@@ -91,7 +91,7 @@ fn chains_that_lead_anywhere_else_are_found_out() {
     file_table::check(&inode, &slots, |slot| lists.push(slot), |_| ()).unwrap();
     attributes::check(&inode, &slots, |slot| chain.push(slot)).unwrap();
     assert!(lists.len() >= 10 && chain.len() >= 9, "{} and {}", lists.len(), chain.len());
-    // From each slot to each other one, itself, slots of others, one that is free, and none.
+    // Link each slot to each other one, itself, another file's slots, a free one, and none.
     let targets: Vec<u64> = slots.used().into_iter().chain([0, 1, 5000, u64::MAX]).collect();
     let next_of = |own: &[u64], slot| {
         let index = own.iter().position(|own| *own == slot);

@@ -21,7 +21,7 @@ fn run(start_page: u64, pages: u64) -> Run {
     Run { start_page, pages }
 }
 
-/// A file: what is stored of it, and the table that an open file would keep.
+/// A file: its stored form, and the table that an open file would keep.
 #[derive(Debug, Clone)]
 struct File {
     inode: FileInode,
@@ -34,7 +34,7 @@ impl File {
         File { table: FileTable::empty(&inode), inode }
     }
 
-    /// One edit, stored; returns what was removed.
+    /// Makes and stores one edit; returns what was removed.
     fn edit(&mut self, slots: &mut SlotMap, range: FilePages, replacement: &[Run]) -> Vec<Run> {
         slots.count_anew();
         let removed = self.table.splice(range, replacement).unwrap();
@@ -42,7 +42,7 @@ impl File {
         removed
     }
 
-    /// A file of as many runs of `pages` pages each, no two of which can be joined.
+    /// A file with this many runs of `pages_each` pages, no two of which can be joined.
     fn fragmented(number: u64, slots: &mut SlotMap, runs: u64, pages_each: u64) -> File {
         let mut file = File::new(number);
         let lie = |index: u64| run(1_000_000 + index * 2 * pages_each, pages_each);
@@ -59,7 +59,7 @@ impl File {
     }
 }
 
-/// What each page of a file is: a page of the pool, or a hole.
+/// Each page of a file: a page of the pool, or a hole.
 type Model = Vec<Option<u64>>;
 
 fn expand(runs: impl IntoIterator<Item = Run>) -> Model {
@@ -69,7 +69,7 @@ fn expand(runs: impl IntoIterator<Item = Run>) -> Model {
         .collect()
 }
 
-/// The fewest runs that these pages can have.
+/// The fewest runs that can represent these pages.
 fn fewest_runs(model: &Model) -> usize {
     let is_joined = |pair: &[Option<u64>]| match (pair[0], pair[1]) {
         (None, None) => true,
@@ -107,7 +107,8 @@ fn compare(table: &FileTable, model: &Model) {
     assert_eq!(table.as_one_run().is_some(), is_one);
 }
 
-/// Extents of any range are in order, without a gap, as long as they can be, and what the model has.
+/// Asserts that the extents of a range are in order, without a gap, of maximum length, and match
+/// the model.
 fn compare_range(table: &FileTable, model: &Model, range: FilePages) {
     let extents: Vec<Extent> = table.extents(range).collect();
     let mut next = range.first;
@@ -136,7 +137,7 @@ enum Edit {
 }
 
 fn lens() -> impl Strategy<Value = Vec<(u64, bool)>> {
-    // Long or short, at the place behind the last one or elsewhere.
+    // Long or short; directly after the last run or elsewhere.
     prop::collection::vec((1..20u64, any::<bool>()), 1..8)
 }
 
@@ -152,16 +153,16 @@ fn edits() -> impl Strategy<Value = Vec<(bool, bool, Edit)>> {
             .prop_map(|(at, other_at, pages)| Edit::Exchange { at, other_at, pages }),
         1 => Just(Edit::Load),
     ];
-    // Of the first or the second file; stored at once or together with what follows.
+    // Of the first or the second file; stored at once or together with later edits.
     prop::collection::vec((any::<bool>(), prop::bool::weighted(0.8), edit), 1..40)
 }
 
-/// Two files and what is to be in them.
+/// Two files and their expected content.
 struct Files {
     slots: SlotMap,
     files: [(File, Model); 2],
     next_page: u64,
-    /// Of each file, how many edits are not stored.
+    /// Number of edits not yet stored, per file.
     unsaved: [usize; 2],
 }
 
@@ -231,13 +232,13 @@ impl Files {
     fn store(&mut self, file: usize) {
         let File { inode, table } = &mut self.files[file].0;
         self.slots.count_anew();
-        // Edits that undo each other may leave a list as it was stored, and it is put all the same.
+        // Edits that undo each other may put a list that is unchanged.
         self.slots.is_strict = std::mem::take(&mut self.unsaved[file]) <= 1;
         table.store(inode, &mut self.slots).unwrap();
         assert!(table.is_current(inode));
     }
 
-    /// What is stored is what is cached, and has no slot too many.
+    /// Asserts that the stored table matches the cached one, and has no slot too many.
     fn check_stored(&self, file: usize) {
         let (File { inode, table }, model) = &self.files[file];
         let inode = FileInode::decode(&inode.encode().unwrap(), inode.number).unwrap();
@@ -295,9 +296,9 @@ fn an_append_writes_the_inode_or_the_last_list() {
         let expected = match runs.checked_sub(FILE_RUNS as u64 + 1) {
             // In the inode.
             None => 0,
-            // The first slot is named by the inode.
+            // The inode links to the first slot.
             Some(0) => 1,
-            // Another one is begun, and named by the one before.
+            // The previous slot links to a new one.
             Some(in_lists) if in_lists % LIST_RUNS as u64 == 0 => 2,
             Some(_) => 1,
         };
@@ -307,7 +308,7 @@ fn an_append_writes_the_inode_or_the_last_list() {
     assert_eq!(file.table.run_count(), 10_000);
     assert_eq!(lists_begun + 1, file.table.slot_count() as u64);
     assert_eq!(file.table.slot_count(), (10_000 - FILE_RUNS).div_ceil(LIST_RUNS), "all are full");
-    // Pages that continue the last run make it longer.
+    // Pages that continue the last run extend it.
     let last = file.table.find(FilePage(9_999)).unwrap().run;
     file.edit(&mut slots, pages(10_000, 50), &[run(last.end_page(), 50)]);
     assert_eq!((file.table.run_count(), slots.puts), (10_000, 1));
@@ -318,7 +319,8 @@ fn an_edit_in_the_middle_writes_one_or_two_lists() {
     let mut slots = SlotMap::default();
     let mut file = File::fragmented(7, &mut slots, 4000, 8);
     let lists = file.table.slot_count();
-    // Everywhere, the borders of lists included: each cuts a run in three, until all lists have been cut in two.
+    // Everywhere, including the borders of lists: each edit cuts a run in three, until all lists
+    // have been split.
     for index in 0..2000u64 {
         file.edit(&mut slots, pages(index * 16 + 3, 1), &[run(100 + 2 * index, 1)]);
         assert!(slots.puts <= 2, "{} slots", slots.puts);
@@ -358,7 +360,7 @@ fn what_is_unchanged_is_not_stored() {
     let mut slots = SlotMap::default();
     let mut file = File::fragmented(7, &mut slots, 300, 2);
     let inode = file.inode.clone();
-    // Holes behind the end, and nothing at all.
+    // Holes beyond the end, and nothing at all.
     assert!(file.edit(&mut slots, pages(5000, 100), &[]).is_empty());
     assert!(file.edit(&mut slots, pages(5000, 100), &[run(0, 100)]).is_empty());
     assert!(file.edit(&mut slots, pages(10, 0), &[]).is_empty());
@@ -374,7 +376,7 @@ fn truncation_gives_all_slots_behind_back() {
     let removed = file.edit(&mut slots, FilePages::all_from(FilePage(501)), &[]);
     assert_eq!(removed.iter().map(|run| run.pages).sum::<u64>(), 2000 - 501);
     assert_eq!((slots.puts, slots.used().len()), (1, file.table.slot_count()));
-    // In the inode again.
+    // All runs fit in the inode again.
     file.edit(&mut slots, FilePages::all_from(FilePage(60)), &[]);
     assert_eq!((slots.puts, slots.used().len(), file.inode.part), (0, 0, 0));
     file.edit(&mut slots, FilePages::all_from(FilePage(0)), &[]);
@@ -418,7 +420,7 @@ fn runs_are_as_long_as_they_can_be_and_no_longer() {
     let across = FileBytes { offset_bytes: (MAX_RUN_PAGES - 1) * PAGE_BYTES + 7, len_bytes: 9000 };
     let found = file.table.contiguous(across).unwrap();
     assert_eq!(found.offset_bytes, 1000 * PAGE_BYTES + across.offset_bytes);
-    // Page by page, it comes to the same.
+    // Page by page, the result is the same.
     file.edit(&mut slots, pages(0, MAX_RUN_PAGES + 1), &[]);
     file.edit(&mut slots, pages(0, MAX_RUN_PAGES - 1), &[run(1000, MAX_RUN_PAGES - 1)]);
     let start_page = 1000 + MAX_RUN_PAGES - 1;
@@ -481,7 +483,7 @@ fn without_a_free_slot_nothing_is_lost() {
     let error = longer.table.store(&mut longer.inode, &mut slots).unwrap_err();
     assert_eq!(error.errno(), libc::ENOSPC, "{error}");
     assert_eq!(longer.inode, file.inode);
-    // The table that was stored is as good as before.
+    // The stored table is still valid.
     let mut shorter = file.clone();
     shorter.edit(&mut slots, FilePages::all_from(FilePage(50)), &[]);
     assert_eq!(slots.used().len(), 1);
@@ -508,7 +510,7 @@ fn measure() {
         let find = |table: &FileTable, count: u64, step: u32| {
             let (started, mut sum, mut at) = (Instant::now(), 0, 0u32);
             for _ in 0..count {
-                // A division would cost as much as what is measured.
+                // A division would cost as much as the lookup being measured.
                 at = at.wrapping_add(step);
                 let page = (u64::from(at) * len_pages) >> 32;
                 sum += table.find(FilePage(black_box(page))).unwrap().run.start_page;

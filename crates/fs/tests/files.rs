@@ -105,7 +105,7 @@ fn names_move_and_are_replaced() {
     assert_eq!(read(&files, "d/g"), b"f");
     assert_eq!(names(&files, "/"), ["d"]);
     assert!(matches!(files.rename("d", "d/e/d"), Err(FsError::IntoItself { .. })));
-    // As Linux says it: the directory has in it what is moved.
+    // As on Linux: the directory contains what is moved.
     assert!(matches!(files.rename("d/g", "d"), Err(FsError::NotEmpty { .. })));
     assert!(matches!(files.rename("d/g", "d/e"), Err(FsError::IsADirectory { .. })));
     assert!(matches!(files.remove_dir("d"), Err(FsError::NotEmpty { .. })));
@@ -175,7 +175,7 @@ fn pages_are_replaced_and_exchanged() {
     assert!(now[12_288..] == bytes[12_288..]);
     assert!(other[..8192] == [2; 8192] && other[8192..16_384] == bytes[4096..12_288]);
     assert!(other[16_384..] == [2; 30_000 - 16_384]);
-    // Within one file, and up to its last page, which is not full.
+    // Within one file, and up to its last page, which is partial.
     b.pswap(0, &b, 28_672, 4096).unwrap();
     let swapped = read(&files, "b");
     assert!(swapped[..30_000 - 28_672] == [2; 30_000 - 28_672]);
@@ -216,13 +216,13 @@ fn symbolic_links_at_the_end_are_as_on_linux() {
     files.symlink("nothing", "link").unwrap();
     let create = FileOptions::new().write(true).create(true);
     let errno = |path: &str| files.open_with(path, &create).map(drop).map_err(|it| it.errno());
-    // Whatever it leads to: only a directory would do, and that cannot be written to.
+    // Whatever it refers to: only a directory would be valid, and that cannot be written to.
     assert_eq!(errno("link/"), Err(libc::EISDIR));
     assert_eq!(errno("link"), Ok(()));
     assert!(files.metadata("nothing").unwrap().is_file());
     files.symlink("nowhere", "other").unwrap();
     assert_eq!(files.create_dir_all("other").unwrap_err().errno(), libc::EEXIST);
-    // Targets and what is behind them may be longer together than a path can be.
+    // A target and the rest of the path may together be longer than a path can be.
     files.create_dir("d").unwrap();
     files.create_file("d/f").unwrap();
     files.symlink("./".repeat(2000) + "d", "long").unwrap();
@@ -251,7 +251,7 @@ fn a_removed_directory_that_is_open_is_no_damage_and_keeps_nothing() {
     let number = directory.metadata().unwrap().number();
     files.remove_dir("d").unwrap();
     assert_eq!(directory.metadata().unwrap_err().errno(), libc::ENOENT);
-    // Something else has the number, and is removed while the handle is open.
+    // Another inode has the number, and is removed while the handle is open.
     let free_slots = files.space().unwrap().free_slots;
     let file = (0..).find(|index| {
         let file = files.create_file(format!("{index}")).unwrap();

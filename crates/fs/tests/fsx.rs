@@ -1,5 +1,6 @@
-//! The operation mix of `fsx`: one file, random reads, writes, truncations, holes, zeroed and allocated ranges, appends, copies within
-//! it and reopening, all of it compared with an array in memory. On failure the last operations are printed, with the seed.
+//! The operation mix of `fsx`: one file, random reads, writes, truncations, holes, zeroed and
+//! allocated ranges, appends, copies within it and reopening, all compared with an array in memory.
+//! On failure the last operations are printed, with the seed.
 
 mod scratch;
 
@@ -15,9 +16,9 @@ use scratch::soundness::assert_sound;
 
 const PAGE: u64 = 4096;
 const POOL_BYTES: u64 = 4 << 20;
-/// The file is never longer.
+/// The maximum length of the file.
 const MAX_BYTES: u64 = 256 << 10;
-/// Operations that a failure shows.
+/// How many operations a failure prints.
 const SHOWN: usize = 40;
 
 struct Fsx {
@@ -27,7 +28,7 @@ struct Fsx {
     file: Option<File>,
     model: Vec<u8>,
     log: VecDeque<String>,
-    /// Of what is written: never the same twice in a row.
+    /// The byte to write: never the same twice in a row.
     byte: u8,
 }
 
@@ -62,7 +63,7 @@ impl Fsx {
         }
     }
 
-    /// A range that ends before [`MAX_BYTES`]; often along pages.
+    /// A range that ends before [`MAX_BYTES`]; often at page boundaries.
     fn range(&mut self) -> (u64, u64) {
         let end_bytes =
             if self.rng.chance(0.7) { self.model.len() as u64 + 5000 } else { MAX_BYTES };
@@ -179,7 +180,7 @@ impl Fsx {
         self.note(format!("append {len}"));
         let bytes = self.bytes(len);
         let files = self.files.as_ref().unwrap();
-        // A handle of its own; where it is told to write makes no difference.
+        // A separate handle; the offset passed to it is ignored.
         files.open_with("fsx", &FileOptions::new().append(true))?.write_at(&bytes, 7)?;
         self.put(&bytes, end);
         Ok(())

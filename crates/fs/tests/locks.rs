@@ -1,4 +1,4 @@
-//! Advisory locks between handles and between processes: who stands against whom, and what ends them.
+//! Advisory locks between handles and between processes: which conflict, and what ends them.
 
 #[path = "../../object/tests/support/actor.rs"]
 mod actor;
@@ -41,7 +41,7 @@ fn mode_of(text: &str) -> LockMode {
     if text == "shared" { Shared } else { Exclusive }
 }
 
-/// Has a lock until it ends: of the whole file, or of bytes 10 to 19.
+/// Holds a lock until it is told to stop: of the whole file, or of bytes 10 to 19.
 fn holder() {
     let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
     let file = files.open_file("/f").unwrap();
@@ -72,7 +72,7 @@ fn is_locked(outcome: Result<(), FsError>) -> bool {
     }
 }
 
-/// Whether a lock of the holder's area in this mode is refused, and that the query says so, too.
+/// Whether a lock of the holder's area in this mode is refused; asserts that the query agrees.
 fn is_refused(file: &File, area: &str, mode: LockMode) -> bool {
     let (refused, told) = match (area, mode) {
         ("file", Shared) => (file.try_lock_shared(), file.lock_conflict(Shared).unwrap()),
@@ -102,7 +102,7 @@ fn locks_of_other_processes_end_with_their_handle_and_with_their_process() {
                 let refused = || [Shared, Exclusive].map(|mode| is_refused(&file, area, mode));
                 let mut holder = start(&scratch, area, mode);
                 assert_eq!(refused(), refuses, "{area} {mode}");
-                // The other kind of lock, other bytes, other files.
+                // The other kind of lock, other bytes, other files do not conflict.
                 let other = if area == "file" { "range" } else { "file" };
                 assert!(!is_refused(&file, other, Exclusive), "{other} beside {area}");
                 file.try_lock_range(..10, Exclusive).unwrap();
@@ -127,12 +127,12 @@ fn a_stopped_holder_keeps_its_lock_and_others_work_on() {
     let files = scratch.open();
     let file = files.open_with("/f", &both()).unwrap();
     let holder = start(&scratch, "file", "exclusive");
-    // SAFETY: our child.
+    // SAFETY: `kill` on our child, which is alive.
     unsafe { libc::kill(holder.pid() as i32, libc::SIGSTOP) };
     assert!(is_refused(&file, "file", Shared));
     let short = std::time::Duration::from_millis(20);
     assert!(is_locked(file.lock_timeout(Shared, short)));
-    // It keeps nobody from anything else.
+    // It blocks nothing else.
     file.write_at(b"text", 0).unwrap();
     files.rename("/f", "/g").unwrap();
     files.sync().unwrap();
@@ -153,11 +153,11 @@ fn locks_are_seen_between_namespaces_of_processes() {
     holder.until("locked");
     assert!(is_refused(&file, "file", Shared));
     holder.kill();
-    // The one in the namespace is killed when the other is gone, a moment later.
+    // The process in the namespace is killed only after its parent has ended, a moment later.
     file.lock_timeout(Exclusive, std::time::Duration::from_secs(30)).unwrap();
 }
 
-/// Waits for the lock, and says that it has it.
+/// Waits for the lock, and reports that it holds it.
 fn waiter() {
     let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
     let file = files.open_file("/f").unwrap();
@@ -181,7 +181,7 @@ fn who_waits_gets_the_lock_when_its_holder_is_killed() {
             ["one", "other"].map(|_| Actor::start("waiter", &scratch.path, &[("AREA", area)]));
         waiters.iter_mut().for_each(|waiter| waiter.until("waiting"));
         holder.kill();
-        // Exclusively it is had by one after the other.
+        // Exclusive locks are granted one at a time.
         let (told, heard) = mpsc::channel();
         for mut waiter in waiters {
             let told = told.clone();
@@ -199,7 +199,7 @@ fn who_waits_gets_the_lock_when_its_holder_is_killed() {
     }
 }
 
-/// Adds one to the number in a file, again and again, with the lock.
+/// Increments the number in a file repeatedly, under the lock.
 fn counter() {
     let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
     let file = files.open_with("/f", &both()).unwrap();
@@ -217,12 +217,13 @@ fn counter() {
             "file" => file.unlock().unwrap(),
             _ => file.unlock_range(..).unwrap(),
         }
-        // Without the lock: nobody may listen for a while.
+        // Not under the lock: writing to the pipe may block.
         say(added);
     }
 }
 
-/// What several processes add to one number is all there, though they are killed while they have the lock, or wait for it.
+/// Increments of several processes all count, although the processes are killed while they hold the
+/// lock or wait for it.
 #[test]
 fn killed_counters_have_counted_what_they_said() {
     let scratch = scratch();
@@ -253,7 +254,7 @@ fn killed_counters_have_counted_what_they_said() {
     }
 }
 
-/// Random locks of ranges by several handles, against a model that has the holders of each byte.
+/// Random range locks by several handles, against a model with the holders of each byte.
 #[test]
 fn locks_of_ranges_are_those_of_their_bytes() {
     const HANDLES: usize = 3;
@@ -263,7 +264,7 @@ fn locks_of_ranges_are_those_of_their_bytes() {
     files.create_file("/other").unwrap();
     let other_process = scratch.open();
     let handles = [&files, &files, &other_process].map(|files| files.open_file("/f").unwrap());
-    // A neighbour, which has everything locked all the time.
+    // A handle of another file, which holds a lock on everything all the time.
     let neighbour = files.open_file("/other").unwrap();
     neighbour.lock_range(.., Exclusive).unwrap();
     let mut held = vec![[None::<LockMode>; HANDLES]; BYTES as usize];
@@ -272,7 +273,7 @@ fn locks_of_ranges_are_those_of_their_bytes() {
         let handle = rng.below(HANDLES as u64) as usize;
         let start = rng.below(BYTES);
         let end = start + 1 + rng.below(BYTES - start);
-        // The last byte stands for all behind it.
+        // The last byte stands for all bytes after it.
         let range = start..if end == BYTES { u64::MAX } else { end };
         let bytes = start as usize..end as usize;
         let mode = if rng.chance(0.5) { Shared } else { Exclusive };
@@ -322,7 +323,7 @@ fn a_handle_is_never_in_its_own_way_and_its_clones_are_the_same() {
         file.lock_shared().unwrap();
     }
     other.lock_shared().unwrap();
-    // What cannot be had changes nothing.
+    // A lock that is refused changes nothing.
     assert!(is_locked(file.try_lock()));
     assert_eq!(other.lock_conflict(Exclusive).unwrap(), Some(Shared));
     other.unlock().unwrap();
@@ -332,7 +333,7 @@ fn a_handle_is_never_in_its_own_way_and_its_clones_are_the_same() {
     assert!(is_locked(other.try_lock_shared()));
     clone.unlock().unwrap();
     other.try_lock().unwrap();
-    // A lock belongs to the file, whatever becomes of its names.
+    // A lock belongs to the file, whatever happens to its names.
     other.lock().unwrap();
     files.rename("/f", "/g").unwrap();
     assert!(is_locked(files.open_file("/g").unwrap().try_lock()));
@@ -359,7 +360,7 @@ fn sharers() {
     });
 }
 
-/// In a child, which ends if they wait for ever.
+/// In a child, so that a deadlock ends with it.
 #[test]
 fn two_that_share_a_file_and_both_want_it_alone_do_not_wait_for_each_other() {
     child::succeeds("sharers");
@@ -384,7 +385,7 @@ fn what_cannot_be_locked_is_an_error() {
     let directory = files.open_file("/d").unwrap();
     assert!(matches!(directory.lock(), Err(FsError::IsADirectory { .. })));
 
-    // Who reads the pool shares.
+    // A read-only pool allows shared locks only.
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let reader = Files::open(&scratch.path, &reading).unwrap();
     let read = reader.open_file("/f").unwrap();
@@ -398,7 +399,8 @@ fn what_cannot_be_locked_is_an_error() {
     file.try_lock().unwrap();
 }
 
-/// Every bit of the numbers counts: files of high numbers in a large pool are not those of low ones.
+/// Every bit of the inode number matters: locks of files with high numbers in a large pool do not
+/// conflict with those of low ones.
 #[test]
 fn files_of_all_numbers_are_locked_apart() {
     let create = CreateOptions { inodes: Some(5000), ..CreateOptions::default() };
@@ -413,14 +415,15 @@ fn files_of_all_numbers_are_locked_apart() {
     }
     let highest = kept.iter().map(|file| file.metadata().unwrap().number()).max();
     assert!(highest > Some(3900), "{highest:?}");
-    // Nor are they in the way of whoever opens and closes the pool, or has an object.
+    // Nor do they conflict with opening and closing the pool, or with locks of objects.
     drop(Pool::open(&scratch.path, &OpenOptions::default()).unwrap());
     for number in 1..5000 {
         files.pool().lock_inode(number, aquifer_pool::LockMode::Exclusive).unwrap();
     }
 }
 
-/// A forked child has no locks, cannot take any, and neither keeps those of its parent nor gives them up.
+/// A forked child has no locks, cannot take any, and neither keeps nor releases those of its
+/// parent.
 #[test]
 fn a_fork_has_no_locks() {
     for drops in [true, false] {
@@ -430,7 +433,7 @@ fn a_fork_has_no_locks() {
         file.lock().unwrap();
         file.lock_range(.., Exclusive).unwrap();
         let (mut reading, writing) = std::io::pipe().unwrap();
-        // SAFETY: the child only calls what is tested, and ends without unwinding.
+        // SAFETY: the child only makes the tested calls, and pauses until it is killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_forked = |outcome: Result<(), FsError>| {
@@ -449,7 +452,7 @@ fn a_fork_has_no_locks() {
             let mut writing = writing;
             let _ = std::io::Write::write_all(&mut writing, if all { b"y" } else { b"n" });
             loop {
-                // SAFETY: waits for its end.
+                // SAFETY: no preconditions: `pause` waits for a signal.
                 unsafe { libc::pause() };
             }
         }
@@ -461,10 +464,10 @@ fn a_fork_has_no_locks() {
         let still_held = is_refused(&others, "file", Shared);
         drop(file);
         let free_again = others.try_lock().is_ok() && others.try_lock_range(.., Exclusive).is_ok();
-        // SAFETY: our child.
+        // SAFETY: `kill` on our child, which has not been waited for.
         unsafe { libc::kill(child, libc::SIGKILL) };
         let mut status = 0;
-        // SAFETY: as above.
+        // SAFETY: waits for the child made above; `status` outlives the call.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(&answer, b"y");
         assert!(still_held, "the child gave up its parent's lock");

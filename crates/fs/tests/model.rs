@@ -1,9 +1,11 @@
-//! Every operation on files, against the kernel: random sequences run on a pool and on a directory in memory (tmpfs), and both
-//! must give the same answers, error numbers included, and come to the same tree.
+//! Every file operation, against the kernel: random sequences run on a pool and on a directory in
+//! memory (tmpfs); both must return the same results, error numbers included, and end with the same
+//! tree.
 //!
-//! The kernel is the model because what it does is what programs expect, down to which of two errors comes first. Names are few, so
-//! that they collide. Everything happens deep inside a chain of directories, because `..` from the root of a pool leads to that
-//! root, and from a directory of the machine out of it: no path here, with 40 symbolic links on its way, leads up so far.
+//! The kernel is the model because programs expect its behaviour, including which of two errors is
+//! returned. There are few names, so that they collide. Everything happens deep inside a chain of
+//! directories, because `..` of a pool's root is that root, but `..` of a directory of the machine
+//! leaves it: no path here, even through 40 symbolic links, gets that far up.
 
 mod scratch;
 
@@ -23,7 +25,7 @@ use scratch::soundness::assert_sound;
 use scratch::{Scratch, names};
 
 const POOL_BYTES: u64 = 8 << 20;
-/// How deep the names lie: deeper than any path leads up.
+/// How deep the names lie: deeper than any path can climb.
 const DEPTH: usize = 100;
 const HANDLES: usize = 4;
 
@@ -76,7 +78,7 @@ fn path() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Places in files: around the ends of pages and of files, and far away.
+/// Offsets in files: around the ends of pages and of files, and far away.
 fn offset() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..20_000u64,
@@ -105,7 +107,8 @@ fn flags() -> impl Strategy<Value = Flags> {
 }
 
 fn mode() -> impl Strategy<Value = u32> {
-    // What keeps an ordinary user from going on would do so only in the kernel's directory.
+    // No mode that would deny access to an ordinary user: only the kernel's directory would enforce
+    // it.
     (0..0o1000u32).prop_map(|mode| mode | 0o700)
 }
 
@@ -177,7 +180,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![10 => content, 10 => tree, 4 => other]
 }
 
-/// What an operation has answered: in words, or an error number.
+/// The result of an operation: a description, or an error number.
 type Answer = Result<String, i32>;
 
 fn of_pool<T>(outcome: Result<T, FsError>, say: impl FnOnce(T) -> String) -> Answer {
@@ -215,7 +218,7 @@ fn spec(seconds: Option<i32>) -> Timespec {
     }
 }
 
-/// A pool and a directory of the kernel's that have had the same done to them.
+/// A pool and a kernel directory to which the same operations were applied.
 struct Both {
     scratch: Scratch,
     files: Option<Files>,
@@ -234,7 +237,7 @@ impl Both {
         let kernel = scratch.directory.path().join("tree");
         let prefix = PathBuf::from(vec!["p"; DEPTH].join("/"));
         std::fs::create_dir_all(kernel.join(&prefix)).unwrap();
-        // As the root of a pool has it, whatever the umask.
+        // As the root of a pool, regardless of the umask.
         std::fs::set_permissions(&kernel, PermissionsExt::from_mode(0o755)).unwrap();
         let files = scratch.open();
         files.create_dir_all(&prefix).unwrap();
@@ -260,13 +263,13 @@ impl Both {
         self.files.as_ref().unwrap()
     }
 
-    /// A path in the pool and the same in the kernel's directory. An empty one stays empty, and one that is as long as paths can
-    /// be, or longer, is for both of them.
+    /// The same path in the pool and in the kernel's directory. An empty path stays empty; a path
+    /// of the maximum length or more is that long for both.
     fn paths(&self, path: &str) -> (PathBuf, PathBuf) {
         if path.is_empty() {
             return Default::default();
         }
-        // Not `join`, which would take a slash for something.
+        // Not `join`, which treats a leading slash specially.
         let inside = |start: &Path| PathBuf::from(format!("{}/{path}", start.display()));
         (inside(&self.prefix), inside(&self.kernel.join(&self.prefix)))
     }
@@ -457,7 +460,7 @@ impl Both {
                 let theirs = std::os::unix::fs::lchown(kernel, *uid, *gid);
                 (of_pool(files.set_owner(pool, *uid, *gid), done), of_kernel(theirs, done))
             }
-            // Without a time the kernel does not even look at the path.
+            // Without a time the kernel does not even resolve the path.
             Times { accessed: None, modified: None, .. } => nothing,
             Times { path, accessed, modified } => {
                 let (pool, kernel) = self.paths(path);
@@ -505,7 +508,7 @@ impl Both {
         }
     }
 
-    /// Compares everything that has a name below a directory, and what is open.
+    /// Compares everything that has a name below a directory, and the open files.
     fn compare(&self, below: &Path) {
         assert_sound(self.files().pool());
         let mut left = vec![below.to_owned()];
@@ -551,7 +554,7 @@ impl Both {
         let content = scratch::read_all(self.files(), pool).unwrap();
         assert!(content == std::fs::read(kernel).unwrap(), "{pool:?} has other bytes");
         if self.is_tmpfs {
-            // A quarter more to grow into, and what a page has besides.
+            // A quarter more to grow into, and the rest of a page.
             let most = theirs.blocks() * 512 + ours.len() / 4 + 4096;
             assert!(
                 ours.allocated_bytes() <= most,
@@ -613,7 +616,7 @@ fn allocate(
         0 => (Allocate::Extend, &[FallocateFlags::empty()][..]),
         1 => (Allocate::KeepSize, &[FallocateFlags::KEEP_SIZE][..]),
         2 => (Allocate::PunchHole, &[punch][..]),
-        // tmpfs cannot do it at once.
+        // tmpfs cannot do it in one call.
         _ => (Allocate::ZeroRange, &[punch, FallocateFlags::empty()][..]),
     };
     let kernel =
@@ -629,7 +632,7 @@ fn run(operations: &[Operation]) {
         both.compare(&both.prefix);
     }
     both.compare(Path::new(""));
-    // Nothing is lost: without names and handles there is as much room as in a new pool.
+    // Nothing leaks: without names and handles there is as much room as in a new pool.
     both.handles = Default::default();
     both.files().remove_dir_all("p").unwrap();
     assert_sound(both.files().pool());

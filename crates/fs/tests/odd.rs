@@ -1,5 +1,5 @@
-//! Odd input and ends of the scale: any bytes as names, the longest names and paths, trees deeper than a stack, huge directories, huge
-//! sparse files, full pools, and a fork with the pool open.
+//! Odd input and extremes: any bytes as names, the longest names and paths, trees deeper than a
+//! stack, huge directories, huge sparse files, full pools, and a fork with the pool open.
 
 mod scratch;
 
@@ -26,7 +26,7 @@ fn small(inodes: u64) -> CreateOptions {
     CreateOptions { inodes: Some(inodes), ..CreateOptions::default() }
 }
 
-/// A name that no other number has, of bytes that are no text.
+/// A unique name of bytes that are not UTF-8.
 fn odd_name(number: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(number);
     let mut name: Vec<u8> = (0..len)
@@ -95,7 +95,7 @@ fn names_and_paths_end_where_they_do_on_linux() {
     assert_eq!(read_all(&files, &file).unwrap(), b"far");
     let longer = format!("/{}", file.display());
     assert_eq!(errno(files.open_file(&longer)), Err(libc::ENAMETOOLONG));
-    // The longest target, which a link has to itself.
+    // A target of the maximum length.
     files.symlink(&file, "link").unwrap();
     assert_eq!(files.read_link("link").unwrap(), file);
     assert_eq!(read_all(&files, files.read_link("link").unwrap()).unwrap(), b"far");
@@ -121,7 +121,7 @@ fn what_has_many_attributes_is_removed_in_a_pool_with_a_small_log() {
         };
         let refused = (0..).find_map(|number| set(number).err()).unwrap();
         assert_eq!(refused.errno(), libc::ENOSPC, "{refused}");
-        // They are whole in the log, some of them: a slot that is given back is a patch of all it has.
+        // Giving back a full slot is logged as a patch of its whole content.
         assert!(free - files.space().unwrap().free_slots > 270);
     };
     let make_file = |path: &str| drop(files.create_file(path).unwrap());
@@ -166,14 +166,14 @@ fn what_has_many_attributes_is_removed_in_a_pool_with_a_small_log() {
     scratch.assert_clean();
 }
 
-/// Deeper than paths can name: made by moving.
+/// Deeper than paths can reach: made by moving directories.
 #[test]
 fn trees_are_deeper_than_stacks() {
-    // Each level is found from the root anew: that takes the square of their number.
+    // Each level is looked up from the root, which takes quadratic time.
     let levels = if steps(1) > 1 { 10_000 } else { 3_000 };
     let scratch = Scratch::with_pool(64 << 20, &small(2 * levels as u64 + 1000));
     let files = scratch.open();
-    // From the bottom up: a path of two names makes a tree of any depth.
+    // Bottom up: with a path of two names, a tree of any depth can be made.
     files.create_dir("d").unwrap();
     for level in 1..levels {
         files.create_dir("up").unwrap();
@@ -181,7 +181,7 @@ fn trees_are_deeper_than_stacks() {
         files.rename("up", "d").unwrap();
     }
     assert_sound(files.pool());
-    // Is the root's directory inside of the lowest one? To know that, all above it are looked at.
+    // To check whether the new place lies inside `d`, all its parents are visited.
     let deep: PathBuf = std::iter::repeat_n("d", 2000).collect();
     files.create_dir("other").unwrap();
     let refused = files.rename("d", deep.join("other")).unwrap_err();
@@ -215,7 +215,8 @@ fn huge_directories() {
         files.create_file(format!("d/file {number}")).unwrap();
     }
     assert_eq!(files.metadata("d").unwrap().len(), count);
-    // What stays is read exactly once, while half of the names go away and as many others come.
+    // Names that stay are listed exactly once, while half of the names are removed and as many
+    // added.
     let mut seen = BTreeSet::new();
     for (index, entry) in files.read_dir("d").unwrap().enumerate() {
         let name = entry.unwrap().into_file_name().into_string().unwrap();
@@ -267,7 +268,7 @@ fn files_of_holes_are_as_long_as_files_can_be() {
     }
     assert_eq!(file.read_at(&mut bytes, FAR / 2).unwrap(), 10);
     assert_eq!(bytes, [0; 10]);
-    // More than there is is refused, and costs nothing.
+    // More than the free space fails, and takes nothing.
     let free = files.space().unwrap().free_bytes;
     let refused = file.allocate(Allocate::Extend, 0, FAR.min(longest)).unwrap_err();
     assert_eq!(refused.errno(), libc::ENOSPC);
@@ -280,7 +281,7 @@ fn files_of_holes_are_as_long_as_files_can_be() {
     assert_sound(files.pool());
 }
 
-/// Fills the pool with files of `len` bytes, and says how many there were room for.
+/// Fills the pool with files of `len` bytes; returns how many fit.
 fn fill(files: &Files, len: usize) -> u64 {
     for number in 0.. {
         let outcome = files
@@ -324,7 +325,7 @@ fn a_pool_full_of_data() {
     let files = scratch.open();
     let count = fill(&files, 50_000);
     assert!(count > 20, "only {count} files");
-    // What needs no room goes on.
+    // Operations that need no space still work.
     let file = files.open_with("full 0", &FileOptions::new().read(true).write(true)).unwrap();
     file.write_at(&[0; 50_000], 0).unwrap();
     files.rename("full 1", "other").unwrap();
@@ -341,7 +342,8 @@ fn a_pool_full_of_inodes() {
     let files = scratch.open();
     let count = fill(&files, 1);
     assert!((120..199).contains(&count), "{count} files in 199 slots");
-    // A file can need several slots, so some may be left: an attribute that grows takes one after the other.
+    // A file can need several slots, so some may be left: an attribute that grows takes one at a
+    // time.
     let grow = |len| files.set_attribute("full 0", "user.rest", vec![0; len], SetMode::Any);
     let refused = (400..).step_by(400).find_map(|len| grow(len).err()).unwrap();
     assert_eq!(refused.errno(), libc::ENOSPC);
@@ -352,7 +354,7 @@ fn a_pool_full_of_inodes() {
     check_full(&scratch, files, 1, count);
 }
 
-/// What is copied in several parts, to new pages, in place, and to both.
+/// Writes that are copied in several parts: to new pages, in place, and to both.
 #[test]
 fn writes_of_many_megabytes() {
     const LEN: usize = 35 << 20;
@@ -377,7 +379,7 @@ fn writes_of_many_megabytes() {
     assert!(read_all(&files, "f").unwrap() == expected);
 }
 
-/// A log that is much smaller than what is done between two checkpoints, and than a large file's table.
+/// A log much smaller than the changes between two checkpoints, and than a large file's table.
 #[test]
 fn a_log_that_is_always_full() {
     let create = CreateOptions { log_bytes: Some(64 << 10), ..small(1000) };
@@ -408,14 +410,15 @@ fn a_log_that_is_always_full() {
     scratch.assert_clean();
 }
 
-/// A child that was forked with the pool open is told so, whatever it calls, and its parent goes on.
+/// In a forked child every call on the pool fails, and the parent is not affected.
 fn forks() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
     let options = FileOptions::new().read(true).write(true).create(true);
     let file = files.open_with("f", &options).unwrap();
     file.write_at(b"parent", 0).unwrap();
-    // SAFETY: the child allocates, which this process's one other thread does not do meanwhile, and ends with `_exit`.
+    // SAFETY: the child allocates, which this process's only other thread does not do at the same
+    // time, and ends with `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -423,11 +426,11 @@ fn forks() {
             is_told_of_fork(&files, &file)
         }));
         drop((files, file));
-        // SAFETY: nothing of the parent's is run.
+        // SAFETY: runs none of the parent's destructors.
         unsafe { libc::_exit(if matches!(is_told, Ok(true)) { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: the child made above; `status` outlives the call.
+    // SAFETY: waits for the child made above; `status` outlives the call.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child was not told");
     file.write_at(b"after", 0).unwrap();

@@ -1,5 +1,6 @@
-//! Several processes at random operations on one pool, each of them killed at some time, on all persistence domains. Afterwards the
-//! pool is sound, everything that a process said it had done is there, and nothing is kept for the dead.
+//! Several processes run random operations on one pool and are killed at random times, on all
+//! persistence domains. Afterwards the pool is sound, every step that a process reported is there,
+//! and nothing is kept for the dead.
 //!
 //! Each domain has about 45 kills, and 450 in the full suite.
 
@@ -52,7 +53,7 @@ fn worker() {
     }
 }
 
-/// Looks at everything until it is killed, and can change nothing.
+/// Reads everything until it is killed; has the pool open read-only.
 fn reader() {
     let reading = OpenOptions { read_only: true, ..options(domain_told()) };
     let files = Files::open(told("POOL"), &reading).unwrap();
@@ -61,7 +62,7 @@ fn reader() {
         for path in ["shared", "own 0", "own 1", "own 2"] {
             for name in names(&files, path).unwrap() {
                 let path = format!("{path}/{}", name.display());
-                // It may be gone, or be a directory, or a symbolic link.
+                // It may have been removed, or be a directory or a symbolic link.
                 let Ok(content) = read_open(&files, &path) else { continue };
                 match path.strip_prefix("shared/") {
                     Some("log") => drop(records(&content)),
@@ -73,8 +74,8 @@ fn reader() {
     }
 }
 
-/// What a killed worker's directory may be: that many turns were taken, and perhaps a part of one more. Returns how many records it
-/// has written, and may have.
+/// Checks the directory of a killed worker: `done` turns were completed, and perhaps a part of one
+/// more. Returns the possible numbers of its records.
 fn check_own(
     files: &Files,
     own: &str,
@@ -118,7 +119,7 @@ fn killed_processes_leave_what_they_had_done(
     let mut rng = Rng::new(seed(5));
     let (mut kills, mut done) = (0, 0);
     for _ in 0..steps(rounds) {
-        // Sometimes somebody stays, and the pool lives on; sometimes it is recovered.
+        // Sometimes another process keeps the pool open; otherwise it is recovered.
         let files = open();
         files.create_file(LOG).unwrap();
         let staying = rng.chance(0.5).then_some(files);
@@ -139,7 +140,7 @@ fn killed_processes_leave_what_they_had_done(
         for (_, _, worker) in &mut workers {
             worker.until("ready");
         }
-        // A reader that is the first keeps writers out.
+        // Not earlier: a reader that opens the pool first keeps writers out.
         let mut reader = rng
             .chance(0.5)
             .then(|| Actor::start("reader", &scratch.path, &[("DOMAIN", domain_name.as_str())]));
@@ -161,7 +162,8 @@ fn killed_processes_leave_what_they_had_done(
             kills += 1;
             let counted = said.iter().filter_map(|line| line.parse::<u64>().ok()).max();
             ended.push((index, seed, counted.map_or(0, |last| last + 1)));
-            // Sometimes it is the last one that has the pool open.
+            // End the reader at a random time: the last process with the pool open may be either
+            // kind.
             if workers.len() as u64 == rng.below(WORKERS as u64)
                 && let Some(reader) = reader.take()
             {
@@ -199,7 +201,7 @@ fn killed_processes_leave_what_they_had_done(
     println!("{domain}: {kills} kills, {done} turns");
 }
 
-/// It has not ended by itself.
+/// Ends the reader, which must still be running.
 fn end_reader(mut reader: Actor) -> u64 {
     assert!(reader.is_running(), "a reader found something wrong");
     reader.kill();
@@ -207,7 +209,7 @@ fn end_reader(mut reader: Actor) -> u64 {
 }
 
 fn create() -> CreateOptions {
-    // The log is checkpointed now and then.
+    // A log small enough to be checkpointed now and then.
     CreateOptions { inodes: Some(1023), log_bytes: Some(512 << 10), ..CreateOptions::default() }
 }
 
@@ -236,7 +238,7 @@ fn killed_on_a_disk() {
     run(domain, Scratch { directory, path });
 }
 
-/// Each of them takes itself for process number 1.
+/// Each of them sees itself as process number 1.
 #[test]
 fn killed_in_namespaces_of_processes() {
     let scratch = Scratch::with_pool(16 << 20, &create());

@@ -1,5 +1,5 @@
-//! Slots that are used again: number and incarnation name an inode for as long as the pool lives. What was open before takes nothing
-//! else for its own, whatever the slot was in between.
+//! Reused slots: number and incarnation identify an inode for the lifetime of the pool. An old
+//! handle never refers to another inode, whatever the slot was used for in between.
 
 mod scratch;
 
@@ -35,7 +35,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.number(), metadata.incarnation())
 }
 
-/// Has a free slot used for attributes, and given back.
+/// Makes attributes use a free slot, and give it back.
 fn use_as_a_part(files: &Files, slot: u64) {
     for _ in 0..2 * SLOTS {
         files.set_attribute(KEEPER, "user.a", [1; 400], SetMode::Create).unwrap();
@@ -48,7 +48,7 @@ fn use_as_a_part(files: &Files, slot: u64) {
     panic!("slot {slot} was never taken");
 }
 
-/// Makes a file or a directory at `path` in this slot, which is free.
+/// Creates a file or a directory at `path` in this slot, which is free.
 fn make_in(files: &Files, slot: u64, path: &str, make: impl Fn(&Files, &str)) {
     for _ in 0..2 * SLOTS {
         make(files, path);
@@ -76,7 +76,7 @@ fn make_file(files: &Files, path: &str) {
     files.create_file(path).unwrap().write_at(b"new", 0).unwrap();
 }
 
-/// A directory was removed, and its slot was a part before it became another inode's.
+/// Removes a directory; its slot is used for attributes before it becomes another inode's.
 fn removed_directory(files: &Files) -> u64 {
     let slot = files.metadata("/old").unwrap().number();
     files.remove_dir("/old").unwrap();
@@ -140,13 +140,13 @@ fn a_new_file_is_read_and_viewed_beside_a_stale_handle_of_its_number() {
     files.set_immutable("/new", true).unwrap();
     assert_eq!(&files.lease("/new", ..).unwrap()[..], b"NEW");
     files.set_immutable("/new", false).unwrap();
-    // Its last name can go, and the slot is free when the stale handle is closed.
+    // After its last name is removed, the slot is free when the stale handle is closed.
     files.remove_file("/new").unwrap();
     drop(stale);
     assert_eq!(magic_of(&files, slot), *b"AQIN");
 }
 
-/// What a program keeps of views and paths it has seen.
+/// Exercises a process's caches of paths and views.
 #[test]
 fn a_path_that_was_viewed_before_shows_the_file_that_has_it_now() {
     let (_scratch, files) = few_slots();
@@ -166,13 +166,13 @@ fn a_path_that_was_viewed_before_shows_the_file_that_has_it_now() {
     }
 }
 
-/// What lists a directory and removes what is in it goes by number and incarnation.
+/// Listing a directory and removing its content use number and incarnation.
 #[test]
 fn removing_a_tree_leaves_what_took_the_place_of_a_part_of_it() {
     let (_scratch, files) = few_slots();
     files.create_dir_all("/tree/old").unwrap();
     let slot = files.metadata("/tree/old").unwrap().number();
-    // As the removal has it while it is in `old`.
+    // As the removal sees it while it is in `old`.
     let inside = files.read_dir("/tree/old").unwrap();
     files.remove_dir("/tree/old").unwrap();
     use_as_a_part(&files, slot);
@@ -183,14 +183,14 @@ fn removing_a_tree_leaves_what_took_the_place_of_a_part_of_it() {
     assert_eq!(names(&files, "/kept").unwrap(), ["file"]);
 }
 
-/// Slots change hands between files, directories, links, objects, nodes and attributes; the pool is closed and opened, also after power
-/// cuts that take what was made last.
+/// Slots are reused for files, directories, links, objects, nodes and attributes; the pool is
+/// closed and opened again, also after power cuts that undo the last changes.
 #[test]
 fn number_and_incarnation_never_come_again() {
     let (scratch, files) = few_slots();
     drop(files);
     let mut rng = Rng::new(aquifer_testkit::campaign::steps(1) as u64);
-    // What had them: each inode gets a number of its own in its permissions and times.
+    // The owner of each pair: each inode gets a unique number in its permissions and times.
     let mut seen: BTreeMap<(u64, u64), u64> = BTreeMap::new();
     let mut serial = 0;
     for round in 0..30_u64 {
@@ -238,7 +238,7 @@ fn number_and_incarnation_never_come_again() {
                 files.sync().unwrap();
                 drop(files);
             }
-            // A power cut takes all of the round.
+            // A power cut undoes the whole round.
             _ => {
                 drop(files);
                 std::fs::write(&scratch.path, durable).unwrap();
@@ -247,7 +247,7 @@ fn number_and_incarnation_never_come_again() {
     }
 }
 
-/// Makes an object and destroys it; its number and incarnation.
+/// Creates and destroys an object; returns its number and incarnation.
 fn make_object(pool: &Pool) -> (u64, u64) {
     let reservation = pool.reserve_zeroed(1, 1).unwrap();
     let runs = reservation.runs().to_vec();

@@ -1,4 +1,4 @@
-//! Room for files: in pieces, in holes, given up by those who are gone.
+//! Space of files: in pieces, in holes, left by dead processes.
 
 mod scratch;
 
@@ -15,7 +15,7 @@ const PAGE: usize = 4096;
 /// More than a process can reserve at a time.
 const PIECES: usize = 700;
 
-/// Keeps tests that need addresses for views from running beside the one that takes all there are.
+/// Keeps tests that map views from running beside the one that uses up all addresses.
 fn addresses() -> MutexGuard<'static, ()> {
     static ADDRESSES: Mutex<()> = Mutex::new(());
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -50,7 +50,7 @@ fn in_pieces() -> (Scratch, Files) {
     (scratch, files)
 }
 
-/// Bytes of which no two pages are alike.
+/// Bytes in which no two pages are equal.
 fn pattern(pages: usize) -> Vec<u8> {
     (0..pages * PAGE / 8).flat_map(|word| (word as u64).to_le_bytes()).collect()
 }
@@ -84,7 +84,7 @@ fn what_is_replaced_at_once_must_be_reserved_at_once() {
     assert_sound(files.pool());
 }
 
-/// Where there is no view of what was appended, nothing is.
+/// If the appended bytes cannot be mapped, nothing is appended.
 #[test]
 fn a_file_stays_as_long_as_it_is_if_there_are_no_addresses_for_what_is_appended() {
     let _addresses = addresses();
@@ -116,7 +116,7 @@ fn a_file_stays_as_long_as_it_is_if_there_are_no_addresses_for_what_is_appended(
     assert_sound(files.pool());
 }
 
-/// Where there is no better place, bytes stay where they are.
+/// If there is no better place, bytes stay where they are.
 #[test]
 fn a_file_is_not_brought_to_more_pieces_than_it_has() {
     let scratch = Scratch::with_pool(4 << 20, &create(2047, 64 << 10));
@@ -136,7 +136,7 @@ fn a_file_is_not_brought_to_more_pieces_than_it_has() {
     for index in (0..made).step_by(2) {
         files.remove_file(format!("{index}")).unwrap();
     }
-    // Nothing but single pages; a place for more than a half; one for all of it.
+    // Only single pages; a place for more than half; a place for everything.
     for (kept_pages, runs, moved_pages) in [(100, 2, 0), (30, 2, 0), (0, 1, 100)] {
         room.set_len(kept_pages * PAGE as u64).unwrap();
         files.pool().checkpoint().unwrap();
@@ -161,7 +161,7 @@ fn a_file_is_not_brought_to_more_pieces_than_it_has() {
 
 #[test]
 fn any_number_of_holes_is_filled_and_made() {
-    // A log in which one transaction cannot have all of them.
+    // A log in which one transaction cannot hold all of them.
     let scratch = Scratch::with_pool(32 << 20, &create(4095, 64 << 10));
     let files = scratch.open();
     let pages = 5000;
@@ -209,12 +209,13 @@ fn who_has_no_page_reserved_waits_for_the_others() {
     });
 }
 
-/// Reserves `count` pages of one piece each.
+/// Reserves `count` pages, one piece each.
 fn hold(files: &Files, count: usize) -> Vec<Reservation<'_>> {
     (0..count).map(|_| files.pool().reserve(1, 1).unwrap()).collect()
 }
 
-/// A call that needs more reservations at once than others leave to it waits for them, whether these are of the same process or of another.
+/// A call that needs more reservations at once than are left waits for other callers to give theirs
+/// back, in its own process or in another one.
 #[test]
 fn what_needs_many_pieces_at_once_waits_for_those_of_others() {
     let _addresses = addresses();
@@ -226,7 +227,7 @@ fn what_needs_many_pieces_at_once_waits_for_those_of_others() {
     for call in calls {
         let (scratch, files) = in_pieces();
         let file = files.open_with("big", &options()).unwrap();
-        // Of the reservations that a process can have at a time, it leaves too few.
+        // Leaves too few of the reservations that a process can have at a time.
         let held = hold(&files, 400);
         std::thread::scope(|scope| {
             let caller = scope.spawn(|| call(&file));
@@ -238,7 +239,7 @@ fn what_needs_many_pieces_at_once_waits_for_those_of_others() {
         });
         file.set_len(0).unwrap();
         files.pool().checkpoint().unwrap();
-        // Of the pages that there are, it leaves too few.
+        // Leaves too few of the free pages.
         let other = scratch.open();
         let held = hold(&other, 500);
         std::thread::scope(|scope| {
@@ -254,7 +255,7 @@ fn what_needs_many_pieces_at_once_waits_for_those_of_others() {
     }
 }
 
-/// Several such calls do not wait for each other for ever, and none is refused what it can have.
+/// Several such calls do not deadlock, and none fails that could succeed.
 #[test]
 fn calls_that_need_many_pieces_at_once_get_them_one_after_the_other() {
     let _addresses = addresses();
@@ -274,7 +275,8 @@ fn calls_that_need_many_pieces_at_once_get_them_one_after_the_other() {
     assert_sound(files.pool());
 }
 
-/// Opens and removes a file of most of the pool, and returns it, open for reading in a handle that cannot free it.
+/// Creates and removes a file that fills most of the pool. Returns it open through a read-only pool
+/// handle, which cannot free it.
 fn removed_while_read(scratch: &Scratch, files: &Files) -> (File, u64) {
     let len = files.space().unwrap().free_bytes / 4 * 3;
     files.create_file("f").unwrap().write_at(&vec![1; len as usize], 0).unwrap();
@@ -307,7 +309,7 @@ fn what_a_reader_had_open_is_free_when_inodes_are_wanted() {
     let files = scratch.open();
     let (read, _) = removed_while_read(&scratch, &files);
     files.create_file("g").unwrap();
-    // One slot after the other.
+    // One slot more at a time.
     let grow = |len| files.set_attribute("g", "user.a", vec![0; len], SetMode::Any);
     let (len, full) = (400..).step_by(400).find_map(|len| Some((len, grow(len).err()?))).unwrap();
     assert!(matches!(full, FsError::Pool(PoolError::NoFreeInode { .. })), "{full}");
@@ -349,7 +351,7 @@ fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
     other.set_len(page(RUNS)).unwrap();
     for index in 0..RUNS {
         sparse.write_at(&index.to_le_bytes(), page(index)).unwrap();
-        // So that these pages lie apart in the pool as well.
+        // So that these pages are apart in the pool as well.
         other.write_at(&[1], page(index)).unwrap();
     }
     let before = read_all(&files, "sparse").unwrap();
@@ -365,7 +367,8 @@ fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
     assert_sound(files.pool());
 }
 
-/// Room that was given to a file so that it can grow is given back, and room that somebody asked for is not, whoever that was.
+/// Extra room that a file was given to grow into is freed on close; room that any process has
+/// allocated explicitly is not.
 #[test]
 fn room_that_another_process_asked_for_stays() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
@@ -389,7 +392,7 @@ fn room_that_another_process_asked_for_stays() {
     drop(wanted);
     assert!(allocated() >= 100 * PAGE as u64);
 
-    // And no longer than until it is truncated, or removed.
+    // Allocated room stays only until the file is truncated or removed.
     other.create_file("f").unwrap();
     drop(grow());
     assert_eq!(allocated(), 40 * PAGE as u64);

@@ -1,4 +1,4 @@
-//! Files that get their name when they are whole, and what is left of those that never do.
+//! Files that get their name when they are complete, and what is left of those that never get one.
 
 #[path = "../../object/tests/support/actor.rs"]
 mod actor;
@@ -32,7 +32,7 @@ fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
     new.set_owner(Some(7), None).unwrap();
     assert!(names(&files, "/").unwrap().is_empty());
     assert_eq!(new.metadata().unwrap().links(), 0);
-    // Whoever opens the pool leaves what somebody has open.
+    // Opening the pool does not free what another process has open.
     let other = scratch.open();
     new.link("/f").unwrap();
     assert_eq!(read_all(&other, "/f").unwrap(), b"text");
@@ -43,7 +43,7 @@ fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
     new.link("/g").unwrap();
     drop(new);
     assert_eq!(files.metadata("/g").unwrap().links(), 2);
-    // Without one it is gone with its last handle.
+    // Without a name the file is freed with its last handle.
     let never = files.create_unnamed(&writing()).unwrap();
     never.write_at(&[1; 100_000], 0).unwrap();
     drop(never);
@@ -113,8 +113,8 @@ fn maker() {
     hear();
 }
 
-/// Nobody ever sees what was being made by a process that dies, and what it took is given back when somebody wants it, also if
-/// nobody opens the pool meanwhile.
+/// A file that a dying process was creating is never visible, and its space is freed when space is
+/// needed, even if no process opens the pool in between.
 #[test]
 fn what_the_dead_were_making_is_given_back_when_room_is_wanted() {
     let scratch = Scratch::with_pool(

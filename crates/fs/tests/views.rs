@@ -1,4 +1,4 @@
-//! Views: bytes of files as memory, and how long they stay.
+//! Views: bytes of files as memory, and how long they are valid.
 
 mod scratch;
 
@@ -30,7 +30,7 @@ fn file_of(files: &Files, path: &str, pages: &[u8]) -> File {
     file
 }
 
-/// A file the pages of which lie the other way round.
+/// A file whose pages lie in reverse order.
 fn fragmented(files: &Files, path: &str, pages: u8) -> File {
     let backwards: Vec<u8> = (1..=pages).rev().collect();
     let file = file_of(files, path, &backwards);
@@ -66,7 +66,7 @@ fn a_view_shows_what_a_read_does() {
                 let mut copied = vec![0; read.len()];
                 view.read_into(0, &mut copied).unwrap();
                 assert_eq!(copied, read);
-                // SAFETY: nobody writes meanwhile.
+                // SAFETY: no thread writes to the file while the slice is used.
                 assert_eq!(unsafe { view.as_slice() }.unwrap(), read);
             }
         }
@@ -74,7 +74,7 @@ fn a_view_shows_what_a_read_does() {
     assert!(files.view("/empty", ..).unwrap().is_empty());
 }
 
-/// More pieces than a view maps: it is looked at by copying, and is a view all the same.
+/// More pieces than a view maps: reads copy, but otherwise it behaves like any view.
 #[test]
 fn a_view_of_very_many_pieces_shows_what_a_view_does() {
     const PAGES: usize = 2400;
@@ -94,14 +94,14 @@ fn a_view_of_very_many_pieces_shows_what_a_view_does() {
         let view = view.unwrap();
         assert!(bytes_of(&view) == expected);
         assert!(view.bytes().is_none() && view.is_current());
-        // SAFETY: there is none.
+        // SAFETY: it is `None`, so there is no slice whose bytes could change.
         assert!(unsafe { view.as_slice() }.is_none());
         let across = view.read_range(at(7) - 2..at(7) + 2, |bytes| bytes.to_vec()).unwrap();
         assert_eq!(across, [6, 0, 7, 0]);
         assert_eq!(view.get::<u16>(at(1030)).unwrap(), 1030);
         assert!(matches!(view.get::<u16>(view.len() - 1), Err(FsError::OutsideView { .. })));
     }
-    // Stores, by the file and by a view, are seen by all views.
+    // Stores through the file and through a view are visible in all views.
     let view = file.view(at(3) + 100..).unwrap().into_owned();
     let to_store = file.view_mut(..).unwrap();
     file.write_at(&[1; 3], at(4) - 1).unwrap();
@@ -115,7 +115,7 @@ fn a_view_of_very_many_pieces_shows_what_a_view_does() {
     file.read_at(&mut read, at(5) - 1).unwrap();
     assert_eq!(read, [2; 3]);
     drop(to_store);
-    // What takes the place of the pages is not, and they stay for the view.
+    // Pages that replace those of the view are not visible in it; it keeps its own.
     let before = bytes_of(&view);
     file.write_atomic(&[9; PAGE], at(6)).unwrap();
     assert!(!view.is_current());
@@ -161,7 +161,7 @@ fn ranges_and_paths_that_are_none_are_refused() {
         assert!(matches!(refused, FsError::OutsideFile { len_bytes: 4096, .. }), "{refused}");
         assert!(file.view(range.clone()).is_err() && file.view_mut(range).is_err());
     }
-    // Known by now.
+    // Cached by then.
     assert!(matches!(files.view("/f", 1..5000), Err(FsError::OutsideFile { .. })));
     let view = files.view("/f", 10..20).unwrap();
     assert!(matches!(view.get::<u64>(3), Err(FsError::OutsideView { len_bytes: 10, .. })));
@@ -173,7 +173,7 @@ fn ranges_and_paths_that_are_none_are_refused() {
     assert!(matches!(read_only.view_mut(..), Err(FsError::NotOpenFor { .. })));
 }
 
-/// A path is looked up once; what has changed since is seen nevertheless.
+/// A path lookup is cached, but later changes are still seen.
 #[test]
 fn a_known_path_leads_where_it_leads_now() {
     let (scratch, files) = scratch();
@@ -190,7 +190,7 @@ fn a_known_path_leads_where_it_leads_now() {
     assert_eq!(look("/a").unwrap(), [2; PAGE]);
     assert_eq!(look("/link").unwrap(), [2; PAGE]);
     assert!(matches!(look("/b"), Err(FsError::NotFound { .. })));
-    // Content without names.
+    // Content changes without name changes.
     let file = other.open_with("/a", &read_write()).unwrap();
     file.write_atomic(&[3; PAGE], 0).unwrap();
     assert_eq!(look("/a").unwrap(), [3; PAGE]);
@@ -211,7 +211,7 @@ fn a_known_path_leads_where_it_leads_now() {
     assert_eq!(look("/e/a").unwrap(), [5; PAGE]);
 }
 
-/// Whatever becomes of the file, in whichever process, its pages are used by nobody else while there is a view.
+/// Whatever any process does to the file, no other file gets its pages while the view exists.
 #[test]
 fn a_view_keeps_its_bytes() {
     let (scratch, files) = scratch();
@@ -244,7 +244,7 @@ fn a_view_keeps_its_bytes() {
             let pages: Vec<u8> = (1..=4).flat_map(|page| [page; PAGE]).collect();
             assert!(view.is_current());
             change(&writers);
-            // All of the free space is used by others, again and again.
+            // Other files use all of the free space, again and again.
             for round in 0..3 {
                 let filled = fill(&writers);
                 writers.pool().checkpoint().unwrap();
@@ -260,7 +260,7 @@ fn a_view_keeps_its_bytes() {
     }
 }
 
-/// Uses all space that is free; how many files it took.
+/// Uses all free space; returns how many files it took.
 fn fill(files: &Files) -> usize {
     for number in 0.. {
         let file = files.create_file(format!("/fill{number}")).unwrap();
@@ -284,7 +284,7 @@ fn stores_are_seen_and_stay() {
         let mut bytes = [0; 6];
         file.read_at(&mut bytes, PAGE as u64 - 3).unwrap();
         assert_eq!(bytes, [1, 9, 9, 9, 9, 2]);
-        // SAFETY: inside the view, and nobody else looks.
+        // SAFETY: inside the view, and no other thread accesses these bytes.
         unsafe { view.as_mut_ptr().unwrap().write(7) };
         assert_eq!(view.get::<u8>(0).unwrap(), 7);
         assert!(matches!(view.write(view.len() - 1, &[0; 2]), Err(FsError::OutsideView { .. })));
@@ -298,7 +298,8 @@ fn stores_are_seen_and_stay() {
     }
 }
 
-/// Write windows of the pool hold for views as well: pointers only where stores are possible, and `write` everywhere.
+/// Write windows of the pool also apply to views: pointers exist only where stores are possible,
+/// and `write` works everywhere.
 #[test]
 fn guarded_views_are_stored_to_in_windows() {
     let (scratch, files) = scratch();
@@ -322,7 +323,8 @@ fn guarded_views_are_stored_to_in_windows() {
             assert_eq!(bytes, [8, 3]);
             let window = files.pool().media().write_window();
             match (view.as_mut_ptr(), window, path) {
-                // SAFETY: inside the view, in a window of this thread, and nobody else looks.
+                // SAFETY: inside the view, in a window of this thread, and no other thread accesses
+                // these bytes.
                 (Some(first), Some(_window), "/whole") => unsafe { first.write(7) },
                 (None, None, _) | (None, Some(_), "/parts") => view.write(0, &[7]).unwrap(),
                 other => panic!("{path}, {write_windows}: {other:?}"),
@@ -351,7 +353,7 @@ fn holes_get_pages_of_zeros() {
     assert_eq!(&bytes, b"text");
 }
 
-/// Nothing takes the place of pages that somebody stores to.
+/// No operation replaces pages under a writable view.
 #[test]
 fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
     let (scratch, files) = scratch();
@@ -367,11 +369,11 @@ fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
     assert_eq!(elsewhere.pswap(0, &third, 0, 4096).unwrap_err().errno(), libc::EBUSY);
     assert_eq!(third.pswap(0, &elsewhere, 0, 4096).unwrap_err().errno(), libc::EBUSY);
     assert_eq!(other.set_immutable("/f", true).unwrap_err().errno(), libc::EBUSY);
-    // What leaves the pages alone is done.
+    // Operations that leave the pages in place work.
     elsewhere.write_at(&[6; 100], 3 * PAGE as u64).unwrap();
     elsewhere.write_at(&[6; PAGE], 4 * PAGE as u64).unwrap();
     view.persist(0..8192).unwrap();
-    // And what takes them away is noticed.
+    // Operations that remove the pages are detected.
     elsewhere.set_len(PAGE as u64).unwrap();
     view.persist(0..4096).unwrap();
     view.write(4096, &[7; 10]).unwrap();
@@ -399,14 +401,14 @@ fn a_lease_keeps_a_file_immutable() {
     assert_eq!(by_path[96..], [2; 904]);
     let by_file = file.lease(..1).unwrap().into_owned();
     assert_eq!(*by_file, [1]);
-    // Who had it open for writing before has it no more.
+    // A handle opened for writing before cannot write any more.
     assert!(matches!(file.write_at(&[9], 0), Err(FsError::Immutable { .. })));
     assert!(matches!(file.view_mut(..), Err(FsError::Immutable { .. })));
     for files in [&files, &other] {
         let refused = files.set_immutable("/f", false).unwrap_err();
         assert!(matches!(refused, FsError::InUse { .. }), "{refused}");
     }
-    // What was refused has left nothing behind.
+    // The refused calls have left no state behind.
     drop(files.lease("/f", ..).unwrap());
     drop(by_path);
     assert!(other.set_immutable("/f", false).is_err());
@@ -416,7 +418,7 @@ fn a_lease_keeps_a_file_immutable() {
     file.write_at(&[9], 0).unwrap();
 }
 
-/// Readers that cannot change anything have views and leases as well.
+/// Processes that open the pool read-only have views and leases, too.
 #[test]
 fn readers_have_views() {
     let (scratch, files) = scratch();
@@ -458,7 +460,8 @@ fn a_file_in_very_many_pieces_is_brought_together() {
     assert_eq!(file.defragment().unwrap_err().errno(), libc::EBUSY);
 }
 
-/// A reader sees, of each page, what was written to it at one time, while a writer replaces pages and others use what it gave up.
+/// Each page of a view holds bytes of one write only, while a writer replaces pages and other files
+/// reuse the freed ones.
 #[test]
 fn views_are_sound_beside_writers() {
     const PAGES: usize = 4;
@@ -499,7 +502,7 @@ fn views_are_sound_beside_writers() {
     });
 }
 
-/// Views take part in nothing in a forked child.
+/// Views do not work in a forked child.
 #[test]
 fn a_fork_has_no_views() {
     let (_scratch, files) = scratch();
@@ -509,7 +512,7 @@ fn a_fork_has_no_views() {
     file_of(&files, "/g", &[5]);
     files.set_immutable("/g", true).unwrap();
     let lease = files.lease("/g", ..).unwrap();
-    // SAFETY: the child makes a few calls, and leaves by `_exit`.
+    // SAFETY: the child makes only a few calls, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |outcome: Result<(), FsError>| {
@@ -530,11 +533,11 @@ fn a_fork_has_no_views() {
                     && view.as_mut_ptr().is_none()
             });
         drop((whole, parts, stored, lease));
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any of the parent's destructors.
         unsafe { libc::_exit(i32::from(!is_refused)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for the child made above; `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     stored[1].write(3 * PAGE as u64, &[4; 10]).unwrap();

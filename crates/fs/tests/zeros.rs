@@ -1,4 +1,5 @@
-//! Where zeros come from: from pages that are zero already as long as there are any, and then nothing is written.
+//! Allocation of zeros: from pages that are already zero, as long as there are any, without
+//! writing.
 
 mod scratch;
 
@@ -12,7 +13,7 @@ use aquifer_testkit::crash::CrashMedia;
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// A pool on media that say what is written to them. Nothing is zeroed but by [`Pool::zero_free_pages`].
+/// A pool on media that count writes. Only [`Pool::zero_free_pages`] zeroes pages.
 struct Scene {
     media: Arc<CrashMedia>,
     files: Files,
@@ -32,7 +33,7 @@ impl Scene {
         self.files.open_with(path, &options).unwrap()
     }
 
-    /// Takes all space, fills it with something, and gives it back.
+    /// Takes all space, fills it with nonzero bytes, and frees it.
     fn use_all_space(&self) {
         let file = self.create("/all");
         let free = self.files.space().unwrap().free_bytes;
@@ -50,7 +51,7 @@ impl Scene {
         }
     }
 
-    /// Bytes of the data that are written meanwhile.
+    /// Counts the bytes of data written during `work`.
     fn written(&self, work: impl FnOnce()) -> u64 {
         let before = self.media.recording().operations().len();
         work();
@@ -72,7 +73,7 @@ fn is_zero(file: &File, offset_bytes: u64, len_bytes: u64) -> bool {
 #[test]
 fn space_is_allocated_without_writing_while_there_are_zeros() {
     let scene = Scene::new();
-    // What was never used is zero.
+    // Space that was never used is zero.
     let file = scene.create("/fresh");
     assert_eq!(scene.written(|| file.allocate(Allocate::Extend, 0, 3 * MIB).unwrap()), 0);
     drop(file);
@@ -120,17 +121,17 @@ fn long_ranges_are_zeroed_by_other_pages() {
     file.read_at(&mut edges[..1], from - 1).unwrap();
     file.read_at(&mut edges[1..], from + len).unwrap();
     assert_eq!(edges, [1, 1]);
-    // Few pages stay where they are, so that a file does not fall to pieces.
+    // Short ranges keep their pages, so that the file does not fragment.
     let runs = file.runs().unwrap().len();
     let clear = || file.allocate(Allocate::ZeroRange, 5 * MIB, MIB / 2).unwrap();
     assert_eq!(scene.written(clear), MIB / 2);
     assert_eq!(file.runs().unwrap().len(), runs);
-    // Nor is anything put in the place of what somebody stores to.
+    // Pages under a writable view are not replaced either.
     let view = file.view_mut(0..PAGE).unwrap();
     let clear = || file.allocate(Allocate::ZeroRange, 0, 2 * MIB).unwrap();
     assert_eq!(scene.written(clear), 2 * MIB);
     drop(view);
-    // What a file was given to grow into.
+    // Room that a file was given to grow into.
     scene.zero_pages(512);
     file.allocate(Allocate::KeepSize, 6 * MIB, 2 * MIB).unwrap();
     scene.zero_pages(512);

@@ -1,8 +1,8 @@
-//! Whether the tree of a directory is whole: for `aquifer pool check`, on bytes that may be anything.
+//! Checks that the tree of a directory is intact: for `aquifer pool check`, on arbitrary bytes.
 //!
-//! Every node is decoded, its checksum with it, and everything that lookups rely on is compared. Below a node that is flawed nothing
-//! is looked at; what lies beside it is. Each slot is looked at once, so there is an end, and memory for one number for each
-//! node is enough.
+//! Every node is decoded with its checksum, and everything that lookups rely on is verified.
+//! Nothing below a flawed node is checked; its siblings are. Each slot is checked once, so the
+//! check terminates and needs memory for only one number per node.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -16,18 +16,18 @@ use aquifer_pool::format::directory::{
 use super::Tree;
 use crate::error::Result;
 
-/// What [`Tree::check`] comes across.
+/// What [`Tree::check`] reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found<'a> {
     /// A slot that is a node of this tree and of nothing else.
     Slot(u64),
-    /// A name, in its place: lookups find it.
+    /// A name in its place, where lookups find it.
     Entry(&'a DirectoryEntry),
-    /// Something that is wrong.
+    /// A flaw.
     Flaw(Flaw),
 }
 
-/// Something wrong in the tree of a directory.
+/// A flaw in the tree of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot}, a node of directory {owner}: {kind}")]
 pub struct Flaw {
@@ -43,30 +43,30 @@ pub struct Flaw {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlawKind {
-    /// The slot is not a whole node. What is below it cannot be reached.
+    /// The slot is not a valid node. Everything below it is unreachable.
     #[error("{0}")]
     Format(#[from] FormatError),
-    /// It is a node of another directory.
+    /// The node belongs to another directory.
     #[error("it belongs to {found}")]
     Owner {
-        /// Its owner.
+        /// The directory that it belongs to.
         found: u64,
     },
-    /// It is not one level below its parent.
+    /// The node is not one level below its parent.
     #[error("its level is {found} where {expected} belongs")]
     Level {
-        /// Its level.
+        /// The node's level.
         found: u16,
-        /// The level of its parent, less one.
+        /// The level of its parent, minus one.
         expected: u16,
     },
-    /// It is the child of two nodes, or twice that of one.
+    /// The node is the child of two nodes, or a child of one node twice.
     #[error("the tree leads to it twice")]
     Twice,
-    /// A child begins outside of the bounds of its parent. What is below the parent cannot be reached.
+    /// A child starts outside the bounds of its parent. Everything below the parent is unreachable.
     #[error("it has a child from {from_hash:#x} on, outside of its bounds")]
     ChildMisplaced {
-        /// Where the child begins.
+        /// The hash at which the child starts.
         from_hash: u64,
     },
     /// A name lies where no lookup finds it.
@@ -77,24 +77,25 @@ pub enum FlawKind {
     },
 }
 
-/// What a tree has.
+/// The size of a tree, from [`Tree::check`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Names in their places.
+    /// Number of names in their places.
     pub entries: u64,
-    /// Slots.
+    /// Number of slots.
     pub slots: u64,
-    /// Flaws.
+    /// Number of flaws.
     pub flaws: u64,
 }
 
 impl Tree {
-    /// Goes through the whole tree, and shows `visit` every slot, every name in its place, and every flaw.
+    /// Checks the whole tree, and calls `visit` for every slot, every name in its place, and every
+    /// flaw.
     ///
-    /// The caller compares [`Checked::entries`] with what the inode says.
+    /// The caller must compare [`Checked::entries`] with the inode.
     ///
     /// # Errors
-    /// Those of reading slots. Damage is no error, but a flaw.
+    /// Those of reading slots. Damage is reported as a flaw, not as an error.
     pub fn check(&self, slots: &impl ReadSlots, visit: impl FnMut(Found<'_>)) -> Result<Checked> {
         self.check_hashes(slots, |name| hash_name(self.seed, name), visit)
     }
@@ -130,7 +131,8 @@ struct Check<'s, S, H, V> {
 }
 
 impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> {
-    /// Looks at a node and what is below it. Levels become smaller, so it is not called deeper than a tree can be.
+    /// Checks a node and everything below it. Levels decrease, so the recursion is no deeper than a
+    /// tree can be.
     fn node(&mut self, slot: u64, level: Option<u16>, hashes: Range<u64>) -> Result<()> {
         let bytes = self.slots.slot(slot)?;
         let content = match self.content(slot, Node::decode(&bytes, slot), level) {
@@ -162,7 +164,8 @@ impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> 
         Ok(())
     }
 
-    /// What a node has, if it is one of this tree, at this level, and was not reached before.
+    /// Returns the content of a node if it belongs to this tree, has this level, and was not
+    /// reached before.
     fn content(
         &mut self,
         slot: u64,

@@ -1,4 +1,4 @@
-//! From the root down to a leaf.
+//! Descending from the root to a leaf.
 
 use aquifer_pool::ReadSlots;
 use aquifer_pool::format::directory::{MAX_LEVEL, NodeView};
@@ -7,30 +7,30 @@ use aquifer_pool::format::inode::SlotBytes;
 use super::Tree;
 use crate::error::Result;
 
-/// An interior node on the way down.
+/// An interior node on the path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Step {
     pub slot: u64,
-    /// Which child the way goes on with.
+    /// The index of the child that the path continues with.
     pub index: usize,
 }
 
-/// The way from the root to a leaf.
+/// The path from the root to a leaf.
 pub(super) struct Path {
     steps: [Step; MAX_LEVEL as usize],
     len: usize,
 }
 
 impl Path {
-    /// The interior nodes, from the root on.
+    /// The interior nodes, starting with the root.
     pub fn steps(&self) -> &[Step] {
         &self.steps[..self.len]
     }
 }
 
 impl Tree {
-    /// Loads the leaf in which names of a hash belong, and returns its slot. `pass` is shown every interior node on the way,
-    /// with its slot, and which of its children is next. The tree is not empty.
+    /// Loads the leaf for names of a hash, and returns its slot. Calls `pass` for every interior
+    /// node on the path, with its slot and the index of the next child. The tree must not be empty.
     #[inline]
     pub(super) fn descend(
         &self,
@@ -43,7 +43,7 @@ impl Tree {
         loop {
             slots.load(number, bytes)?;
             let node = self.view(bytes, number)?;
-            // What ends the loop on any bytes.
+            // Terminates the loop on any bytes.
             if parent_level.is_some_and(|level| level != node.level() + 1) {
                 return Err(self.damaged(number, "its level is not the one below its parent's"));
             }
@@ -54,7 +54,7 @@ impl Tree {
         }
     }
 
-    /// Loads the leaf in which names of a hash belong, and returns the way to it and its slot.
+    /// Loads the leaf for names of a hash, and returns the path to it and its slot.
     pub(super) fn path_to(
         &self,
         slots: &impl ReadSlots,
@@ -63,7 +63,7 @@ impl Tree {
     ) -> Result<(Path, u64)> {
         let mut path = Path { steps: Default::default(), len: 0 };
         let number = self.descend(slots, hash, bytes, |slot, _, index| {
-            // Levels are at most the last one and become smaller, so there is room for every step.
+            // Levels start at most at the maximum and decrease, so there is room for every step.
             path.steps[path.len] = Step { slot, index };
             path.len += 1;
         })?;

@@ -1,4 +1,4 @@
-//! New names, and nodes that are split because of them.
+//! Inserting names, and splitting nodes.
 
 use aquifer_pool::ChangeSlots;
 use aquifer_pool::format::directory::{
@@ -13,11 +13,11 @@ use crate::error::{FsError, Result};
 /// A full leaf and the longest entry.
 const MOST_BYTES: usize = NODE_BYTES + ENTRY_BYTES + MAX_NAME_BYTES;
 
-/// The beginning of the names of one hash, in a leaf that is to be split.
+/// Where the names of one hash start, in a leaf that is to be split.
 #[derive(Debug, Clone, Copy)]
 struct Boundary {
     offset: usize,
-    /// Entries before it.
+    /// The number of entries before it.
     index: usize,
     hash: u64,
 }
@@ -26,8 +26,8 @@ impl Tree {
     /// Adds a name.
     ///
     /// # Errors
-    /// [`FsError::Exists`] if it is there, [`FsError::BadName`], [`FsError::NameTooLong`], [`FsError::TooManyCollisions`],
-    /// [`FsError::Damaged`], and those of reading and taking slots.
+    /// [`FsError::Exists`] if the name exists, [`FsError::BadName`], [`FsError::NameTooLong`],
+    /// [`FsError::TooManyCollisions`], [`FsError::Damaged`], and those of reading and taking slots.
     pub fn insert(
         &mut self,
         slots: &mut impl ChangeSlots,
@@ -73,7 +73,8 @@ impl Tree {
         self.add_children(slots, &path, added)
     }
 
-    /// Puts entries, which are too many for one leaf, in leaf `number` and in new ones behind it, which are returned.
+    /// Distributes entries, which are too many for one leaf, over leaf `number` and new ones after
+    /// it, which are returned.
     fn split_leaf(
         &self,
         slots: &mut impl ChangeSlots,
@@ -97,8 +98,9 @@ impl Tree {
         Ok(added)
     }
 
-    /// Where to split entries: at the place that makes both halves most alike. If there is none that makes both fit, there is
-    /// a long entry in the middle, the new one, which gets a leaf for itself and the names of its hash.
+    /// Where to split entries: at the place that makes both halves most equal. If no place makes
+    /// both halves fit, the new entry is long and in the middle, and gets a leaf to itself and the
+    /// other names of its hash.
     fn boundaries(
         &self,
         number: u64,
@@ -133,7 +135,7 @@ impl Tree {
         }
     }
 
-    /// Adds children behind the ones that `path` goes through.
+    /// Adds children after the ones that `path` goes through.
     fn add_children(
         &mut self,
         slots: &mut impl ChangeSlots,

@@ -8,25 +8,29 @@
 //!  leaves            a b      f g          h i      k l      m n          names by hash; all of one hash in one leaf
 //! ```
 //!
-//! The format is that of [`aquifer_pool::format::directory`]. The tree knows no pool: it reads and changes slots through
-//! [`ReadSlots`] and [`ChangeSlots`], which see them as of one moment. Its own state is the number of its root.
+//! The format is that of [`aquifer_pool::format::directory`]. The tree does not depend on a pool:
+//! it reads and changes slots through [`ReadSlots`] and [`ChangeSlots`], which show them as of one
+//! moment. Its only state is the number of its root.
 //!
-//! # What a change costs
-//! Every slot that is changed is 512 bytes in the log, so a change keeps to the leaf if it can. A leaf without room is split
-//! where its halves become most alike, which no more than three leaves and the nodes above them notice. A node that is less
-//! than half full is merged with a neighbour, below the same parent, if both then leave a quarter of the node empty: so a
-//! name that is made and removed over and over does not split and merge nodes each time. A node without entries is given
-//! back. A tree without names has no slots, and to remove a directory there is nothing to do.
+//! # Cost of a change
+//! Every changed slot takes 512 bytes in the log, so a change stays in one leaf if possible. A full
+//! leaf is split where its halves become most equal, which touches at most three leaves and the
+//! nodes above them. A node that is less than half full is merged with a neighbour under the same
+//! parent if the result is at most three quarters full, so that creating and removing one name
+//! repeatedly does not split and merge nodes each time. An empty node is given back. An empty tree
+//! has no slots, so removing a directory needs no work here.
 //!
-//! # What a reader may meet
-//! [`Tree::lookup`] and [`Tree::read_from`] run without a lock, perhaps while slots are being written to, and what they answer counts
-//! only if nothing was changed meanwhile. So they end on any bytes: levels become smaller on the way down, positions
-//! greater on the way along. Checksums are not computed by lookups, but by everything that changes a node: otherwise damage
-//! would get a new, valid checksum.
+//! # Concurrent readers
+//! [`Tree::lookup`] and [`Tree::read_from`] run without a lock, possibly while slots are being
+//! written; the caller drops the result if anything was changed during the call. So they terminate
+//! on any bytes: levels decrease on the way down, positions increase along the leaves. Lookups do
+//! not verify checksums, but everything that changes a node does: otherwise damage would get a new,
+//! valid checksum.
 //!
 //! # Invariants
-//! All leaves have level 0, and a child one level less than its parent. The hashes of a node lie between the bounds that its
-//! parent has for it. No node is empty. A slot is the child of one node. [`Tree::check`] looks at all of these.
+//! All leaves have level 0, and a child is one level below its parent. The hashes of a node lie
+//! within the bounds that its parent has for it. No node is empty. A slot is the child of one node
+//! only. [`Tree::check`] verifies all of these.
 //!
 //! ```
 //! # use aquifer_pool::format::{file::FileKind, inode::{SLOT_BYTES, SlotBytes}};
@@ -88,29 +92,30 @@ pub use read::Batch;
 
 use crate::error::{FsError, Result};
 
-/// What a name leads to.
+/// What a name refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Referent {
-    /// The inode.
+    /// The inode number.
     pub inode: u64,
-    /// Of what kind it is.
+    /// The kind of the inode.
     pub kind: FileKind,
 }
 
 /// The tree of a directory.
 ///
-/// If a call that changes it fails, the slots may be changed in part: the transaction has to be given up, and with it this value.
+/// If a call that changes the tree fails, some slots may be changed already: abort the transaction,
+/// and drop this value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tree {
     /// The inode of the directory.
     pub owner: u64,
-    /// Of the hashes of its names.
+    /// The seed of the hashes of its names.
     pub seed: u64,
-    /// The slot of the root; 0 if there is no name.
+    /// The slot of the root; 0 if the tree is empty.
     pub root: u64,
 }
 
-/// A name and its place. Tests choose the hash, to have names that collide.
+/// A name and its hash. Tests choose the hash, to make names collide.
 #[derive(Debug, Clone, Copy)]
 struct Key<'n> {
     hash: u64,
@@ -118,12 +123,12 @@ struct Key<'n> {
 }
 
 impl Tree {
-    /// Whether there is no name.
+    /// Whether the tree has no names.
     pub fn is_empty(&self) -> bool {
         self.root == 0
     }
 
-    /// What a name leads to. Allocates nothing.
+    /// Looks up what a name refers to. Allocates nothing.
     ///
     /// # Errors
     /// [`FsError::Damaged`], and those of reading slots.
@@ -149,8 +154,8 @@ impl Tree {
         entry.map(|entry| self.referent(number, &entry)).transpose()
     }
 
-    /// Makes a name that is there lead to something else, and returns what it led to; `None` if it is not there, and then
-    /// nothing has happened. Changes one slot.
+    /// Makes an existing name refer to something else, and returns what it referred to; `None` if
+    /// the name does not exist, and then nothing has happened. Changes one slot.
     ///
     /// # Errors
     /// [`FsError::Damaged`], and those of reading slots.
@@ -183,7 +188,7 @@ impl Tree {
         Ok(Some(before))
     }
 
-    /// A leaf that is to be changed at the place of a name.
+    /// Decodes a leaf that is to be changed at the place of a name.
     fn leaf<'b>(&self, bytes: &'b SlotBytes, number: u64, key: Key<'_>) -> Result<Leaf<'b>> {
         let wrong = |error| self.damaged(number, error);
         let view = self.sealed_view(bytes, number)?;
@@ -198,7 +203,7 @@ impl Tree {
         })
     }
 
-    /// The node in a slot, as a lookup sees it.
+    /// Decodes the node in a slot without verifying its checksum.
     #[inline]
     fn view<'b>(&self, bytes: &'b SlotBytes, number: u64) -> Result<NodeView<'b>> {
         let view = NodeView::new(bytes, number).map_err(|error| self.damaged(number, error))?;
@@ -208,13 +213,13 @@ impl Tree {
         }
     }
 
-    /// The node in a slot, its checksum computed.
+    /// Decodes the node in a slot and verifies its checksum.
     fn sealed_view<'b>(&self, bytes: &'b SlotBytes, number: u64) -> Result<NodeView<'b>> {
         slot::check(bytes, MAGIC, number).map_err(|error| self.damaged(number, error))?;
         self.view(bytes, number)
     }
 
-    /// The node in a slot, which is an interior one.
+    /// Decodes the interior node in a slot.
     fn interior(&self, slots: &impl ReadSlots, number: u64) -> Result<Interior> {
         let node = Node::decode(&slots.slot(number)?, number)
             .map_err(|error| self.damaged(number, error))?;
@@ -279,7 +284,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// A leaf that is to be changed: the bytes of its entries around the place of a name.
+/// A leaf that is to be changed: the bytes of its entries before and after the place of a name.
 struct Leaf<'b> {
     count: usize,
     before: &'b [u8],

@@ -1,8 +1,9 @@
-//! Reading a directory piece by piece, while it changes.
+//! Reading a directory in batches, while it changes.
 //!
-//! A position is a hash: a piece has all names from one position up to the next, as of one moment. Names never change their hash,
-//! so whoever reads on at the next position sees each name that was there all the time once, whatever happened in
-//! between. A name that came or went meanwhile is seen or not, as with any directory.
+//! A position is a hash: a batch has all names from one position up to the next, as of one moment.
+//! Names never change their hash, so a reader that continues at the next position sees each name
+//! that existed all the time exactly once, whatever happened in between. A name that was added or
+//! removed in between may or may not be seen, as with any directory.
 
 use aquifer_pool::ReadSlots;
 use aquifer_pool::format::directory::DirectoryEntry;
@@ -11,18 +12,19 @@ use aquifer_pool::format::inode::SLOT_BYTES;
 use super::Tree;
 use crate::error::Result;
 
-/// Names of a directory, as of one moment.
+/// A batch of names of a directory, as of one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// All names from the position that was asked for up to the next, ascending by hash.
+    /// All names from the requested position up to the next, ascending by hash.
     pub entries: Vec<DirectoryEntry>,
-    /// Where to go on; `None` at the end.
+    /// Where to continue; `None` at the end.
     pub next_hash: Option<u64>,
 }
 
 impl Tree {
-    /// Names from a position on: 0 for the first. There are at least `at_least` of them, if so many follow; at most those
-    /// of one leaf more, since names of one leaf come together.
+    /// Reads names from a position on; 0 is the first. Returns at least `at_least` names, if that
+    /// many follow, and at most one leaf's names more, since the names of a leaf are returned
+    /// together.
     ///
     /// # Errors
     /// [`FsError::Damaged`](crate::FsError::Damaged), and those of reading slots.
@@ -47,7 +49,8 @@ impl Tree {
             let mut leaf = leaf.map_err(|error| self.damaged(number, error))?;
             let last_hash = leaf.last().map_or(0, |entry| entry.hash);
             leaf.retain(|entry| entry.hash >= position);
-            // The position rises with each leaf, and each leaf but the first adds an entry: what ends the loop on any bytes.
+            // The position increases with each leaf, and each leaf except the first adds an entry:
+            // this terminates the loop on any bytes.
             let is_in_place = bound.is_none_or(|bound| position < bound && last_hash < bound);
             if !is_in_place || (leaf.is_empty() && position > from_hash) {
                 return Err(self.damaged(number, "its names are not those that belong there"));

@@ -1,4 +1,4 @@
-//! Names that go, and nodes that are merged or given back because of them.
+//! Removing names, and merging and freeing nodes.
 
 use aquifer_pool::ChangeSlots;
 use aquifer_pool::format::directory::{MAX_CHILDREN, NODE_BYTES};
@@ -8,16 +8,17 @@ use super::descend::Step;
 use super::{Interior, Key, Leaf, Referent, Tree};
 use crate::error::Result;
 
-/// A leaf with more bytes is left alone.
+/// A leaf with more bytes is not merged.
 const FEW_BYTES: usize = NODE_BYTES / 2;
-/// Two leaves are merged if they have no more bytes.
+/// Two leaves are merged if they have at most this many bytes together.
 const MERGED_BYTES: usize = NODE_BYTES / 4 * 3;
-/// An interior node with more children is left alone.
+/// An interior node with more children is not merged.
 const FEW_CHILDREN: usize = MAX_CHILDREN / 2;
-/// Two interior nodes are merged if they have no more children.
+/// Two interior nodes are merged if they have at most this many children together.
 const MERGED_CHILDREN: usize = MAX_CHILDREN / 4 * 3;
 
-/// The left one of each pair of neighbours that a child is in: the child before, then the one behind.
+/// The pairs of neighbours that a child is part of: with the child before it, then with the one
+/// after it.
 fn neighbours(index: usize, children: usize) -> impl Iterator<Item = (usize, usize)> {
     let before = index.checked_sub(1).map(|left| (left, left));
     let behind = (index + 1 < children).then_some((index, index + 1));
@@ -25,10 +26,12 @@ fn neighbours(index: usize, children: usize) -> impl Iterator<Item = (usize, usi
 }
 
 impl Tree {
-    /// Removes a name, and returns what it led to; `None` if it is not there, and then nothing has happened.
+    /// Removes a name, and returns what it referred to; `None` if the name does not exist, and then
+    /// nothing has happened.
     ///
     /// # Errors
-    /// [`FsError::Damaged`](crate::FsError::Damaged), and those of reading slots and giving them back.
+    /// [`FsError::Damaged`](crate::FsError::Damaged), and those of reading slots and giving them
+    /// back.
     pub fn remove(
         &mut self,
         slots: &mut impl ChangeSlots,
@@ -60,7 +63,7 @@ impl Tree {
         Ok(Some(referent))
     }
 
-    /// Merges what is left of a leaf with a neighbour, if both together are small.
+    /// Merges the rest of a leaf with a neighbour, if both are small enough together.
     fn merge_leaf(
         &mut self,
         slots: &mut impl ChangeSlots,
@@ -107,8 +110,9 @@ impl Tree {
         Ok(false)
     }
 
-    /// Removes a child, whose slot is no longer in use, from the last node of `steps`; without any, the child was the root.
-    /// The neighbour before it, or else the one behind, gets its hashes.
+    /// Removes a child, whose slot was given back, from the last node of `steps`; if `steps` is
+    /// empty, the child was the root. The neighbour before it, or else the one after it, takes over
+    /// its hash range.
     fn remove_child(
         &mut self,
         slots: &mut impl ChangeSlots,
@@ -136,7 +140,7 @@ impl Tree {
         }
     }
 
-    /// Puts a node, merged with a neighbour if both together are small.
+    /// Puts a node, merged with a neighbour if both are small enough together.
     fn merge_interior(
         &mut self,
         slots: &mut impl ChangeSlots,
@@ -164,7 +168,7 @@ impl Tree {
         self.put_interior(slots, node)
     }
 
-    /// Puts the root, or makes its only child the root.
+    /// Puts the root; if it has only one child, that becomes the root.
     fn put_root(&mut self, slots: &mut impl ChangeSlots, mut node: Interior) -> Result<()> {
         if node.children.len() > 1 {
             return self.put_interior(slots, node);

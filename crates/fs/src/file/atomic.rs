@@ -1,4 +1,4 @@
-//! Replacing and exchanging pages: one record of the log, and no byte of data copied or torn.
+//! Replacing and exchanging pages: one log record, and no byte of data copied or torn.
 
 use std::sync::Arc;
 
@@ -15,12 +15,13 @@ use crate::files::now_ns;
 use crate::names::Names;
 
 impl File {
-    /// Writes all of `bytes` from `offset_bytes` on, of any length, so that everybody always sees all of it or nothing: other
-    /// processes now, and whoever opens the pool after a crash. The bytes are written to new pages, which then take
-    /// the place of the old ones.
+    /// Writes all of `bytes` at `offset_bytes` atomically, whatever their length: readers in all
+    /// processes, and processes that open the pool after a crash, see all of them or none.
     ///
-    /// As with any other call, a power cut can undo it until [`File::sync_all`]. It takes room for the new pages while the old
-    /// ones are still there.
+    /// The bytes are written to new pages, which then replace the old ones.
+    ///
+    /// As with any other call, a power cut can undo it until [`File::sync_all`]. It needs room for
+    /// the new pages in addition to the old ones.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -29,14 +30,14 @@ impl File {
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
     /// file.write_atomic(&[1; 10_000], 0)?;
-    /// file.write_atomic(&[2; 10_000], 0)?; // at no moment anybody sees ones and twos
+    /// file.write_atomic(&[2; 10_000], 0)?; // no reader sees a mix of ones and twos
     /// assert_eq!(file.metadata()?.len(), 10_000);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Errors
-    /// As for [`File::write_at`], and [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of the file; the pool also counts as full
-    /// if it has room for it only in more than 512 pieces. Then nothing has happened.
+    /// As for [`File::write_at`], and [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut)
+    /// of the file; the pool also counts as full if its free space for the new pages is in more
+    /// than 512 pieces. On error, nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -52,15 +53,19 @@ impl File {
         write.replace(bytes, range)
     }
 
-    /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from `offset_bytes` on with as many of
-    /// `other` from `other_offset_bytes` on. Nothing is copied, however many they are, and everybody always sees both files
-    /// before or both after it, also after a crash. So a large part of a file is replaced at once: it is written to a file without
-    /// readers, and exchanged.
+    /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from
+    /// `offset_bytes` on with as many of `other` from `other_offset_bytes` on.
     ///
-    /// Until it is durable, a power cut can undo it. So whoever writes next over bytes that one of the two files has waits
-    /// for that, once, or the other one would get them back with these bytes in them.
+    /// Nothing is copied, whatever the length. Readers in all processes always see both files
+    /// before the exchange or both after it, also after a crash. So a large part of a file can be
+    /// replaced at once: write it to a file without readers, and exchange.
     ///
-    /// All three numbers are multiples of 4,096, and both ranges end at the last page of their file at the latest.
+    /// Until the exchange is durable, a power cut can undo it. So the next overwrite of bytes of
+    /// either file first waits until it is durable, once; otherwise the other file could get these
+    /// pages back with the new bytes in them.
+    ///
+    /// All three numbers are multiples of 4,096, and neither range extends beyond the last page of
+    /// its file.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -78,10 +83,12 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotPages`] if these are not whole pages of both, or parts of one file that overlap;
-    /// [`FsError::OtherPool`]; [`FsError::InUse`] if there is a [`ViewMut`](crate::ViewMut) of one of the files;
-    /// [`PoolError::TooManyRuns`](aquifer_pool::PoolError::TooManyRuns) if the pages lie in more than 4,096 pieces, which can be exchanged in
-    /// parts; others as for [`File::write_at`]. Then nothing has happened.
+    /// [`FsError::NotPages`] if the ranges are not whole pages of both files, or overlapping parts
+    /// of one file; [`FsError::OtherPool`]; [`FsError::InUse`] if there is a
+    /// [`ViewMut`](crate::ViewMut) of one of the files;
+    /// [`PoolError::TooManyRuns`](aquifer_pool::PoolError::TooManyRuns) if the pages lie in more
+    /// than 4,096 pieces, which can be exchanged in parts; others as for [`File::write_at`]. On
+    /// error, nothing has happened.
     pub fn pswap(
         &self,
         offset_bytes: u64,
@@ -104,7 +111,8 @@ impl File {
             return Err(FsError::NotPages { reason: "the two parts of the file overlap" });
         }
         let lock = &shared.pool.lock_two_files(own.number, others.number)?;
-        // Not `OpenInode::table` later: a reader may show an older one there at any time.
+        // Keep the tables read here. `OpenInode::table` can change later: a reader may publish an
+        // older one at any time.
         let of = |open| {
             let (inode, table) = shared.table(open)?;
             Ok::<_, FsError>(Write { shared, lock, open, inode, table })
@@ -139,7 +147,8 @@ impl File {
             exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>((own_table, other_table))
         };
-        // SAFETY: both files' locks are held, and both were found changeable under them, so neither has a lease.
+        // SAFETY: both files' locks are held, and both files were found mutable under them, so
+        // neither has a lease.
         let exchange = || unsafe { shared.pool.try_change(Vec::new(), change) };
         let tables = lock.exchange(exchange)?;
         own.set_table(Arc::new(tables.0));
@@ -150,7 +159,7 @@ impl File {
     }
 }
 
-/// A run as runs that are not too long to be stored.
+/// Cuts a run into runs that are short enough to be stored.
 fn cut(run: Run) -> impl Iterator<Item = Run> {
     const MOST: u64 = aquifer_pool::format::run::MAX_RUN_PAGES;
     let most = if run.is_hole() { u64::MAX } else { MOST };
@@ -189,7 +198,7 @@ fn whole_pages(offset_bytes: u64, len_bytes: u64) -> Result<FilePages> {
 }
 
 impl Write<'_> {
-    /// Puts new pages with `bytes` in the place of those of `range`.
+    /// Replaces the pages of `range` by new pages with `bytes`.
     fn replace(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         self.check()?;
         self.check_not_viewed()?;
@@ -224,7 +233,7 @@ impl Write<'_> {
         self.commit(edit, reservations)
     }
 
-    /// Fills new pages with what the file has there, and `bytes` over it.
+    /// Fills new pages with the file's current bytes, overlaid with `bytes`.
     fn fill_replacing(
         &self,
         run: Run,
@@ -236,7 +245,7 @@ impl Write<'_> {
         let end = pages.end().0 * PAGE_BYTES;
         let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
         let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - start);
-        // Less than a page before and behind.
+        // Less than a page before and after `bytes`.
         for (edge_from, edge_to) in [(start, from), (to, end)] {
             let mut edge = vec![0; (edge_to - edge_from) as usize];
             self.shared.read_at(self.open, &mut edge, edge_from)?;
@@ -246,8 +255,8 @@ impl Write<'_> {
         self.put(at(from), &bytes[part])
     }
 
-    /// Makes sure that pages hold nothing but the file's bytes, and returns where they lie. They end with the file's last page at the
-    /// latest.
+    /// Zeroes what these pages hold beyond the end of the file, and returns where the pages lie.
+    /// Fails if they extend beyond the file's last page.
     fn make_exchangeable(&self, pages: FilePages) -> Result<Vec<aquifer_pool::media::ByteRange>> {
         let size_bytes = self.inode.size_bytes;
         let end_bytes = pages.end().0 * PAGE_BYTES;

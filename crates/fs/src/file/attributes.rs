@@ -1,4 +1,4 @@
-//! Owner and extended attributes of an open file: what `fchown`, `fgetxattr` and their like are.
+//! Owner and extended attributes of an open file: like `fchown`, `fgetxattr` and related calls.
 
 use aquifer_pool::Transaction;
 use aquifer_pool::format::file::FileInode;
@@ -8,7 +8,7 @@ use crate::attributes::{self, SetMode};
 use crate::error::{FsError, Result};
 
 impl File {
-    /// Changes user and group; `None` leaves one as it is.
+    /// Sets user and group; `None` leaves one unchanged.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -30,7 +30,8 @@ impl File {
         })
     }
 
-    /// The value of an extended attribute: [`Files::attribute`](crate::Files::attribute) of what is open.
+    /// Returns the value of an extended attribute, as
+    /// [`Files::attribute`](crate::Files::attribute).
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -50,7 +51,7 @@ impl File {
         self.look_at_attributes(|inode, slots| attributes::get(inode, slots, name.as_ref()))
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -69,7 +70,7 @@ impl File {
         self.look_at_attributes(|inode, slots| attributes::list(inode, slots))
     }
 
-    /// Sets an extended attribute: [`Files::set_attribute`](crate::Files::set_attribute) of what is open.
+    /// Sets an extended attribute, as [`Files::set_attribute`](crate::Files::set_attribute).
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

@@ -1,7 +1,7 @@
-//! Advisory locks: of whole files, named as in `std::fs`, and of ranges of their bytes, as `fcntl` has them.
+//! Advisory locks: of whole files, named as in `std::fs`, and of byte ranges, as with `fcntl`.
 //!
-//! The kernel keeps them ([`AdvisoryLocks`] says how), so they end with their handle and with its process,
-//! however that ends, and are seen between PID namespaces. They keep nobody from reading and writing who does not ask for them.
+//! The kernel keeps them (see [`AdvisoryLocks`]). So they end when their handle is closed or its
+//! process dies, and work across PID namespaces. Advisory: they do not block I/O.
 
 use std::ops::{Range, RangeBounds};
 use std::time::Duration;
@@ -13,17 +13,17 @@ use aquifer_vm::bytes::bounds_of;
 use super::File;
 use crate::error::{FsError, Result};
 
-/// A lock of somebody else's on a range.
+/// A lock on a range that another handle holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldRange {
-    /// Its bytes; the end is `u64::MAX` if it has all behind the start.
+    /// The locked bytes; the end is `u64::MAX` if the lock has no end.
     pub range: Range<u64>,
-    /// Whether it lets others in.
+    /// Whether it is shared or exclusive.
     pub mode: LockMode,
 }
 
-/// The range as an area; an empty one is an error.
+/// Converts a range to an area; an empty range is an error.
 fn area_of(range: impl RangeBounds<u64>) -> Result<LockArea> {
     let Range { start, end } = bounds_of(&range, u64::MAX);
     match start < end {
@@ -48,12 +48,12 @@ impl File {
         if let Some(made) = locks.get() {
             return Ok(made);
         }
-        // Another thread may be faster; then its one counts.
+        // Another thread may be first; then its locks are used.
         let made = self.files().pool().advisory_locks(self.inode().number)?;
         Ok(locks.get_or_init(|| made))
     }
 
-    /// Does something about an area, if it can be locked.
+    /// Runs a lock operation on an area, after checking that the area can be locked.
     fn with_area<T>(
         &self,
         area: &LockArea,
@@ -75,13 +75,14 @@ impl File {
         })
     }
 
-    /// Locks the file for this handle alone; waits for as long as it takes. As [`std::fs::File::lock`].
+    /// Locks the file exclusively for this handle; blocks until it can. As [`std::fs::File::lock`].
     ///
-    /// The lock is this handle's, with its clones: another handle of the same file, in this process or another one, stands against
-    /// it. It ends with [`File::unlock`], when the last clone is dropped, and when the process dies. A handle that has the file locked
-    /// changes the kind of its lock; if it has to wait for that, it has none meanwhile.
+    /// The lock belongs to this handle and its clones: it conflicts with other handles of the same
+    /// file, in this process or another one. It ends with [`File::unlock`], when the last clone is
+    /// dropped, and when the process dies. If the handle already holds a lock of the file, the lock
+    /// is converted; while that blocks, the handle holds no lock.
     ///
-    /// Who opened the *pool* for reading can take shared locks only.
+    /// If the *pool* was opened read-only, only shared locks are possible.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -100,14 +101,14 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Interrupted`] if a signal ends the waiting, and then the handle has no lock; [`FsError::Pool`] if the pool was opened for
-    /// reading, the process is a fork, or the system does not lock; [`FsError::IsADirectory`].
+    /// [`FsError::Interrupted`] if a signal interrupts the wait, and then the handle has no lock;
+    /// [`FsError::Pool`] if the pool was opened read-only, the process is a fork, or the system
+    /// does not support locks; [`FsError::IsADirectory`].
     pub fn lock(&self) -> Result<()> {
         self.with_area(&LockArea::File, |locks, area| locks.lock(area, LockMode::Exclusive))
     }
 
-    /// Locks the file together with others that want it shared; waits for as long as it takes. As
-    /// [`std::fs::File::lock_shared`].
+    /// Locks the file in shared mode; blocks until it can. As [`std::fs::File::lock_shared`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -123,12 +124,12 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::lock`]; nothing is wrong with a pool that was opened for reading.
+    /// As for [`File::lock`], but a pool that was opened read-only is no error.
     pub fn lock_shared(&self) -> Result<()> {
         self.with_area(&LockArea::File, |locks, area| locks.lock(area, LockMode::Shared))
     }
 
-    /// [`File::lock`] if that needs no waiting. As [`std::fs::File::try_lock`].
+    /// Tries [`File::lock`] without blocking. As [`std::fs::File::try_lock`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -137,19 +138,20 @@ impl File {
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
     /// file.try_lock()?;
-    /// file.try_lock()?; // never in its own way
+    /// file.try_lock()?; // no conflict with itself
     /// let error = files.open_file("/f")?.try_lock().unwrap_err();
     /// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::WouldBlock);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Locked`]; then a lock that the handle had is still there, as it was. Others as for [`File::lock`].
+    /// [`FsError::Locked`]; then the handle keeps the lock that it had. Others as for
+    /// [`File::lock`].
     pub fn try_lock(&self) -> Result<()> {
         self.try_area(&LockArea::File, LockMode::Exclusive)
     }
 
-    /// [`File::lock_shared`] if that needs no waiting. As [`std::fs::File::try_lock_shared`].
+    /// Tries [`File::lock_shared`] without blocking. As [`std::fs::File::try_lock_shared`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -173,7 +175,7 @@ impl File {
         locked(self.with_area(area, |locks, area| locks.try_lock(area, mode))?)
     }
 
-    /// Locks the file, and waits for that no longer than `timeout`.
+    /// Locks the file; blocks for at most `timeout`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -200,7 +202,7 @@ impl File {
         )
     }
 
-    /// Gives the lock of the file up. It is no error if there is none. As [`std::fs::File::unlock`].
+    /// Releases the lock of the file, if the handle has one. As [`std::fs::File::unlock`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -220,8 +222,8 @@ impl File {
         self.with_area(&LockArea::File, AdvisoryLocks::unlock)
     }
 
-    /// Whether somebody else's lock of the file stands against one in this mode, and in which mode that is. Locks of ranges are not
-    /// looked at.
+    /// Returns the mode of a lock of the file that conflicts with `mode` and that another handle
+    /// holds. Locks of ranges are ignored.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -244,11 +246,13 @@ impl File {
         Ok(found.map(|held| held.mode))
     }
 
-    /// Locks a range of bytes, which need not be there; waits for as long as it takes. `fcntl` calls it `F_OFD_SETLKW`.
+    /// Locks a range of bytes, which need not exist; blocks until it can. `F_OFD_SETLKW` of
+    /// `fcntl`.
     ///
-    /// Whose the lock is and when it ends is as for [`File::lock`], which it does not stand against. What the handle has locked of the range
-    /// already changes its mode, and is kept while it waits: so two that have bytes shared and both want them exclusively wait
-    /// for each other. [`File::lock_range_timeout`] does not wait for ever.
+    /// Ownership and lifetime are as for [`File::lock`], with which range locks do not conflict.
+    /// Any part of the range that the handle has already locked is converted, and stays locked
+    /// while the call blocks: two handles that share bytes and both want them exclusively deadlock.
+    /// [`File::lock_range_timeout`] does not block forever.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -259,18 +263,19 @@ impl File {
     ///
     /// let (one, other) = (files.create_file("/f")?, files.open_file("/f")?);
     /// one.lock_range(0..100, LockMode::Exclusive)?;
-    /// other.lock_range(100.., LockMode::Exclusive)?; // up to the end, wherever that comes to be
+    /// other.lock_range(100.., LockMode::Exclusive)?; // up to any length of the file
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// As for [`File::lock`], but what the handle had is still there; [`FsError::EmptyRange`]; [`FsError::LockTooFar`] for bytes that cannot be locked: in a pool with a
-    /// million inodes those behind the first 4 TiB of a file, with fewer inodes further behind, with more before.
+    /// As for [`File::lock`], but the handle keeps the locks that it had; [`FsError::EmptyRange`];
+    /// [`FsError::LockTooFar`] for bytes beyond the limit: 4 TiB in a pool with a million inodes,
+    /// more with fewer inodes, less with more.
     pub fn lock_range(&self, range: impl RangeBounds<u64>, mode: LockMode) -> Result<()> {
         self.with_area(&area_of(range)?, |locks, area| locks.lock(area, mode))
     }
 
-    /// [`File::lock_range`] if that needs no waiting: `F_OFD_SETLK`.
+    /// Tries [`File::lock_range`] without blocking. `F_OFD_SETLK` of `fcntl`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -294,7 +299,7 @@ impl File {
         self.try_area(&area_of(range)?, mode)
     }
 
-    /// Locks a range of bytes, and waits for that no longer than `timeout`.
+    /// Locks a range of bytes; blocks for at most `timeout`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -327,7 +332,7 @@ impl File {
         )
     }
 
-    /// Gives up what the handle has locked of a range.
+    /// Releases whatever the handle has locked of a range.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -349,8 +354,8 @@ impl File {
         self.with_area(&area_of(range)?, AdvisoryLocks::unlock)
     }
 
-    /// The first lock of somebody else's that keeps this handle from locking a range in this mode: `F_OFD_GETLK`. Whose it is, the
-    /// system does not say.
+    /// Returns the first lock of another handle that conflicts with locking a range in this mode.
+    /// `F_OFD_GETLK` of `fcntl`. The system does not report the owner.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

@@ -1,20 +1,26 @@
 //! An open file: reading and writing it without system calls.
 //!
 //! # Reading
-//! takes no lock. A reader takes the size and the layout version from the inode, the pages from the table of that version, copies the
-//! bytes, and looks at the layout version again. If that has changed, the pages may have been given up meanwhile, and it begins
-//! anew. Bytes that somebody overwrites in place meanwhile may come out old in one aligned word of eight and new in the next.
+//! Takes no lock. A reader takes the size and the layout version from the inode and the pages from
+//! the table of that version, copies the bytes, and checks the layout version again. If it has
+//! changed, the pages may have been freed during the copy, and the reader retries. While bytes are
+//! overwritten in place, a reader may see the old value in one aligned eight-byte word and the new
+//! value in the next.
 //!
 //! # Writing
-//! One writer at a time has a file ([`Pool::lock_file`](aquifer_pool::Pool::lock_file)), across all processes. What is inside the file's pages and its size is copied in place.
-//! Everything else is made of new pages: they are reserved, filled, and named in one transaction with the new size, so
-//! that others see all of it or nothing, and a process that dies in between leaves nothing. Where that takes more pieces of the pool
-//! than can be reserved at a time, it is done from the front on, in several transactions.
+//! A file has one writer at a time ([`Pool::lock_file`](aquifer_pool::Pool::lock_file)), across all
+//! processes. Bytes inside both the file's pages and its size are copied in place. Everything else
+//! goes to new pages: they are reserved, filled, and linked to the file in one transaction together
+//! with the new size. So readers see all of it or nothing, and a process that dies in between
+//! leaves nothing behind. If that takes more pieces of the pool than can be reserved at a time, it
+//! is done front to back, in several transactions.
 //!
-//! # What lies behind the end
-//! Bytes of a file's pages behind its size are undefined: they may be what an earlier owner left. So whoever raises the size first
-//! writes what comes to be inside ([`write`]), and the transaction says so ([`Transaction::expose`](aquifer_pool::Transaction::expose)): a power cut that
-//! keeps the size keeps these bytes.
+//! # Beyond the end of the file
+//! Bytes of a file's pages beyond its size are undefined: they may be left over from an earlier
+//! owner of the page. So a writer that raises the size first writes all bytes that come to lie
+//! inside ([`write`]), and declares them in the transaction
+//! ([`Transaction::expose`](aquifer_pool::Transaction::expose)): if the size survives a power cut,
+//! so do these bytes.
 
 mod atomic;
 mod attributes;
@@ -53,8 +59,8 @@ use crate::walk;
 
 /// An open file, or a directory open for its metadata. Can be shared between threads.
 ///
-/// A clone is the same open file: it has the same position. The file stays there as long as somebody has it open, whatever becomes of its
-/// names.
+/// A clone is the same open file and shares its position. The file exists as long as a handle is
+/// open, whatever happens to its names.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -81,12 +87,12 @@ pub struct File {
 
 struct Opened {
     files: Files,
-    /// There until it is closed.
+    /// `Some` until it is closed.
     inode: Option<Arc<OpenInode>>,
     options: FileOptions,
-    /// For those calls that go on where the last one ended.
+    /// For calls that continue where the last one ended.
     position: AtomicU64,
-    /// Made when something is locked or asked about.
+    /// Created at the first lock or lock query.
     locks: OnceLock<AdvisoryLocks>,
 }
 
@@ -98,7 +104,7 @@ impl fmt::Debug for File {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // While the number is still the file's.
+        // Before the inode is closed, while its number still belongs to the file.
         drop(self.locks.take());
         let Some(inode) = self.inode.take() else { return };
         self.files.shared.close(inode, self.options.writes());
@@ -140,7 +146,7 @@ impl File {
         format!("(inode {})", self.inode().number).into()
     }
 
-    /// What the file is now.
+    /// Returns the current metadata of the file.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -159,7 +165,7 @@ impl File {
         self.files().shared.load_inode(self.inode()).map(Metadata::of)
     }
 
-    /// Changes the permissions.
+    /// Sets the permissions.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -178,7 +184,7 @@ impl File {
         self.set(|inode| inode.mode = mode & 0o7777)
     }
 
-    /// Changes the times of the last access and of the last change of content; `None` leaves one as it is.
+    /// Sets the times of the last access and the last modification; `None` leaves one unchanged.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -219,7 +225,7 @@ impl File {
         })
     }
 
-    /// Makes the content of the file durable, and everything that was done in the pool before.
+    /// Makes the content of the file durable, and all earlier changes in the pool.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -228,12 +234,12 @@ impl File {
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
     /// file.write_at(b"text", 0)?;
-    /// file.sync_all()?; // content and name survive a power cut from here on
+    /// file.sync_all()?; // now content and name survive a power cut
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`]; then it may be durable or not, and the pool is read-only from then on.
+    /// [`FsError::Pool`]; the data may be durable or not, and the pool is read-only after that.
     pub fn sync_all(&self) -> Result<()> {
         let shared = &self.files().shared;
         if self.inode().kind == FileKind::File {
@@ -245,7 +251,7 @@ impl File {
         Ok(shared.pool.sync()?)
     }
 
-    /// As [`File::sync_all`]: a pool has one log, so metadata that the content does not need is not left out.
+    /// As [`File::sync_all`]: the pool has one log, so no metadata can be left out.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -266,8 +272,8 @@ impl File {
 }
 
 impl OpenInode {
-    /// The inode as it is now. A file is there as long as it is open. A directory is not: when it is removed there is nothing left to
-    /// read in it.
+    /// Reads the current inode. A file exists as long as it is open. A directory does not: once
+    /// removed, it has nothing left to read.
     pub fn read(&self, slots: &impl ReadSlots) -> Result<FileInode> {
         match walk::inode(slots, self.number) {
             Ok(inode) if inode.incarnation == self.incarnation => Ok(inode),
@@ -284,7 +290,7 @@ impl OpenInode {
 }
 
 impl crate::files::Shared {
-    /// Gives up a handle. What fails of the cleaning up is made up for when the pool is opened.
+    /// Closes a handle. Cleanup that fails here is done the next time the pool is opened.
     pub fn close(&self, open: Arc<OpenInode>, was_written: bool) {
         if !self.pool.is_writable() {
             return;
@@ -296,20 +302,21 @@ impl crate::files::Shared {
         if !self.opened.close(open) {
             return;
         }
-        // While it is being changed, nobody knows; then it is looked at once more, with care. If it was a directory, something else may
-        // have its number by now, and was not freed because of this handle.
+        // `None` while the inode is being changed: assume an orphan; `reap` checks again in a
+        // transaction. The number of a removed directory may now belong to another inode, which
+        // this handle's pin kept from being freed.
         let may_be_orphan = self.pool.file_state(number).is_none_or(|state| state.links == 0);
         if may_be_orphan {
             let _ = self.reap(number);
         }
     }
 
-    /// The inode of an open file, as it is now.
+    /// Reads the current inode of an open file.
     pub fn load_inode(&self, open: &OpenInode) -> Result<FileInode> {
         self.look(|slots| open.read(slots))
     }
 
-    /// The inode and the table of an open file, as of one moment.
+    /// Reads the inode and the table of an open file, as of one moment.
     pub fn table(&self, open: &OpenInode) -> Result<(FileInode, Arc<FileTable>)> {
         let known = open.table();
         let (inode, table) = self.look(|slots| {

@@ -32,7 +32,7 @@ pub struct FileOptions {
 }
 
 impl FileOptions {
-    /// Nothing is allowed yet.
+    /// Returns options that allow nothing yet.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -49,7 +49,7 @@ impl FileOptions {
         FileOptions::default()
     }
 
-    /// Whether it can be read.
+    /// Sets whether the file can be read.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -68,7 +68,7 @@ impl FileOptions {
         self
     }
 
-    /// Whether it can be written.
+    /// Sets whether the file can be written.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -88,7 +88,7 @@ impl FileOptions {
         self
     }
 
-    /// Whether all writing is at the end, wherever that is then.
+    /// Sets whether each write goes to the current end of the file.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -107,7 +107,7 @@ impl FileOptions {
         self
     }
 
-    /// Whether it is emptied.
+    /// Sets whether the file is truncated.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -126,7 +126,7 @@ impl FileOptions {
         self
     }
 
-    /// Whether it is made if there is none.
+    /// Sets whether the file is created if it does not exist.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -144,7 +144,7 @@ impl FileOptions {
         self
     }
 
-    /// Whether it is made, and must not be there: `O_EXCL`.
+    /// Sets whether the file is created, and must not exist: `O_EXCL`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -163,7 +163,7 @@ impl FileOptions {
         self
     }
 
-    /// Whether a symbolic link at the end of the path is an error: `O_NOFOLLOW`.
+    /// Sets whether a symbolic link at the end of the path is an error: `O_NOFOLLOW`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -183,7 +183,7 @@ impl FileOptions {
         self
     }
 
-    /// Permissions of a file that is made, less the process's umask; 0o666 by default.
+    /// Sets the permissions of a new file, less the process's umask; 0o666 by default.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

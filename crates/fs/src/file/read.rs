@@ -11,8 +11,8 @@ use crate::files::Shared;
 use crate::open_inodes::OpenInode;
 
 impl File {
-    /// Reads from `offset_bytes` on; how many bytes were read: fewer than asked for only at the end of the file. Holes read as
-    /// zeros.
+    /// Reads at `offset_bytes`, and returns how many bytes were read: fewer than requested only at
+    /// the end of the file. Holes read as zeros.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -27,14 +27,15 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor), [`FsError::IsADirectory`](crate::FsError::IsADirectory),
+    /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor),
+    /// [`FsError::IsADirectory`](crate::FsError::IsADirectory),
     /// [`FsError::Pool`](crate::FsError::Pool) if the media cannot be read.
     pub fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<usize> {
         self.check_reads()?;
         self.files().shared.read_at(self.inode(), bytes, offset_bytes)
     }
 
-    /// [`File::read_at`] into one buffer after the other.
+    /// Reads into several buffers in order, each as [`File::read_at`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -70,7 +71,8 @@ impl File {
     }
 }
 
-/// What `copy` returns for a state of the file whose layout version, the first part, is still the file's afterwards.
+/// Runs `copy` on a state of the file, and retries until the state's layout version (the first part
+/// of the tuple) is still current afterwards.
 #[inline]
 pub(crate) fn copy_of_one_layout<S, T>(
     state: impl Fn() -> Result<(u64, S)>,
@@ -80,7 +82,7 @@ pub(crate) fn copy_of_one_layout<S, T>(
     loop {
         let (version, state) = state()?;
         let copied = copy(&state)?;
-        // A change of the layout raises the version before any page can be given up.
+        // A layout change raises the version before any page can be freed.
         if has_layout(version)? {
             return Ok(copied);
         }
@@ -110,7 +112,7 @@ impl Shared {
         )
     }
 
-    /// Size, layout version, and the table of that version.
+    /// Returns the size, the layout version, and the table of that version.
     pub(crate) fn state(&self, open: &OpenInode) -> Result<(u64, u64, Guard<Arc<FileTable>>)> {
         loop {
             if let Some(table) = open.table()
@@ -123,11 +125,12 @@ impl Shared {
             if let Some(table) = open.table().filter(|table| table.is_current(&inode)) {
                 return Ok((inode.size_bytes, inode.layout_version, table));
             }
-            // Another thread has shown another one meanwhile.
+            // Another thread has published another table in between.
         }
     }
 
-    /// Copies bytes of a file that has this table, all of them before its end or its last run.
+    /// Copies bytes of a file with this table. The range must not extend beyond the end of the
+    /// file.
     pub(crate) fn copy_out(
         &self,
         table: &FileTable,

@@ -1,4 +1,4 @@
-//! Where the bytes of a file lie, and bringing them together.
+//! Where the bytes of a file lie, and defragmenting it.
 
 use std::ops::Range;
 
@@ -11,33 +11,33 @@ use super::write::{Edit, Write};
 use crate::error::Result;
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
-/// How much is moved in one transaction: readers and writers of the file wait for no more than this.
+/// How much is moved in one transaction: it bounds how long readers and writers of the file wait.
 const STEP_PAGES: u64 = (16 << 20) / PAGE_BYTES;
 
-/// Bytes of a file that lie one behind the other in the pool, or are a hole.
+/// Consecutive bytes of a file that are also consecutive in the pool, or a hole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileRun {
-    /// Which bytes of the file.
+    /// The bytes of the file.
     pub range: Range<u64>,
     /// Where the first of them lies in the pool; `None` in a hole.
     pub pool_offset_bytes: Option<u64>,
 }
 
-/// What [`File::defragment`] has done.
+/// What [`File::defragment`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Defragmented {
-    /// Runs before, holes not counted.
+    /// Runs before the call, holes not counted.
     pub runs_before: usize,
-    /// Runs after.
+    /// Runs after the call, holes not counted.
     pub runs_after: usize,
     /// Bytes that were moved.
     pub moved_bytes: u64,
 }
 
 impl File {
-    /// Where the bytes of the file lie, in order and without a gap.
+    /// Returns where the bytes of the file lie, in order and without a gap.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -63,9 +63,12 @@ impl File {
         Ok(table.pieces(all).map(run).collect())
     }
 
-    /// Moves the content of the file to fewer runs, as far as the free space allows, so that views of it are pointers again. Never to more
-    /// of them, and where there is no better place nothing is moved. Holes stay holes.
-    /// Readers and writers go on meanwhile; views keep the pages that they have. If it fails, the file is whole, and a part may have been
+    /// Moves the content of the file to fewer runs if the free space allows, so that views of it
+    /// are pointers again.
+    ///
+    /// The number of runs never grows; where there is no better place nothing is moved. Holes stay
+    /// holes. Other threads and processes can read and write the file during the call; views keep
+    /// the pages that they have. If the call fails, the file is intact, and a part may have been
     /// moved.
     ///
     /// ```
@@ -84,7 +87,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::InUse`](crate::FsError::InUse) if there is a [`ViewMut`](crate::ViewMut) of the file; those of [`File::write_at`].
+    /// [`FsError::InUse`](crate::FsError::InUse) if there is a [`ViewMut`](crate::ViewMut) of the
+    /// file; those of [`File::write_at`].
     pub fn defragment(&self) -> Result<Defragmented> {
         self.check_writes()?;
         let shared = &self.files().shared;
@@ -107,8 +111,10 @@ impl File {
         Ok(done)
     }
 
-    /// Moves the next pages from `from` on to where there is a run less afterwards: behind what is before them in the file, which ends at the
-    /// page `behind` of the pool, or to where the next run has room as well. Otherwise they stay where they are. `None` if there are no more.
+    /// Moves the next extent from page `from` on, or its first [`STEP_PAGES`], if that saves a run.
+    /// It goes directly after the page before it in the file, which ends at page `behind` of the
+    /// pool, or to a free range with room for the next extent too. Otherwise it stays. `None` if
+    /// there are no more extents.
     fn move_some(&self, from: FilePage, behind: Option<u64>) -> Result<Option<Step>> {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
@@ -116,7 +122,7 @@ impl File {
         let rest = FilePages::between(from, FilePage(table.pages()));
         let mut extents = table.extents(rest).filter(|extent| !extent.run.is_hole());
         let Some(extent) = extents.next() else { return Ok(None) };
-        // What lies beyond a hole is another run in any case.
+        // An extent after a hole is a separate run in any case.
         let next = extents.next().filter(|next| next.first == extent.pages().end());
         let behind = behind.filter(|_| extent.first == from);
         let write = Write { shared, lock, open: self.inode(), inode, table: table.clone() };
@@ -126,7 +132,7 @@ impl File {
             Err(PoolError::Full { .. }) => Ok(None),
             reserved => reserved.map(Some),
         };
-        // Only to know where: what is not needed now is for others.
+        // Reserve only to find a place; dropping the reservation gives the pages back.
         let place = |pages, near_page| -> Result<Option<Run>> {
             Ok(reserve(pages, near_page)?.map(|reservation| reservation.whole()))
         };
@@ -166,12 +172,12 @@ impl File {
     }
 }
 
-/// What was done about pages of a file.
+/// The result of one step of [`File::defragment`].
 struct Step {
-    /// The page of the file behind them.
+    /// The page of the file after the extent.
     next: FilePage,
-    /// None if they stayed where they are.
+    /// 0 if the extent stays where it is.
     moved_pages: u64,
-    /// The page of the pool behind them.
+    /// The page of the pool after the extent.
     end_page: u64,
 }

@@ -1,4 +1,4 @@
-//! Room for a file: allocating it ahead, making holes, finding them.
+//! Space of a file: allocating it in advance, punching holes, finding data.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::write::{Edit, PIECES_AT_ONCE, REMOVED_AT_ONCE_RUNS, Write};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
-/// What to do with a range of a file: as `fallocate`.
+/// What to do with a range of a file, as for `fallocate`.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -27,18 +27,19 @@ use crate::file_table::{FileBytes, FilePage, FilePages};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocate {
-    /// It has pages, zero where there were none; the file is at least that long.
+    /// Add pages to the range, zeroed where it had none; extend the file to its end.
     Extend,
-    /// It has pages; the file keeps its length, and what is behind that is for growing, until the file is truncated.
+    /// Add pages to the range, but keep the file's length. Pages beyond the end are kept for
+    /// growing, until the file is truncated.
     KeepSize,
-    /// It is a hole: it reads as zeros, and takes no room where whole pages are inside.
+    /// Make the range a hole: it reads as zeros, and its whole pages are freed.
     PunchHole,
-    /// It reads as zeros and has pages; the file is at least that long.
+    /// Make the range read as zeros and have pages; extend the file to its end.
     ZeroRange,
 }
 
 impl File {
-    /// Allocates, zeroes or gives up a range of the file. Holes that are not written to cost nothing.
+    /// Allocates, zeroes or frees a range of the file. Holes that are never written cost nothing.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -48,15 +49,15 @@ impl File {
     /// use aquifer_fs::Allocate;
     ///
     /// let file = files.create_file("/f")?;
-    /// file.allocate(Allocate::KeepSize, 0, 40_960)?; // there will be room
+    /// file.allocate(Allocate::KeepSize, 0, 40_960)?; // reserves room
     /// let metadata = file.metadata()?;
     /// assert_eq!((metadata.len(), metadata.allocated_bytes()), (0, 40_960));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`] if the pool is full, and then a part of it may have been done; [`FsError::NotOpenFor`],
-    /// [`FsError::FileTooLarge`], [`FsError::Immutable`].
+    /// [`FsError::Pool`] if the pool is full, and then a part may have been done;
+    /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`].
     pub fn allocate(&self, mode: Allocate, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         if len_bytes == 0 {
             return Err(FsError::EmptyRange);
@@ -86,9 +87,11 @@ impl File {
 }
 
 impl File {
-    /// The first range of bytes from `offset_bytes` on that is no hole, up to the next hole or the end of the file; `None` if
-    /// there is none. Ranges begin and end at whole pages, so they can hold zeros that nobody wrote. It is what `lseek` with
-    /// `SEEK_DATA` and `SEEK_HOLE` says.
+    /// Returns the first range of data (no hole) at or after `offset_bytes`, up to the next hole or
+    /// the end of the file; `None` if there is none.
+    ///
+    /// Ranges start and end at whole pages, so they can contain zeros that were never written. Same
+    /// as `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
     ///
     /// ```
     /// # use aquifer_fs::{FileOptions, Files};
@@ -116,7 +119,7 @@ impl File {
                 (None, None) => {}
                 (Some(_), None) => break,
                 (None, Some(_)) => found = Some(piece.file.offset_bytes..piece.file.end_bytes()),
-                // Bytes that go on in the file and lie elsewhere in the pool.
+                // Consecutive in the file, elsewhere in the pool.
                 (Some(found), Some(_)) => found.end = piece.file.end_bytes(),
             }
         }
@@ -125,7 +128,7 @@ impl File {
 }
 
 impl Write<'_> {
-    /// Gives pages to all of a range, in as many transactions as it has to be.
+    /// Adds pages to all of a range, in as many transactions as needed.
     pub fn allocate(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
         self.check()?;
         loop {
@@ -149,13 +152,13 @@ impl Write<'_> {
         }
     }
 
-    /// What of a range lies inside of the file.
+    /// The part of a range that lies inside the file.
     fn inside(&self, range: FileBytes) -> FileBytes {
         let end_bytes = range.end_bytes().min(self.inode.size_bytes);
         FileBytes { len_bytes: end_bytes.saturating_sub(range.offset_bytes), ..range }
     }
 
-    /// Has what the file has in a range read as zeros.
+    /// Makes a range read as zeros.
     fn clear(&mut self, range: FileBytes) -> Result<()> {
         self.check()?;
         let mut edit = Edit::default();
@@ -171,7 +174,7 @@ impl Write<'_> {
         self.check()?;
         let first = range.offset_bytes.div_ceil(PAGE_BYTES);
         let end = range.end_bytes() / PAGE_BYTES;
-        // What shares a page with other bytes is zeroed.
+        // Zero the parts that share a page with other bytes.
         if first >= end {
             self.clear(range)?;
             return self.commit(Edit::default(), Vec::new());
@@ -182,7 +185,7 @@ impl Write<'_> {
         self.remove(FilePages::between(FilePage(first), FilePage(end)))
     }
 
-    /// Makes a hole, in as many transactions as it has to be.
+    /// Makes a hole, in as many transactions as needed.
     fn remove(&mut self, mut pages: FilePages) -> Result<()> {
         loop {
             let mut extents = self.table.extents(pages);

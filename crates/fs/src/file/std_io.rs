@@ -1,11 +1,12 @@
-//! An open file as `std::io` knows files: with a position.
+//! An open file as `std::io` expects it: with a position.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::File;
 
-// Relaxed: threads that share a position have to agree on who is next by other means.
+// Relaxed: the position guards no other data; threads that share it must order their calls
+// themselves.
 
 impl Read for &File {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -24,7 +25,7 @@ impl Write for &File {
         Ok(bytes.len())
     }
 
-    /// Nothing is held back: see [`File::sync_all`] for durability.
+    /// Does nothing, because nothing is buffered: see [`File::sync_all`] for durability.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -18,26 +18,29 @@ use crate::files::{Shared, now_ns};
 use crate::names::Names;
 use crate::open_inodes::OpenInode;
 
-/// Zeros to copy from.
+/// A source of zeros to copy.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-/// A file that grows is given so much more than it needs at most.
+/// The most extra room that a growing file gets.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
-/// How much is copied between two signs to other writers of the file that it goes on.
+/// How much is copied between two progress notes to writers that wait for the file's lock.
 const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
-/// Whole pages of a file that are to read as zeros are replaced by zero pages if they are so many, and else zeroed in place.
+/// At least this many whole pages that are to read as zeros are replaced by zero pages; fewer are
+/// zeroed in place.
 const LEAST_REPLACED_PAGES: u64 = 512;
-/// So many times in one transaction at most.
+/// The most such replacements in one transaction.
 const MOST_REPLACED: usize = 16;
-/// Runs that one transaction takes away from a file at most.
+/// The most runs that one transaction removes from a file.
 pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
-/// What need not be there all at once is given so many pieces in one transaction, which every log has room for.
+/// The most pieces that one transaction adds to a file, unless they must be added together. Every
+/// log has room for this many.
 pub(super) const PIECES_AT_ONCE: usize = 64;
 
 impl File {
-    /// Writes all of `bytes` from `offset_bytes` on, or at the end of a file that is open for appending. Where that is behind the end
-    /// of the file, what is in between reads as zeros.
+    /// Writes all of `bytes` at `offset_bytes`, or at the end of a file that is open for appending.
+    /// A gap between the end of the file and `offset_bytes` reads as zeros.
     ///
-    /// Others see it as it is copied, in words of eight bytes; with [`File::write_atomic`] they see all of it or nothing.
+    /// Readers see the bytes as they are copied, in words of eight bytes; with
+    /// [`File::write_atomic`] they see all of them or none.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -53,13 +56,13 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; [`FsError::Pool`] if the pool is full, and then
-    /// a part of it may have been written.
+    /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`];
+    /// [`FsError::Pool`] if the pool is full, and then a part of the bytes may have been written.
     pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.write_somewhere(bytes, offset_bytes).map(drop)
     }
 
-    /// Writes, and says behind which byte.
+    /// As [`File::write_at`]; returns the offset after the last byte written.
     pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<u64> {
         self.check_writes()?;
         if bytes.is_empty() {
@@ -80,7 +83,8 @@ impl File {
         Ok(range.end_bytes())
     }
 
-    /// [`File::write_at`] of one buffer after the other. Another writer may come in between.
+    /// Writes several buffers in order, each as [`File::write_at`]. Other writes may come in
+    /// between.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -109,7 +113,7 @@ impl File {
         Ok(done)
     }
 
-    /// Gives the file this length: what was behind it is gone, what is new reads as zeros and takes no room.
+    /// Sets the length of the file: bytes beyond it are dropped, new bytes are a hole.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -141,10 +145,10 @@ impl File {
     }
 }
 
-/// Copied at a time when pages are moved.
+/// How much is copied at a time when pages are moved.
 const COPIED_BYTES: u64 = 1 << 20;
 
-/// A file that is being written, locked.
+/// A locked file that is being written.
 pub(crate) struct Write<'a> {
     pub shared: &'a Shared,
     pub lock: &'a FileLock<'a>,
@@ -153,18 +157,18 @@ pub(crate) struct Write<'a> {
     pub table: Arc<FileTable>,
 }
 
-/// The turn of a call that has one to wait for the reservations of others.
+/// The turn of a call that may wait for other callers' reservations, if it has one.
 pub(crate) type InTurn<'t, 'a> = Option<&'t RefCell<Turn<'a>>>;
 
-/// What changes in an inode and its table.
+/// A change of an inode and its table.
 #[derive(Default)]
 pub(crate) struct Edit<'a> {
-    /// Pages that get these runs.
+    /// File pages and the runs that they get.
     pub splices: Vec<(FilePages, Vec<Run>)>,
-    /// Of these runs, such as were taken because they are zero.
+    /// Reservations of zero pages among these runs.
     pub zeros: Vec<Reservation<'a>>,
     pub size_bytes: Option<u64>,
-    /// Bytes of the pool that come to be inside of the file, besides those of reservations.
+    /// Bytes of the pool that come to lie inside the file, besides those of reservations.
     pub exposed: Vec<ByteRange>,
 }
 
@@ -178,7 +182,8 @@ impl Write<'_> {
         }
     }
 
-    /// An error if somebody has a view of the file that can be stored to: its pages stay where they are. With the file's lock.
+    /// Fails if a writable view of the file exists, in any process: its pages must stay in place.
+    /// The caller holds the file's lock.
     pub fn check_not_viewed(&self) -> Result<()> {
         match self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
             true => Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() }),
@@ -186,7 +191,8 @@ impl Write<'_> {
         }
     }
 
-    /// Writes, in as many transactions as it has to be: each leaves a longer beginning of `bytes` there.
+    /// Writes in as many transactions as needed; each one extends the part of `bytes` that is
+    /// written.
     pub fn write(&mut self, mut bytes: &[u8], mut range: FileBytes) -> Result<()> {
         self.check()?;
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
@@ -203,7 +209,8 @@ impl Write<'_> {
         }
     }
 
-    /// Writes as much of `bytes`, which belongs at `range`, as pages can be reserved for at a time; how much.
+    /// Writes as much of `bytes`, which belongs at `range`, as pages can be reserved for at a time.
+    /// Returns how many bytes.
     fn write_some(&self, bytes: &[u8], range: FileBytes) -> Result<u64> {
         let mut edit = Edit::default();
         let (reservations, filled_to) = self.fill_holes(bytes, range, None, &mut edit)?;
@@ -214,23 +221,24 @@ impl Write<'_> {
             self.zero_behind_end(range.offset_bytes, &mut edit)?;
             self.expose(self.inode.size_bytes.max(range.offset_bytes), end_bytes, &mut edit);
         }
-        // Where there were pages before, which may be inside of the file or behind its end.
+        // Existing pages, inside the file or beyond its end.
         self.copy_in(&bytes[..done.len_bytes as usize], done)?;
         self.commit(edit, reservations)?;
         Ok(done.len_bytes)
     }
 
-    /// Copies bytes to pages that are no file's yet.
+    /// Copies bytes to pages that no file owns yet.
     pub fn put(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         put(&self.shared.pool, self.lock, offset_bytes, bytes)
     }
 
-    /// Writes zeros to pages that are no file's yet.
+    /// Writes zeros to pages that no file owns yet.
     pub fn put_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         let mut done = 0;
         while done < len_bytes {
             let part = (len_bytes - done).min(ZEROS.len() as u64);
-            // SAFETY: the pages are reserved: no file has them yet.
+            // SAFETY: the pages are reserved and no file owns them yet; or (`store_zeros`) the
+            // file's lock is held, and the file was found mutable under it, so it has no lease.
             unsafe { self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])? };
             self.lock.note_progress();
             done += part;
@@ -238,7 +246,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Copies the part of `bytes`, which belongs at `range`, that the file has pages for.
+    /// Copies the part of `bytes`, which belongs at `range`, for which the file has pages.
     fn copy_in(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
         for piece in self.table.pieces(range) {
             let Some(place) = piece.pool else { continue };
@@ -249,19 +257,20 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Writes over bytes of a page that the file has.
+    /// Overwrites bytes of a page that the file owns.
     fn store(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
         self.lock.settle()?;
         self.put(place.offset_bytes, bytes)
     }
 
-    /// Writes zeros over bytes of pages that the file has.
+    /// Overwrites bytes of pages that the file owns with zeros.
     pub fn store_zeros(&self, place: ByteRange) -> Result<()> {
         self.lock.settle()?;
         self.put_zeros(place.offset_bytes, place.len_bytes)
     }
 
-    /// Takes pages where `range` has none, and fills them: with `bytes`, and zeros around them. As [`Write::take_pages`].
+    /// Adds pages where `range` has none, and fills them with `bytes` and zeros around them.
+    /// Returns as [`Write::take_pages`].
     fn fill_holes(
         &self,
         bytes: &[u8],
@@ -271,7 +280,7 @@ impl Write<'_> {
     ) -> Result<(Vec<Reservation<'_>>, FilePage)> {
         let pages = range.pages();
         let reserve = |hole: FilePages| {
-            // At the end of the table, more than is needed, so that the next write finds room there.
+            // At the end of the table, reserve more than needed, so that the next write finds room.
             let end = hole.end();
             let is_at_end = end.0 >= self.table.pages()
                 && end == pages.end()
@@ -286,9 +295,11 @@ impl Write<'_> {
         self.take_pages(pages, PIECES_AT_ONCE, turn, edit, reserve, fill)
     }
 
-    /// Takes new pages where `pages` has none, from the front on: `reserve` is told a hole, and returns pages for its beginning, which `fill`
-    /// writes to. Ends after so many pieces, or where no more can be reserved at a time: returns what was reserved, and the page up to which
-    /// there is no hole any more.
+    /// Adds new pages to the holes of `pages`, front to back.
+    ///
+    /// For each hole, `reserve` returns pages for its beginning, which `fill` writes to. Stops
+    /// after `most_pieces` pieces, or when no more can be reserved at a time. Returns the
+    /// reservations, and the page up to which no holes are left.
     pub fn take_pages<'r>(
         &self,
         pages: FilePages,
@@ -317,12 +328,13 @@ impl Write<'_> {
         Ok((reservations, pages.end()))
     }
 
-    /// How many pages a file that grows is given more than it needs.
+    /// How many extra pages a growing file gets.
     fn ahead_pages(&self) -> u64 {
         (self.inode.size_bytes / 4).min(MOST_AHEAD_BYTES) / PAGE_BYTES
     }
 
-    /// Pages for the beginning of a hole, in one run, as many as there are: behind those before the hole if these are free.
+    /// Reserves pages for the beginning of a hole, as many as one run has, directly after those
+    /// before the hole if these are free.
     pub fn reserve(
         &self,
         hole: FilePages,
@@ -336,8 +348,8 @@ impl Write<'_> {
         self.shared.with_room(|| pool.reserve_some(hole.pages, near_page, must_be_zero))
     }
 
-    /// Reserves pages besides those that the caller has already, for the beginning of `hole`; `None` if no more can be reserved at a time. A
-    /// caller that has none waits for those of others.
+    /// Reserves more pages for the beginning of `hole`; `None` if no more can be reserved at a
+    /// time. A caller without reservations waits for other callers to give theirs back.
     pub fn one_more<'r>(
         &self,
         reserved: &[Reservation<'r>],
@@ -360,8 +372,9 @@ impl Write<'_> {
         }
     }
 
-    /// Does what reserves all that it needs before it changes anything: beside the reservations of others, and if these leave too little,
-    /// again in a turn of its own, in which it waits for them. `attempt` gives up what it has reserved when it fails.
+    /// Runs an operation that must reserve all it needs before it changes anything: first alongside
+    /// other callers' reservations; if these leave too little, again in a turn, in which it waits
+    /// for them. `attempt` drops its reservations when it fails.
     pub fn all_at_once<T>(&self, attempt: impl Fn(InTurn<'_, '_>) -> Result<T>) -> Result<T> {
         match attempt(None) {
             Err(FsError::Pool(PoolError::Full { .. } | PoolError::TooManyReservations { .. })) => {
@@ -371,7 +384,8 @@ impl Write<'_> {
         }
     }
 
-    /// Fills new pages, of the file from `first` on, with what belongs there: up to the end of the last page that `range` touches.
+    /// Fills new pages, which start at page `first` of the file, up to the end of the last page
+    /// that `range` touches.
     fn fill(&self, run: Run, first: FilePage, bytes: &[u8], range: FileBytes) -> Result<()> {
         let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - first.0 * PAGE_BYTES);
         let start = first.0 * PAGE_BYTES;
@@ -383,7 +397,7 @@ impl Write<'_> {
         self.put_zeros(at(to), end - to)
     }
 
-    /// Zeroes what lies in pages of the file between its end and `offset_bytes`.
+    /// Zeroes the pages of the file between its end and `offset_bytes`.
     pub fn zero_behind_end<'r>(&'r self, offset_bytes: u64, edit: &mut Edit<'r>) -> Result<()> {
         let size_bytes = self.inode.size_bytes;
         let len_bytes = offset_bytes.saturating_sub(size_bytes);
@@ -393,8 +407,8 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Has what the file has in a range read as zeros, and returns what it wrote zeros over. Where there are many pages, they are replaced
-    /// by such as are zero already, as long as there are any.
+    /// Makes a range read as zeros, and returns the bytes that it overwrote. Long stretches of
+    /// pages are replaced by zero pages, as long as the pool has any.
     pub fn zero<'r>(&'r self, range: FileBytes, edit: &mut Edit<'r>) -> Result<Vec<ByteRange>> {
         let mut zeroed = Vec::new();
         for Piece { file, pool } in self.table.pieces(range) {
@@ -421,14 +435,15 @@ impl Write<'_> {
         Ok(zeroed)
     }
 
-    /// Puts zero pages in the place of others, from the front on and as long as there are such, and returns up to where.
+    /// Replaces pages by zero pages, front to back, as long as the pool has any. Returns the end of
+    /// the replaced part.
     fn replace_by_zeros<'r>(&'r self, pages: FilePages, edit: &mut Edit<'r>) -> Result<FilePage> {
         let mut left = pages;
-        // Who stores to a view of these pages stores to the file.
+        // Stores to a view of these pages must reach the file.
         let is_viewed = self.shared.pool.is_used(self.open.number, InodeUse::Writable)?;
         while !is_viewed && left.pages >= LEAST_REPLACED_PAGES && edit.zeros.len() < MOST_REPLACED {
             let ready = match self.shared.pool.reserve_ready(left.pages) {
-                // The others are zeroed in place.
+                // The rest is zeroed in place.
                 Ok(None) | Err(PoolError::TooManyReservations { .. }) => break,
                 Ok(Some(ready)) => ready,
                 Err(error) => return Err(error.into()),
@@ -441,14 +456,14 @@ impl Write<'_> {
         Ok(left.first)
     }
 
-    /// Notes that these bytes of pages that the file has come to be inside of it.
+    /// Notes that existing pages with these bytes come to lie inside the file.
     fn expose(&self, from_bytes: u64, to_bytes: u64, edit: &mut Edit<'_>) {
         let range = FileBytes { offset_bytes: from_bytes, len_bytes: to_bytes - from_bytes };
         edit.exposed.extend(self.table.pieces(range).filter_map(|piece| piece.pool));
     }
 
-    /// Makes the file longer by zeros that have pages, behind those that it has if there is room. Before that, `look` is shown where they will
-    /// lie; if it fails, nothing has happened.
+    /// Extends the file by zeros that have pages, directly after its last pages if there is room.
+    /// Calls `look` with the new table before the change; if it fails, nothing has happened.
     pub fn append_zeros<T>(
         &self,
         len_bytes: u64,
@@ -463,7 +478,8 @@ impl Write<'_> {
             let mut edit = Edit { size_bytes: Some(end_bytes), ..Edit::default() };
             let (reservations, end) =
                 match ZEROS.get(..usize::try_from(len_bytes).unwrap_or(usize::MAX)) {
-                    // So that there is room for those that follow: writing a few zeros takes less than giving the file pages each time.
+                    // Overwriting a few zeros is cheaper than adding pages each time, so add room
+                    // for later calls.
                     Some(zeros) => {
                         let filled = self.fill_holes(zeros, added, turn, &mut edit)?;
                         self.expose(size_bytes, end_bytes, &mut edit);
@@ -500,7 +516,7 @@ impl Write<'_> {
         self.commit(edit, Vec::new())
     }
 
-    /// Makes the file shorter, in as many transactions as it has to be: each leaves a shorter file.
+    /// Shortens the file, in as many transactions as needed; each one makes it shorter.
     pub fn shrink(&mut self, size_bytes: u64) -> Result<()> {
         self.check()?;
         let kept_pages = size_bytes.div_ceil(PAGE_BYTES);
@@ -517,7 +533,7 @@ impl Write<'_> {
             };
             self.commit(edit, Vec::new())?;
             if is_last {
-                // With what it was asked for.
+                // Room that was asked for with `Allocate::KeepSize` was removed as well.
                 self.lock.note_room(self.open.number, false);
                 return Ok(());
             }
@@ -525,7 +541,7 @@ impl Write<'_> {
         }
     }
 
-    /// Makes an edit, and shows the new table to the readers in this process.
+    /// Commits an edit, and publishes the new table to the readers in this process.
     pub fn commit<'r>(
         &'r self,
         edit: Edit<'r>,
@@ -548,7 +564,8 @@ impl Write<'_> {
             edit.exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>(edited)
         };
-        // SAFETY: the file's lock is held, and the file was found changeable under it, so it has no lease.
+        // SAFETY: the file's lock is held, and the file was found mutable under it, so it has no
+        // lease.
         let edited = unsafe { pool.try_change(reservations, change)? };
         if let Some(table) = edited {
             self.open.set_table(Arc::new(table));
@@ -556,7 +573,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// The table with these pages in it.
+    /// Returns a copy of the table with these splices.
     fn spliced(&self, splices: &[(FilePages, Vec<Run>)]) -> Result<FileTable> {
         let mut table = FileTable::clone(&self.table);
         for (pages, runs) in splices {
@@ -565,7 +582,7 @@ impl Write<'_> {
         Ok(table)
     }
 
-    /// The same, stored.
+    /// As [`Write::spliced`], and stores the table.
     fn splice(
         &self,
         splices: &[(FilePages, Vec<Run>)],
@@ -578,18 +595,18 @@ impl Write<'_> {
     }
 }
 
-/// Copies bytes to the pool, which belong to a file that is locked.
+/// Copies bytes to pages of a locked file, or to reserved pages.
 fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
     for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
-        // SAFETY: the file's lock is held, and the file was found changeable under it, so it has no lease; or the pages are reserved
-        // and no file has them yet.
+        // SAFETY: the file's lock is held, and the file was found mutable under it, so it has no
+        // lease; or the pages are reserved and no file owns them yet.
         unsafe { pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)? };
         lock.note_progress();
     }
     Ok(())
 }
 
-/// The error of what cannot be done in pieces, and has not so few that they can be reserved together.
+/// The error if the free space is in so many pieces that they cannot be reserved together.
 pub(super) fn in_small_pieces(reserved: &[Reservation<'_>], wanted: FilePages) -> FsError {
     let largest_free_pages = reserved.iter().map(|reserved| reserved.whole().pages).max();
     let largest_free_pages = largest_free_pages.unwrap_or(0);
@@ -597,7 +614,8 @@ pub(super) fn in_small_pieces(reserved: &[Reservation<'_>], wanted: FilePages) -
 }
 
 impl Shared {
-    /// Writes what lies inside of a file and of one run of its pages; false if it does not. With the file's lock.
+    /// Overwrites bytes that lie inside the file and in one run of its pages; else returns false.
+    /// The caller holds the file's lock.
     fn overwrite(
         &self,
         lock: &FileLock<'_>,
@@ -620,7 +638,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Notes when content was changed, as precise as file systems of Linux are: a tick of the clock.
+    /// Notes the time of a modification, with the granularity of Linux file systems: one clock
+    /// tick.
     pub(crate) fn note_modified(&self, open: &OpenInode, before_ns: i64) -> Result<()> {
         let now_ns = now_ns();
         if now_ns == before_ns {
@@ -633,7 +652,7 @@ impl Shared {
         })
     }
 
-    /// Gives back what a file was given to grow into, and the file if it has no name any more.
+    /// Frees the room that a file was given to grow into.
     pub(super) fn close_written(&self, open: &OpenInode) -> Result<()> {
         if !open.was_given_ahead() {
             return Ok(());
@@ -667,7 +686,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// An edit that changes nothing that anybody reads: not even times.
+    /// Commits an edit that no reader can notice: not even the times change.
     pub fn relocate(&self, edit: Edit<'_>, reservations: Vec<Reservation<'_>>) -> Result<()> {
         let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns: 0 };
@@ -676,7 +695,8 @@ impl Write<'_> {
             names.put(&inode)?;
             Ok::<_, FsError>(table)
         };
-        // SAFETY: the new pages hold the same bytes. Leases keep the old ones, which their pins cover.
+        // SAFETY: the new pages hold the same bytes. Leases keep the old pages, which their pins
+        // protect.
         let table = unsafe { self.shared.pool.try_change(reservations, change)? };
         self.open.set_table(Arc::new(table));
         Ok(())

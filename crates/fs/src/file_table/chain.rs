@@ -1,8 +1,8 @@
-//! The stored form of a file table: read list by list, checked, and given back.
+//! The stored form of a file table: reading, checking and freeing it list by list.
 //!
-//! What is read here may be anything that has a right checksum. A chain that goes in a circle is found after at most three times
-//! as many steps as it has slots (Brent's algorithm: remember a slot, and twice as many steps later remember another), without
-//! remembering all of them.
+//! The slots read here may hold anything with a valid checksum. A cycle in the chain is found after
+//! at most three times as many steps as it has slots, without remembering all of them (Brent's
+//! algorithm: remember a slot, and replace it after twice as many steps each time).
 
 use aquifer_pool::format::file::FileInode;
 use aquifer_pool::format::run::{MAX_PAGES, Run};
@@ -28,7 +28,7 @@ fn read_list(slots: &impl ReadSlots, owner: u64, number: u64) -> Result<RunList>
     }
 }
 
-/// The lists of a file behind its inode; nothing comes after an error.
+/// The lists of a file after its inode's; ends at the first error.
 pub(super) struct Chain<'a, S> {
     slots: &'a S,
     owner: u64,
@@ -76,7 +76,7 @@ impl<S: ReadSlots> Iterator for Chain<'_, S> {
     }
 }
 
-/// Pages of a table, counted as it is read.
+/// The pages of a table, summed up while it is read.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub pages: u64,
@@ -95,9 +95,9 @@ impl Totals {
         }
     }
 
-    /// Whether these are all pages of the file.
+    /// Checks that these are all pages of the file.
     pub fn check(&self, inode: &FileInode) -> Result<()> {
-        // It also tells of a slot of the chain whose last change never reached the media.
+        // It also detects a slot of the chain whose last change never reached the media.
         match self.mapped_pages == inode.pages {
             true => Ok(()),
             false => Err(damaged(
@@ -111,13 +111,13 @@ impl Totals {
     }
 }
 
-/// Looks at all that is stored of a file's table, whatever it is: `on_slot` is told each slot behind the inode that
-/// belongs to it, `on_run` each run, holes included, before the function returns what is wrong.
+/// Reads the whole stored table of a file, whatever it holds, and calls `on_slot` for each slot of
+/// it besides the inode, and `on_run` for each run, holes included. Then returns the first error.
 ///
-/// If the chain goes in a circle, slots are told several times.
+/// If the chain has a cycle, slots are reported several times.
 ///
 /// # Errors
-/// [`FsError::Damaged`]: what is wrong first. What is behind it was not looked at.
+/// [`FsError::Damaged`]: the first flaw. Nothing after it was read.
 pub fn check(
     inode: &FileInode,
     slots: &impl ReadSlots,
@@ -136,18 +136,19 @@ pub fn check(
     totals.check(inode)
 }
 
-/// Takes runs away from a file that is being removed, as many as may be freed in one transaction: whole slots' worth of runs,
-/// from the front, at most `max_runs` in all and `max_slots` slots, but at least those of one slot. Nothing is left when `inode.part` is 0
-/// and `inode.runs` is empty.
+/// Removes runs of a file that is being freed, as many as one transaction may free: whole slots'
+/// worth of runs, from the front, at most `max_runs` in all and `max_slots` slots, but at least
+/// those of one slot. The file is empty when `inode.part` is 0 and `inode.runs` is empty.
 ///
-/// Only the inode is to be put after that, not the next list: so a file of any number of runs is removed in steps that need
-/// neither its whole table nor a large transaction. What is left is *not* the file's content any more, because what comes after the
-/// runs that are gone moves to the front: nobody may have the file open.
+/// The caller then puts only the inode, not the next list. So a file with any number of runs is
+/// freed in steps that need neither its whole table nor a large transaction. The remaining runs are
+/// *not* the file's content any more, because they move to the front: no process may have the file
+/// open.
 ///
 /// Returns the runs that were removed, without holes.
 ///
 /// # Errors
-/// [`FsError::Damaged`]; those of `slots`. Then the transaction must not be completed.
+/// [`FsError::Damaged`]; those of `slots`. After an error the transaction must not be committed.
 pub fn give_back(
     inode: &mut FileInode,
     slots: &mut impl ChangeSlots,
@@ -159,7 +160,7 @@ pub fn give_back(
         if inode.part == 0 {
             break;
         }
-        // One that goes in a circle leads to a slot that is free by then.
+        // A cycle leads back to a slot that is free by then.
         let list = read_list(slots, inode.number, inode.part)?;
         if !removed.is_empty() && removed.len() + list.runs.len() > max_runs {
             break;

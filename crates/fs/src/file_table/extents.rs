@@ -4,25 +4,26 @@ use super::list::{List, continues, skip, take};
 use super::units::{Extent, FilePages};
 use aquifer_pool::format::run::Run;
 
-/// The extents of a range of pages, in order: see [`FileTable::extents`](super::FileTable::extents).
+/// Iterates over the extents of a range of pages, in order: see
+/// [`FileTable::extents`](super::FileTable::extents).
 #[derive(Debug, Clone)]
 pub struct Extents<'a> {
-    /// Lists from the one with the next page on.
+    /// The lists from the one with the next page on.
     lists: &'a [List],
-    /// The run with the next page, in the first of them.
+    /// The index in the first list of the run with the next page.
     run: usize,
-    /// What is still to come.
+    /// The pages that are left.
     left: FilePages,
 }
 
 impl<'a> Extents<'a> {
-    /// Of `range`, whose first page is in the first of `lists`, or behind all of them.
+    /// Starts at `range.first`, which must be in the first of `lists`, or beyond all of them.
     pub(super) fn new(lists: &'a [List], range: FilePages) -> Extents<'a> {
         let run = lists.first().map_or(0, |list| list.find(range.first));
         Extents { lists, run, left: range }
     }
 
-    /// The run that comes next as it is stored.
+    /// The next stored run.
     fn peek(&mut self) -> Option<Extent> {
         while let Some(list) = self.lists.first() {
             match list.extent(self.run) {

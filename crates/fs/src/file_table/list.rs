@@ -6,18 +6,18 @@ use aquifer_pool::format::run::{MAX_PAGES, MAX_RUN_PAGES, Run};
 
 use super::units::{Extent, FilePage};
 
-/// A run without its first `pages` pages.
+/// Returns a run without its first `pages` pages.
 pub(super) fn skip(run: Run, pages: u64) -> Run {
     let start_page = if run.is_hole() { 0 } else { run.start_page + pages };
     Run { start_page, pages: run.pages - pages }
 }
 
-/// The first pages of a run, at most so many.
+/// Returns the first pages of a run, at most `pages`.
 pub(super) fn take(run: Run, pages: u64) -> Run {
     Run { pages: run.pages.min(pages), ..run }
 }
 
-/// Whether the pages of `next` follow those of `run`, as a hole follows a hole.
+/// Whether `next` continues `run`: its pages follow those of `run`, or both are holes.
 pub(super) fn continues(run: Run, next: Run) -> bool {
     match run.is_hole() {
         true => next.is_hole(),
@@ -25,7 +25,7 @@ pub(super) fn continues(run: Run, next: Run) -> bool {
     }
 }
 
-/// Adds a run of any length behind others, and joins it with the last one where it can.
+/// Appends a run of any length, joined with the last one where possible.
 pub(super) fn push(runs: &mut Vec<Run>, mut run: Run) {
     let max_pages = if run.is_hole() { MAX_PAGES - 1 } else { MAX_RUN_PAGES };
     if let Some(last) = runs.last_mut().filter(|last| continues(**last, run)) {
@@ -40,29 +40,29 @@ pub(super) fn push(runs: &mut Vec<Run>, mut run: Run) {
     }
 }
 
-/// Pages of runs that are not holes.
+/// Counts the pages of runs that are not holes.
 pub(super) fn mapped_pages(runs: &[Run]) -> u64 {
     runs.iter().filter(|run| !run.is_hole()).map(|run| run.pages).sum()
 }
 
-/// Runs and where each of them ends.
+/// Runs, and where each of them ends.
 #[derive(Debug, Default)]
 struct Runs {
     runs: Vec<Run>,
-    /// Of each run, the first page behind it, counted from the first page of the list.
+    /// The end page of each run, relative to the first page of the list.
     ends: Vec<u64>,
 }
 
-/// The runs of one slot. A clone has the runs in common with its original, so that a clone of a whole table is cheap.
+/// The runs of one slot. Clones share the runs, so that cloning a whole table is cheap.
 #[derive(Debug, Clone)]
 pub(super) struct List {
-    /// Where in the file they begin.
+    /// The page of the file at which they start.
     pub first: FilePage,
     /// The slot; 0 for the inode's own runs, and for a list that was never stored.
     pub slot: u64,
-    /// The slot that the stored list says comes next.
+    /// The next slot according to the stored list.
     pub stored_next: u64,
-    /// Whether the stored list has other runs.
+    /// Whether the runs differ from the stored list.
     pub is_changed: bool,
     runs: Arc<Runs>,
 }
@@ -73,7 +73,7 @@ impl List {
         List { first, slot, stored_next: next, is_changed: false, ..List::new(runs) }
     }
 
-    /// A list that is not stored yet; its place in the file is to be set.
+    /// A list that is not stored yet; the caller sets `first`.
     pub fn new(runs: Vec<Run>) -> List {
         let ends = runs.iter().scan(0, |end, run| {
             *end += run.pages;
@@ -84,7 +84,7 @@ impl List {
         List { first, slot: 0, stored_next: 0, is_changed: true, runs: Arc::new(runs) }
     }
 
-    /// The same list with these runs.
+    /// Returns the same list with other runs.
     pub fn with_runs(&self, runs: &[Run]) -> List {
         match self.runs() == runs {
             true => self.clone(),
@@ -105,24 +105,25 @@ impl List {
         self.runs.runs.len()
     }
 
-    /// The first page of the file behind it.
+    /// The first page of the file after the list.
     pub fn end(&self) -> FilePage {
         FilePage(self.first.0 + self.runs.ends.last().copied().unwrap_or(0))
     }
 
-    /// The index of the run with this page, which is not before the list; [`List::len`] if it is behind it.
+    /// Returns the index of the run with this page; [`List::len`] if the page is beyond the list.
+    /// The page must not be before the list.
     pub fn find(&self, page: FilePage) -> usize {
         let offset = page.0 - self.first.0;
         self.runs.ends.partition_point(|end| *end <= offset)
     }
 
-    /// The run of this index.
+    /// Returns the run of this index.
     pub fn extent(&self, index: usize) -> Option<Extent> {
         let run = *self.runs.runs.get(index)?;
         Some(Extent { first: FilePage(self.first.0 + self.runs.ends[index] - run.pages), run })
     }
 
-    /// The runs from this index on, in order.
+    /// Returns the runs from this index on, in order.
     pub fn extents_from(&self, index: usize) -> impl Iterator<Item = Extent> + '_ {
         (index..self.len()).map_while(|index| self.extent(index))
     }

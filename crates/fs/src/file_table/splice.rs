@@ -14,7 +14,7 @@ fn capacity(list: usize) -> usize {
     if list == 0 { FILE_RUNS } else { LIST_RUNS }
 }
 
-/// `runs` without holes at its end.
+/// Strips the holes at the end of `runs`.
 fn without_last_holes(mut runs: &[Run]) -> &[Run] {
     while let Some((last, before)) = runs.split_last()
         && (last.is_hole() || last.is_empty())
@@ -24,34 +24,36 @@ fn without_last_holes(mut runs: &[Run]) -> &[Run] {
     runs
 }
 
-/// Where to cut runs that need several lists, all about equally full: the first at most `first_capacity`.
+/// Where to cut runs that need several lists, into about equal parts; the first has at most
+/// `first_capacity` runs.
 fn cut_evenly(runs: usize, first_capacity: usize) -> Vec<usize> {
     let lists = 1 + runs.saturating_sub(first_capacity).div_ceil(LIST_RUNS);
     let first = runs.div_ceil(lists).min(first_capacity);
     (0..lists).map(|index| first + ((runs - first) * index).div_ceil((lists - 1).max(1))).collect()
 }
 
-/// Where to cut runs so that each list but the last is full.
+/// Where to cut runs so that each list except the last is full.
 fn cut_full(runs: usize, first_capacity: usize) -> Vec<usize> {
     let mut cuts: Vec<usize> = (first_capacity..runs).step_by(LIST_RUNS).collect();
     cuts.push(runs);
     cuts
 }
 
-/// The lists that an edit touches, and what is to be in their place.
+/// The lists that an edit touches, and their new runs.
 struct Touched<'a> {
-    /// The index of the first.
+    /// The index of the first list.
     first: usize,
     first_runs: &'a [Run],
     last: usize,
     last_runs: &'a [Run],
     runs: &'a [Run],
-    /// Whether nothing that was there comes behind the edit.
+    /// Whether no old run comes after the edit.
     is_at_end: bool,
 }
 
 impl Touched<'_> {
-    /// Where to cut the runs into lists, so that as few lists as possible change: the ends of each.
+    /// Where to cut the runs into lists so that as few lists as possible change: the end of each
+    /// part.
     fn cuts(&self) -> Vec<usize> {
         let (len, first_capacity) = (self.runs.len(), capacity(self.first));
         if self.first == self.last {
@@ -83,8 +85,9 @@ impl Touched<'_> {
         }
     }
 
-    /// Cuts the runs; each part with the index of the list whose place it takes, or `None` for a new list. The first list is kept, and so
-    /// is the last one: where it stays as it is, or else right behind the first, which then need not name another slot.
+    /// Cuts the runs; each part comes with the index of the list that it replaces, or `None` for a
+    /// new list. The first list is kept. So is the last one: in its place if its runs are
+    /// unchanged, else directly after the first, which then need not be re-linked.
     fn parts(&self) -> Vec<(Option<usize>, &[Run])> {
         let mut start = 0;
         let cuts = self.cuts();
@@ -101,10 +104,11 @@ impl Touched<'_> {
 }
 
 impl FileTable {
-    /// Puts `replacement` where the pages of `range` are, and returns what was there: runs and holes in order, up to the end of the
-    /// table or of the range.
+    /// Replaces the pages of `range` by `replacement`, and returns what was there: runs and holes
+    /// in order, up to the end of the table or of the range.
     ///
-    /// Pages of the range that the replacement does not reach become a hole. So this is every edit there is:
+    /// Pages of the range that the replacement does not reach become a hole. So this covers every
+    /// edit:
     ///
     /// | edit | range | replacement |
     /// |---|---|---|
@@ -114,14 +118,15 @@ impl FileTable {
     /// | replace | the pages | other runs, as long |
     /// | exchange with another file | the pages | what a splice of the other file removed |
     ///
-    /// What was removed is not free before the change is durable; that is the pool's to see to. Nothing is stored before
-    /// [`FileTable::store`].
+    /// Removed pages must not be reused before the change is durable; the pool takes care of that.
+    /// Nothing is stored before [`FileTable::store`].
     ///
     /// # Errors
-    /// [`FsError::FileTooLarge`] if the table would have more pages than a file can have; then nothing has changed.
+    /// [`FsError::FileTooLarge`] if the table would have more pages than a file can have; then
+    /// nothing has changed.
     ///
     /// # Panics
-    /// If the replacement is longer than the range, or names pages that no pool has.
+    /// If the replacement is longer than the range, or refers to pages beyond any pool.
     pub fn splice(&mut self, range: FilePages, replacement: &[Run]) -> Result<Vec<Run>> {
         let len_pages = replacement.iter().fold(0u64, |sum, run| sum.saturating_add(run.pages));
         assert!(len_pages <= range.pages, "{len_pages} pages do not fit into {range:?}");
@@ -142,14 +147,15 @@ impl FileTable {
         Ok(removed)
     }
 
-    /// The runs in a range, cut off at its ends.
+    /// Returns the runs in a range, clipped to it.
     fn runs_of(&self, range: FilePages) -> Vec<Run> {
         let range = FilePages::between(range.first, FilePage(range.end().0.min(self.pages())));
         self.extents(range).map(|extent| extent.run).collect()
     }
 
     fn replace(&mut self, range: FilePages, put: &[Run], put_pages: u64) {
-        // The list with the page before the range, and the one with the page behind it: the runs at the borders may be joined.
+        // The list with the page before the range, and the one with the page after it: runs at the
+        // borders may be joined.
         let first = self.list_with(FilePage(range.first.0.saturating_sub(1)));
         let last = self.list_with(range.end());
         let is_at_end = range.end().0 >= self.pages();
@@ -174,7 +180,7 @@ impl FileTable {
         self.number_from(first.saturating_sub(1));
     }
 
-    /// What is to be in the lists from `first` to `last`.
+    /// Returns the new runs of the lists from `first` to `last`.
     fn touched_runs(
         &self,
         (first, last): (usize, usize),
@@ -201,7 +207,7 @@ impl FileTable {
         runs
     }
 
-    /// Puts lists in the place of others. Empty ones are left out, and slots that are left over are noted.
+    /// Replaces lists. Drops empty ones, and notes the slots that become unused.
     fn exchange_lists(&mut self, range: std::ops::Range<usize>, mut lists: Vec<List>) {
         let mut index = range.start;
         lists.retain(|list| {
@@ -213,13 +219,13 @@ impl FileTable {
         self.unused_slots.extend(old.filter(|slot| *slot != 0 && !kept.contains(slot)));
     }
 
-    /// Makes one list of two neighbours that have become short, between the lists `from` and `to`. If both are as they
-    /// are stored they stay: it would be a change more.
+    /// Merges short neighbours among the lists from `from` to `to`. Two unchanged lists stay: a
+    /// merge would write one more.
     fn merge_short(&mut self, from: usize, mut to: usize) {
         let mut index = from;
         while index < to && index + 1 < self.lists.len() {
             let (list, next) = (&self.lists[index], &self.lists[index + 1]);
-            // Not until there is no room: the next edit would cut it in two again.
+            // Leave some room: otherwise the next edit would split the list again.
             let is_short = list.len() + next.len() <= capacity(index) / 4 * 3;
             if !is_short || !(list.is_changed || next.is_changed) {
                 index += 1;
@@ -249,7 +255,7 @@ impl FileTable {
         }
     }
 
-    /// Counts anew where the lists from `first` on begin.
+    /// Updates the first pages of the lists from `first` on.
     fn number_from(&mut self, first: usize) {
         let start = first.min(self.lists.len() - 1);
         let mut page = self.lists[start].first;

@@ -9,24 +9,27 @@ use super::chain::damaged;
 use crate::error::Result;
 
 impl FileTable {
-    /// Stores the edits: puts the lists that have changed, gives back slots that have nothing in them any more, and sets the runs, the
-    /// part, the pages and the layout version of the inode, which is not put. Without an edit it does nothing.
+    /// Stores the edits: puts the lists that have changed, gives back unused slots, and sets the
+    /// runs, the part, the pages and the layout version of the inode, which the caller puts. Does
+    /// nothing if there are no edits.
     ///
-    /// From then on the table is what is stored. If it fails, or the transaction does or is repeated, the table is neither the old
-    /// one nor the new one: throw it away and begin with a clone of the one before.
+    /// After that the table matches the stored one. If this call or the transaction fails, or the
+    /// transaction is retried, the table matches neither the old nor the new state: drop it and
+    /// start from a clone of the old table.
     ///
     /// # Errors
     /// [`PoolError::NoFreeInode`](aquifer_pool::PoolError::NoFreeInode), and others of `slots`.
     ///
     /// # Panics
-    /// If the table is not of this inode, or not of this state of it: it would undo what others have done.
+    /// If the table is of another inode or another state of it: storing it would undo other
+    /// callers' changes.
     pub fn store(&mut self, inode: &mut FileInode, slots: &mut impl ChangeSlots) -> Result<()> {
         assert!(self.is_current(inode), "a table of another state of inode {}", inode.number);
         if !self.is_edited {
             return Ok(());
         }
         let mut next = 0;
-        // From the last one on, because each names the one behind it.
+        // Back to front, because each list links to the next one.
         for list in self.lists[1..].iter_mut().rev() {
             if list.slot == 0 {
                 list.slot = match self.unused_slots.pop() {

@@ -1,13 +1,13 @@
-//! Pages and bytes of a file, told apart from those of the pool.
+//! Units for pages and bytes of a file, as opposed to those of the pool.
 //!
-//! A [`Run`] and a [`ByteRange`] are places in the pool; what is here are places in a file. Nothing but the file table leads
-//! from one to the other.
+//! A [`Run`] and a [`ByteRange`] are places in the pool; the types here are places in a file. Only
+//! the file table converts one to the other.
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
 
-/// A page of a file: its bytes from 4,096 times this number on.
+/// A page of a file: the bytes from 4,096 times this number on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FilePage(pub u64);
 
@@ -21,7 +21,7 @@ pub struct FilePages {
 }
 
 impl FilePages {
-    /// The pages from one on, up to another one that is not among them.
+    /// The pages from `first` up to, but not including, `end`.
     pub fn between(first: FilePage, end: FilePage) -> FilePages {
         FilePages { first, pages: end.0.saturating_sub(first.0) }
     }
@@ -31,7 +31,7 @@ impl FilePages {
         FilePages::between(first, FilePage(u64::MAX))
     }
 
-    /// The first page behind them.
+    /// The first page after them.
     pub fn end(self) -> FilePage {
         FilePage(self.first.0.saturating_add(self.pages))
     }
@@ -47,12 +47,12 @@ pub struct FileBytes {
 }
 
 impl FileBytes {
-    /// The first byte behind the range.
+    /// The first byte after the range.
     pub fn end_bytes(self) -> u64 {
         self.offset_bytes.saturating_add(self.len_bytes)
     }
 
-    /// The pages that it touches.
+    /// The pages that the range touches.
     pub fn pages(self) -> FilePages {
         match self.len_bytes {
             0 => FilePages { first: FilePage(self.offset_bytes / PAGE_BYTES), pages: 0 },
@@ -64,13 +64,14 @@ impl FileBytes {
     }
 }
 
-/// Pages of a file that lie next to each other in the pool as well, or are a hole.
+/// Consecutive pages of a file that are also consecutive in the pool, or a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// The first page.
     pub first: FilePage,
-    /// Where they lie. It may be longer than [`MAX_RUN_PAGES`](aquifer_pool::format::run::MAX_RUN_PAGES), because runs that
-    /// continue each other are one extent.
+    /// Where they lie. It may be longer than
+    /// [`MAX_RUN_PAGES`](aquifer_pool::format::run::MAX_RUN_PAGES), because runs that continue each
+    /// other are one extent.
     pub run: Run,
 }
 
@@ -80,7 +81,7 @@ impl Extent {
         FilePages { first: self.first, pages: self.run.pages }
     }
 
-    /// The bytes of `range` that lie in it.
+    /// The part of `range` that lies in the extent.
     pub(super) fn piece(self, range: FileBytes) -> Piece {
         let own_offset_bytes = self.first.0.saturating_mul(PAGE_BYTES);
         let own_end_bytes = self.pages().end().0.saturating_mul(PAGE_BYTES);
@@ -95,11 +96,11 @@ impl Extent {
     }
 }
 
-/// Bytes of a file that lie next to each other in the pool as well, or are a hole.
+/// Consecutive bytes of a file that are also consecutive in the pool, or a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Which bytes of the file.
+    /// The bytes of the file.
     pub file: FileBytes,
-    /// Where they lie in the pool: as many. `None` where the file has a hole, which reads as zeros.
+    /// Where they lie in the pool, with the same length. `None` for a hole, which reads as zeros.
     pub pool: Option<ByteRange>,
 }

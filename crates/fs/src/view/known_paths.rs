@@ -1,17 +1,19 @@
-//! Where paths led: what a process has looked up before, so that a file is found again with one cache line.
+//! Cache of path lookups, so that a file is found again with one cache line.
 //!
-//! An entry says which inode a path led to, how long the file was, and, if its content was one run, where that lies. As long as nothing
-//! at all has been changed in the pool since ([`Pool::metadata_version`](aquifer_pool::Pool::metadata_version)), that is how it is. As long as no name has
-//! been changed ([`Pool::names_version`](aquifer_pool::Pool::names_version)), it is the inode. The caller looks at these versions again after it has
-//! pinned what it found. So an entry is never wrong, only useless.
+//! An entry holds the inode that a path referred to, the file's length, and, if its content was one
+//! run, where that lies. If the metadata of the pool have not changed since
+//! ([`Pool::metadata_version`](aquifer_pool::Pool::metadata_version)), all of that is current. If
+//! no name has changed since ([`Pool::names_version`](aquifer_pool::Pool::names_version)), the
+//! inode is. The caller checks these versions again after it has pinned the result. So a stale
+//! entry costs time, but is never used.
 //!
-//! An entry is at one of two places that its path decides. Paths are told apart by 128 bits of SipHash with a key that the process has
-//! drawn: whoever does not know it cannot find two paths that are taken for one, and by chance that happens once in
-//! 2¹¹⁰ lookups of a full table.
+//! The path's hash selects a bucket of two entries. Paths are distinguished by 128 bits of SipHash
+//! with a random key per process: without the key, colliding paths cannot be constructed, and
+//! by chance that happens once in 2¹¹⁰ lookups of a full table.
 //!
 //! # Threads
-//! Nobody waits: an entry has a version that is odd while somebody writes to it. Who reads it meanwhile finds nothing; who wants to
-//! write to it as well leaves it.
+//! No thread blocks: an entry is a seqlock, whose version is odd during a write. A reader that
+//! overlaps a write finds nothing; a second writer skips its write.
 
 use std::hash::Hasher;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -25,30 +27,32 @@ use zerocopy::FromZeros;
 
 use crate::sync::{AtomicU64, fence};
 
-/// Places for an entry: 8 MiB together, which are there only as far as they are used.
+/// Buckets: 8 MiB in all, of which only the used part takes memory.
 const BUCKETS: usize = if cfg!(loom) { 1 } else { 1 << 15 };
-/// Entries that can be at one of them.
+/// Entries per bucket.
 const WAYS: usize = 2;
-/// Bits of the length of a run: one that is longer is not known.
+/// Bits for the length of a run; a longer run is not stored.
 const PAGES_BITS: u32 = 24;
 
-/// What is known of a path.
+/// What is cached of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     pub inode: u64,
     pub incarnation: u64,
     pub layout_version: u64,
     pub size_bytes: u64,
-    /// Where the content lies; empty if it is not one run.
+    /// Where the content lies; empty if it is not one run, or is too long to store.
     pub run: Run,
-    /// Of the names, when it was found.
+    /// The version of the names at the lookup.
     pub names_version: u64,
-    /// Of all metadata, when it was found; one that they never have if they were changed meanwhile.
+    /// The version of all metadata at the lookup; a value that never occurs if they changed during
+    /// it.
     pub metadata_version: u64,
 }
 
 impl Known {
-    /// The same as it is now; `None` if the path may lead elsewhere, or the content lie elsewhere.
+    /// Brings the entry up to date; `None` if the path may refer to another inode, or the content
+    /// lies elsewhere.
     #[inline]
     pub fn renewed(self, pool: &impl Versioned) -> Option<Known> {
         let versions = Versions::of(pool);
@@ -63,7 +67,7 @@ impl Known {
     }
 }
 
-/// What says whether something was changed: a pool.
+/// The versions and states that entries are checked against: a pool's.
 pub(crate) trait Versioned {
     fn names_version(&self) -> u64;
     fn metadata_version(&self) -> u64;
@@ -87,23 +91,24 @@ impl Versioned for Pool {
     }
 }
 
-/// What has been changed in the pool, and how often.
+/// Change counters of the pool.
 pub(crate) struct Versions {
     pub names: u64,
     metadata: u64,
 }
 
 impl Versions {
-    /// Those before what is looked up next.
+    /// Reads the versions, before a lookup.
     #[inline]
     pub fn of(pool: &impl Versioned) -> Versions {
-        // That of the metadata first: that of the names is as new, or newer. The other way round, names could change in between, and an
-        // entry of before would be taken for one of after that.
+        // The metadata version first, so that the names version is as new or newer. In the other
+        // order, names could change in between, and an old entry would be taken for one after that
+        // change.
         let metadata = pool.metadata_version();
         Versions { names: pool.names_version(), metadata }
     }
 
-    /// That of the metadata if nothing was changed since these were asked for; else one that metadata never have.
+    /// Returns the metadata version if nothing has changed since; else a value that never occurs.
     #[inline]
     pub fn metadata_if_unchanged(&self, pool: &impl Versioned) -> u64 {
         let is_at_rest = self.metadata.is_multiple_of(2);
@@ -121,9 +126,10 @@ pub(crate) struct PathHash(pub u64, pub u64);
 #[cfg_attr(not(loom), derive(FromZeros))]
 #[repr(C, align(128))]
 struct Entry {
-    /// Odd while it is written.
+    /// Odd during a write.
     version: AtomicU64,
-    /// Hash, version of the metadata, inode, layout version, size, run; and in the next cache line version of the names, incarnation.
+    /// Hash (2), metadata version, inode, layout version, size, run; and in the second cache line
+    /// names version, incarnation.
     words: [AtomicU64; 9],
 }
 
@@ -159,7 +165,7 @@ impl Entry {
             names,
             incarnation,
         ] = self.words.each_ref().map(|word| word.load(Relaxed));
-        // Acquire: the loads above come before the one below. Pairs with the fence in `write`.
+        // Acquire: orders the loads above before the load below. Pairs with the fence in `write`.
         fence(Acquire);
         let is_whole = version.is_multiple_of(2) && self.version.load(Relaxed) == version;
         let is_it = (first, second) == (path.0, path.1) && inode != 0;
@@ -177,12 +183,13 @@ impl Entry {
     fn write(&self, path: PathHash, known: Known) {
         let version = self.version.load(Relaxed);
         let is_taken = !version.is_multiple_of(2)
-            // Acquire: what the last one wrote to it comes before what is written now. Pairs with the Release at the end.
+            // Acquire: orders the previous writer's stores before those below. Pairs with the
+            // Release at the end.
             || self.version.compare_exchange(version, version + 1, Acquire, Relaxed).is_err();
         if is_taken {
             return;
         }
-        // Release: the odd version is seen before any of the stores below.
+        // Release: orders the odd version before all stores below. Pairs with the fence in `read`.
         fence(Release);
         let run = known.run;
         let run = match run.pages >> PAGES_BITS == 0 && run.start_page >> (64 - PAGES_BITS) == 0 {
@@ -221,17 +228,17 @@ fn no_entries() -> Box<[[Entry; WAYS]]> {
 }
 
 impl KnownPaths {
-    /// Of which nothing is known yet.
+    /// Creates an empty cache.
     pub fn new() -> KnownPaths {
         let drawn = || aquifer_sys::random::next_u64().ok();
         KnownPaths {
-            // Without a key nothing is known: see `hash`.
+            // Without a key nothing is cached: see `hash`.
             key: drawn().zip(drawn()).unwrap_or((0, 0)),
             buckets: no_entries(),
         }
     }
 
-    /// The hash of a path; `None` if nothing can be known.
+    /// Returns the hash of a path; `None` if nothing can be cached.
     #[inline]
     pub fn hash(&self, path: &[u8]) -> Option<PathHash> {
         if self.key == (0, 0) || self.buckets.is_empty() {
@@ -247,18 +254,18 @@ impl KnownPaths {
         &self.buckets[path.0 as usize % BUCKETS]
     }
 
-    /// What is known of a path.
+    /// Finds the entry of a path.
     #[inline]
     pub fn find(&self, path: PathHash) -> Option<Known> {
         self.bucket(path).iter().find(|entry| entry.is_of(path))?.read(path)
     }
 
-    /// Notes what was found.
+    /// Stores the entry of a path.
     pub fn learn(&self, path: PathHash, known: Known) {
         let bucket = self.bucket(path);
         let own = bucket.iter().position(|entry| entry.is_of(path));
         let empty = || bucket.iter().position(|entry| entry.version.load(Relaxed) == 0);
-        // Bits that the place does not depend on.
+        // Bits that do not select the bucket.
         let any = || (path.1 as usize) % WAYS;
         bucket[own.or_else(empty).unwrap_or_else(any)].write(path, known);
     }
@@ -316,7 +323,7 @@ mod tests {
         assert!(paths.find(path).unwrap().run.is_empty());
     }
 
-    /// All words of an entry say the same, whoever writes to it meanwhile.
+    /// All words of an entry belong together, whatever threads write at the same time.
     #[test]
     fn threads_see_whole_entries() {
         let paths = KnownPaths::new();

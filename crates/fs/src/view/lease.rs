@@ -1,8 +1,10 @@
 //! Leases: bytes of immutable files as slices.
 //!
-//! A file is immutable until somebody makes it changeable again, and that is refused as long as there are leases. Who takes a lease
-//! pins the inode *and then* looks whether the file is immutable and is to stay so; who ends that *first* says so, in a transaction of its own
-//! ([`FileInode::is_thawing`](aquifer_pool::format::file::FileInode::is_thawing)), *and then* looks for leases. So at least one of them sees the other.
+//! An immutable file can only be made mutable again if it has no lease. The two sides are ordered
+//! as in Dekker's algorithm: the lessee pins the inode, *then* checks that the file is immutable
+//! and not thawing; the thawing process first commits
+//! [`FileInode::is_thawing`](aquifer_pool::format::file::FileInode::is_thawing), in a separate
+//! transaction, *then* checks for leases. So at least one of them sees the other.
 
 use std::ops::{Bound, Deref, RangeBounds};
 use std::path::Path;
@@ -16,9 +18,10 @@ use crate::walk::{bytes_of, owned};
 
 /// Bytes of an immutable file, as a slice.
 ///
-/// As long as it lives, [`Files::set_immutable`] does not make the file changeable again, in any process, and no safe function of
-/// Aquifer changes the bytes. Two things can: the unsafe operations of the pool, whose callers promise not to, and a program that writes to the pool's
-/// file as such, as with any mapping of a file. In a forked child there is no slice: asking for it panics there.
+/// While it lives, [`Files::set_immutable`] does not make the file mutable again, in any process,
+/// and no safe function of Aquifer changes the bytes. Two things can: the unsafe operations of the
+/// pool, whose callers promise not to, and a program that writes to the pool's file directly, as
+/// with any file mapping. Dereferencing it in a forked child panics.
 ///
 /// ```compile_fail,E0133
 /// # fn store(lease: aquifer_fs::Lease<'_>, pool: &aquifer_pool::Pool) {
@@ -53,7 +56,7 @@ pub struct Lease<'f> {
 }
 
 impl Files {
-    /// Bytes of a file that is immutable ([`Files::set_immutable`]), as a slice.
+    /// Leases bytes of an immutable file ([`Files::set_immutable`]) as a slice.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -74,9 +77,10 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::TooFragmented`] if the range lies in more than
-    /// [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or in more than one where the media cannot be mapped in pieces;
-    /// [`FsError::NotMapped`] where the media of the pool are not mapped.
+    /// [`FsError::NotImmutable`]; those of [`Files::view`]; [`FsError::TooFragmented`] if the range
+    /// lies in more than [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or in more than one
+    /// where the media cannot be mapped in pieces; [`FsError::NotMapped`] where the media of the
+    /// pool are not mapped.
     pub fn lease(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<Lease<'_>> {
         let path = path.as_ref();
         lease(|| self.view(path, bounds(&range)), || owned(bytes_of(path)))
@@ -84,7 +88,7 @@ impl Files {
 }
 
 impl crate::File {
-    /// Bytes of the file, which is immutable, as a slice: see [`Files::lease`].
+    /// Leases bytes of the file, which must be immutable, as a slice: see [`Files::lease`].
     ///
     /// # Errors
     /// As for [`Files::lease`].
@@ -93,7 +97,7 @@ impl crate::File {
     }
 }
 
-/// The same range, once more.
+/// Copies a range.
 fn bounds(range: &impl RangeBounds<u64>) -> (Bound<u64>, Bound<u64>) {
     (range.start_bound().cloned(), range.end_bound().cloned())
 }
@@ -111,7 +115,7 @@ fn lease<'f>(
             return Err(FsError::NotImmutable { path: path() });
         };
         if Layout::of(&found) != view.of {
-            // It was changed before it was made immutable, and after there was the view.
+            // It was changed after the view was made, and before it was made immutable.
             continue;
         }
         return match view.bytes() {
@@ -122,12 +126,12 @@ fn lease<'f>(
 }
 
 impl<'f> Lease<'f> {
-    /// As a view.
+    /// Returns the lease as a view.
     pub fn view(&self) -> &View<'f> {
         &self.view
     }
 
-    /// The same lease, which does not borrow what it was made by.
+    /// Converts into a lease that owns what it borrowed.
     pub fn into_owned(self) -> Lease<'static> {
         Lease { view: self.view.into_owned(), _leased: self._leased }
     }
@@ -137,8 +141,8 @@ impl Deref for Lease<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: nobody writes to an immutable file, and it stays so as long as it is pinned so. It was found immutable when its pages
-        // were what the view has.
+        // SAFETY: no thread of any process writes to an immutable file, and the `Leased` pin keeps
+        // it immutable. It was found immutable, with the layout of this view, after it was pinned.
         unsafe { self.view.as_slice() }.expect("it is there but in a forked child")
     }
 }

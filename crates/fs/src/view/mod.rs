@@ -1,20 +1,21 @@
-//! Views: bytes of a file as memory, without copying them.
+//! Views: bytes of a file as memory, without copying.
 //!
 //! ```text
-//! a path ──▶ inode ──▶ runs ──▶ pin ──▶ [ one run: a pointer into the pool's mapping            ]   Place::Linear
-//!   known_paths                          [ several: mapped one behind the other (vm::stitched) ]   Place::Stitched
-//!                                        [ very many: copied with each look                    ]   Place::Scattered
+//! a path ──▶ inode ──▶ runs ──▶ pin ──▶ [ one run: a pointer into the pool's mapping  ]   Place::Linear
+//!   known_paths                         [ several: mapped contiguously (vm::stitched) ]   Place::Stitched
+//!                                       [ very many: copied on each read              ]   Place::Scattered
 //! ```
-//! Making a view of one run takes a lookup, a store and a comparison, whatever the length: no system call, no lock, no page tables. The
-//! pin keeps the pages of the layout that the view was made of from being used again, in all processes, until it is dropped: also when
-//! the file is cut short, replaced or removed meanwhile. What is written to these pages in place shows in the view; what
-//! is put in their place does not. That holds for all three forms: what is copied with each look is what these pages have then.
+//! Making a view of one run takes a lookup, a store and a comparison, whatever the length: no
+//! system call, no lock, no page tables. Until the view is dropped, its pin keeps the pages of its
+//! layout from being reused, in all processes, even if the file is truncated, replaced or removed.
+//! Bytes written to these pages in place show in the view; pages that replace them do not. That
+//! holds for all three forms: a copy is taken from these pages at the time of each read.
 //!
-//! | | made by | bytes as | who else may change them |
+//! | | made by | bytes as | writers at the same time |
 //! |---|---|---|---|
-//! | [`View`] | [`Files::view`], [`File::view`](crate::File::view) | closure, copies, pointer | everybody |
-//! | [`Lease`] | [`Files::lease`], [`File::lease`](crate::File::lease) | a slice | nobody: the file is immutable |
-//! | [`ViewMut`] | [`File::view_mut`](crate::File::view_mut) | the same, and stores | everybody |
+//! | [`View`] | [`Files::view`], [`File::view`](crate::File::view) | closure, copies, pointer | any process |
+//! | [`Lease`] | [`Files::lease`], [`File::lease`](crate::File::lease) | a slice | none: the file is immutable |
+//! | [`ViewMut`] | [`File::view_mut`](crate::File::view_mut) | the same, and stores | any process |
 
 pub(crate) mod known_paths;
 mod lease;
@@ -42,14 +43,16 @@ use crate::files::{Files, Shared};
 use crate::walk::{self, Last, bytes_of, owned, walk};
 use known_paths::{Known, PathHash, Versions};
 
-/// The most pieces that a view of a fragmented file is mapped in: each is a mapping, and takes about a microsecond. A view of more is no
-/// memory: its bytes are copied with each look, and there is neither pointer nor slice.
+/// The most pieces in which a view of a fragmented file is mapped: each is a mapping, and takes
+/// about a microsecond. A view of more pieces is not mapped: each read copies its bytes, and it has
+/// neither pointer nor slice.
 pub const MAX_VIEW_PIECES: usize = 1024;
 
-/// Bytes of a file, kept as they lie in the pool.
+/// Bytes of a file, pinned where they lie in the pool.
 ///
-/// Others may change the bytes at any time, so they are looked at under a closure or copied out; a slice is had of a [`Lease`], or
-/// by who knows that nobody writes ([`View::as_slice`]). Can be shared between threads. It has no meaning in a forked child.
+/// Any process may change the bytes at any time, so they are read in a closure or copied out. For a
+/// slice, use a [`Lease`], or [`View::as_slice`] if the bytes are known not to change. Can be
+/// shared between threads. Unusable in a forked child.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -66,12 +69,12 @@ pub const MAX_VIEW_PIECES: usize = 1024;
 pub struct View<'f> {
     held: Held<'f>,
     place: Place,
-    /// Where in the file it begins.
+    /// The offset in the file.
     offset_bytes: u64,
     of: Layout,
 }
 
-/// Which pages of which file.
+/// Identifies the pages of one layout of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub inode: u64,
@@ -89,7 +92,7 @@ impl Layout {
     }
 }
 
-/// The pin, and what keeps the pool open.
+/// The pin, and a reference that keeps the pool open.
 enum Held<'f> {
     Borrowed(&'f Files, Pin<'f>),
     Owned(Files, OwnedPin),
@@ -98,15 +101,15 @@ enum Held<'f> {
 /// Where the bytes are.
 enum Place {
     Empty,
-    /// In the pool's own mapping.
+    /// In the pool's mapping.
     Linear(ByteRange),
-    /// Behind the first `skipped_bytes` of these pieces.
+    /// After the first `skipped_bytes` of these mapped pieces.
     Stitched {
         stitched: Stitched,
         skipped_bytes: usize,
         len_bytes: usize,
     },
-    /// In more pieces than are mapped: these bytes of a file that has this table.
+    /// In more pieces than can be mapped: this range of a file with this table.
     Scattered {
         table: Box<FileTable>,
         range: FileBytes,
@@ -114,9 +117,11 @@ enum Place {
 }
 
 impl Files {
-    /// A view of a range of a file, found by its path. Of a file that lies in one piece it takes as long for a large file as for a small one;
-    /// each further piece takes about a microsecond, up to [`MAX_VIEW_PIECES`]. In more than that, or in several where the media cannot be
-    /// mapped in pieces, the bytes are copied whenever they are looked at.
+    /// Makes a view of a range of the file at a path.
+    ///
+    /// If the file lies in one piece, the cost does not depend on its size; each further piece
+    /// takes about a microsecond, up to [`MAX_VIEW_PIECES`]. With more pieces than that, or with
+    /// several if the media cannot be mapped in pieces, each read copies the bytes.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -129,9 +134,10 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::OutsideFile`] if the range ends behind the end of the file; [`FsError::Stitch`];
-    /// [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which all processes that write reach together with half a million views; those
-    /// of [`Files::open_file`].
+    /// [`FsError::OutsideFile`] if the range extends beyond the end of the file;
+    /// [`FsError::Stitch`]; [`PoolError::TooManyPins`](aquifer_pool::PoolError::TooManyPins), which
+    /// all processes that can write reach together with half a million views; those of
+    /// [`Files::open_file`].
     pub fn view(&self, path: impl AsRef<Path>, range: impl RangeBounds<u64>) -> Result<View<'_>> {
         let path = bytes_of(path.as_ref());
         let shared = &*self.shared;
@@ -173,7 +179,7 @@ impl Files {
         }
     }
 
-    /// A view of a file that was looked up before; `None` if it has changed since, or is not one run.
+    /// Makes a view from a cached lookup; `None` if the file has changed since, or is not one run.
     #[inline]
     fn view_of_known(
         &self,
@@ -185,7 +191,8 @@ impl Files {
         if known.run.is_empty() {
             return Ok(None);
         }
-        // While the CPU waits for the inode and the pin. Usually a view begins where the file does.
+        // Overlaps with the cache misses on the inode and the pin. Usually a view starts at the
+        // start of the file.
         pool.prefetch(known.run.bytes());
         let Known { inode, incarnation, layout_version, metadata_version, .. } = known;
         let of = Layout { inode, incarnation, layout_version };
@@ -197,7 +204,7 @@ impl Files {
             let Some(pin) = pin else { return Ok(None) };
             return Ok(Some(View { held: Held::Borrowed(self, pin), place, offset_bytes, of }));
         }
-        // Something was changed; perhaps neither names nor this file.
+        // The metadata changed, but perhaps neither names nor this file.
         let Some(known) = known.renewed(pool) else { return Ok(None) };
         self.shared.known_paths.learn(hash, known);
         let Some((offset_bytes, place)) = place_of_known(&known, range)? else {
@@ -206,7 +213,7 @@ impl Files {
         self.pinned(of, offset_bytes, || Ok(place))
     }
 
-    /// A view of this layout of a file, if it still has it.
+    /// Makes a view of this layout of a file; `None` if the file has another layout by then.
     pub(crate) fn view_of(
         &self,
         of: Layout,
@@ -231,7 +238,8 @@ impl Files {
     }
 }
 
-/// Where in the file and in the pool a range of a known file lies; `None` if it has no bytes, or not all in the run.
+/// Locates a range of a cached file in the file and in the pool; `None` if it is empty, or not
+/// entirely in the run.
 #[inline]
 fn place_of_known(known: &Known, range: &impl RangeBounds<u64>) -> Result<Option<(u64, Place)>> {
     let range = resolve(range, known.size_bytes)?;
@@ -243,7 +251,7 @@ fn place_of_known(known: &Known, range: &impl RangeBounds<u64>) -> Result<Option
     Ok(Some((range.offset_bytes, Place::Linear(bytes))))
 }
 
-/// A range of a file of this length.
+/// Resolves a range of a file of this length.
 fn resolve(range: &impl RangeBounds<u64>, size_bytes: u64) -> Result<FileBytes> {
     let Range { start, end } = bounds_of(range, size_bytes);
     match start <= end && end <= size_bytes {
@@ -253,7 +261,7 @@ fn resolve(range: &impl RangeBounds<u64>, size_bytes: u64) -> Result<FileBytes> 
 }
 
 impl crate::File {
-    /// A view of a range of the file.
+    /// Makes a view of a range of the file.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -283,7 +291,7 @@ impl crate::File {
     }
 }
 
-/// How many pieces a view is mapped in, if it is not one.
+/// The most pieces in which a view is mapped if it has several; 0 if the media cannot do that.
 fn most_pieces(pool: &Pool) -> usize {
     match pool.media().maps_privately() {
         true => MAX_VIEW_PIECES,
@@ -292,7 +300,7 @@ fn most_pieces(pool: &Pool) -> usize {
 }
 
 impl Shared {
-    /// Where a range lies, to be looked at.
+    /// Locates a range, and maps it if it has several pieces.
     fn place(&self, table: &FileTable, range: FileBytes, is_writable: bool) -> Result<Place> {
         if range.len_bytes == 0 {
             return Ok(Place::Empty);
@@ -319,7 +327,7 @@ impl Shared {
             });
         }
         let Ok(len_bytes) = usize::try_from(range.len_bytes) else { return scattered() };
-        // A mapping of its own has no key.
+        // A separate mapping has no protection key.
         let is_writable = is_writable && media.write_windows() == WriteWindows::None;
         let stitched = self.stitcher.stitch(media.file(), pieces, is_writable)?;
         Ok(Place::Stitched {
@@ -343,7 +351,7 @@ impl View<'_> {
         &self.files().shared.pool
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         match &self.place {
             Place::Empty => 0,
@@ -353,25 +361,27 @@ impl View<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where in the file it begins.
+    /// Returns the offset in the file.
     pub fn offset_bytes(&self) -> u64 {
         self.offset_bytes
     }
 
-    /// Whether the file still consists of the pages that it did. If not, some of these bytes may be the file's no more. Not so either in a
-    /// forked child, nor where the metadata cannot be read.
+    /// Whether the file still has the layout that the view was made from. If not, some of these
+    /// bytes may no longer belong to the file. False in a forked child, and if the metadata cannot
+    /// be read.
     pub fn is_current(&self) -> bool {
         let number = self.of.inode;
         let layout = match self.pool().file_state(number) {
             Some(FileState { incarnation, layout_version, .. }) => {
                 Layout { inode: number, incarnation, layout_version }
             }
-            // It is none any more, or something is being changed, perhaps elsewhere.
+            // The inode is no longer a file's, or the metadata are being changed, perhaps
+            // elsewhere.
             None => match self.files().shared.look(|slots| walk::inode(slots, number)) {
                 Ok(inode) => Layout::of(&inode),
                 Err(_) => return false,
@@ -380,7 +390,7 @@ impl View<'_> {
         layout == self.of
     }
 
-    /// The same view, which does not borrow what it was made by.
+    /// Converts into a view that owns what it borrowed.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -404,25 +414,28 @@ impl View<'_> {
         View { held, place, offset_bytes, of }
     }
 
-    /// Shows all of it to a closure.
+    /// Calls a closure with all bytes of the view.
     ///
-    /// Where the view has no bytes in place, that is a copy of the whole view, which is allocated for it: see [`View::read_range`].
+    /// If the view is not in memory in one piece, the closure gets a newly allocated copy of the
+    /// whole view: see [`View::read_range`].
     ///
     /// # Errors
-    /// [`FsError::Pool`] if a byte could not be had that the closure looked at (the pool's file was cut short, its device failed); then
-    /// its result is dropped.
+    /// [`FsError::Pool`] if the closure read a byte that is not available (the pool's file was
+    /// truncated, its device failed); its result is dropped.
     pub fn read<T>(&self, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.read_range(0..self.len(), look)
     }
 
-    /// Shows a range of it, counted from its first byte, to a closure.
+    /// Calls a closure with a range of the view, relative to its start.
     ///
-    /// The closure gets the range in one piece. Where the view has no bytes in place ([`View::bytes`]), as in a view of more than
-    /// [`MAX_VIEW_PIECES`] pieces, that is a copy, in memory of the range's length that this call allocates and frees. Look at a large view
-    /// of that kind in several ranges, or use [`View::read_into`] with a buffer that you have.
+    /// The closure gets the range in one piece. If the view is not in memory in one piece
+    /// ([`View::bytes`]), for example with more than [`MAX_VIEW_PIECES`] pieces, that is a copy:
+    /// this call allocates and frees memory of the range's length. Read a large view of that kind
+    /// in several ranges, or with [`View::read_into`] and your own buffer.
     ///
     /// # Errors
-    /// As for [`View::read`]; [`FsError::OutsideView`]; [`FsError::Stitch`] if there is no memory for a copy.
+    /// As for [`View::read`]; [`FsError::OutsideView`]; [`FsError::Stitch`] if there is no memory
+    /// for a copy.
     pub fn read_range<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.check(&range)?;
         let len_bytes = range.end - range.start;
@@ -442,7 +455,8 @@ impl View<'_> {
         }
     }
 
-    /// Copies bytes out, from `offset_bytes` of the view on. What others change meanwhile may come out torn.
+    /// Copies bytes out, from `offset_bytes` of the view. Bytes that are changed during the copy
+    /// may come out torn.
     ///
     /// # Errors
     /// As for [`View::read_range`].
@@ -463,7 +477,7 @@ impl View<'_> {
         }
     }
 
-    /// The value at `offset_bytes` of the view, in the machine's byte order; any alignment.
+    /// Returns the value at `offset_bytes` of the view, in native byte order, at any alignment.
     ///
     /// # Errors
     /// As for [`View::read_range`].
@@ -472,15 +486,17 @@ impl View<'_> {
         self.read_range(range, |bytes| bytes.get(0))
     }
 
-    /// The bytes in place; `None` where they are not memory in one piece: in a view of more than [`MAX_VIEW_PIECES`] pieces (and of several,
-    /// where the media cannot be mapped in pieces), where the media of the pool are not mapped, which are none of Aquifer's own, and in a
-    /// forked child.
+    /// Returns the bytes in place, if they are in memory in one piece.
     ///
-    /// They can be looked at as long as the view lives. If a byte cannot be had any more, because the pool's file was cut short or its
-    /// device failed, that raises `SIGBUS`, as with mmap.
+    /// `None` if the view has more than [`MAX_VIEW_PIECES`] pieces (or several, if the media cannot
+    /// be mapped in pieces), if the pool's media are not mapped (no media of Aquifer's are like
+    /// that), and in a forked child.
+    ///
+    /// Valid as long as the view lives. Reading a byte that is no longer available, because the
+    /// pool's file was truncated or its device failed, raises `SIGBUS`, as with mmap.
     #[inline]
     pub fn bytes(&self) -> Option<Bytes<'_>> {
-        // Something else may be at these addresses in a child.
+        // In a child something else may be mapped at these addresses.
         self.pool().check_process().ok()?;
         match &self.place {
             Place::Empty => Some(Bytes::from(&[][..])),
@@ -492,7 +508,7 @@ impl View<'_> {
         }
     }
 
-    /// Why there are no bytes in place.
+    /// The error if there are no bytes in place.
     fn why_no_bytes(&self) -> FsError {
         match &self.place {
             Place::Scattered { table, range } => FsError::TooFragmented {
@@ -503,18 +519,20 @@ impl View<'_> {
         }
     }
 
-    /// The bytes as a slice: for code that wants one. [`Lease`] is a slice without conditions.
+    /// Returns the bytes as a slice. A [`Lease`] is a slice without preconditions.
     ///
     /// # Safety
-    /// Nobody, in any process, changes these bytes of the file as long as the slice is used: neither by writing to the file, nor through
-    /// a [`ViewMut`].
+    /// While the slice is in use, no thread of any process may change these bytes of the file,
+    /// neither by writing to the file, nor through a [`ViewMut`].
     #[inline]
     pub unsafe fn as_slice(&self) -> Option<&[u8]> {
-        // SAFETY: the pages are the view's as long as it lives; that they do not change is the caller's promise.
+        // SAFETY: the view's pin keeps the pages as long as the view lives; the caller guarantees
+        // that they do not change.
         self.bytes().map(|bytes| unsafe { bytes.as_slice() })
     }
 
-    /// An error if there is no such range, or in a fork: what is at these addresses there is something else.
+    /// Checks that the range exists, and that the process is not a fork, where something else is
+    /// mapped at these addresses.
     fn check(&self, range: &Range<u64>) -> Result<()> {
         self.pool().check_process()?;
         match range.start <= range.end && range.end <= self.len() {
@@ -523,25 +541,25 @@ impl View<'_> {
         }
     }
 
-    /// Why bytes of the pieces could not be looked at.
+    /// The error for bytes of a stitched view that could not be read.
     fn unreadable(&self, stitched: &Stitched, bytes: Range<usize>) -> FsError {
         let place = |(offset_bytes, len_bytes)| ByteRange { offset_bytes, len_bytes };
         self.pool().unreadable(stitched.file_offsets(bytes).map(place)).into()
     }
 }
 
-/// A range of a view as bytes of the pool.
+/// Converts a range of a view to bytes of the pool.
 fn within(all: ByteRange, range: &Range<u64>) -> ByteRange {
     ByteRange { offset_bytes: all.offset_bytes + range.start, len_bytes: range.end - range.start }
 }
 
-/// A range of a view as bytes of its file.
+/// Converts a range of a view to bytes of its file.
 fn in_file(all: FileBytes, range: &Range<u64>) -> FileBytes {
     let len_bytes = range.end - range.start;
     FileBytes { offset_bytes: all.offset_bytes + range.start, len_bytes }
 }
 
-/// Memory for a copy.
+/// Allocates zeroed memory for a copy.
 fn zeros(len_bytes: u64) -> Result<Vec<u8>> {
     let none =
         |_| FsError::Stitch(StitchError::Map { len_bytes, source: ErrorKind::OutOfMemory.into() });

@@ -1,11 +1,13 @@
-//! Views that can be stored to.
+//! Writable views.
 //!
-//! Stores go to the pages of the file at once, in no order and without a log: they are seen by everybody, survive the process, and are
-//! durable after [`ViewMut::persist`], which nobody else calls (DaxVM's *nosync*).
+//! Stores go to the pages of the file at once, unordered and without logging: they are visible to
+//! all processes, survive the process, and are durable after [`ViewMut::persist`], which only the
+//! caller calls (DaxVM's *nosync*).
 //!
-//! While there is such a view, in any process, nothing is put in the place of the file's pages that would leave its stores behind or have
-//! them go elsewhere ([`File::pswap`], [`File::write_atomic`], [`File::defragment`]): these give [`FsError::InUse`]. A file can be
-//! cut short under it; then its stores go to pages that are nobody's any more, and `persist` says so.
+//! While a writable view exists, in any process, operations that would replace the file's pages, so
+//! that stores get lost or go elsewhere, fail with [`FsError::InUse`]: [`File::pswap`],
+//! [`File::write_atomic`], [`File::defragment`]. A file can be truncated under a view; then stores
+//! go to pages that no file owns any more, and `persist` returns an error.
 
 use std::ops::{Deref, Range, RangeBounds};
 
@@ -17,9 +19,9 @@ use crate::error::{FsError, Result};
 use crate::file::{File, Write};
 use crate::file_table::FileBytes;
 
-/// Bytes of a file that can be stored to. A [`View`] as well.
+/// A writable range of a file. Derefs to a [`View`].
 ///
-/// Can be shared between threads, whose stores to the same bytes mix.
+/// Can be shared between threads; their stores to the same bytes are not ordered.
 #[must_use = "the bytes are kept only as long as this lives"]
 #[derive(Debug)]
 pub struct ViewMut {
@@ -29,7 +31,7 @@ pub struct ViewMut {
 }
 
 impl File {
-    /// A view of a range of the file that can be stored to. What lies in holes gets pages, of zeros.
+    /// Makes a writable view of a range of the file. Holes in the range get pages of zeros.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -41,14 +43,15 @@ impl File {
     /// let file = files.open_with("/f", &FileOptions::new().read(true).write(true).create(true))?;
     /// file.set_len(8192)?;
     /// let view = file.view_mut(4096..)?;
-    /// view.write(0, b"text")?; // everybody sees it
-    /// view.persist(0..4)?; // a power cut leaves it
+    /// view.write(0, b"text")?; // visible to all processes
+    /// view.persist(0..4)?; // survives a power cut
     /// assert_eq!(files.view("/f", 4096..4100)?.read(|bytes| bytes.to_vec())?, b"text");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// As for [`File::view`](crate::File::view) and [`File::allocate`]; [`FsError::Immutable`]. A part of the holes may have got pages then.
+    /// As for [`File::view`](crate::File::view) and [`File::allocate`]; [`FsError::Immutable`]. On
+    /// error, some of the holes may have pages.
     pub fn view_mut(&self, range: impl RangeBounds<u64>) -> Result<ViewMut> {
         self.check_reads()?;
         self.check_writes()?;
@@ -63,9 +66,11 @@ impl File {
         self.view_of_locked(lock, range)
     }
 
-    /// Makes the file longer by so many zeros, and returns them as a view that can be stored to: what is written to it needs no other copy.
-    /// More than 64 KiB are written zeros to only where there is no space left that is known to be zero; fewer are written, with room for those
-    /// that follow.
+    /// Extends the file by `len_bytes` zeros, and returns them as a writable view, so that new
+    /// content needs no other copy.
+    ///
+    /// More than 64 KiB of zeros are written only if there is no free space left that is known to
+    /// be zero; shorter ranges are always written, with room for later calls.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -93,10 +98,11 @@ impl File {
         if len_bytes == 0 {
             return self.view_of_locked(lock, range);
         }
-        // Nobody exchanges pages as long as there is the view.
+        // While the view exists, no pages are exchanged, so its stores need not settle again.
         lock.settle()?;
         let write = Write { shared, lock, open, inode, table };
-        // All that can be refused comes before the change. A pin of the version before keeps what the next one has, too.
+        // Everything that can fail comes before the change. A pin of the old layout version also
+        // keeps the pages of the next one.
         let (writable, pin, place) = write.append_zeros(len_bytes, |table| {
             let writable = shared.pool.pin_inode(open.number, InodeUse::Writable)?;
             let pin = shared.pool.pin_owned(open.number, write.inode.layout_version)?;
@@ -108,10 +114,10 @@ impl File {
         Ok(ViewMut { file: self.clone(), view, _writable: writable })
     }
 
-    /// A view of a range that has pages. With the file's lock: nobody else changes its layout, and who puts something in the place of the
-    /// pages later sees the pin.
+    /// Makes a view of a range that has pages. The caller holds the file's lock: no other caller
+    /// changes the layout, and later attempts to replace the pages see the pin.
     fn view_of_locked(&self, lock: &FileLock<'_>, range: FileBytes) -> Result<ViewMut> {
-        // Nobody exchanges pages as long as there is the view.
+        // While the view exists, no pages are exchanged, so its stores need not settle again.
         lock.settle()?;
         let (files, open) = (self.files(), self.inode());
         let writable = files.shared.pool.pin_inode(open.number, InodeUse::Writable)?;
@@ -134,7 +140,8 @@ impl Deref for ViewMut {
 }
 
 impl ViewMut {
-    /// Copies bytes in, from `offset_bytes` of the view on. Others see aligned words of eight bytes whole.
+    /// Copies bytes in, from `offset_bytes` of the view. Readers see aligned words of eight bytes
+    /// whole.
     ///
     /// # Errors
     /// [`FsError::OutsideView`]; [`FsError::Pool`] if the media cannot be written.
@@ -145,7 +152,8 @@ impl ViewMut {
             Place::Empty => Ok(()),
             Place::Linear(all) => {
                 let at_bytes = within(*all, &range).offset_bytes;
-                // SAFETY: a file with a writable view cannot be made immutable, so it has no lease.
+                // SAFETY: the pinned writable view keeps the file from being made immutable, so it
+                // has no lease.
                 unsafe { self.view.pool().store(at_bytes, bytes)? };
                 Ok(())
             }
@@ -154,7 +162,7 @@ impl ViewMut {
                 let mut rest = bytes;
                 for (offset_bytes, len_bytes) in stitched.file_offsets(start..start + bytes.len()) {
                     let (part, behind) = rest.split_at(len_bytes as usize);
-                    // SAFETY: as above.
+                    // SAFETY: as for `Place::Linear`: the file has no lease.
                     unsafe { self.view.pool().store(offset_bytes, part)? };
                     rest = behind;
                 }
@@ -164,9 +172,9 @@ impl ViewMut {
                 let mut rest = bytes;
                 for piece in table.pieces(in_file(*all, &range)) {
                     let (part, behind) = rest.split_at(piece.file.len_bytes as usize);
-                    // What can be stored to has no holes.
+                    // A writable view has no holes.
                     let place = piece.pool.ok_or(FsError::LayoutChanged)?;
-                    // SAFETY: as above.
+                    // SAFETY: as for `Place::Linear`: the file has no lease.
                     unsafe { self.view.pool().store(place.offset_bytes, part)? };
                     rest = behind;
                 }
@@ -175,15 +183,17 @@ impl ViewMut {
         }
     }
 
-    /// The first byte, to be stored to. Stores behind the end of the view may go to anybody's bytes.
+    /// Returns a pointer to the first byte. Stores beyond the end of the view may hit any file.
     ///
-    /// `None` in a forked child, and where stores through a pointer cannot reach the pool: its media are not mapped, the view is in more than
-    /// [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces, or the pool has write windows
-    /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that go by system calls, or by protection keys and the view
-    /// lies in several pieces. With protection keys, a thread can store, and load, through it while it has a [`window`](aquifer_pool::media::Media::write_window)
-    /// open.
+    /// `None` in a forked child, and if stores through a pointer cannot reach the pool: its media
+    /// are not mapped, the view has more than [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces,
+    /// or the pool has write windows
+    /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that use system
+    /// calls, or protection keys and the view has several pieces. With protection keys, a thread
+    /// can load and store through the pointer only while it has a
+    /// [`window`](aquifer_pool::media::Media::write_window) open.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        // Where it could be looked at: not in a forked child.
+        // `None` in a forked child, and where the bytes are not mapped.
         let bytes = self.view.bytes()?;
         match &self.view.place {
             Place::Linear(range) => self.view.pool().place_to_store(*range),
@@ -197,12 +207,13 @@ impl ViewMut {
         }
     }
 
-    /// Makes a range durable, counted from the first byte of the view, and what it takes to find it again: the size of the file, and its
-    /// names.
+    /// Makes a range of the view durable, with the metadata needed to find it again: the size of
+    /// the file, and its names.
     ///
     /// # Errors
-    /// [`FsError::LayoutChanged`] if these bytes are not the file's any more, because it was cut short or got a hole there; then nothing was
-    /// made durable. [`FsError::OutsideView`], [`FsError::Pool`].
+    /// [`FsError::LayoutChanged`] if these bytes no longer belong to the file, because it was
+    /// truncated or got a hole there; then nothing was made durable. [`FsError::OutsideView`],
+    /// [`FsError::Pool`].
     pub fn persist(&self, range: Range<u64>) -> Result<()> {
         self.view.check(&range)?;
         let (open, shared) = (self.file.inode(), &self.file.files().shared);
@@ -210,7 +221,7 @@ impl ViewMut {
         let in_file = FileBytes { offset_bytes: self.view.offset_bytes() + range.start, len_bytes };
         let (inode, table) = shared.table(open)?;
         let places: Vec<ByteRange> = table.pieces(in_file).filter_map(|piece| piece.pool).collect();
-        // Pages are where they were, or the layout has another version and they are looked for.
+        // With the same layout the pages are in place; with another one, compare them.
         if Layout::of(&inode) != self.view.of && !self.is_at(&places, &range) {
             return Err(FsError::LayoutChanged);
         }
@@ -222,7 +233,7 @@ impl ViewMut {
         Ok(shared.pool.sync()?)
     }
 
-    /// Makes all of it durable: [`ViewMut::persist`].
+    /// Makes the whole view durable, as [`ViewMut::persist`].
     ///
     /// # Errors
     /// As for [`ViewMut::persist`].

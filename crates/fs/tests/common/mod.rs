@@ -1,4 +1,4 @@
-//! Slots in memory that notice what a pool would not forgive, and count what is written.
+//! Slots in memory that check the rules of the pool, and count writes.
 
 #![allow(dead_code)]
 
@@ -15,13 +15,13 @@ pub const FIRST_SLOT: u64 = 10;
 #[derive(Debug, Clone)]
 pub struct SlotMap {
     slots: BTreeMap<u64, SlotBytes>,
-    /// So many can be taken.
+    /// How many slots can be taken.
     pub limit: usize,
-    /// Slots put since this was set to 0.
+    /// Slots put since this was reset.
     pub puts: usize,
     /// Slots given back.
     pub given_back: usize,
-    /// Whether it is an error of the caller to put a slot as it is already, or one that cannot be decoded.
+    /// Whether the caller must not put a slot that is unchanged or cannot be decoded.
     pub is_strict: bool,
 }
 
@@ -43,7 +43,7 @@ impl SlotMap {
         }
     }
 
-    /// Changes bytes of a slot that is used, and makes its checksum right if asked to.
+    /// Changes bytes of a used slot; fixes its checksum if `is_sealed`.
     pub fn damage(&mut self, number: u64, offset: usize, bytes: &[u8], is_sealed: bool) {
         let slot = self.slots.get_mut(&number).expect("a used slot");
         slot[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -52,7 +52,7 @@ impl SlotMap {
         }
     }
 
-    /// Starts to count anew.
+    /// Resets the counters.
     pub fn count_anew(&mut self) {
         (self.puts, self.given_back) = (0, 0);
     }
@@ -76,7 +76,7 @@ impl ChangeSlots for SlotMap {
 
     fn take_slot(&mut self) -> Result<u64> {
         let slots = FIRST_SLOT..FIRST_SLOT + self.limit as u64;
-        // The same one again until something is put there.
+        // The same slot again until something is put there.
         (slots.into_iter().find(|number| !self.slots.contains_key(number)))
             .or_else(|| self.slots.keys().copied().find(|number| self.is_free(*number)))
             .ok_or(PoolError::NoFreeInode { slots: self.limit as u64 })

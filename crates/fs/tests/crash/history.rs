@@ -1,9 +1,11 @@
-//! What a program has done, and what a crash may leave of it.
+//! The history of a program's operations, and the states that a crash may leave.
 //!
-//! After each operation everything is read and kept: [`Snapshot`]. Every operation is one change of the metadata, so the tree after a
-//! crash is that of a snapshot, not older than the last one that a sync covered and not newer than the operation under way. Content is
-//! written in place, so each byte may be what it was in *any* of these snapshots. Each operation writes bytes of its own value: a byte
-//! of another file, or of an earlier owner of the page, is none of those. What is free afterwards is zero for whoever asks for zeros.
+//! After each operation everything is read and kept: [`Snapshot`]. Every operation is one change of
+//! the metadata, so the tree after a crash is that of a snapshot, not older than the last one
+//! covered by a sync and not newer than the current operation. Content is written in place, so each
+//! byte may be as in *any* of these snapshots. Each operation writes its own byte value, so a byte
+//! of another file, or of an earlier owner of the page, matches none of them. After a crash, free
+//! space must still read as zeros when it is allocated as zeros.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,15 +21,15 @@ use aquifer_testkit::crash::{CrashMedia, CrashState, Mark, Marks, Verdict};
 use crate::scratch::{self, soundness};
 
 const POOL_BYTES: u64 = 512 << 10;
-/// The number of the machine's start; each power cut raises it.
+/// The boot number of the machine; each power cut raises it.
 pub const BOOT: u64 = 1;
-/// Made by a check whose recovery was crashed.
+/// Created by a check whose recovery was crashed.
 const AFTER: &str = "/after";
 
-/// Inode and incarnation: names a file for ever.
+/// Inode and incarnation: identifies a file forever.
 pub type Identity = (u64, u64);
 
-/// Everything that a path says, but for bytes and times.
+/// All metadata of a path except times; without content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     identity: Identity,
@@ -87,7 +89,7 @@ impl Snapshot {
     }
 }
 
-/// What an operation has made durable, once it is acknowledged.
+/// What an operation has made durable when it is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durable {
     /// All names, and the content of all files.
@@ -101,7 +103,7 @@ pub enum Durable {
 pub struct History {
     snapshots: Vec<Snapshot>,
     pub operations: Vec<String>,
-    /// Of operations that are acknowledged.
+    /// The durable parts of acknowledged operations.
     durable: BTreeMap<u64, Durable>,
 }
 
@@ -114,7 +116,8 @@ pub fn open(media: &Arc<CrashMedia>, boot: u64, mutant: Option<Mutant>) -> Resul
     Ok(Files::new(Pool::open_on(media.clone(), &options(boot, mutant))?))
 }
 
-/// Everything, with the content of files that are open and have no name any more: a crash may undo that they were removed.
+/// Takes a snapshot, including the content of open files without a name: a crash may undo their
+/// removal.
 fn observe(files: &Files, handles: &[File]) -> Result<Snapshot, FsError> {
     let mut snapshot = Snapshot::take(files)?;
     for file in handles {
@@ -131,7 +134,7 @@ pub fn identity(file: &File) -> Identity {
     (metadata.number(), metadata.incarnation())
 }
 
-/// A tiny pool on media that record, all of it durable; `fill` makes what is to be in it.
+/// Creates a tiny pool on recording media, all of it durable; `fill` creates its content.
 pub fn fresh_media(domain: PersistenceDomain, fill: impl FnOnce(&Files)) -> Arc<CrashMedia> {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
     let create =
@@ -143,7 +146,7 @@ pub fn fresh_media(domain: PersistenceDomain, fill: impl FnOnce(&Files)) -> Arc<
 }
 
 impl History {
-    /// Begins with what is there, which is durable.
+    /// Starts with the current files, which are durable.
     pub fn begin(media: &CrashMedia, files: &Files) -> History {
         let mut history = History::default();
         history.snapshots.push(observe(files, &[]).unwrap());
@@ -154,12 +157,12 @@ impl History {
         history
     }
 
-    /// How many operations there were: the number of the last one.
+    /// The number of the last operation.
     pub fn last(&self) -> u64 {
         self.operations.len() as u64 - 1
     }
 
-    /// Notes that the operation that was begun has returned.
+    /// Records the result of an operation.
     pub fn note(
         &mut self,
         media: &CrashMedia,
@@ -173,7 +176,7 @@ impl History {
         }
         self.operations.push(text + &refused.unwrap_or_default());
         self.snapshots.push(observe(files, handles).unwrap());
-        // A process that dies loses nothing that it has done.
+        // A process that dies loses none of its completed operations.
         let dies = domain == PersistenceDomain::Volatile;
         if let Some(durable) = if dies { Some(Durable::All) } else { outcome.ok().flatten() } {
             self.durable.insert(self.last(), durable);
@@ -182,7 +185,7 @@ impl History {
     }
 }
 
-/// If only the process dies, everything that it has done is there.
+/// If only the process dies, all its operations are there.
 pub fn check_killed(media: &CrashMedia, domain: PersistenceDomain, history: &History) {
     let media = Arc::new(CrashMedia::from_image(&media.image(), domain).unwrap());
     let files = open(&media, BOOT, None).unwrap();
@@ -227,7 +230,7 @@ pub fn check(
     let id = match_with(&found, history, state)?;
     // From here on the caller has seen this state: a second crash must not change it.
     media.mark(Mark::Note(id as u64));
-    // The pool works on, and reuses what is free.
+    // The pool keeps working, and reuses free space.
     if !files.exists(AFTER)? {
         match files.create_file(AFTER).and_then(|file| file.write_at(&[255; 6000], 0)) {
             Err(error) if error.errno() != libc::ENOSPC => return Err(error.into()),
@@ -240,7 +243,7 @@ pub fn check(
     Ok(Some(recording))
 }
 
-/// What is free is zero for who asks for zeros, whoever had it.
+/// Free space that is allocated as zeros is zero, whatever its previous owner.
 fn check_zeros(files: &Files) -> Result<(), Box<dyn std::error::Error>> {
     files.pool().checkpoint()?;
     let space = files.space()?;
@@ -256,7 +259,7 @@ fn check_zeros(files: &Files) -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// The snapshot that this is, give or take content that was written in place.
+/// Finds the snapshot that this matches, except for content written in place.
 fn match_with(
     found: &Snapshot,
     history: &History,

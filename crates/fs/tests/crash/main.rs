@@ -1,9 +1,10 @@
-//! Crash states: whatever a power cut leaves, the tree is as it was at one moment after the last sync, no file has a byte that it
-//! never had there, and what was synced is there.
+//! Crash states: whatever a power cut leaves, the tree is as it was at one moment after the last
+//! sync, no file has a byte that it never had at that place, and everything synced is there.
 //!
-//! * [`history`]: what a program has done and what a crash may leave of it.
-//! * [`random`]: long runs of random operations on a tiny pool, whose pages are freed and reused all the time.
-//! * [`orders`]: each change of what pages belong to whom, followed by each way to store bytes.
+//! * [`history`]: the history of a program's operations, and the states that a crash may leave.
+//! * [`random`]: long runs of random operations on a tiny pool, whose pages are freed and reused
+//!   all the time.
+//! * [`orders`]: each change of page ownership, followed by each way to store bytes.
 
 mod history;
 mod orders;

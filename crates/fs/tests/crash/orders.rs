@@ -1,7 +1,8 @@
-//! Each change of what pages belong to whom, followed by each way to store bytes, and nothing synced.
+//! Each change of page ownership, followed by each way to store bytes, without a sync.
 //!
-//! A store to a page of the page cache may reach the disk before the record that gave the page to its file. If the page was
-//! another's before, or another part's of the file, and the record is lost, it is so again, with the bytes of the new owner.
+//! A store to a page of the page cache may reach the disk before the record that gave the page to
+//! its file. If that record is lost, the page belongs to its previous owner again (another file, or
+//! another part of this one), with the bytes of the new one.
 
 use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
 use aquifer_pool::Mutant;
@@ -14,7 +15,7 @@ use crate::history::{BOOT, History, check, fresh_media, open};
 
 const PAGE: u64 = 4096;
 
-/// The files of each run: two of three pages each, the last of which is not full.
+/// The files of each run: two of three pages each, the last of which is partial.
 struct Scene {
     files: Files,
     one: File,
@@ -23,10 +24,10 @@ struct Scene {
 
 type Step = fn(&Scene, u8) -> Result<(), FsError>;
 
-/// One call after the other.
+/// A name, and calls to make in order.
 type Operation = (&'static str, &'static [Step]);
 
-/// What gives pages to a file, or takes them away.
+/// Operations that give pages to a file, or take them away.
 const CHANGES: &[Operation] = &[
     ("pswap of first pages", &[|scene, _| scene.one.pswap(0, &scene.other, 0, PAGE)]),
     ("pswap of all pages", &[|scene, _| scene.one.pswap(0, &scene.other, 0, 3 * PAGE)]),
@@ -79,7 +80,7 @@ const CHANGES: &[Operation] = &[
     ),
 ];
 
-/// What stores bytes to pages that a file has.
+/// Operations that store bytes to pages that a file has.
 const STORES: &[Operation] = &[
     ("write the first page", &[|scene, byte| scene.one.write_at(&[byte; PAGE as usize], 0)]),
     (
@@ -102,7 +103,7 @@ fn fill(files: &Files) {
     }
 }
 
-/// Does all of these, and looks at what crashes leave.
+/// Runs all of these, and checks the crash states.
 fn run(
     operations: &[&Operation],
     domain: PersistenceDomain,
@@ -166,7 +167,7 @@ fn stores_to_pages_that_changed_hands_in_persistent_memory() {
     survives(PersistenceDomain::Dax);
 }
 
-/// Without waiting for an exchange before pages are stored to, they are found out of place.
+/// If stores do not wait for an exchange to be durable, misplaced bytes are found.
 #[test]
 fn a_store_that_does_not_wait_is_noticed() {
     let (exchange, write) = (&CHANGES[0], &STORES[1]);

@@ -13,7 +13,7 @@ use aquifer_testkit::rng::Rng;
 use crate::history::{BOOT, Durable, History, check, check_killed, fresh_media, identity, open};
 use crate::scratch;
 
-/// A program at work.
+/// A running program.
 struct Program {
     media: Arc<CrashMedia>,
     mutant: Option<Mutant>,
@@ -47,7 +47,7 @@ impl Program {
         (offset, len)
     }
 
-    /// A handle to some file that is there, new or kept.
+    /// A handle of some existing file, new or kept.
     fn file(&mut self) -> Result<File, FsError> {
         if !self.handles.is_empty() && self.rng.chance(0.3) {
             let index = self.rng.below(self.handles.len() as u64) as usize;
@@ -73,7 +73,8 @@ impl Program {
         Ok(file)
     }
 
-    /// One random operation, which writes this byte if it writes; in words, with what it has made durable.
+    /// Runs one random operation; writes consist of this byte. Returns its description, and what it
+    /// has made durable.
     fn operate(&mut self, byte: u8) -> (String, Result<Option<Durable>, FsError>) {
         let what = self.rng.below(120);
         let (path, other) = (self.path(), self.path());
@@ -191,7 +192,8 @@ impl Program {
                     let text = format!("view of {}", describe(&file));
                     let size = file.metadata().unwrap().len();
                     let (from, to) = (offset.min(size), (offset + len).min(size));
-                    // In one page, where nothing is stitched: such stores are not recorded.
+                    // Within one page, where nothing is stitched: stores to stitched mappings are
+                    // not recorded.
                     let to = to.min(from.next_multiple_of(4096));
                     let stored = (file.view_mut(from..to))
                         .and_then(|view| view.write(0, &bytes[..(to - from) as usize]));
@@ -237,7 +239,7 @@ fn describe(file: &File) -> String {
     format!("{}.{} of {} bytes", metadata.number(), metadata.incarnation(), metadata.len())
 }
 
-/// What is not free has a file.
+/// Asserts that every page is free or has a file.
 fn assert_no_page_is_lost(files: &Files) {
     files.pool().checkpoint().unwrap();
     let mut allocated = BTreeMap::new();
@@ -270,7 +272,7 @@ fn record(
             check_killed(&media, domain, &history);
         }
     }
-    // The program is lost in the crash: what its ending does is not part of the recording.
+    // The crash kills the program, so its shutdown is not part of the recording.
     let recording = media.recording();
     program.handles.clear();
     assert_no_page_is_lost(program.files());
@@ -317,7 +319,7 @@ fn every_killed_process_in_memory_files_recovers() {
     survives(PersistenceDomain::Volatile);
 }
 
-/// Deliberate mistakes of the pool, seen through files.
+/// Deliberate bugs of the pool, observed through files.
 #[test]
 fn mutants_are_caught() {
     let domain = PersistenceDomain::PageCache;
@@ -326,7 +328,7 @@ fn mutants_are_caught() {
         [Mutant::CommitBeforeData, Mutant::CountExposed, Mutant::EarlyReuse, Mutant::FreshUnsaid]
     {
         let noticed = |seed| {
-            // The pool may notice by itself, and refuse to go on.
+            // The pool may detect it and refuse to continue.
             match std::panic::catch_unwind(|| run(seed, 80, domain, 1500, Some(mutant))) {
                 Ok(outcome) => outcome.err().map(|failure| failure.reason.clone()),
                 Err(_) => Some("the work failed".to_owned()),

@@ -1,8 +1,10 @@
-//! What a process does until it is killed, as a function of a seed, and what may be there afterwards.
+//! The random work of a process that gets killed, as a function of a seed, and the states that it
+//! may leave.
 //!
-//! Each has a directory of its own, with files, links and directories in it, and shares one with the others: files there are replaced,
-//! whole, and records are added to a log. It says when it has done something, so whoever has killed it knows the state of its
-//! directory, give or take the step that it was killed in.
+//! Each process has a private directory with files, links and directories, and shares another one
+//! with the others: there they replace whole files and append records to a log. Each reports every
+//! completed step, so its killer knows the state of the private directory, up to the step during
+//! which it was killed.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -14,9 +16,9 @@ use aquifer_testkit::rng::Rng;
 
 use crate::scratch::names;
 
-/// Files of the shared directory, each of one byte again and again.
+/// Files of the shared directory; each repeats one byte.
 pub const SHARED: u64 = 3;
-/// What all append to.
+/// The log that all processes append to.
 pub const LOG: &str = "shared/log";
 
 const DIRECTORIES: u64 = 3;
@@ -24,7 +26,7 @@ const NAMES: u64 = 4;
 const ATTRIBUTE: &str = "user.a";
 const PAGE: usize = 4096;
 
-/// A directory of a process, 0 for the one that the others are in, and a name in it.
+/// A directory of a process (0 for the one that holds the others), and a name in it.
 pub type Place = (u64, u64);
 
 fn path_of(own: &str, (directory, name): Place) -> String {
@@ -34,7 +36,7 @@ fn path_of(own: &str, (directory, name): Place) -> String {
     }
 }
 
-/// Bytes of a file: which, and how often.
+/// Content of a file: which byte, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Content {
     byte: u8,
@@ -52,7 +54,7 @@ impl Content {
     }
 }
 
-/// How bytes in a file are changed.
+/// How the bytes of a file are changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Append,
@@ -68,7 +70,7 @@ pub enum Change {
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A new file takes the place of what is there: made beside it, or without a name.
+    /// Replaces a name by a new file, created under another name or without one.
     Put {
         at: Place,
         content: Content,
@@ -128,12 +130,12 @@ pub enum Step {
     },
 }
 
-/// A step, and what the process does besides.
+/// A step, and what else the process does in its turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn {
     pub step: Step,
     pub syncs: bool,
-    /// The shared file that it looks at.
+    /// The shared file that it reads.
     pub looks_at: u64,
 }
 
@@ -189,9 +191,9 @@ impl Step {
     }
 }
 
-// ---- the process ------------------------------------------------------------------------------------------------------------
+// ---- the process --------------------------------------------------------------------------------
 
-/// A process at work.
+/// A working process.
 pub struct Worker {
     files: Files,
     own: String,
@@ -201,7 +203,7 @@ pub struct Worker {
     kept: Vec<File>,
 }
 
-/// What can be wrong with names and with what they lead to, and nothing else.
+/// Accepts only errors about names and the kinds of files that they refer to.
 fn is_fine(step: Step, outcome: Result<(), FsError>) {
     const FINE: [i32; 6] =
         [libc::ENOENT, libc::EEXIST, libc::ENOTEMPTY, libc::EINVAL, libc::EISDIR, libc::ENOTDIR];
@@ -310,7 +312,8 @@ fn dangling(target: u8) -> PathBuf {
     format!("nowhere/{target}").into()
 }
 
-/// All of a file that others may replace meanwhile: what is open stays what it was.
+/// Reads all of a file that other processes may replace during the call: an open file keeps its
+/// content.
 pub fn read_open(files: &Files, path: &str) -> Result<Vec<u8>, FsError> {
     let file = files.open_with(path, &FileOptions::new().read(true).no_follow(true))?;
     let mut content = vec![0; file.metadata()?.len() as usize];
@@ -326,11 +329,11 @@ pub fn assert_uniform(content: &[u8], path: &str) {
     );
 }
 
-// ---- the log ----------------------------------------------------------------------------------------------------------------
+// ---- the log ------------------------------------------------------------------------------------
 
 const MARK: u8 = 0xa5;
 
-/// It says whose it is, its number and its length, and the rest follows from these.
+/// A record starts with its worker, number and length, which determine the rest.
 fn record(worker: u8, number: u32, len: usize) -> Vec<u8> {
     let mut record = vec![MARK, worker];
     record.extend_from_slice(&(len as u16).to_le_bytes());
@@ -339,7 +342,7 @@ fn record(worker: u8, number: u32, len: usize) -> Vec<u8> {
     record
 }
 
-/// How many records each worker has in the log, which are whole and in order.
+/// Counts the records of each worker in the log, which must be complete and in order.
 pub fn records(mut log: &[u8]) -> BTreeMap<u8, u32> {
     let mut counts = BTreeMap::new();
     while let Some((head, _)) = log.split_first_chunk::<8>() {
@@ -357,7 +360,7 @@ pub fn records(mut log: &[u8]) -> BTreeMap<u8, u32> {
     counts
 }
 
-// ---- what may be there ------------------------------------------------------------------------------------------------------
+// ---- what may be there --------------------------------------------------------------------------
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
@@ -382,7 +385,7 @@ impl Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     directories: BTreeSet<u64>,
-    /// Which node each name leads to, by the first name that does.
+    /// The first name of the node that each name refers to.
     names: BTreeMap<Place, Place>,
     nodes: BTreeMap<Place, Node>,
 }
@@ -396,7 +399,7 @@ impl State {
         format!("{:?}\n  {}", self.directories, names.collect::<Vec<_>>().join("\n  "))
     }
 
-    /// What is there. What was being made is removed.
+    /// Reads the state from the files. Removes files of unfinished steps.
     pub fn found(files: &Files, own: &str) -> State {
         let mut state = State::default();
         let mut numbers: BTreeMap<u64, Place> = BTreeMap::new();
@@ -426,7 +429,7 @@ impl State {
             match (name.parse::<u64>(), name.strip_prefix('d').map(str::parse::<u64>)) {
                 (Ok(file), _) => add(&mut state, (0, file)),
                 (_, Some(Ok(directory))) => inside.push(directory),
-                // What was being made.
+                // A file of an unfinished step.
                 _ => files.remove_file(format!("{own}/{name}")).unwrap(),
             }
         }
@@ -443,7 +446,7 @@ impl State {
         place.0 == 0 || self.directories.contains(&place.0)
     }
 
-    /// Takes a name away; the node goes to another name, if there is one.
+    /// Removes a name; the node moves to its next name, if it has one.
     fn take(&mut self, place: Place) -> Option<Node> {
         let first = self.names.remove(&place)?;
         let other = self.names.iter().find(|(_, leads)| **leads == first).map(|(name, _)| *name);
@@ -467,13 +470,13 @@ impl State {
         self.nodes.insert(place, node);
     }
 
-    /// Moves names, to where there are none, with the nodes that they lead to.
+    /// Moves names to unused ones, with their nodes.
     fn move_names(&mut self, to_of: impl Fn(Place) -> Place) {
         let nodes = std::mem::take(&mut self.nodes);
         let mut firsts: BTreeMap<Place, Place> = BTreeMap::new();
         let moved: BTreeMap<Place, Place> =
             self.names.iter().map(|(name, first)| (to_of(*name), *first)).collect();
-        // The first of the names as they are now.
+        // The first name of each node after the move.
         self.names.clear();
         for (name, first) in moved {
             let now = *firsts.entry(first).or_insert(name);
@@ -490,7 +493,7 @@ impl State {
         }
     }
 
-    /// What is there when the step was taken.
+    /// Applies a completed step.
     pub fn apply(&mut self, step: Step) {
         match step {
             Step::Put { at, content, .. } if self.has_directory(at) => {
@@ -592,7 +595,7 @@ impl State {
         }
     }
 
-    /// Whether this may be found when a process was killed in the middle of a step.
+    /// Whether this state may be found if the process was killed during `step`.
     pub fn may_be_between(&self, before: &State, step: Step) -> bool {
         let mut after = before.clone();
         after.apply(step);
@@ -601,7 +604,7 @@ impl State {
         }
         let Step::Change { at, change, .. } = step else { return false };
         match change {
-            // The file is made first.
+            // The file is created first.
             Change::Append => {
                 let mut empty = before.clone();
                 if !empty.names.contains_key(&at) && empty.has_directory(at) {
@@ -609,7 +612,7 @@ impl State {
                 }
                 *self == empty
             }
-            // What the file has pages for is written in place, before its size shows what is new.
+            // Bytes that have pages are overwritten in place, before the size changes.
             Change::Write { .. } | Change::PunchHole { .. } | Change::ZeroRange { .. } => {
                 let (mut found, mut was) = (self.clone(), before.clone());
                 let contents = (found.file(at), was.file(at), after.file(at));
@@ -619,7 +622,7 @@ impl State {
                 let is_between = found_bytes.len() == old.len()
                     && (found_bytes.iter().zip(&*old).zip(&*new))
                         .all(|((found, old), new)| found == old || found == new);
-                // And nothing else is changed.
+                // And everything else is unchanged.
                 found_bytes.clear();
                 old.clear();
                 is_between && found == was

@@ -1,4 +1,4 @@
-//! Pools for tests, what is in them as plain values, and whether they are sound.
+//! Pools for tests, their files as plain values, and whether they are sound.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod soundness;
@@ -13,14 +13,14 @@ use aquifer_pool::check::{CheckOptions, Severity, check};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
-/// A directory in memory if there is one, with a pool in it. Both are gone at the end.
+/// A directory (in memory if possible) with a pool in it, both removed on drop.
 pub struct Scratch {
     pub directory: tempfile::TempDir,
     pub path: PathBuf,
 }
 
 impl Scratch {
-    /// With a new pool.
+    /// Creates the directory and the pool.
     pub fn with_pool(len_bytes: u64, create: &CreateOptions) -> Scratch {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let directory = directory.expect("a directory for the pool");
@@ -33,7 +33,7 @@ impl Scratch {
         Files::open(&self.path, &OpenOptions::default()).expect("the pool opens")
     }
 
-    /// Asserts that a check of the closed pool finds nothing at all.
+    /// Asserts that a check of the closed pool finds nothing.
     pub fn assert_clean(&self) {
         let report = check(&self.path, &CheckOptions { fresh_pages: true, ..Default::default() });
         let report = report.expect("the pool can be read");
@@ -43,12 +43,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Whoever opens the pool removes the shared memory that killed processes have left.
+        // Opening the pool removes the shared memory that killed processes have left.
         drop(Pool::open(&self.path, &OpenOptions::default()));
     }
 }
 
-/// What is at a path.
+/// A file as a plain value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     File { content: Vec<u8> },
@@ -59,7 +59,7 @@ pub enum Node {
 /// A whole tree, by path.
 pub type Tree = BTreeMap<PathBuf, Node>;
 
-/// All of a file, however it is stored. Only for files that fit in memory.
+/// Reads all of a file. Only for files that fit in memory.
 pub fn read_all(files: &Files, path: impl AsRef<Path>) -> Result<Vec<u8>, FsError> {
     let file = files.open_with(path, &FileOptions::new().read(true).no_follow(true))?;
     let mut content = vec![0; file.metadata()?.len() as usize];
@@ -68,7 +68,7 @@ pub fn read_all(files: &Files, path: impl AsRef<Path>) -> Result<Vec<u8>, FsErro
     Ok(content)
 }
 
-/// The names in a directory, sorted. That one comes twice is a failure.
+/// Returns the names in a directory, sorted. Fails if a name is listed twice.
 pub fn names(files: &Files, path: impl AsRef<Path>) -> Result<Vec<OsString>, FsError> {
     let mut names = Vec::new();
     for entry in files.read_dir(path)? {
@@ -79,7 +79,7 @@ pub fn names(files: &Files, path: impl AsRef<Path>) -> Result<Vec<OsString>, FsE
     Ok(names)
 }
 
-/// Everything that has a name.
+/// Reads everything that has a name.
 pub fn tree(files: &Files) -> Result<Tree, FsError> {
     let (mut tree, mut left) = (Tree::new(), vec![PathBuf::from("/")]);
     while let Some(directory) = left.pop() {

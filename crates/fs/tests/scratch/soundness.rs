@@ -1,8 +1,10 @@
-//! Whether the metadata of all files fit together: an independent look at what [`aquifer_fs`] promises to keep.
+//! Whether the metadata of all files are consistent: an independent check of the invariants of
+//! [`aquifer_fs`].
 //!
-//! From the root, every slot is reached by exactly one way, and every slot that is in use is reached (inodes without links count as
-//! reached, with what they have). A directory says how many names and directories it has, and where it is; a file has as many
-//! links as names, and every page has one owner.
+//! From the root, every slot is reachable on exactly one path, and every slot in use is reachable
+//! (inodes without links and their slots count as reachable). A directory has the right counts of
+//! names and subdirectories, and the right parent; a file has as many links as names, and every
+//! page has one owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,16 +18,16 @@ use aquifer_pool::{MetadataView, Pool, ReadSlots};
 /// What has been reached so far.
 #[derive(Default)]
 struct Reached {
-    /// Each slot, with the inode that it belongs to.
+    /// Each slot, with the inode that owns it.
     slots: BTreeMap<u64, u64>,
     /// First page, last page, owner.
     runs: Vec<(u64, u64, u64)>,
-    /// Names that lead to what is no directory.
+    /// How many names refer to each inode that is no directory.
     names: BTreeMap<u64, u32>,
     flaws: Vec<String>,
 }
 
-/// Everything that is wrong; nothing if the pool is sound.
+/// All flaws; empty if the pool is sound.
 pub fn flaws(pool: &Pool) -> Vec<String> {
     let slots = pool.layout().slots();
     let orphans = pool.orphans().unwrap_or_default();
@@ -103,7 +105,7 @@ impl Reached {
         Ok(Some(inode))
     }
 
-    /// A directory and its names; the directories in it.
+    /// Checks a directory and its names; returns its subdirectories.
     fn directory(
         &mut self,
         view: &MetadataView<'_>,
@@ -141,7 +143,7 @@ impl Reached {
         Ok(inside)
     }
 
-    /// A file or a symbolic link that so many names lead to.
+    /// Checks a file or symbolic link with this many names.
     fn other(&mut self, view: &MetadataView<'_>, number: u64, names: u32) -> Result<(), FsError> {
         let Some(inode) = self.inode(view, number)? else { return Ok(()) };
         if inode.links != names {
@@ -153,7 +155,8 @@ impl Reached {
         }
         if inode.kind == FileKind::File {
             let mut runs: Vec<Run> = Vec::new();
-            // An orphan that is being reaped has lost a part of its runs, which `pages` says as well.
+            // An orphan that is being reaped has lost some of its runs, and `pages` counts only the
+            // rest.
             file_table::check(&inode, view, |slot| parts.push(slot), |run| runs.push(run))?;
             let own = runs.into_iter().filter(|run| !run.is_hole());
             self.runs.extend(own.map(|run| (run.start_page, run.end_page(), number)));

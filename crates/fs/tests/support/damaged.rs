@@ -1,4 +1,4 @@
-//! What is done with a damaged pool of files: by the fuzzer for hours, by tests for a moment.
+//! Exercises a damaged pool of files: run by the fuzzer for hours, by tests briefly.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,10 +15,12 @@ use super::{crashed_image, read_everything};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Checks, reads, writes and repairs a pool that may be anything. Panics if a file shows another one's bytes, if who only looks writes
-/// something, if the check and the opening disagree, or if a repair leaves what it can make right.
+/// Checks, reads, writes and repairs a pool with arbitrary content. Panics if a file shows another
+/// file's bytes, if a check, a reader or a failed open writes something, if the check and `open`
+/// disagree, or if a repair leaves something that it can fix.
 ///
-/// `has_forged_run`: somebody pointed a run at pages of his choice. What lies in free pages is nobody's, and he finds it.
+/// `has_forged_run`: the image has a run that points at arbitrary pages, so reads of stale bytes in
+/// free pages are allowed.
 pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
     let read = |files: &Files| {
         let seen = read_everything(files, 256);
@@ -71,7 +73,7 @@ fn repair(image: &[u8], report: &CheckReport) {
     }
 }
 
-/// Changes something at each path that can be reached, and does not mind errors.
+/// Changes something at each reachable path; ignores errors.
 fn change_everything(files: &Files) {
     for path in ["/plain", "/pieces", "/new", "/a/b/deep", "/second", "/empty", "/many"] {
         let _ = files.set_permissions(path, 0o600);
@@ -98,12 +100,12 @@ fn change_everything(files: &Files) {
     }
 }
 
-/// What is sound can be opened, and what cannot be opened is not sound.
+/// A sound pool can be opened, and one that cannot be opened is not sound.
 fn assert_agreement(report: &CheckReport, has_opened: bool) {
     let mut bad = report.findings.iter().filter(|finding| finding.severity == Severity::Damage);
     let is_harmless = bad.all(|finding| match finding.kind {
         FindingKind::Attributes | FindingKind::Target | FindingKind::SameName => true,
-        // Names in disorder keep nobody out, nor do holes.
+        // Names out of order do not prevent opening, nor do holes.
         FindingKind::Directory => finding.what.contains("not in order"),
         FindingKind::FilePages => finding.what.contains("more pages than"),
         FindingKind::Address | FindingKind::SharedAddresses | FindingKind::UsedFreshPage => true,
@@ -117,8 +119,8 @@ fn assert_agreement(report: &CheckReport, has_opened: bool) {
     );
 }
 
-/// A pool in which some bytes were changed, some of them with the checksum made right: four bytes of `data` each, a place, a
-/// value, and what to seal.
+/// Builds a pool with some bytes changed, some of them with a valid checksum, and exercises it:
+/// four bytes of `data` give a place, a value, and what to seal.
 pub fn image(data: &[u8]) {
     static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
     let mut image = SAMPLE.get_or_init(crashed_image).clone();
@@ -150,14 +152,14 @@ pub fn image(data: &[u8]) {
     exercise(&image, true);
 }
 
-/// Media of which a page cannot be read.
+/// Media with one unreadable page.
 pub fn with_unreadable_page(path: &std::path::Path, page: u64) -> Arc<dyn Media> {
     let hole =
         aquifer_pool::media::ByteRange { offset_bytes: page * PAGE as u64, len_bytes: PAGE as u64 };
     FileMedia::open_with_unreadable(path, hole)
 }
 
-/// Opens for reading, if that is possible; fails with typed errors only.
+/// Opens for reading if possible; asserts that all errors are typed.
 pub fn read_if_possible(media: Arc<dyn Media>) {
     match Pool::open_on(media, &OpenOptions { background: false, ..reading() }) {
         Ok(pool) => {

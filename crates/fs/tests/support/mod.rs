@@ -1,6 +1,7 @@
-//! What the tests share that look at damaged pools with files: a pool with files of every sort, and its slots to be changed.
+//! Shared by the tests of damaged pools with files: a pool with files of every kind, and its slots
+//! to be changed.
 //!
-//! Every word of a file names its inode: whatever bytes are found, it can be told whose they are.
+//! Every word of a file is derived from its inode, so the owner of any bytes can be told.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod damaged;
@@ -20,10 +21,10 @@ use pool::{FileMedia, alone, forge, reading};
 pub const POOL_BYTES: usize = 1 << 20;
 /// Names in the directory `/many`: enough for several leaves.
 pub const MANY: usize = 40;
-/// Pages of the file `/pieces` before every other one is taken out.
+/// Pages of the file `/pieces` before every second one is removed.
 const PIECES: u64 = 100;
 
-/// A word of a file, as every word of it is.
+/// The word that fills the file of this inode.
 fn word(inode: u64) -> u64 {
     checksum(&[b"file", &inode.to_le_bytes()]) | 1
 }
@@ -64,13 +65,13 @@ fn fill(files: &Files) -> Result<(), FsError> {
     // Takes its slot, and perhaps its pages.
     write(files, "/new", 4)?;
     files.rename("/a/b/c", "/a/c")?;
-    // Leaves a slot that was used and is free.
+    // Leaves a free slot that was used.
     files.create_file("/passing")?;
     files.remove_file("/passing")?;
     Ok(())
 }
 
-/// Such a pool as a crash leaves it: what was done last is in the log only.
+/// The image of such a pool after a crash: the last changes are in the log only.
 pub fn crashed_image() -> Vec<u8> {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
     let create =
@@ -81,33 +82,33 @@ pub fn crashed_image() -> Vec<u8> {
     media.image()
 }
 
-/// The same, closed.
+/// The image of such a pool after it was closed.
 pub fn closed_image() -> Vec<u8> {
     let media = FileMedia::of(&crashed_image());
     drop(Pool::open_on(media.clone(), &alone()).expect("a pool"));
     media.image()
 }
 
-/// The inode that a path leads to; a symbolic link itself.
+/// The number of the inode that a path refers to; a symbolic link is not followed.
 pub fn number(image: &[u8], path: &str) -> u64 {
     let pool = Pool::open_on(FileMedia::of(image), &reading()).expect("a pool");
     Files::new(pool).symlink_metadata(path).expect("a file").number()
 }
 
-/// What is in a slot on media.
+/// Decodes a slot of the image.
 pub fn slot(image: &[u8], number: u64) -> Slot {
     let start = forge::superblock(image).layout.slot_offset_bytes(number) as usize;
     Slot::decode(image[start..start + SLOT_BYTES].try_into().expect("512 bytes"), number)
         .expect("a whole slot")
 }
 
-/// Puts something in a slot on media, checksum and all.
+/// Encodes a slot into the image, with its checksum.
 pub fn put(image: &mut [u8], number: u64, slot: &Slot) {
     let layout = forge::superblock(image).layout;
     forge::slot(image, &layout, number).copy_from_slice(&slot.encode().expect("it fits"));
 }
 
-/// The inode in a slot on media.
+/// Decodes an inode of the image.
 pub fn inode(image: &[u8], number: u64) -> FileInode {
     match slot(image, number) {
         Slot::File(inode) => *inode,
@@ -115,25 +116,25 @@ pub fn inode(image: &[u8], number: u64) -> FileInode {
     }
 }
 
-/// Changes an inode on media.
+/// Changes an inode of the image.
 pub fn change(image: &mut [u8], number: u64, change: impl FnOnce(&mut FileInode)) {
     let mut inode = inode(image, number);
     change(&mut inode);
     put(image, number, &Slot::File(Box::new(inode)));
 }
 
-/// What came of reading all files.
+/// The result of reading all files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Files read to their end, directories listed, links resolved, attributes.
     pub read: usize,
-    /// Things that were damaged.
+    /// Number of damaged things.
     pub damaged: usize,
-    /// A file that has words of another one: whose, and the other's.
+    /// A file with words of another one: its inode and the other's.
     pub foreign: Option<(u64, u64)>,
 }
 
-/// Reads everything that a path leads to. Panics at errors that are not those of damage.
+/// Reads everything reachable by path. Panics at errors that are not those of damage.
 pub fn read_everything(files: &Files, inodes: u64) -> Seen {
     let mut seen = Seen::default();
     let mut note = |result: Result<(), FsError>| match result {
@@ -146,7 +147,7 @@ pub fn read_everything(files: &Files, inodes: u64) -> Seen {
     let mut foreign = None;
     let words: Vec<u64> = (0..inodes).map(word).collect();
     let mut directories = vec![std::path::PathBuf::from("/")];
-    // Directories can be in a circle: there are less than that.
+    // Directories can form a cycle: an intact pool has fewer than this.
     let mut left = 40;
     while let Some(directory) = directories.pop().filter(|_| left > 0) {
         left -= 1;
@@ -175,7 +176,7 @@ pub fn read_everything(files: &Files, inodes: u64) -> Seen {
                 FileKind::Link => note(files.read_link(&path).map(drop)),
                 _ => note(files.open_file(&path).and_then(|mut file| {
                     let number = file.metadata()?.number();
-                    // Of a file that is said to be very large, the beginning will do.
+                    // The start is enough for a file with a very large (damaged) size.
                     let mut bytes = Vec::new();
                     let read = (&mut file).take(4 << 20).read_to_end(&mut bytes);
                     foreign = foreign.or(find_foreign(number, &bytes, &words));

@@ -1,4 +1,5 @@
-//! Bytes that are no tree: every call ends, with an error or an answer, and the check says what is wrong.
+//! Arbitrary bytes: every call terminates, with an error or a result, and the check reports the
+//! flaws.
 
 use std::sync::LazyLock;
 
@@ -41,7 +42,7 @@ fn children(node: &mut Node) -> &mut Vec<aquifer_pool::format::directory::Child>
     }
 }
 
-/// The child of an interior node.
+/// The slot of a child of an interior node.
 fn child(slots: &Slots, number: u64, index: usize) -> u64 {
     children(&mut Node::decode(&slots.slot(number).unwrap(), number).unwrap())[index].slot
 }
@@ -58,7 +59,7 @@ fn flaws(tree: &Tree, slots: &Slots) -> (Vec<(u64, FlawKind)>, Checked) {
     (flaws, checked)
 }
 
-/// Everything that can be asked of a tree, whatever the answers are.
+/// Calls every operation of a tree; any result is fine.
 fn use_all(mut tree: Tree, mut slots: Slots) {
     flaws(&tree, &slots);
     for number in (0..700).step_by(3) {
@@ -192,7 +193,7 @@ fn damage_does_not_get_a_new_checksum() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Bytes that are changed at random, with checksums that are right or not.
+    /// Randomly changed bytes, with valid or invalid checksums.
     #[test]
     fn any_bytes_end_every_call(
         flips in prop::collection::vec((any::<u16>(), 0..SLOT_BYTES, any::<u8>()), 1..40),
@@ -213,7 +214,7 @@ proptest! {
         use_all(tree, slots);
     }
 
-    /// Nodes that are whole, and lead anywhere.
+    /// Valid nodes with arbitrary children.
     #[test]
     fn any_children_end_every_call(
         links in prop::collection::vec((any::<u16>(), any::<u16>(), any::<u16>()), 1..200),

@@ -1,4 +1,4 @@
-//! Names of every length, hashes that collide, and how many slots are touched.
+//! Names of every length, colliding hashes, and the number of slots that a change touches.
 
 use super::*;
 use crate::FsError;
@@ -10,7 +10,7 @@ fn name(number: u64, len_bytes: usize) -> Vec<u8> {
     name
 }
 
-/// Inserts names whose hashes are their positions, in this order, and checks that all are there.
+/// Inserts names whose hashes are given, in this order, and checks that all exist.
 fn insert_all(names: &[(u64, Vec<u8>)]) -> (Tree, Slots) {
     let (mut tree, mut slots) = (tree(), Slots::default());
     for (number, (hash, name)) in names.iter().enumerate() {
@@ -89,7 +89,7 @@ fn a_long_name_between_two_halves_splits_a_leaf_into_three() {
 
 #[test]
 fn leaves_are_split_at_their_ends_too() {
-    // 32 entries of 15 bytes fill a leaf; one more comes before them, among them, and behind them.
+    // 32 entries of 15 bytes fill a leaf; one more comes before, among or after them.
     let short: Vec<_> = (0..32).map(|number| (1000 + 2 * number, name(number, 1))).collect();
     for (hash, len_bytes, leaves) in
         [(1, 1, 2), (1, 255, 2), (1031, 1, 2), (1031, 255, 3), (5000, 1, 2), (5000, 255, 2)]
@@ -148,7 +148,7 @@ fn a_change_touches_few_slots() {
         let before = (slots.writes, slots.used());
         tree.insert(&mut slots, name.as_bytes(), referent(number as u64)).unwrap();
         let (writes, nodes) = (slots.writes - before.0, slots.used() - before.1);
-        // The leaf; if a leaf is split the new one and the parent; and so on for each node that is new.
+        // One write for the leaf, and two for each new node: itself and its parent.
         assert!(writes as u64 <= 1 + 2 * nodes, "{writes} writes for {nodes} nodes");
         costs[writes] += 1;
     }
@@ -179,7 +179,7 @@ fn a_name_that_comes_and_goes_does_not_split_and_merge_each_time() {
             tree.insert(&mut slots, name.as_bytes(), referent(1)).unwrap();
             writes.push(slots.writes - before);
         }
-        // The first times, neighbours that have become small before may be merged.
+        // The first rounds may merge neighbours that became small earlier.
         assert_eq!(writes[4..], [2, 2], "{name}: {writes:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the tree: its edges, a model, reading during changes, damage.
+//! Tests of the tree: edge cases, a model, reading during changes, damage.
 
 mod damage;
 mod edges;
@@ -28,7 +28,7 @@ fn hash(name: &[u8]) -> u64 {
     hash_name(SEED, name)
 }
 
-/// Checks a tree that has to be whole, and to be all that is in the slots; its names come back in order.
+/// Checks that a tree is intact and owns all slots in use; returns its names in order.
 fn check_whole(tree: &Tree, slots: &Slots, hash_of: impl Fn(&[u8]) -> u64) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     let checked = tree.check_hashes(slots, hash_of, |found| match found {

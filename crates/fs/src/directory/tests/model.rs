@@ -1,4 +1,4 @@
-//! Random changes, compared with a map, and the whole tree checked after each of them.
+//! Random changes, compared with a map; the whole tree is checked after each of them.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ enum Change {
 #[derive(Debug, Clone, Copy)]
 enum Hashing {
     Real,
-    /// So few that they collide all the time, the first and the last among them.
+    /// So few hashes that names collide all the time, the smallest and largest hash among them.
     Few,
 }
 
@@ -35,7 +35,7 @@ impl Hashing {
     }
 }
 
-/// Names, most of them short, some as long as can be.
+/// Names, most of them short, some of maximum length.
 fn names() -> Vec<Vec<u8>> {
     let len_bytes = |number: usize| match number % 9 {
         0..=5 => 3 + number % 13,
@@ -56,7 +56,7 @@ fn changes(most: usize) -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 1..most)
 }
 
-/// A tree and the map that it has to agree with.
+/// A tree and a map that must agree.
 struct Pair {
     tree: Tree,
     slots: Slots,
@@ -69,7 +69,7 @@ impl Pair {
         Pair { tree: tree(), slots: Slots::default(), map: BTreeMap::new(), hashing }
     }
 
-    /// Whether the names of one hash fit into a leaf together with this one.
+    /// Whether the names of one hash, including this one, fit into a leaf.
     fn fits(&self, name: &[u8]) -> bool {
         let hash = self.hashing.of(name);
         let collides = |other: &&Vec<u8>| self.hashing.of(other) == hash;
@@ -148,7 +148,7 @@ proptest! {
     }
 }
 
-/// Deep enough for interior nodes to be split, merged and given back, wherever in the tree the names go.
+/// Deep enough that interior nodes are split, merged and given back, at all places of the tree.
 #[test]
 fn a_large_tree_agrees_with_a_map() {
     let names: Vec<Vec<u8>> = (0..3_000u64)

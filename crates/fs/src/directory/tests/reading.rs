@@ -1,4 +1,4 @@
-//! A directory read piece by piece, while names come and go.
+//! Reading a directory in batches while names are added and removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ fn name(number: u16) -> Vec<u8> {
     format!("{number:0len$}", len = 4 + usize::from(number) % 50).into()
 }
 
-/// So few that many names have the same.
+/// So few hashes that many names collide.
 fn few_hashes(name: &[u8]) -> u64 {
     2 + hash(name) % 150
 }
@@ -54,7 +54,7 @@ fn every_hash_is_a_position() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Names with even numbers stay, those with odd ones come and go.
+    /// Names with even numbers stay; those with odd numbers are added and removed.
     #[test]
     fn names_that_stay_are_seen_once(
         stay in prop::collection::btree_set((0..400u16).prop_map(|number| 2 * number), 0..120),

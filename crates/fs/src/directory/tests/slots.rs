@@ -1,4 +1,4 @@
-//! Slots in memory that insist on the order of calls.
+//! Slots in memory that check the order of calls.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
 
 const FIRST: u64 = 100;
 
-/// Slots of a tree. Using one that is free is a panic, unless they may be damaged.
+/// Slots of a tree. Using a free slot panics, unless `is_damaged`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slots {
     used: BTreeMap<u64, SlotBytes>,
     /// How often a slot was put or given back.
     pub writes: usize,
-    /// The tree may be damaged: it may do what a whole one never does.
+    /// The tree may be damaged, so it may use free slots.
     pub is_damaged: bool,
-    /// More slots cannot be taken.
+    /// The most slots that can be taken.
     pub limit: Option<u64>,
 }
 
