@@ -2,7 +2,7 @@
 //! reused.
 //!
 //! ```text
-//!   apply:       durable records ──copy──▶ pages of objects at their place        (visible to who attaches)
+//!   apply:       durable records ──copy──▶ pages of objects at their place        (visible to later attachments)
 //!   checkpoint:  1. take a copy of the changed image pages, under the metadata mutex
 //!                2. everything in the log so far is durable          (no-steal: the image may follow now)
 //!                3. apply up to there

@@ -92,7 +92,7 @@ pub struct OpenOptions {
     /// full.
     #[doc(hidden)]
     pub background: bool,
-    /// Allows to open a pool for writing whose link counts are wrong: to recount them.
+    /// Opens a pool for writing even if its link counts are wrong, to recount them.
     #[doc(hidden)]
     pub repairs: bool,
 }
