@@ -116,8 +116,8 @@ fn bad_range(inode: u64, range: ByteRange) -> PoolError {
     }
 }
 
-/// A captured commit. If it is dropped without [`Commit::finish`], it is written all the same, and
-/// errors are lost: later commits may contain only the changes since this one.
+/// A captured commit. Dropping it without [`Commit::finish`] still writes it, because later commits
+/// may contain only the changes since this one; errors are then not reported.
 pub struct Commit {
     core: Arc<Core>,
     append: Append,

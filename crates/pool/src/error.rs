@@ -128,7 +128,7 @@ pub enum PoolError {
     BusyElsewhere {
         /// The file.
         path: PathBuf,
-        /// The attempts.
+        /// The reason.
         reason: String,
     },
     /// Other processes have the pool open, and their shared memory may have been created by another

@@ -59,7 +59,7 @@ pub(crate) enum LinkFlaw {
     NoRoot,
     /// The runs of a file have another total length than its inode states.
     Pages { inode: u64, stated: u64, found: u64 },
-    /// The link count of an inode differs from the number of names.
+    /// The link count of an inode differs from the links that were counted.
     Links { inode: u64, stated: u32, found: u32 },
     /// The entry count of a directory differs from the number of its names.
     Entries { directory: u64, stated: u64, found: u64 },
