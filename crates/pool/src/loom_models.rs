@@ -48,8 +48,7 @@ fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, thi
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-// ---- the image
-// ------------------------------------------------------------------------------------------------
+// ---- the image ----------------------------------------------------------------------------------
 
 const INODE: u64 = 7;
 const RUNS_SLOT: u64 = 8;
@@ -133,8 +132,7 @@ fn loom_size_and_layout_are_of_one_version() {
     });
 }
 
-// ---- pins
-// -------------------------------------------------------------------------------------------------------
+// ---- pins ---------------------------------------------------------------------------------------
 
 /// A pin without its fences.
 struct Unfenced(AtomicU64);
@@ -319,8 +317,7 @@ fn loom_a_page_is_used_again_under_a_reader_that_locks_too_late() {
     assert!(outcome.is_err(), "the model notices nothing");
 }
 
-// ---- the log
-// ------------------------------------------------------------------------------------------------------
+// ---- the log ------------------------------------------------------------------------------------
 
 /// The states of a record.
 const NOTHING_YET: u64 = 0;
@@ -609,8 +606,7 @@ fn loom_a_late_reader_finds_the_record_that_is_applied() {
     late_reader(3, |published, layout_version| published.change_now(layout_version));
 }
 
-// ---- what was committed, at its place
-// ---------------------------------------------------------------------------
+// ---- what was committed, at its place -----------------------------------------------------------
 
 /// A thread that sees that a commit was copied to its place, such as one that compares a page with
 /// its base, finds the committed bytes there.
