@@ -1,8 +1,9 @@
-//! Advisory locks of files: on whole files and on ranges of their bytes, between processes and between handles.
+//! Advisory locks of files: on whole files and on byte ranges, between processes and between
+//! handles.
 //!
-//! They are open-file-description locks of the pool file, on bytes far behind its end: the kernel keeps them, wakes who waits,
-//! and drops them when their holder closes its file or dies. Nothing of them is on media or in shared memory. What they guard is for their
-//! users to agree upon: nobody is kept from reading or writing.
+//! They are open-file-description locks of the pool file, on bytes far beyond its end: the kernel
+//! keeps them, wakes the waiters, and drops them when the holder closes its file or dies. No state
+//! is kept on media or in shared memory. Advisory: they do not block I/O.
 //!
 //! ```text
 //!  0        pool        2⁶¹  members, inodes      2⁶² + number × 2ᵏ                       2⁶³
@@ -11,13 +12,15 @@
 //!                          file                    │ file 0   │ file 1   │ file 2   │
 //! ```
 //!
-//! Each file has 2ᵏ bytes for the ranges of its own, where 2ᵏ is 2⁶² by the number of slots of the pool, rounded down: 4 TiB in a
-//! pool with a million of them. Bytes behind that cannot be locked.
+//! Each file has 2ᵏ lock bytes for its ranges, where 2ᵏ is 2⁶² divided by the number of slots of
+//! the pool, rounded down: 4 TiB in a pool with a million slots. Bytes beyond that cannot be
+//! locked.
 //!
 //! # Holders
-//! A lock belongs to an open file description, so each handle that takes locks has one of its own, made when it takes the first. A handle
-//! never stands in its own way: what it locks again changes its kind. A lock of a whole file and one of a range do not see each
-//! other, as `flock` and `fcntl` do not.
+//! A lock belongs to an open file description, so each handle that takes locks has a private one,
+//! opened before its first lock. A handle never conflicts with itself: locking again changes the
+//! mode. Whole-file locks and range locks do not conflict with each other, just as `flock` and
+//! `fcntl` locks do not.
 
 use std::io;
 use std::ops::Range;
@@ -33,31 +36,33 @@ use crate::error::{PoolError, Result};
 use crate::membership::{FILE_BYTES, WHOLE_FILES};
 use crate::pool::{LockMode, Pool};
 
-/// How long to sleep between two attempts, where the waiting has a limit: the kernel's own has none.
+/// The sleep between two attempts of a lock with a timeout: the kernel's blocking lock has none.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// What of a file is locked.
+/// The part of a file to lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockArea {
-    /// All of it, as `flock` does.
+    /// The whole file, as `flock` does.
     File,
-    /// These of its bytes, as `fcntl` does: whether they are there or not. An end of `u64::MAX` stands for all behind the start.
+    /// A byte range, as `fcntl` does; it may lie beyond the end of the file. An end of `u64::MAX`
+    /// stands for everything from the start on.
     Bytes(Range<u64>),
 }
 
-/// Somebody else's lock that stands against one.
+/// A conflicting lock of another holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldLock {
-    /// What is locked.
+    /// The locked part.
     pub area: LockArea,
-    /// Whether others are let in.
+    /// Whether it excludes all other locks or only exclusive ones.
     pub mode: LockMode,
 }
 
-/// The advisory locks of one handle of a file. Given up when this is dropped, or when the process dies.
+/// The advisory locks of one handle of a file. Dropping this, or the death of the process, releases
+/// them.
 #[derive(Debug)]
 pub struct AdvisoryLocks {
-    /// Speaks of the descriptor below: dropped before it.
+    /// Refers to the descriptor below, so it is dropped first.
     _not_inherited: NotInherited,
     file: OwnedFd,
     core: Arc<Core>,
@@ -65,17 +70,17 @@ pub struct AdvisoryLocks {
 }
 
 impl Pool {
-    /// A holder of locks of a file, which has none yet. While it lives, the caller keeps the number of the inode from being
-    /// another file's ([`Pool::pin_inode`]).
+    /// Returns a lock holder for a file, without any locks. The caller must keep the inode number
+    /// from being reused while the holder exists ([`Pool::pin_inode`]).
     ///
     /// # Errors
-    /// [`PoolError::CannotLock`] if the pool file cannot be opened once more; [`PoolError::Forked`].
+    /// [`PoolError::CannotLock`] if the pool file cannot be reopened; [`PoolError::Forked`].
     pub fn advisory_locks(&self, inode: u64) -> Result<AdvisoryLocks> {
         let core = self.core();
         if !core.process.is_current() {
             return Err(PoolError::Forked);
         }
-        // Who reads has nothing that it could write with.
+        // A pool opened for reading gets a descriptor that cannot write.
         let flags = if core.is_writable { libc::O_RDWR } else { libc::O_RDONLY };
         let file = aquifer_sys::io::reopen(core.media.file(), flags)
             .map_err(|source| PoolError::CannotLock { inode, source })?;
@@ -83,7 +88,7 @@ impl Pool {
         Ok(AdvisoryLocks { _not_inherited, file, core: core.share(), inode })
     }
 
-    /// Behind which byte of a file no range can be locked.
+    /// The limit of lockable ranges: no byte of a file from here on can be locked.
     pub fn lockable_bytes(&self) -> u64 {
         self.core().lockable_bytes()
     }
@@ -135,25 +140,27 @@ impl AdvisoryLocks {
         }
     }
 
-    /// Locks, or changes the kind of what is locked already; false if somebody else's lock stands against it. Then what was
-    /// locked still is, as it was.
+    /// Locks, or changes the mode of an existing lock. Returns false if another holder's lock
+    /// conflicts; an existing lock of this holder is then unchanged.
     ///
     /// # Errors
-    /// [`PoolError::CannotLock`], [`PoolError::ReadOnly`] for an exclusive lock in a pool that was opened for reading,
-    /// [`PoolError::Parameter`] for an empty range and for bytes that cannot be locked, [`PoolError::Forked`].
+    /// [`PoolError::CannotLock`], [`PoolError::ReadOnly`] for an exclusive lock in a pool opened
+    /// for reading, [`PoolError::Parameter`] for an empty range and for bytes that cannot be
+    /// locked, [`PoolError::Forked`].
     pub fn try_lock(&self, area: &LockArea, mode: LockMode) -> Result<bool> {
         let range = self.range(area)?;
         self.check(mode)?;
         lock::try_lock(self.file.as_fd(), range, mode.kind()).map_err(self.failed())
     }
 
-    /// As [`AdvisoryLocks::try_lock`], and waits for as long as it takes.
+    /// As [`AdvisoryLocks::try_lock`], but blocks until the lock is granted.
     ///
-    /// A lock of a whole file that is held in the other mode is given up before waiting, as `flock` does, so two that want to
-    /// change theirs do not wait for each other. One of a range is kept, as with `fcntl`.
+    /// A whole-file lock held in the other mode is released before blocking, as `flock` does, so
+    /// two holders that change their modes do not deadlock. A range lock is kept, as with `fcntl`.
     ///
     /// # Errors
-    /// As for [`AdvisoryLocks::try_lock`]; [`PoolError::CannotLock`] with `EINTR` if a signal came in between.
+    /// As for [`AdvisoryLocks::try_lock`]; [`PoolError::CannotLock`] with `EINTR` if a signal
+    /// interrupted the wait.
     pub fn lock(&self, area: &LockArea, mode: LockMode) -> Result<()> {
         if self.try_lock(area, mode)? {
             return Ok(());
@@ -165,7 +172,7 @@ impl AdvisoryLocks {
         lock::lock(self.file.as_fd(), range, mode.kind()).map_err(self.failed())
     }
 
-    /// As [`AdvisoryLocks::try_lock`], and tries again for so long.
+    /// As [`AdvisoryLocks::try_lock`], but retries until `timeout` has passed.
     ///
     /// # Errors
     /// As for [`AdvisoryLocks::try_lock`].
@@ -178,16 +185,18 @@ impl AdvisoryLocks {
         Ok(true)
     }
 
-    /// Gives up what is locked there. Not an error where nothing is.
+    /// Releases the locks in this area. Not an error where there are none.
     ///
     /// # Errors
-    /// [`PoolError::CannotLock`] if a lock cannot be divided; [`PoolError::Parameter`], [`PoolError::Forked`].
+    /// [`PoolError::CannotLock`] if a lock cannot be split; [`PoolError::Parameter`],
+    /// [`PoolError::Forked`].
     pub fn unlock(&self, area: &LockArea) -> Result<()> {
         let range = self.range(area)?;
         lock::unlock(self.file.as_fd(), range).map_err(self.failed())
     }
 
-    /// The first lock of somebody else's that stands against one in this mode. The system does not say whose it is.
+    /// Returns the first lock of another holder that conflicts with this mode. The kernel does not
+    /// report the holder.
     ///
     /// # Errors
     /// As for [`AdvisoryLocks::unlock`].
@@ -207,7 +216,7 @@ impl AdvisoryLocks {
         let limit_bytes = self.core.lockable_bytes();
         let start = range.offset_bytes.saturating_sub(self.start());
         let end = start.saturating_add(range.len_bytes);
-        // No length stands for all there can be behind the start, here as well.
+        // A length of 0 stands for everything from the start on, here too.
         let is_rest = range.len_bytes == 0 || end >= limit_bytes;
         start..if is_rest { u64::MAX } else { end }
     }
@@ -215,7 +224,8 @@ impl AdvisoryLocks {
 
 impl Drop for AdvisoryLocks {
     fn drop(&mut self) {
-        // Before it is closed: a child may have a copy of the descriptor. In a child they are the parent's.
+        // Unlock before closing: a child process may have a copy of the descriptor. In a child the
+        // locks belong to the parent.
         if self.core.process.is_current() {
             let _ = lock::unlock(self.file.as_fd(), LockRange::WHOLE);
         }

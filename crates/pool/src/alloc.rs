@@ -1,27 +1,30 @@
-//! Pages: which are used and which are free, and where there is room.
+//! Page allocation: which pages are used and which are free, and where there is room.
 //!
-//! A page is used if a run of an inode names it, if a process has reserved it for something it is about to make
-//! ([`reservation`](crate::reservation)), or if it was freed and waits ([`freed`](crate::freed)). Free space is what is left; nothing on
-//! media says so, and the map is computed from the inodes whenever the pool is opened by its first process, or a holder of the
+//! A page is used if a run of an inode names it, if a process has reserved it for something it is
+//! about to create ([`reservation`](crate::reservation)), or if it was freed and is waiting
+//! ([`freed`](crate::freed)). All other pages are free. Free space is not recorded on media: the
+//! map is computed from the inodes when the first process opens the pool, and after a holder of the
 //! metadata mutex died.
 //!
 //! # Zeros
-//! Of a free page it is known that it is all zero, or nothing is known. It is known of *fresh* pages, which lie behind
-//! everything that was ever used (the pool's head says from where on), and of those that have their bit in a second map: because they were
-//! zeroed after their last owner ([`zero`](crate::zero)), or were fresh until the head was raised beyond them. The map is derived, too, and empty in a
-//! pool that was just opened by its first process. A page loses its bit when it is taken.
+//! A free page is either known to be all zero or in an unknown state. Known zeros are the *fresh*
+//! pages, which lie beyond all pages that were ever used (the pool's head records where they
+//! start), and the pages that have a bit in a second map because they were zeroed after their last
+//! owner ([`zero`](crate::zero)) or were fresh until the head was raised beyond them. This map is
+//! derived, too, and empty after the first process has opened the pool. Taking a page clears its
+//! bit.
 //!
-//! *Zero* means what a load or a read finds now. It says nothing about the media: the record that names the page first has it made durable
-//! before (rule 3), as it would if the page had just been written to.
+//! *Zero* means what a load or a read finds now. It makes no claim about the media: the record that
+//! first names the page makes it durable first (rule 3), as if the page had just been written.
 //!
 //! # Finding room
-//! | wanted | looked for |
+//! | request | search order |
 //! |---|---|
-//! | contiguous pages, aligned | the first place that fits. No free run of 2ⁱ pages starts before `first_free_page[i]`, so what is before is not looked at |
-//! | some pages for a file | right behind those it has; else the next run that is long enough, from where the last one was found; else the first that fits; else the longest of many |
+//! | contiguous pages, aligned | the first fit. No free run of 2ⁱ pages starts before `first_free_page[i]`, so the search skips what lies before |
+//! | some pages for a file | directly behind the file's pages; else the next run that is long enough, from the last hit on; else the first fit; else the longest of many |
 //!
-//! Files that need zeros look for known zeros first, and those that do not for others first, so that there are zeros for who needs them: a gigabyte further
-//! with each try.
+//! Files that need zeros search for known zeros first, and other files for unknown pages first,
+//! which saves the zeros for the files that need them. Each attempt searches one further gigabyte.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,11 +43,11 @@ use crate::object_names;
 use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
 use crate::sync::AtomicU64;
 
-/// Pages of a range that one page-table entry can map.
+/// Pages of a range that one huge page-table entry can map.
 pub(crate) const HUGE_PAGES: u64 = 512;
-/// How far is looked for pages that are zero, or are not: so many at a time.
+/// How many pages one search for zeroed or for unzeroed pages covers.
 const WINDOW_PAGES: u64 = 1 << 18;
-/// How many runs are looked at for a longer one than was found.
+/// How many runs a search compares for the longest one.
 const MOST_RUNS: usize = 1024;
 
 pub(crate) fn to_word(run: Run) -> u64 {
@@ -56,12 +59,12 @@ pub(crate) fn from_word(word: u64) -> Run {
     RawRun::read_from_bytes(&word.to_le_bytes()).expect("eight bytes").unpack()
 }
 
-/// Whether a run is not longer than one can be.
+/// Whether a run is no longer than the format allows.
 pub(crate) fn is_one_run(run: Run) -> bool {
     run.pages <= MAX_RUN_PAGES
 }
 
-/// Which free pages are wanted.
+/// The kind of free pages a search is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Any,
@@ -71,7 +74,7 @@ pub(crate) enum Wanted {
     Unzeroed,
 }
 
-/// The maps, to look for free pages in.
+/// The maps that a search for free pages uses.
 pub(crate) struct Space<'a> {
     control: &'a Control,
     used: &'a [AtomicU64],
@@ -81,7 +84,7 @@ pub(crate) struct Space<'a> {
 }
 
 impl<'a> Space<'a> {
-    /// As of now; only with the metadata mutex that is more than an impression.
+    /// The maps as they are now. A consistent view only while the metadata mutex is held.
     pub fn of(core: &'a Core) -> Space<'a> {
         let (control, start_page) = (core.control(), core.layout.data_start_page);
         Space {
@@ -93,7 +96,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Pages known to be zero, used ones among the fresh.
+    /// Pages known to be zero. Pages in the fresh part count even if they are used.
     fn zero_word(&self, index: usize) -> u64 {
         let first_page = index as u64 * 64;
         let fresh = match self.fresh_from_page.checked_sub(first_page) {
@@ -104,7 +107,7 @@ impl<'a> Space<'a> {
         self.zeroed[index].load(Relaxed) | fresh
     }
 
-    /// Free pages that are wanted.
+    /// Free pages of the wanted kind.
     fn word(&self, wanted: Wanted, index: usize) -> u64 {
         let free = !self.used[index].load(Relaxed);
         match wanted {
@@ -114,13 +117,13 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Runs of such pages that lie in a range, in order.
+    /// Runs of wanted pages that lie in a range, in order.
     pub fn runs(&self, wanted: Wanted, from: u64, end: u64) -> impl Iterator<Item = Run> + '_ {
         let (from, end) = (from.max(self.data.start_page), end.min(self.data.end_page()));
         bitmap::runs(move |index| self.word(wanted, index), from, end)
     }
 
-    /// All of them.
+    /// All runs of wanted pages.
     pub fn all(&self, wanted: Wanted) -> impl Iterator<Item = Run> + '_ {
         self.runs(wanted, 0, u64::MAX)
     }
@@ -152,14 +155,14 @@ impl<'a> Space<'a> {
         None
     }
 
-    /// The free pages from `page` on, at most `most_pages`; `None` if it is not such a page.
+    /// The wanted pages from `page` on, at most `most_pages`; `None` if `page` itself is not one.
     pub fn starting_at(&self, wanted: Wanted, page: u64, most_pages: u64) -> Option<Run> {
         let end = page.checked_add(most_pages)?;
         let run = self.runs(wanted, page, end).next()?;
         (run.start_page == page).then_some(run)
     }
 
-    /// Whether looking for such pages is worth it, by what was counted.
+    /// Whether the counters show that there may be such pages.
     fn may_have(&self, wanted: Wanted) -> bool {
         let zeroed_count = self.control.zeroed_count.load(Relaxed);
         let zeroed = zeroed_count + self.data.end_page().saturating_sub(self.fresh_from_page);
@@ -170,7 +173,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Up to `pages` pages, and at least `least_pages` of them, from where room was found last.
+    /// Up to `pages` pages, and at least `least_pages` of them, from the last hit on.
     pub fn next_fit(&self, wanted: Wanted, pages: u64, least_pages: u64) -> Option<Run> {
         if !self.may_have(wanted) {
             return None;
@@ -206,8 +209,8 @@ impl<'a> Space<'a> {
     }
 }
 
-/// The part of a free run that is taken for up to `pages` pages: one that large entries of page tables can map, if it
-/// is long enough.
+/// The part of a free run that a request for up to `pages` pages takes: aligned for huge page-table
+/// entries, if the run is long enough.
 fn part_of(free: Run, pages: u64) -> Run {
     let aligned = free.start_page.next_multiple_of(HUGE_PAGES);
     let start_page = match pages >= HUGE_PAGES && aligned + HUGE_PAGES <= free.end_page() {
@@ -217,7 +220,7 @@ fn part_of(free: Run, pages: u64) -> Run {
     Run { start_page, pages: pages.min(free.end_page() - start_page) }
 }
 
-/// Notes that pages are not free.
+/// Marks pages as used.
 pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) {
     let (segment, control) = (&locked.core().segment, locked.control());
     let taken = bitmap::set(segment.used_pages(), run, true);
@@ -227,10 +230,11 @@ pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) {
     control.zeroed_count.store(zeroed.saturating_sub(cleared), Relaxed);
 }
 
-/// Notes that pages are free.
+/// Marks pages as free.
 pub(crate) fn mark_free(locked: &Locked<'_>, run: Run) {
     for (class, first_free_page) in locked.control().first_free_page.iter().enumerate() {
-        // A free run that has become this long starts at most so far before: what was before `run` was shorter, or is noted.
+        // If this run now belongs to a free run of 2^class pages, that one starts less than 2^class
+        // pages before it: the free run before it was shorter, or is noted.
         let from = run.start_page.saturating_sub((1 << class) - 1);
         if from < first_free_page.load(Relaxed) {
             first_free_page.store(from, Relaxed);
@@ -241,20 +245,21 @@ pub(crate) fn mark_free(locked: &Locked<'_>, run: Run) {
     free_count.store(free_count.load(Relaxed) + freed, Relaxed);
 }
 
-/// How many pages are free, those among them that are just being zeroed.
+/// How many pages are free, including those that are being zeroed.
 pub(crate) fn free_count(control: &Control) -> u64 {
     let being_zeroed = control.processes.iter().map(|one| one.zeroing_pages.load(Relaxed));
     control.free_count.load(Relaxed) + being_zeroed.sum::<u64>()
 }
 
-/// Notes that pages that are not used, or will not be in a moment, are all zero.
+/// Marks pages as all zero; they are free, or are about to be.
 pub(crate) fn mark_zeroed(locked: &Locked<'_>, run: Run) {
     let set = bitmap::set(locked.core().segment.zeroed_pages(), run, true);
     let control = locked.control();
     control.zeroed_count.store(control.zeroed_count.load(Relaxed) + set, Relaxed);
 }
 
-/// Notes that pages before `page` are not fresh from now on: of those that nobody has it is still known that they are zero.
+/// Notes that pages before `page` are no longer fresh. Those of them that are free stay known to be
+/// zero.
 pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
     let control = locked.control();
     let before = control.fresh_from_page.load(Relaxed);
@@ -266,8 +271,8 @@ pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
     control.fresh_from_page.store(page, Relaxed);
 }
 
-/// Computes the map of used pages from the inodes, the reservations and the freed runs that wait; the sets of slots, and where it is
-/// not whole, the index of names, from the slots.
+/// Rebuilds the map of used pages from the inodes, the reservations and the freed runs that wait;
+/// the slot sets from the slots; and the index of names, if it is incomplete.
 pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     let core = locked.core();
     let (map, control) = (core.segment.used_pages(), core.control());
@@ -299,7 +304,8 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     }
     let used: u64 = map.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum();
     control.free_count.store(core.layout.page_count - used, Relaxed);
-    // What was taken and is given back: nobody had the time to write to it, or it has no bit.
+    // Used pages lose their bit. A page taken by a process that died has lost it when it was taken,
+    // or was never written.
     let mut zeroed = 0;
     for (word, used) in core.segment.zeroed_pages().iter().zip(map) {
         let bits = word.load(Relaxed) & !used.load(Relaxed);
@@ -314,17 +320,18 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Forgets which pages are zero: what a log says that is replayed may have been followed by stores to them.
+/// Forgets which pages are zero: after the records that are being replayed, the pages may have been
+/// written to.
 pub(crate) fn forget_zeroed(locked: &Locked<'_>) {
     locked.core().segment.zeroed_pages().iter().for_each(|word| word.store(0, Relaxed));
     locked.control().zeroed_count.store(0, Relaxed);
 }
 
-/// Gives back what processes had reserved that have died since. Whoever finds no room makes a checkpoint, which comes
-/// here.
+/// Frees what dead processes had reserved. An allocation that finds no room makes a checkpoint,
+/// which calls this.
 pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
     let core = locked.core();
-    // Looking for reservations is cheap, looking whether their owner lives is a system call.
+    // Reading the reservations is cheap; checking whether their owner lives is a system call.
     let is_left = |(index, process): (usize, &ProcessSlot)| {
         reservations(process).next().is_some() && !core.membership.is_alive(index)
     };
@@ -334,9 +341,9 @@ pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
     }
 }
 
-/// Gives up what the last owner of this process's slot had under way when it died: with a new owner, the slot
-/// counts as alive, so its appends would be waited for and its pages kept for ever. The pages may belong to an inode by
-/// now, so the map is computed anew.
+/// Abandons what the last owner of this process's slot had in progress when it died. With a new
+/// owner the slot counts as alive, so waiters would wait for its appends and its reserved pages
+/// would never be freed. An inode may name these pages already, so the map is rebuilt.
 pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
     locked.core().abandon_appends_of(locked, locked.core().membership.index());
     let process = &locked.control().processes[locked.core().membership.index()];
@@ -356,7 +363,7 @@ fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
     process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
-/// Notes what there is in a slot of the image.
+/// Updates the slot sets after a slot of the image has changed.
 pub(crate) fn note_slot(segment: &Segment, number: u64) {
     let word = |index| load_word(segment, number, index);
     let is_free = is_free_slot(word(0));
@@ -382,7 +389,7 @@ pub(crate) fn note_slot(segment: &Segment, number: u64) {
     }
 }
 
-/// A slot with nothing in it, from `from` on. Called with the metadata mutex.
+/// Returns an empty slot, from `from` on. Requires the metadata mutex.
 pub(crate) fn free_slot(locked: &Locked<'_>, from: u64) -> Option<u64> {
     let segment = &locked.core().segment;
     let occupied = segment.slot_set(SlotSet::Occupied);

@@ -1,4 +1,5 @@
-//! Appends to the log that are under way, and how far the log is durable: what of it lies in shared memory.
+//! The pending appends to the log, and the end of its durable prefix: the part of the log's state
+//! that lies in shared memory.
 //!
 //! ```text
 //!              durable                                             head
@@ -9,35 +10,38 @@
 //!               entries first % PENDING .. next % PENDING
 //! ```
 //!
-//! The module [`log`](crate::log) says what they are for. Room is reserved, entries are added and removed, and the durable prefix is moved on
-//! *with the metadata mutex* (the methods that say so here); bytes are written to the log without it, each append to its own room. So what
-//! is lock-free is little, and this is all of it:
+//! The module [`log`](crate::log) describes what they are for. Reserving room, adding and removing
+//! entries, and advancing the durable prefix happen *with the metadata mutex* (the methods say so);
+//! bytes are written to the log without it, each append to its own room. This is all that is
+//! lock-free:
 //!
 //! | stored by | | loaded by | which relies on |
 //! |---|---|---|---|
-//! | [`advance`](Appends::advance), after all before it are complete | `durable_lsn` | who waits, who reads the log | the bytes before it are all there |
-//! | [`push`](Appends::push), in an entry that is used again | `lsn` | [`lsns`](Appends::lsns) | what the entry was before is decided, and seen so |
+//! | [`advance`](Appends::advance), after all before it are complete | `durable_lsn` | waiters and readers of the log | the bytes before it are all there |
+//! | [`push`](Appends::push), in a reused entry | `lsn` | [`lsns`](Appends::lsns) | the entry's previous append is decided, and visible as such |
 //! | [`extend_packed`](Appends::extend_packed), before the image changes | `end_lsn` | [`being_applied`](Appends::being_applied), while the image's version is odd | the record is there |
-//! | [`give_up`](Appends::give_up), after a failure was noted | `state` | who completes it | the failure is seen |
-//! | [`note_at_place`], after the bytes were copied | `applied_lsn` | [`at_place`]: who reads them there, as readers and the bases of commits do | what was committed before it lies at its place |
+//! | [`give_up`](Appends::give_up), after a failure was noted | `state` | the process that completes it | the failure is visible |
+//! | [`note_at_place`], after the bytes were copied | `applied_lsn` | [`at_place`]: readers, and commits that read their base | committed bytes before it lie at their place |
 //!
 //! # A hole
-//! An append whose owner died or gave up is adopted by one of those who wait behind it, with the mutex ([`Appends::adopt`]). If its record is not
-//! whole, those that depend on it are made void *before* its room is filled ([`Appends::close_hole`]): until then it keeps the durable
-//! prefix from reaching them.
+//! If the owner of an append died or gave up, a process that waits behind the append adopts it,
+//! with the mutex ([`Appends::adopt`]). If its record is incomplete, the appends that depend on it
+//! are voided *before* its room is filled ([`Appends::close_hole`]): until then the hole keeps the
+//! durable prefix from reaching them.
 //!
 //! # The close and the mark of packed records
-//! are no matter of threads: the close is written with the mutex, the mark by the one process that has adopted the closed append, and
-//! both are read when a pool is recovered, by one process alone. What a power cut leaves of them is tried by the crash tests.
+//! These need no ordering between threads: the close is written with the mutex, the mark by the one
+//! process that has adopted the closed append, and both are read only by the single process that
+//! recovers the pool. The crash tests cover what a power cut leaves of them.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::sync::AtomicU64;
 
-/// Appends that can be in flight.
+/// How many appends can be in flight.
 pub(crate) const PENDING: usize = if cfg!(loom) { 2 } else { 512 };
 
-/// An append that was begun and is not yet part of the durable prefix.
+/// An append that is not yet part of the durable prefix.
 #[repr(C)]
 pub(crate) struct Pending {
     pub lsn: AtomicU64,
@@ -48,15 +52,17 @@ pub(crate) struct Pending {
     pub owner: AtomicU64,
     /// 1 if the record changes metadata.
     pub is_metadata: AtomicU64,
-    /// 1 for packed records: also when somebody is making them durable.
+    /// 1 for packed records, even while a process is making them durable.
     pub is_packed: AtomicU64,
-    /// 1 if one of the packed records exposes something.
+    /// 1 if one of the packed records exposes bytes.
     pub exposes: AtomicU64,
-    /// Where the record lies that closes packed ones.
+    /// The position of the record that closes packed ones.
     pub close_lsn: AtomicU64,
-    /// The commit before it by the same process, if that was pending as well; else [`append::NOTHING`].
+    /// The previous commit of the same process, if it was pending as well; else
+    /// [`append::NOTHING`].
     pub depends_lsn: AtomicU64,
-    /// Raised by who makes it durable, with each part that is: it may be gigabytes, and others wait for it.
+    /// Raised after each part that was made durable, by the process that does so: the append may be
+    /// gigabytes, and waiters check for progress.
     pub progress: AtomicU64,
 }
 
@@ -68,17 +74,17 @@ pub(crate) mod append {
     pub const WRITTEN: u64 = 2;
     /// Its bytes are durable.
     pub const DURABLE: u64 = 3;
-    /// Its owner gave up: somebody else completes it.
+    /// Its owner gave up: another process completes it.
     pub const ABANDONED: u64 = 4;
-    /// Packed records, whole and visible to all processes, not durable. While it is the last append, more may follow. Whoever
-    /// wants them durable makes them so.
+    /// Packed records, complete and visible to all processes, not durable. While it is the last
+    /// append, more records may be added. Any process that needs them durable makes them so.
     pub const PACKED: u64 = 5;
 
     /// No position in the log.
     pub const NOTHING: u64 = u64::MAX;
 }
 
-/// What an append is begun with.
+/// The parameters of a new append.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewAppend {
     pub lsn: u64,
@@ -89,19 +95,20 @@ pub(crate) struct NewAppend {
     pub depends_lsn: u64,
 }
 
-/// Says that all that was committed before `lsn` was copied to its place; with the maintenance mutex.
+/// Notes that everything committed before `lsn` was copied to its place; with the maintenance
+/// mutex.
 pub(crate) fn note_at_place(applied_lsn: &AtomicU64, lsn: u64) {
     // Release: pairs with the Acquire in `at_place`.
     applied_lsn.store(lsn, Release);
 }
 
-/// Before which position all that was committed lies at its place, for the thread that asks.
+/// The position before which everything committed lies at its place, visible to the calling thread.
 pub(crate) fn at_place(applied_lsn: &AtomicU64) -> u64 {
     // Acquire: pairs with the Release in `note_at_place`.
     applied_lsn.load(Acquire)
 }
 
-/// See the module's documentation. Lies in memory that processes share.
+/// See the module's documentation. Lies in shared memory.
 #[repr(C)]
 pub(crate) struct Appends {
     /// Everything before it is durable in the log.
@@ -115,7 +122,7 @@ pub(crate) struct Appends {
 }
 
 impl Appends {
-    /// Of a log in which there is nothing.
+    /// Of an empty log.
     #[cfg(all(test, loom))]
     pub fn new() -> Appends {
         let zero = || AtomicU64::new(0);
@@ -144,22 +151,23 @@ impl Appends {
         &self.pending[index as usize % PENDING]
     }
 
-    /// The numbers of all; with the metadata mutex.
+    /// The indexes of all entries; with the metadata mutex.
     pub fn indexes(&self) -> std::ops::Range<u64> {
         self.first.load(Relaxed)..self.next.load(Relaxed)
     }
 
-    /// Whether there are none; without the mutex as of some moment.
+    /// Whether there are none; without the mutex, at some moment during the call.
     pub fn are_none(&self) -> bool {
         self.first.load(Acquire) == self.next.load(Acquire)
     }
 
-    /// The first one, which keeps the durable prefix from moving on; if there are none, the one that was last there.
+    /// The first entry, which holds back the durable prefix; if there are none, the last one that
+    /// was there.
     pub fn first(&self) -> &Pending {
         self.entry(self.first.load(Acquire))
     }
 
-    /// Where the next record will lie; with the metadata mutex.
+    /// The position of the next record; with the metadata mutex.
     pub fn head_lsn(&self) -> u64 {
         match self.indexes().next_back() {
             Some(last) => self.entry(last).end_lsn.load(Relaxed),
@@ -167,17 +175,18 @@ impl Appends {
         }
     }
 
-    /// Whether `count` more appends can be begun.
+    /// Whether there are entries for `count` more appends.
     pub fn has_entries(&self, count: u64) -> bool {
         let indexes = self.indexes();
         indexes.end - indexes.start + count <= PENDING as u64
     }
 
-    /// Begins an append, and returns its number; with the metadata mutex.
+    /// Adds an append, and returns its index; with the metadata mutex.
     pub fn push(&self, new: NewAppend) -> u64 {
         let index = self.next.load(Relaxed);
         let pending = self.entry(index);
-        // Release: who finds what is pending now knows that what was before it in this entry is decided. Pairs with the Acquire in `lsns`.
+        // Release: pairs with the Acquire in `lsns`. A thread that loads the new position also sees
+        // that the entry's previous append was decided.
         pending.lsn.store(new.lsn, Release);
         pending.end_lsn.store(new.end_lsn, Relaxed);
         pending.state.store(new.state, Relaxed);
@@ -186,20 +195,20 @@ impl Appends {
         pending.owner.store(new.owner, Relaxed);
         pending.is_metadata.store(new.is_metadata.into(), Relaxed);
         pending.depends_lsn.store(new.depends_lsn, Relaxed);
-        // Release: from this store on the entry counts, so it comes after its fields, also for whoever repairs
-        // after this process died here.
+        // Release: this store makes the entry count, so it comes after the entry's fields, also for
+        // the process that repairs the state if this one dies here.
         self.next.store(index + 1, Release);
         index
     }
 
-    /// Takes the last append back, in which there is nothing; with the metadata mutex.
+    /// Removes the last append, which must be empty; with the metadata mutex.
     pub fn take_back(&self, last: u64) {
         self.next.store(last, Release);
     }
 
-    /// Notes that the bytes of an append are in the log, visible to all.
+    /// Notes that the bytes of an append are in the log, visible to all processes.
     pub fn note_written(&self, index: u64) {
-        // Release: the state is seen after the bytes.
+        // Release: the bytes are visible before the state.
         self.entry(index).state.store(append::WRITTEN, Release);
     }
 
@@ -208,20 +217,23 @@ impl Appends {
         self.entry(index).state.store(append::DURABLE, Relaxed);
     }
 
-    /// Leaves an append to whoever waits behind it. Without the mutex: the entry is its owner's until it is durable.
+    /// Leaves an append to a process that waits behind it. Needs no mutex: the entry belongs to its
+    /// owner until it is durable.
     pub fn give_up(&self, index: u64) {
-        // Release: who finds it abandoned finds the failure that came before it.
+        // Release: pairs with the Acquire in `is_given_up`. The failure noted before is visible to
+        // a process that finds the append abandoned.
         self.entry(index).state.store(append::ABANDONED, Release);
     }
 
-    /// Whether its owner has left an append to others.
+    /// Whether the owner has abandoned an append.
     pub fn is_given_up(&self, index: u64) -> bool {
         // Acquire: pairs with the Release in `give_up`.
         self.entry(index).state.load(Acquire) == append::ABANDONED
     }
 
-    /// Moves the durable prefix over the appends that are durable; with the metadata mutex. Each is removed after `pass`. Says whether
-    /// there were any. `believes_all` takes all for durable.
+    /// Advances the durable prefix over the durable appends; with the metadata mutex. Removes each
+    /// after calling `pass`. Returns whether there were any. With `believes_all`, every append
+    /// counts as durable.
     pub fn advance(&self, believes_all: bool, pass: impl Fn()) -> bool {
         let mut has_moved = false;
         loop {
@@ -237,8 +249,8 @@ impl Appends {
             if !is_durable || !is_applied {
                 return has_moved;
             }
-            // Release: pairs with the Acquire in `durable_lsn`. Before the entry is removed: who repairs after
-            // a death in between only removes it again.
+            // Release: pairs with the Acquire in `durable_lsn`. Stored before the entry is removed:
+            // if this process dies in between, the repair only removes the entry again.
             self.durable_lsn.store(end_lsn, Release);
             pass();
             self.first.store(first + 1, Release);
@@ -246,19 +258,21 @@ impl Appends {
         }
     }
 
-    /// Up to where the log is durable: all that is before it is there for who knows this.
+    /// The end of the durable log: everything before it is visible to the calling thread.
     pub fn durable_lsn(&self) -> u64 {
         // Acquire: pairs with the Release in `advance`.
         self.durable_lsn.load(Acquire)
     }
 
-    /// Moves the end of packed records behind one that is in the log: from now on it counts. With the metadata mutex.
+    /// Moves the end of packed records behind a record that is in the log, which makes the record
+    /// count. With the metadata mutex.
     pub fn extend_packed(&self, index: u64, end_lsn: u64) {
-        // Release: who sees the end sees the record.
+        // Release: the record is visible before the end. Pairs with the Acquire of the image's odd
+        // version, which is stored later (`ImageVersion::unchanged_during`).
         self.entry(index).end_lsn.store(end_lsn, Release);
     }
 
-    /// The append that packed records are being added to, with its end; with the metadata mutex.
+    /// The append that accepts packed records, with its end; with the metadata mutex.
     pub fn open_packed(&self) -> Option<(u64, u64)> {
         let last = self.indexes().next_back()?;
         let pending = self.entry(last);
@@ -266,46 +280,50 @@ impl Appends {
             .then(|| (last, pending.end_lsn.load(Relaxed)))
     }
 
-    /// Notes that metadata records are in the image up to here; with the metadata mutex.
+    /// Notes that metadata records before `end_lsn` are in the image; with the metadata mutex.
     pub fn note_applied(&self, end_lsn: u64) {
         if self.metadata_lsn.load(Relaxed) < end_lsn {
-            // Release: who sees it sees the image. Pairs with the Acquire in `being_applied`.
+            // Release: the image is visible before the position. Pairs with the Acquire in
+            // `being_applied`.
             self.metadata_lsn.store(end_lsn, Release);
         }
     }
 
-    /// Where the record lies that is in the log and not wholly in the image, if there is one. As long as the image has the odd version that
-    /// the caller has loaded.
+    /// The position of the record that is in the log and not completely in the image, if there is
+    /// one. Valid as long as the image has the odd version that the caller has loaded.
     pub fn being_applied(&self) -> Option<u64> {
-        // Acquire: what is before it is in the image.
+        // Acquire: pairs with the Release in `note_applied`. What is before this position is in the
+        // image.
         let applied_lsn = self.metadata_lsn.load(Acquire);
         let pending = self.first.load(Acquire)..self.next.load(Acquire);
         let unapplied = pending.take(PENDING).map(|index| self.entry(index)).filter(|pending| {
             pending.is_metadata.load(Relaxed) != 0 && pending.end_lsn.load(Relaxed) > applied_lsn
         });
-        // Only the holder of the metadata mutex makes such records, one after the other.
+        // Only the holder of the metadata mutex adds such records, one at a time.
         let pending = unapplied.last()?;
-        // Of packed records, those before it are applied.
+        // Packed records before this position are applied.
         Some(pending.lsn.load(Relaxed).max(match pending.is_packed.load(Relaxed) {
             0 => 0,
             _ => applied_lsn,
         }))
     }
 
-    /// Where appends begin that are not known to be durable. Whatever was pending when this was called is among them, or before the
-    /// durable position when that is loaded afterwards.
+    /// The start positions of the appends that are not known to be durable. Every append that was
+    /// pending at the call is among them, or lies before the durable position if that is loaded
+    /// afterwards.
     pub fn lsns(&self) -> Vec<u64> {
         let pending = self.first.load(Acquire)..self.next.load(Acquire);
         pending.take(PENDING).map(|index| self.entry(index).lsn.load(Acquire)).collect()
     }
 
-    /// Makes an append this process's, which others left; with the metadata mutex. If this one dies as well, the next one takes it.
+    /// Makes this process the owner of an abandoned append; with the metadata mutex. If this
+    /// process dies as well, the next one adopts it.
     pub fn adopt(&self, index: u64, owner: u64) {
         self.entry(index).owner.store(owner, Relaxed);
         self.entry(index).state.store(append::RESERVED, Relaxed);
     }
 
-    /// The appends that say what changed since this one, or since one of them; with the metadata mutex.
+    /// The appends whose chain of `depends_lsn` starts at this one; with the metadata mutex.
     pub fn dependents_of(&self, hole: u64) -> Vec<(u64, u64)> {
         let room = |index: u64| {
             let pending = self.entry(index);
@@ -321,7 +339,8 @@ impl Appends {
         void.split_off(1)
     }
 
-    /// Fills the room of an append that is not there with `fill`, after that of those that depend on it: see the module's documentation.
+    /// Calls `fill` for the room of the dependents and then of the missing append: see the module's
+    /// documentation.
     pub fn close_hole<E>(
         dependents: &[(u64, u64)],
         hole: (u64, u64),

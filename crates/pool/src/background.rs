@@ -1,7 +1,9 @@
-//! Work in the background: a thread for checkpoints, one for zeroing, and one that says that the others go on, for each open pool.
+//! Background threads of each open pool: one makes checkpoints, one zeroes pages, one sends
+//! heartbeats.
 //!
-//! Each sleeps until its bell is rung, and does nothing that would not be done without it: checkpoints would run when the
-//! log is full, and whoever needs zeros would make them. Without threads, a pool works on.
+//! Each sleeps until its bell is rung, and only does work that would be done without it: a full log
+//! triggers a checkpoint, and an allocation that needs zeros makes them. A pool works without the
+//! threads.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
@@ -13,7 +15,7 @@ use crate::heartbeat::PERIOD;
 use crate::pool::OpenOptions;
 use crate::zero::CHUNK_PAGES;
 
-/// What a worker sleeps by.
+/// The signal that a worker sleeps on.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     state: Mutex<BellState>,
@@ -36,7 +38,7 @@ impl Bell {
         self.changed.notify_all();
     }
 
-    /// Waits until it has rung; false if the worker must stop.
+    /// Waits until the bell has rung; returns false if the worker must stop.
     fn wait(&self) -> bool {
         let mut state = self.state();
         while !state.has_rung && !state.must_stop {
@@ -46,7 +48,7 @@ impl Bell {
         !state.must_stop
     }
 
-    /// Lets the time pass; false if the worker must stop.
+    /// Sleeps for `duration`; returns false if the worker must stop.
     fn pause(&self, duration: Duration) -> bool {
         let until = Instant::now() + duration;
         let mut state = self.state();
@@ -62,29 +64,29 @@ impl Bell {
     }
 }
 
-/// A thread that works in the background until it is stopped, or the pool is gone.
+/// A background thread, which runs until it is stopped or the pool is closed.
 pub(crate) struct Worker {
     bell: Arc<Bell>,
     thread: JoinHandle<()>,
 }
 
 impl Worker {
-    /// Makes checkpoints.
+    /// Starts the thread that makes checkpoints.
     pub fn checkpointer(core: &Arc<Core>) -> Option<Worker> {
         Self::start(core, "aquifer-ckpt", Arc::default(), |core, _| {
-            // A failure is everybody's from now on, and reported by the next call of each.
+            // A failure is recorded for all processes, and the next call of each returns it.
             let _ = core.checkpoint();
         })
     }
 
-    /// Zeroes free pages, at a rate, until there are enough.
+    /// Starts the thread that zeroes free pages, at a limited rate, until there are enough.
     pub fn zeroer(core: &Arc<Core>, options: &OpenOptions) -> Option<Worker> {
         let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
         let bell = core.zeroer_bell.get_or_init(Arc::default).clone();
         Self::start(core, "aquifer-zero", bell, move |core, bell| {
             while core.zeroed_bytes() < stock_bytes {
                 let most_pages = CHUNK_PAGES.min(rate.div_ceil(PAGE_BYTES));
-                // A failure is noticed by whoever needs the pages.
+                // The allocation that needs the pages reports the failure.
                 let zeroed = core.zero_some(most_pages).unwrap_or(0);
                 let pause = Duration::from_secs_f64((zeroed * PAGE_BYTES) as f64 / rate as f64);
                 if zeroed == 0 || !bell.pause(pause) {
@@ -94,7 +96,7 @@ impl Worker {
         })
     }
 
-    /// Says while the process waits for its media that it goes on.
+    /// Starts the thread that signals progress while this process waits for its media.
     pub fn heartbeat(core: &Arc<Core>) -> Option<Worker> {
         let bell = core.heartbeat.bell.get_or_init(Arc::default).clone();
         Self::start(
@@ -127,12 +129,12 @@ impl Worker {
         Some(Worker { bell, thread })
     }
 
-    /// Has it work.
+    /// Wakes the worker.
     pub fn ring(&self) {
         self.bell.ring();
     }
 
-    /// Returns when it has ended.
+    /// Stops the worker and waits until it has ended.
     pub fn stop(self) {
         self.bell.state().must_stop = true;
         self.bell.changed.notify_all();

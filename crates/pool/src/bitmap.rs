@@ -1,12 +1,12 @@
-//! Bits in shared memory, one for each page or slot. Words are changed by the holder of the metadata mutex only, unless all who change them
-//! do so by [`set_shared`] and [`clear_shared`].
+//! Bits in shared memory, one for each page or slot. Only the holder of the metadata mutex changes
+//! words, unless all writers of a map use [`set_shared`] and [`clear_shared`].
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::format::run::Run;
 use crate::sync::AtomicU64;
 
-/// Sets the bits of a run to `value`, a word at a time. Returns how many were different.
+/// Sets the bits of a run to `value`, a word at a time. Returns how many changed.
 pub(crate) fn set(map: &[AtomicU64], run: Run, value: bool) -> u64 {
     let (mut page, end) = (run.start_page, run.end_page().min(map.len() as u64 * 64));
     let mut changed = 0;
@@ -31,21 +31,22 @@ pub(crate) fn is_set(map: &[AtomicU64], bit: u64) -> bool {
     map[(bit / 64) as usize].load(Relaxed) & 1 << (bit % 64) != 0
 }
 
-/// Sets a bit, beside others that change bits of the same word.
+/// Sets a bit, atomically with respect to changes of other bits of the word.
 pub(crate) fn set_shared(map: &[AtomicU64], bit: u64) {
     if !is_set(map, bit) {
         map[(bit / 64) as usize].fetch_or(1 << (bit % 64), Relaxed);
     }
 }
 
-/// Clears a bit, beside others that change bits of the same word.
+/// Clears a bit, atomically with respect to changes of other bits of the word.
 pub(crate) fn clear_shared(map: &[AtomicU64], bit: u64) {
     if is_set(map, bit) {
         map[(bit / 64) as usize].fetch_and(!(1 << (bit % 64)), Relaxed);
     }
 }
 
-/// The first bit from `bit` on, before `end`, that is set in the words that `word` gives; `end` if there is none.
+/// The first bit from `bit` on, before `end`, that is set in the words that `word` gives; `end` if
+/// there is none.
 pub(crate) fn first(word: impl Fn(usize) -> u64, mut bit: u64, end: u64) -> u64 {
     while bit < end {
         let wanted = word((bit / 64) as usize) >> (bit % 64);

@@ -1,7 +1,8 @@
-//! Bringing the media up to date with the log, so that log space and freed pages can be used again.
+//! Checkpoints: bring the media up to date with the log, so that log space and freed pages can be
+//! reused.
 //!
 //! ```text
-//!   apply:       durable records ──copy──▶ pages of objects at their place        (visible to who attaches)
+//!   apply:       durable records ──copy──▶ pages of objects at their place        (visible to later attachments)
 //!   checkpoint:  1. take a copy of the changed image pages, under the metadata mutex
 //!                2. everything in the log so far is durable          (no-steal: the image may follow now)
 //!                3. apply up to there
@@ -11,9 +12,10 @@
 //!                7. the tail moves: log space is free, freed pages are free
 //! ```
 //!
-//! All under the maintenance mutex. A crash anywhere leaves the old tail, from which replay gives the same result.
-//! A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages clean that never
-//! reached the disk, so no later flush could be believed. Nothing is lost by it, the log still has it.
+//! All under the maintenance mutex. A crash anywhere leaves the old tail, from which replay gives
+//! the same result. A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages
+//! clean that never reached the disk, so a later successful flush would prove nothing. No data is
+//! lost: the log still has it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,8 +40,8 @@ use crate::replay::Committed;
 type ImagePage = (u64, Vec<u8>);
 
 impl Core {
-    /// Copies what committed records before `lsn` have for objects to its place. `lsn` is at most the
-    /// durable position.
+    /// Copies what committed records before `lsn` contain for objects to its place. `lsn` is at
+    /// most the durable position.
     pub fn apply_through(&self, lsn: u64) -> Result<()> {
         if at_place(&self.control().applied_lsn) >= lsn {
             return Ok(());
@@ -76,7 +78,7 @@ impl Core {
             return Ok(committed);
         }
         let end = reader.scan(from_lsn, to_lsn, |record| {
-            // Pages that were freed since are not reused yet: writing to them harms nobody.
+            // Pages that were freed since are not reused yet, so writing to them is harmless.
             committed.add(&reader, record, None)
         })?;
         match end.lsn == to_lsn {
@@ -85,31 +87,35 @@ impl Core {
         }
     }
 
-    /// Brings the media up to date, and frees the log up to where it was when this was called.
+    /// Makes a checkpoint, which frees the log up to its head at the time of the call.
     pub fn checkpoint(&self) -> Result<()> {
         self.check_writable()?;
         point::pass("checkpoint-begun");
-        // Another process may be at a checkpoint, and this thread may have a file's mutex.
+        // Another process may be making a checkpoint, and this thread may hold a file's mutex.
         let maintaining = self.while_media_work(Held::Files, || self.maintain())?;
         let outcome = self.checkpoint_while(&maintaining);
         if self.check_not_failed().is_err() {
-            // Also what another thread failed in, which could not take the mutex to say so.
+            // Also records a failure of another thread, which could not take the mutex to record
+            // it.
             let _ = self.write_loss(&maintaining);
         }
         outcome
     }
 
-    /// Says in the superblocks that the system has lost bytes that were written, if no thread is at them. Then nothing counts for the next
-    /// process that opens the pool that exposes bytes which are not known to be durable: they may be among the lost ones, and
-    /// what lies in their place is an earlier owner's. Says whether it is there. If it is not, the segment has it, as long as it is kept.
+    /// Records in the superblocks that the system has lost written bytes, if no thread holds the
+    /// maintenance mutex. The next process that opens the pool then ignores commits that expose
+    /// bytes which are not known to be durable: these may be among the lost ones, and the pages
+    /// would show bytes of an earlier owner. Returns whether the loss is on media. If it is not,
+    /// the segment records it as long as it exists.
     pub(crate) fn note_loss(&self) -> bool {
-        // Without patience: the thread that comes here may be the one that has the mutex. It looks at what failed before it gives it up.
+        // Does not block: the calling thread may hold the mutex itself. The holder checks for
+        // failures before it releases it.
         self.try_maintain().is_some_and(|maintaining| self.write_loss(&maintaining).is_ok())
     }
 
     fn write_loss(&self, _maintaining: &Maintaining<'_>) -> std::result::Result<(), MediaError> {
         let superblock = self.superblock(self.control().tail_lsn.load(Relaxed));
-        // Before they are written: of what fails one copy may be there.
+        // Stored before the write: a failed write may have written one copy.
         self.control().sequence.store(superblock.sequence, Relaxed);
         write_superblocks(&*self.media, &superblock, 0, self.mutant)
     }
@@ -143,7 +149,7 @@ impl Core {
         self.wait_durable(head_lsn)?;
         point::pass("checkpoint-durable");
         let committed = self.committed_between(tail_lsn, head_lsn)?;
-        // A part of it may have been applied before: doing that again changes nothing.
+        // Part of it may have been applied before: applying it again changes nothing.
         self.apply(maintaining, &committed, head_lsn)?;
         point::pass("checkpoint-applied");
         let mut ranges = committed.ranges();
@@ -168,7 +174,7 @@ impl Core {
         };
         let written = self.while_media_work(Held::Maintenance, work);
         written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
-        // Another process may have been told of bytes that are lost, and this one not.
+        // The kernel may have reported lost bytes to another process and not to this one.
         self.check_not_failed()?;
         point::pass("checkpoint-flushed");
         let superblock = self.superblock(head_lsn);
@@ -207,10 +213,11 @@ impl Core {
         }
     }
 
-    /// Copies the changed pages of the image, and where the log was at that moment.
+    /// Copies the changed pages of the image, and returns them with the head of the log at that
+    /// moment.
     fn take_changed_pages(&self) -> Result<(u64, Vec<ImagePage>)> {
         let locked = self.lock()?;
-        // The tail lies between pages of the log.
+        // The tail must lie on a page boundary of the log.
         self.close_packed(&locked)?;
         let mut pages = Vec::new();
         for (index, word) in self.segment.dirty_image_pages().iter().enumerate() {
@@ -229,10 +236,10 @@ impl Core {
         Ok((head_lsn, pages))
     }
 
-    /// Waits for, or makes, room in the log for a record of `len_bytes`, and for freed runs.
+    /// Makes room in the log for a record of `len_bytes`, and for freed runs, by a checkpoint.
     pub(crate) fn make_room(&self, len_bytes: u64) -> Result<()> {
         let log_bytes = self.layout.log().len_bytes;
-        // A record that does not fit before the end of the ring needs up to as much again.
+        // A record that does not fit before the end of the ring needs up to its own length again.
         if len_bytes > log_bytes / 2 {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
@@ -242,12 +249,13 @@ impl Core {
     /// Which part of the log is in use, in percent.
     pub fn log_use_percent(&self) -> u64 {
         let durable_lsn = self.control().appends.durable_lsn.load(Relaxed);
-        // Others move both meanwhile: the tail may be beyond what was durable.
+        // Other processes advance both between the two loads: the tail may be beyond the loaded
+        // durable position.
         let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
         used * 100 / self.layout.log().len_bytes
     }
 
-    /// Says in the superblock that nobody has the pool open.
+    /// Records in the superblock that no process has the pool open.
     pub(crate) fn write_closed_superblock(&self) -> Result<()> {
         let superblock = Superblock {
             segment: uuid::Uuid::nil(),
@@ -259,8 +267,9 @@ impl Core {
     }
 }
 
-/// Writes both copies, each durable before the next. `spared` is the copy that counts now and is written last: the
-/// other one may be damaged, and while one is being written the pool lives on the other.
+/// Writes both copies, each durable before the next. `spared` is the copy that is valid now and is
+/// written last: the other one may be damaged, and while one copy is being written the pool depends
+/// on the other.
 pub(crate) fn write_superblocks(
     media: &dyn Media,
     superblock: &Superblock,

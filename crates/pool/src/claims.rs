@@ -1,14 +1,16 @@
-//! Open files that this process has a pool open on, or is opening or making one on.
+//! The open file descriptions on which this process has a pool open, or is opening or creating one.
 //!
-//! The locks that keep openers apart belong to an *open file*, so they say nothing between two openers that use the same one: one
-//! [`Media`](crate::media::Media) given twice, or media on duplicates of one descriptor. The second of them would recover a pool that
-//! the first has open, and its failure would give back the locks of the first. Such openers are of one process (a forked child keeps no
-//! descriptor of a pool), which this list tells from each other.
+//! The locks that keep openers apart belong to an *open file description*, so two openers that use
+//! the same one do not conflict: one [`Media`](crate::media::Media) given twice, or media on
+//! duplicates of one descriptor. The second opener would recover a pool that the first has open,
+//! and its failure would release the locks of the first. Such openers are in one process (a forked
+//! child keeps no descriptor of a pool), so this list detects them.
 //!
-//! Whether two descriptors are of one open file is asked of the kernel ([`aquifer_sys::open_file`]), and not found out by locks: any process
-//! that may read the file can have those.
+//! The kernel decides whether two descriptors refer to one open file description
+//! ([`aquifer_sys::open_file`]). Locks could not tell: any process that may read the file can hold
+//! them.
 //!
-//! The list belongs to one process.
+//! The list is per process.
 
 use std::fs::File;
 use std::io;
@@ -19,14 +21,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use aquifer_sys::open_file;
 use aquifer_vm::{PerProcess, ProcessMark};
 
-/// The open files that this process has claimed.
+/// The open file descriptions that this process has claimed.
 static CLAIMED: PerProcess<Mutex<Vec<Weak<OwnedFd>>>> = PerProcess::new();
 
 fn claimed() -> MutexGuard<'static, Vec<Weak<OwnedFd>>> {
     CLAIMED.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An open file, claimed until this is dropped.
+/// A claim on an open file description, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: Weak<OwnedFd>,
@@ -34,7 +36,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Claims the open file of a descriptor; `None` if it is claimed.
+    /// Claims the open file description of a descriptor; `None` if it is already claimed.
     pub fn take(file: &Arc<OwnedFd>) -> io::Result<Option<Claim>> {
         let mut claimed = claimed();
         if is_among(&claimed, file.as_fd())? {
@@ -45,7 +47,7 @@ impl Claim {
         Ok(Some(Claim { file, process }))
     }
 
-    /// Whether a pool of this process has claimed the open file of a descriptor.
+    /// Whether a pool of this process has claimed the open file description of a descriptor.
     pub fn is_taken(file: BorrowedFd<'_>) -> io::Result<bool> {
         is_among(&claimed(), file)
     }
@@ -53,7 +55,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A claim of the parent is not in the list of a child.
+        // A claim inherited from the parent is not in the child's list.
         if self.process.is_current() {
             claimed().retain(|other| !other.ptr_eq(&self.file));
         }
@@ -63,7 +65,7 @@ impl Drop for Claim {
 fn is_among(claimed: &[Weak<OwnedFd>], file: BorrowedFd<'_>) -> io::Result<bool> {
     let wanted = identity(file)?;
     for other in claimed.iter().filter_map(Weak::upgrade) {
-        // With the list locked, so that no other thread asks about the same file.
+        // Compared while the list is locked, so that no other thread compares the same file.
         if identity(other.as_fd())? == wanted && open_file::is_same(other.as_fd(), file)? {
             return Ok(true);
         }
@@ -81,7 +83,7 @@ fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
 mod tests {
     use super::*;
 
-    /// The thread that changes the list when the process forks is not there in the child.
+    /// A thread that holds the list's lock at the fork does not exist in the child.
     #[test]
     fn a_forked_child_has_a_list_of_its_own() {
         let file = || Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
@@ -91,7 +93,7 @@ mod tests {
         // SAFETY: the child makes system calls, allocates, and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: a child that waits for ever is ended.
+            // SAFETY: `alarm` only arms a timer, which ends a child that hangs.
             unsafe { libc::alarm(20) };
             let claim = Claim::take(&other).unwrap();
             let is_listed = Claim::is_taken(other.as_fd()).unwrap();
@@ -99,7 +101,7 @@ mod tests {
             let is_right = claim.is_some() && is_listed && !is_parents;
             drop(claim);
             let is_right = is_right && !Claim::is_taken(other.as_fd()).unwrap();
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any code of the parent.
             unsafe { libc::_exit(i32::from(!is_right)) };
         }
         let mut status = 0;

@@ -1,8 +1,8 @@
 //! Commits: pages of objects that become durable together.
 //!
-//! A commit is *captured* first (its pages are copied into a buffer and get their place in the log) and *finished*
-//! then (written, made durable, acknowledged in order). Between the two the pages may change again, so
-//! the caller's program runs on while the media is busy.
+//! A commit is first *captured* (its pages are copied into a buffer and get their place in the log)
+//! and then *finished* (written, made durable, acknowledged in order). In between the pages may
+//! change again, so the caller can continue while the media are busy.
 
 use std::sync::Arc;
 
@@ -23,17 +23,17 @@ use crate::pool::Pool;
 #[repr(C, align(4096))]
 struct AlignedPage([u8; 4096]);
 
-/// Page-aligned memory for records; kept and used again.
+/// Page-aligned memory for records, kept for reuse.
 pub struct CommitBuffer {
     pages: Vec<AlignedPage>,
     len_bytes: usize,
 }
 
-/// Buffers above this are not kept.
+/// Larger buffers are not kept.
 const KEPT_BYTES: usize = 4 << 20;
-/// At most as many buffers are kept.
+/// The number of buffers that are kept.
 const KEPT: usize = 8;
-/// How much is written back between two signs that it goes on.
+/// How many bytes are written back between two reports of progress.
 pub(crate) const PART_BYTES: u64 = 16 << 20;
 
 impl CommitBuffer {
@@ -51,17 +51,17 @@ impl CommitBuffer {
 pub struct CommitPages {
     /// The inode.
     pub inode: u64,
-    /// Where on media they belong.
+    /// Their place on media.
     pub target: ByteRange,
 }
 
-/// Bytes of pages of one inode that are committed: relative to its last commit, or to what is at the pages' place if
-/// all its commits are.
+/// Changed bytes of pages of one inode: relative to its last commit, or to the pages at their place
+/// if all its commits are applied.
 #[derive(Debug, Clone, Copy)]
 pub struct CommitPatches<'a> {
     /// The inode.
     pub inode: u64,
-    /// Where on media the pages lie from which patches count theirs.
+    /// The place on media of the pages that the patches refer to.
     pub target: ByteRange,
     /// The bytes.
     pub patches: &'a Patches,
@@ -72,9 +72,9 @@ pub struct CommitPatches<'a> {
 pub struct CommitCopied {
     /// The inode.
     pub inode: u64,
-    /// Where on media they belong.
+    /// Their place on media.
     pub target: ByteRange,
-    /// Where they lie.
+    /// The current offset on media.
     pub source_offset_bytes: u64,
     /// The checksum of their bytes ([`crate::format::checksum`]).
     pub checksum: u64,
@@ -86,19 +86,19 @@ impl CommitCopied {
     }
 }
 
-/// What a commit makes durable. No page is in more than one of them.
+/// The content of a commit. No page may occur twice.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CommitContent<'a> {
     /// Whole pages.
     pub pages: &'a [CommitPages],
     /// Bytes of pages.
     pub patches: &'a [CommitPatches<'a>],
-    /// Pages that lie elsewhere on media.
+    /// Pages that were written elsewhere on media.
     pub copied: &'a [CommitCopied],
 }
 
 impl CommitContent<'_> {
-    /// All ranges with their inodes that must be data of the pool.
+    /// All ranges that must be data of the pool, with their inodes.
     fn ranges(&self) -> impl Iterator<Item = (u64, ByteRange)> {
         let pages = self.pages.iter().map(|pages| (pages.inode, pages.target));
         let patched = self.patches.iter().map(|part| (part.inode, part.target));
@@ -116,14 +116,14 @@ fn bad_range(inode: u64, range: ByteRange) -> PoolError {
     }
 }
 
-/// A commit that was captured. Dropped without [`Commit::finish`] it is written all the same, and nobody hears of it: later
-/// commits may say what changed since this one.
+/// A captured commit. Dropping it without [`Commit::finish`] still writes it, because later commits
+/// may contain only the changes since this one; errors are then not reported.
 pub struct Commit {
     core: Arc<Core>,
     append: Append,
     filler: Option<Append>,
     buffer: Option<CommitBuffer>,
-    /// Keeps the pool open: the next one that opened it would use the place in the log for something else.
+    /// Keeps the pool open: the next opener would use the place in the log for another record.
     pub(crate) pool: Option<Pool>,
 }
 
@@ -146,7 +146,7 @@ impl Core {
         }
     }
 
-    /// Refuses what recovery would not read: the log would end there for everybody.
+    /// Rejects a range that recovery would reject: the log would end there for all processes.
     fn check_commit_range(&self, inode: u64, range: ByteRange) -> Result<()> {
         let data = self.layout.data();
         let is_whole = range.offset_bytes.is_multiple_of(PAGE_BYTES)
@@ -158,7 +158,7 @@ impl Core {
         Err(bad_range(inode, range))
     }
 
-    /// The most bytes of pages that a commit may carry in the log: a quarter of it.
+    /// The most bytes of pages that a commit should carry in the log: a quarter of it.
     pub fn max_commit_bytes(&self) -> u64 {
         self.layout.log().len_bytes / 4
     }
@@ -216,15 +216,17 @@ impl Core {
 }
 
 impl Commit {
-    /// The position in the log behind the commit: it is durable when the log is durable up to there.
+    /// The position in the log behind the commit, which is durable when the log is durable up to
+    /// there.
     pub fn end_lsn(&self) -> u64 {
         self.append.end_lsn
     }
 
-    /// Makes the commit durable, and returns when everything before it is as well.
+    /// Makes the commit durable, and returns when everything before it is durable as well.
     ///
     /// # Errors
-    /// Then it is there wholly or not at all, and nothing behind it will be acknowledged.
+    /// After an error the commit is there in full or not at all, and nothing behind it will be
+    /// acknowledged.
     pub fn finish(mut self) -> Result<()> {
         self.write()?;
         self.core.wait_durable(self.append.end_lsn)
@@ -238,8 +240,8 @@ impl Commit {
             point::pass("finish-filler");
         }
         if filled.is_err() {
-            // Unless the pool has failed, others complete the filler, and what this process captured later counts: that may
-            // say what changed since this record.
+            // Unless the pool has failed, another waiter completes the filler, and later captures
+            // of this process count; they may contain only the changes since this record.
             self.core.check_not_failed()?;
         }
         let written = self.core.write_append(&mut self.append, buffer.bytes());
@@ -250,16 +252,17 @@ impl Commit {
 
 impl Drop for Commit {
     fn drop(&mut self) {
-        // In a fork it is the parent's.
+        // In a forked child it belongs to the parent.
         if self.buffer.is_some() && self.core.process.is_current() {
-            // A failure has made the pool read-only, and nothing behind it counts.
+            // If this fails, the pool is read-only, and nothing behind the commit counts.
             let _ = self.write();
         }
     }
 }
 
 impl Core {
-    /// Makes ranges durable that were written with [`Media::write_at`](crate::media::Media::write_at).
+    /// Makes ranges durable that were written with
+    /// [`Media::write_at`](crate::media::Media::write_at).
     pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
         self.check_writable()?;
         let written = self.while_media_work(Held::Log, || {
@@ -268,13 +271,13 @@ impl Core {
         self.or_fail(written)
     }
 
-    /// The same while the pool is being opened: what a failure means then, the caller knows.
+    /// [`Core::make_durable`] while the pool is being opened: the caller handles the failure.
     pub fn make_durable_in_recovery(&self, ranges: &[ByteRange]) -> Result<()> {
         let written = self.media.write_back(ranges).and_then(|()| self.media.flush());
         Ok(written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?)
     }
 
-    /// The same for as much as it may be; `note_part` is called now and then.
+    /// [`Core::make_durable`] for any amount of data; calls `note_part` after each part.
     pub fn make_durable_in_parts(
         &self,
         mut ranges: Vec<ByteRange>,
@@ -299,12 +302,12 @@ impl Core {
             self.note_loss();
             return Err(error.into());
         }
-        // Another process may have been told of bytes that are lost, and this one not.
+        // The kernel may have reported lost bytes to another process and not to this one.
         self.check_not_failed()
     }
 }
 
-/// The ranges in their order, cut and put together so that no part has more than `most_bytes`.
+/// The ranges in their order, split and grouped into parts of at most `most_bytes`.
 pub(crate) fn parts(ranges: &[ByteRange], most_bytes: u64) -> impl Iterator<Item = Vec<ByteRange>> {
     let mut rest = ranges.iter().copied().filter(|range| range.len_bytes > 0);
     let mut cut: Option<ByteRange> = None;
@@ -347,7 +350,8 @@ mod tests {
         assert_eq!(parts(&[], 16).count(), 0);
     }
 
-    /// Who could not take the lock after it had written a filler goes on, and so do its later commits.
+    /// A commit that could not take the lock after it had written its filler continues, and so do
+    /// later commits.
     #[test]
     fn a_commit_whose_filler_is_left_to_others_is_no_hole() {
         const PAGES: u64 = 2;

@@ -1,9 +1,10 @@
-//! What all parts of an open pool share, and the metadata mutex.
+//! The shared state of an open pool, and the metadata mutex.
 //!
 //! # Lock order
-//! file mutexes, ascending, then maintenance mutex, then metadata mutex; nothing else is taken while the last is held. Under it there is
-//! neither waiting for the media nor copying of data, but for the one durable write of [`Core::repair`]. A dead holder is noticed by the next one, which
-//! repairs what may have been left half done ([`Core::repair`]).
+//! file mutexes, ascending, then the maintenance mutex, then the metadata mutex; no other lock is
+//! taken while the last is held. While it is held, a thread neither waits for the media nor copies
+//! data, except for the one durable write of [`Core::repair`]. The next holder detects a dead
+//! holder, and repairs what may have been left half done ([`Core::repair`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
@@ -35,11 +36,11 @@ use crate::pins::Pins;
 use crate::segment::{Control, FILE_MUTEXES, Segment};
 use crate::segment_place::Places;
 
-/// An open pool. Everything here is safe to use from any thread.
+/// An open pool. All of it is safe to use from any thread.
 pub(crate) struct Core {
-    /// Itself: appends outlive the call that began them.
+    /// A reference to itself: appends outlive the call that began them.
     pub me: Weak<Core>,
-    /// Before the media, whose descriptor it speaks of.
+    /// Before the media, whose descriptor it refers to: dropped first.
     pub membership: Arc<Membership>,
     pub media: Arc<dyn Media>,
     pub layout: Layout,
@@ -47,36 +48,37 @@ pub(crate) struct Core {
     pub created_ns: u64,
     /// The life in which this generation of the log began: see [`life`](crate::life).
     pub life: u64,
-    /// Names the segment in the superblock; nil for one that is private.
+    /// The id that names the segment in the superblock; nil for a private one.
     pub segment_id: Uuid,
-    /// Where it may lie.
+    /// The directories in which the segment may lie.
     pub places: Places,
     pub segment: Segment,
     pub pins: Pins,
-    /// Whether the segment and the media may be changed from here.
+    /// Whether this handle may change the segment and the media.
     pub is_writable: bool,
     pub stall_timeout: Duration,
     pub mutant: Option<Mutant>,
     pub process: ProcessMark,
-    /// Memory of records, to be used again.
+    /// Memory for records, kept for reuse.
     pub buffers: Mutex<Vec<CommitBuffer>>,
-    /// Where the last commit of this handle lies in the log. Changed with the metadata mutex.
+    /// The position of this handle's last commit in the log. Changed with the metadata mutex.
     pub last_commit_lsn: AtomicU64,
     /// Inodes locked through this handle.
     pub held: Mutex<BTreeSet<u64>>,
     /// Held while this process has pages reserved only to zero them.
     pub zeroing: Mutex<()>,
-    /// Held by the call of this process that has the [turn](crate::turn), or waits for other processes to have it.
+    /// Held by the call of this process that has the [turn](crate::turn), or waits for it behind
+    /// other processes.
     pub reserving: Mutex<()>,
-    /// For those that wait while this process waits for its media.
+    /// Sends heartbeats while this process waits for its media.
     pub heartbeat: Heartbeat,
-    /// Rung when there may be pages to be zeroed.
+    /// Rung when there may be pages to zero.
     pub zeroer_bell: OnceLock<Arc<Bell>>,
-    /// Inodes that a reader of a damaged pool goes without, and why.
+    /// Inodes that a reader of a damaged pool ignores, with the flaw.
     pub distrusted: OnceLock<BTreeMap<u64, Flaw>>,
 }
 
-/// The metadata mutex, held.
+/// The held metadata mutex.
 pub(crate) struct Locked<'a> {
     core: &'a Core,
     guard: RobustGuard<'a>,
@@ -92,19 +94,19 @@ impl Locked<'_> {
     }
 }
 
-/// The maintenance mutex, held: applying records, checkpoints, superblocks.
+/// The held maintenance mutex, which guards applying records, checkpoints and superblocks.
 pub(crate) struct Maintaining<'a> {
     guard: RobustGuard<'a>,
 }
 
 impl Maintaining<'_> {
-    /// Says to those who wait for the mutex that its holder goes on.
+    /// Reports progress of the holder to the waiters.
     pub fn note_progress(&self) {
         self.guard.note_progress();
     }
 }
 
-/// The number of the mutex of a file.
+/// The index of the mutex of a file.
 pub(crate) fn file_mutex(inode: u64) -> usize {
     inode as usize % FILE_MUTEXES
 }
@@ -114,14 +116,15 @@ impl Core {
         self.segment.control()
     }
 
-    /// Has free pages zeroed in the background, as far as this handle does such work.
+    /// Requests zeroing of free pages in the background, if this handle has a background thread for
+    /// it.
     pub fn zero_soon(&self) {
         if let Some(bell) = self.zeroer_bell.get() {
             bell.ring();
         }
     }
 
-    /// A handle that keeps it open.
+    /// A reference that keeps the pool open.
     pub fn share(&self) -> Arc<Core> {
         self.me.upgrade().expect("a method is running on it")
     }
@@ -133,11 +136,11 @@ impl Core {
         {
             return Ok(());
         }
-        // Behind what is mapped; or it says what is wrong.
+        // The range is not mapped; or this returns the error.
         Ok(self.media.read_at(offset_bytes, bytes)?)
     }
 
-    /// An error in a fork of the process that opened the pool.
+    /// Returns an error in a fork of the process that opened the pool.
     pub fn check_process(&self) -> Result<()> {
         match self.process.is_current() {
             true => Ok(()),
@@ -145,7 +148,7 @@ impl Core {
         }
     }
 
-    /// Shows bytes of the media to a closure.
+    /// Passes bytes of the media to a closure.
     pub fn look_at<T>(&self, range: ByteRange, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.check_process()?;
         let len = usize::try_from(range.len_bytes).unwrap_or(usize::MAX);
@@ -156,9 +159,11 @@ impl Core {
             return looked.map_err(|_| self.unreadable([range]));
         }
         if range.end_bytes() > self.media.len_bytes() {
-            // The media say what is wrong with it, before there is memory for all of it.
+            // Let the media report a range outside of them before memory is taken for all of it.
             self.media.read_at(range.end_bytes() - 1, &mut [0])?;
         }
+        // The caller chose the length: running out of memory is an error, and must not abort the
+        // process.
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| {
             PoolError::Media(MediaError {
@@ -174,7 +179,7 @@ impl Core {
         Ok(look(Bytes::from(&bytes[..])))
     }
 
-    /// Why bytes of the media could not be looked at, which lie in these ranges.
+    /// The error for bytes of the media in these ranges that could not be read.
     #[cold]
     pub fn unreadable(&self, ranges: impl IntoIterator<Item = ByteRange>) -> PoolError {
         let mut first = None;
@@ -186,7 +191,7 @@ impl Core {
                 }
             }
         }
-        // They are there again, and what was looked at before is not to be believed.
+        // They can be read again, but what was read before cannot be trusted.
         let range = first.unwrap_or(ByteRange { offset_bytes: 0, len_bytes: 0 });
         PoolError::Media(MediaError {
             operation: MediaOperation::Read,
@@ -203,7 +208,7 @@ impl Core {
         self.bytes_of(self.media.mapping()?, range)
     }
 
-    /// Where to store bytes of the media; `None` if they are not mapped so.
+    /// The address at which to store bytes of the media; `None` if they are not mapped for stores.
     pub fn place_to_store(&self, range: ByteRange) -> Option<*mut u8> {
         let bytes = self.bytes_of(self.media.mapping_to_store()?, range)?;
         Some(bytes.as_ptr().cast_mut())
@@ -219,21 +224,22 @@ impl Core {
         })
     }
 
-    /// Copies bytes to the media, visible to all at once, without a system call where they are memory.
+    /// Copies bytes to the media, visible to all processes at once, without a system call where
+    /// they are memory.
     ///
-    /// Not so where they are page cache: a store to a page that is not there reads it first, and one to a page of a large
-    /// folio has all of that written back.
+    /// Where they are page cache, this is a write: a store to an uncached page would first read it,
+    /// and a store to a page of a large folio would have the whole folio written back.
     ///
     /// # Safety
     /// As for [`Media::write_at`].
     pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         before_bytes_are_stored();
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.media.store_at(offset_bytes, bytes)? };
         Ok(())
     }
 
-    /// What records of this pool carry now.
+    /// The identity that new records of this pool carry.
     pub fn identity(&self) -> LogIdentity {
         LogIdentity {
             pool: self.uuid.as_u64_pair().0,
@@ -241,7 +247,8 @@ impl Core {
         }
     }
 
-    /// An error if nothing may be changed: in a fork, opened for reading, or after a failure.
+    /// Returns an error if nothing may be changed: in a fork, opened for reading, or after a
+    /// failure.
     pub fn check_writable(&self) -> Result<()> {
         self.check_process()?;
         if !self.is_writable {
@@ -253,9 +260,9 @@ impl Core {
         self.check_not_failed()
     }
 
-    /// An error if a write failed earlier, here or in another process.
+    /// Returns an error if a write failed earlier, here or in another process.
     pub fn check_not_failed(&self) -> Result<()> {
-        // Pairs with the Release in `fail`: the kind is there when the failure is.
+        // Acquire: pairs with the Release in `fail`. The kind is visible when the failure is.
         match self.control().failure.load(Acquire) {
             0 => Ok(()),
             errno => Err(PoolError::Failed {
@@ -265,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Makes the pool read-only for everybody, and says so to all that wait.
+    /// Makes the pool read-only for all processes, and wakes all waiters.
     pub fn fail(&self, kind: FailureKind, error: &std::io::Error) {
         let control = self.control();
         control.failure_kind.store(kind as u64, Relaxed);
@@ -275,7 +282,8 @@ impl Core {
         self.signal();
     }
 
-    /// Takes the mutex of a file, for its writers. It protects nothing that a dead holder could leave half done.
+    /// Takes the mutex of a file, for its writers. It protects nothing that a dead holder could
+    /// leave half done.
     pub fn lock_file(&self, inode: u64) -> Result<RobustGuard<'_>> {
         let mutex = &self.control().file_mutexes[file_mutex(inode)];
         let mut guard = self.take(mutex, "a file's lock")?;
@@ -297,7 +305,7 @@ impl Core {
         })
     }
 
-    /// Takes the metadata mutex; repairs first what a dead holder left.
+    /// Takes the metadata mutex; first repairs the state if the previous holder died.
     pub fn lock(&self) -> Result<Locked<'_>> {
         let guard = self.take(&self.control().metadata_mutex, "the metadata lock")?;
         let mut locked = Locked { core: self, guard };
@@ -308,11 +316,12 @@ impl Core {
         Ok(locked)
     }
 
-    /// Takes the maintenance mutex. What it protects is idempotent: after a dead holder it is done again.
+    /// Takes the maintenance mutex. What it protects is idempotent: after a dead holder it is
+    /// repeated.
     pub fn maintain(&self) -> Result<Maintaining<'_>> {
         let mutex = &self.control().maintenance_mutex;
-        // The holder may wait itself, for commits up to here: for one that is being written, with patience, or for one that somebody
-        // does not finish, and who that is can do something.
+        // The holder may itself wait for commits up to here. While they make progress, retry; if
+        // one is stalled, report its owner rather than the holder of the mutex.
         let head_lsn = self.head_lsn();
         let mut guard = loop {
             let progress = self.log_progress();
@@ -339,7 +348,8 @@ impl Core {
 
     fn take_over(&self, guard: &mut RobustGuard<'_>) {
         if guard.previous_owner_died() {
-            // It may have taken note of changed pages and not have written them.
+            // The dead holder may have cleared the marks of changed pages without writing the
+            // pages.
             image::mark_changed(self, 0..self.segment.allocated_slots() / SLOTS_PER_PAGE);
             guard.repaired();
         }
@@ -347,13 +357,14 @@ impl Core {
 
     /// Completes or undoes what a process was doing when it died with the metadata mutex:
     ///
-    /// 1. a record that is in the log and not wholly in the image is applied (again), and a packed one that is not published is
-    ///    erased;
-    /// 2. an inode that it had claimed is not claimed any more;
-    /// 3. the map of used pages is computed anew.
+    /// 1. a record that is in the log and not completely in the image is applied (again), and a
+    ///    packed one that is not published is erased;
+    /// 2. its claim on an inode is released;
+    /// 3. the map of used pages is rebuilt.
     ///
-    /// Pending appends need nothing: an entry counts from the last store of [`Appends::push`](crate::appends::Appends::push) on, and is
-    /// removed after the store of `durable_lsn`.
+    /// Pending appends need no repair: an entry counts from the last store of
+    /// [`Appends::push`](crate::appends::Appends::push) on, and is removed after the store of
+    /// `durable_lsn`.
     fn repair(&self, locked: &Locked<'_>) -> Result<()> {
         let control = self.control();
         for index in control.appends.indexes() {
@@ -368,16 +379,17 @@ impl Core {
             {
                 continue;
             }
-            // Only the holder of the metadata mutex makes metadata records, so this one is the dead process's. It
-            // counts if all of it is in the log.
+            // Only the holder of the metadata mutex makes metadata records, so this one is the dead
+            // process's. It counts if it is completely in the log.
             match self.read_record(lsn) {
                 Ok(record) => image::apply(locked, &record),
                 Err(ReadError::Format(_)) => pending.is_metadata.store(0, Relaxed),
-                // It may count or not: nothing may be appended that could contradict it.
+                // It may count or not: no record may be appended that could contradict it.
                 Err(unreadable) => drop(self.fail_unreadable(lsn, unreadable)),
             }
         }
-        // Its transaction has happened or not. Release: as where a claim is taken away.
+        // Its transaction has either happened or not. Release: as in the drop of `Transaction`,
+        // pairs with `wait_while_claimed`.
         control.claimed_inode.store(0, Release);
         if control.image.is_odd() {
             object_names::distrust(control);

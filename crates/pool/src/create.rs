@@ -1,4 +1,4 @@
-//! Making a pool.
+//! Creating a pool.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,16 +17,17 @@ use crate::media::{ByteRange, Media};
 use crate::pool::OpenOptions;
 use crate::recovery::{self, OnlyOne};
 
-/// How to make a pool.
+/// How to create a pool.
 #[derive(Debug, Clone, Default)]
 pub struct CreateOptions {
-    /// How many slots it has for inodes and what belongs to them: an object takes one; a file one, and its name a tenth. By
-    /// default one for each 16 KiB, at most 131,072. Each takes 512 bytes, and once it was used as much memory while the pool is open.
+    /// How many slots the pool has for inodes and their parts: an object takes one; a file takes
+    /// one, and its name a tenth. By default one for each 16 KiB, at most 131,072. Each takes 512
+    /// bytes on media, and once used, as much memory while the pool is open.
     pub inodes: Option<u64>,
     /// Length of the log; by default a quarter of the pool, between 64 KiB and 128 MiB.
     pub log_bytes: Option<u64>,
-    /// Whether the media may hold something other than zeros: then nothing is taken to be zero that was not
-    /// zeroed here.
+    /// Whether the media may contain anything but zeros: then only pages that are zeroed later are
+    /// taken to be zero.
     pub media_is_used: bool,
 }
 
@@ -46,7 +47,7 @@ pub(crate) fn new_uuid() -> Result<Uuid> {
     Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
 }
 
-/// The root directory of a new pool: its maker's, for others to look at.
+/// The root directory of a new pool: it belongs to the creator, and other users may read it.
 fn root_directory() -> Result<FileInode> {
     let now_ns = now_ns() as i64;
     let owner = aquifer_sys::credentials::effective();
@@ -65,7 +66,7 @@ fn root_directory() -> Result<FileInode> {
     })
 }
 
-/// Keeps everybody out of media that may hold no pool yet.
+/// Keeps all openers out of media that may not contain a pool yet.
 pub(crate) fn lock_to_format(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
     if !media.is_writable() {
         return Err(PoolError::ReadOnly {
@@ -78,10 +79,10 @@ pub(crate) fn lock_to_format(media: &dyn Media, options: &OpenOptions) -> Result
 }
 
 impl CreateOptions {
-    /// Where the parts of a pool of `len_bytes` would lie.
+    /// The positions of the parts of a pool of `len_bytes`.
     ///
     /// # Errors
-    /// [`PoolError::Parameter`] if the options do not fit it.
+    /// [`PoolError::Parameter`] if the options do not fit the length.
     pub fn layout(&self, len_bytes: u64) -> Result<Layout> {
         if len_bytes < MIN_POOL_BYTES {
             return Err(PoolError::Parameter {
@@ -109,11 +110,12 @@ impl CreateOptions {
         })
     }
 
-    /// Formats media that nobody has open. What it held is lost.
+    /// Formats media that are not open elsewhere. Their previous content is lost.
     ///
     /// # Errors
-    /// Before anything is changed, [`PoolError::Parameter`] if the options do not fit it, and [`PoolError::Busy`] if
-    /// somebody has it open or formats it; [`PoolError::Media`].
+    /// Before anything is changed, [`PoolError::Parameter`] if the options do not fit the media,
+    /// and [`PoolError::Busy`] if another opener has them open or formats them;
+    /// [`PoolError::Media`].
     pub fn format(&self, media: &Arc<dyn Media>) -> Result<()> {
         self.layout(media.len_bytes())?;
         let _alone = lock_to_format(&**media, &OpenOptions::default())?;
@@ -132,9 +134,11 @@ impl CreateOptions {
             },
             used_slots: ROOT_INODE + 1,
         };
-        // The superblocks go first, so that a crash from here on leaves no pool instead of a wrong one.
+        // Erase the superblocks first, so that a crash from here on leaves no pool instead of a
+        // wrong one.
         let superblocks = ByteRange { offset_bytes: 0, len_bytes: COPIES * PAGE_BYTES };
-        // SAFETY: the pool is being created: nothing refers to its bytes yet. The same holds for all writes below.
+        // SAFETY: the pool is being created: nothing refers to its bytes yet. The same holds for
+        // all writes below.
         unsafe { media.write_at(0, &zeros[..superblocks.len_bytes as usize])? };
         media.write_back(&[superblocks])?;
         media.flush()?;

@@ -1,4 +1,4 @@
-//! What can go wrong with a pool.
+//! Errors of pools.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,17 +7,17 @@ use crate::broker::AccessError;
 use crate::format::FormatError;
 use crate::media::{MediaError, OpenError, PersistenceDomain};
 
-/// What can go wrong with a pool. None of these changes the pool, except where it is said.
+/// An error of a pool. None of these changes the pool, unless documented.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// The media failed.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// What lies at the path cannot be the media of a pool, or could not be made.
+    /// The file at the path cannot be the media of a pool, or could not be created.
     #[error(transparent)]
     NotOpened(#[from] OpenError),
-    /// Access to the pool could not be had from its broker, or be given by one.
+    /// The broker did not grant access to the pool, or could not.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The pool could not be opened.
@@ -25,9 +25,9 @@ pub enum PoolError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
-        /// The system's error, if there was one.
+        /// The system's error, if there is one.
         #[source]
         source: Option<io::Error>,
     },
@@ -37,7 +37,7 @@ pub enum PoolError {
         /// The file.
         path: PathBuf,
     },
-    /// The pool was made by another version.
+    /// The pool was created by another version.
     #[error(
         "{} has format version {found}; this program reads version {}: copy what is in it with the program it was made with",
         path.display(),
@@ -70,9 +70,9 @@ pub enum PoolError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which structure.
+        /// The damaged structure.
         structure: String,
-        /// How.
+        /// The damage.
         #[source]
         error: FormatError,
     },
@@ -85,9 +85,9 @@ pub enum PoolError {
     DamagedLog {
         /// The file.
         path: PathBuf,
-        /// Where the readable part ends.
+        /// The end of the readable part.
         end_lsn: u64,
-        /// How far it was durable.
+        /// The position up to which the log was durable.
         acknowledged_lsn: u64,
     },
     /// The pool cannot be written here.
@@ -95,10 +95,11 @@ pub enum PoolError {
     ReadOnly {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// Another process has the pool for itself, or has it open where it is wanted exclusively.
+    /// Another process has the pool open exclusively, or has it open while exclusive access is
+    /// requested.
     #[error(
         "{} is open elsewhere, for writing or for reading, and one of the two needs it alone; close it there, or wait",
         path.display()
@@ -107,7 +108,7 @@ pub enum PoolError {
         /// The file.
         path: PathBuf,
     },
-    /// This process uses the open file of these media for a pool already.
+    /// This process already uses the open file description of these media for a pool.
     #[error(
         "this process has a pool open on these media of {}, or makes one, through the same open file, which cannot be shared; \
          clone that handle, close it first, or open the file anew",
@@ -117,7 +118,7 @@ pub enum PoolError {
         /// The file.
         path: PathBuf,
     },
-    /// Other processes have the pool open, and this one cannot reach what they share.
+    /// Other processes have the pool open, and this one cannot reach their shared memory.
     #[error(
         "{} is open in processes whose shared memory cannot be reached from here ({reason}); run in the same \
          container (the same /dev/shm) and as the same user as they do, or have the first of them put it beside the pool \
@@ -127,10 +128,11 @@ pub enum PoolError {
     BusyElsewhere {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The reason.
         reason: String,
     },
-    /// Other processes have the pool open, and what they share may be another user's making.
+    /// Other processes have the pool open, and their shared memory may have been created by another
+    /// user.
     #[error(
         "the shared memory of {} belongs to user {uid} and lies on a file system that records no birth times, so it cannot be told who \
          made it; close the pool everywhere, and open it with shared memory in another directory (`segment_directory`)",
@@ -139,7 +141,7 @@ pub enum PoolError {
     UnknownSegment {
         /// The pool.
         path: PathBuf,
-        /// Whose the shared memory is.
+        /// The owner of the shared memory.
         uid: u32,
     },
     /// There is no room left for data.
@@ -148,20 +150,20 @@ pub enum PoolError {
          {largest_free_pages}; destroy what is not needed, or `aquifer pool grow`"
     )]
     Full {
-        /// Pages wanted.
+        /// Requested pages.
         wanted_pages: u64,
         /// Pages of the longest free range.
         largest_free_pages: u64,
     },
-    /// This process has as many ranges of pages reserved as it can have at a time.
+    /// This process has as many ranges of pages reserved as it can hold at a time.
     #[error(
         "{limit} ranges of pages are reserved in this process, as many as can be; use some before others are reserved"
     )]
     TooManyReservations {
-        /// How many.
+        /// The limit.
         limit: usize,
     },
-    /// One change frees or exchanges more ranges of pages than can be remembered.
+    /// One change frees or exchanges more ranges of pages than can be noted.
     #[error(
         "this would free up to {freed} ranges of pages and exchange {moved} at once, and {most_freed} and {most_moved} can be; do it in \
          parts, or defragment the files first"
@@ -169,11 +171,11 @@ pub enum PoolError {
     TooManyRuns {
         /// How many it may free.
         freed: usize,
-        /// How many one change can.
+        /// How many one change can free.
         most_freed: usize,
-        /// How many it gives to another file.
+        /// How many it moves to another file.
         moved: usize,
-        /// How many one change can.
+        /// How many one change can move.
         most_moved: usize,
     },
     /// All slots are in use.
@@ -206,7 +208,7 @@ pub enum PoolError {
         #[source]
         source: io::Error,
     },
-    /// More pins are set than there is room for.
+    /// All processes together have as many pins as there is room for.
     #[error(
         "{limit} pins are set in all processes together, which is the limit; drop views that are no longer used"
     )]
@@ -214,7 +216,7 @@ pub enum PoolError {
         /// The limit.
         limit: usize,
     },
-    /// Views keep so much that was freed that no more can be.
+    /// Views keep so many freed ranges that no more can be noted.
     #[error(
         "{held_runs} freed ranges of pages are kept by views that are still open, and there is room to remember no more of \
          them; drop old views, or end the processes that have them"
@@ -223,34 +225,34 @@ pub enum PoolError {
         /// How many ranges.
         held_runs: u64,
     },
-    /// A process that holds something this one needs does not run.
+    /// A process that holds something this one needs makes no progress.
     #[error("{}", stalled_text(*.pid, .what))]
     Stalled {
-        /// The process, as the namespace it runs in numbers it.
+        /// The process, as numbered in its own PID namespace.
         pid: u32,
         /// What it holds.
         what: &'static str,
     },
-    /// The inode is locked by somebody else.
+    /// Another handle or process has the inode locked.
     #[error("inode {number} is in use {by}", by = holder_text(*.holder))]
     Locked {
         /// The inode.
         number: u64,
-        /// The process that holds it, if it is known.
+        /// The process that holds it, if known.
         holder: Option<u32>,
     },
-    /// This handle has locked the inode already.
+    /// This handle has already locked the inode.
     #[error("inode {number} is in use through this handle already")]
     AlreadyLocked {
         /// The inode.
         number: u64,
     },
-    /// The system did not lock a file, or not let it be asked about.
+    /// The system did not lock a file, or did not allow a query of its locks.
     #[error("inode {inode} cannot be locked: {source}")]
     CannotLock {
         /// The number of its inode.
         inode: u64,
-        /// The system's error: `EINTR` if waiting for the lock was ended by a signal.
+        /// The system's error: `EINTR` if a signal interrupted the wait for the lock.
         #[source]
         source: io::Error,
     },
@@ -260,33 +262,33 @@ pub enum PoolError {
         /// The limit.
         limit: usize,
     },
-    /// A parameter makes no sense.
+    /// A parameter is invalid.
     #[error("{what} cannot be {value}: {reason}")]
     Parameter {
-        /// Which one.
+        /// The parameter.
         what: &'static str,
         /// Its value.
         value: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// The shared memory could not be made.
+    /// The shared memory could not be created.
     #[error("{0}; or open the pool exclusively, which needs none")]
     SharedMemory(#[source] aquifer_sys::shared_memory::SharedMemoryError),
-    /// A lock in shared memory could not be made or taken.
+    /// A lock in shared memory could not be created or taken.
     #[error("a lock of the pool cannot be used ({0}); close the pool everywhere and open it again")]
     Mutex(#[source] io::Error),
     /// The calling process is a fork of the one that opened the pool.
     #[error("this process is a fork of the one that opened the pool; open it again in the child")]
     Forked,
-    /// The persistence domain that was asked for is not there.
+    /// The requested persistence domain is not available.
     #[error("{} cannot be used as {wanted}: {reason}", path.display())]
     Domain {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested domain.
         wanted: PersistenceDomain,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
 }

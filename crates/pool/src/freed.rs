@@ -1,37 +1,42 @@
-//! Freed pages, until they may be used again.
+//! Freed pages, until they may be reused.
 //!
 //! ```text
 //!   a change frees a run ──▶ freed: a ring, in the order of the log
 //!                              │ the durable tail has passed the record     (rules 1 and 2)
-//!                              ├─▶ nobody pins it: free
-//!                              └─▶ held: a list, looked at again at each checkpoint ──▶ free
+//!                              ├─▶ not pinned: free
+//!                              └─▶ held: a list, checked again at each checkpoint ──▶ free
 //! ```
 //!
 //! # The tail
-//! When the *durable tail* has passed the record that freed a page, that record is durable and at its place, so no
-//! crash brings the old name back (rule 2); and no record before it, with content for this page, will ever
-//! be replayed over a new owner (rule 1), because what was logged for the page was logged before it was freed.
+//! When the *durable tail* has passed the record that freed a page, that record is durable and at
+//! its place, so no crash restores the old name (rule 2); and no record before it, with content for
+//! this page, is ever replayed over a new owner (rule 1), because what was logged for the page was
+//! logged before it was freed.
 //!
 //! # Pins
-//! Each entry says whose the run was, and the layout version before the change. A pin of that version or of an older one keeps it
-//! ([`PinSet::covers`]). Entries that pins keep go on to `held`, so that a view that lives long keeps what it sees and nothing else. Only when
-//! `held` is full the ring waits, and when the ring is full as well, nothing more can be freed: [`PoolError::TooMuchPinned`].
+//! Each entry records the run's owner, and the layout version before the change. A pin of that
+//! version or of an older one keeps the run ([`PinSet::covers`]). Entries that are pinned move to
+//! `held`, so that a long-lived view keeps what it sees and nothing else. Only when `held` is full
+//! does the ring wait, and when the ring is full as well, freeing fails:
+//! [`PoolError::TooMuchPinned`].
 //!
-//! Nothing is looked at as long as no entry's time has come, which the tail decides; then all pins are looked at once, for all entries.
+//! Pins are read only once the tail has passed an entry; then all pins are read once, for all
+//! entries.
 //!
 //! # Runs that change their inode
-//! A reader that pins inode A does not pin what went from A to B, and is freed by B. So a run that a change takes from one inode
-//! to another is noted in `moved` with its first one, until nobody pins that any more, and keeps what overlaps with it.
+//! A reader that pins inode A does not pin a run that moved from A to B and that B frees. So a run
+//! that a change moves from one inode to another is noted in `moved` with its first owner, until
+//! that is no longer pinned, and keeps every freed run that overlaps with it.
 //!
 //! # A death in between
-//! Each list is changed so that its next holder can go on, whatever was done last:
+//! Each list is changed so that its next holder can continue after a death at any point:
 //!
-//! | list | a death may leave | why that is no harm |
+//! | list | a death may leave | why that is harmless |
 //! |---|---|---|
-//! | `freed` | noted by a change, and not in the image yet | the change is applied again, and finds its own notes |
+//! | `freed` | entries of a change that is not in the image yet | the change is applied again, and finds its own entries |
 //! | `freed` → `held` | the run in both | [`settle`] finishes the step |
-//! | `held`, `moved` | the last entry twice, or an empty entry | the same look decides about both |
-//! | map of used pages | anything | it is computed anew from all of these |
+//! | `held`, `moved` | the last entry twice, or an empty entry | one check decides about both |
+//! | map of used pages | anything | it is rebuilt from all of these |
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -49,10 +54,10 @@ use crate::point;
 use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED};
 use crate::sync::AtomicU64;
 
-/// A run, and the inode and layout version it is, or was, named by.
+/// A run, and the inode and layout version that name it, or named it.
 type Owned = (Run, PinValue);
 
-/// The pages of `runs` that are not in `others`, which is in order; in order.
+/// The pages of `runs` that are not in `others`, which must be sorted; sorted.
 pub(crate) fn without<T: Copy + Ord>(
     mut runs: Vec<(Run, T)>,
     others: impl Iterator<Item = Run>,
@@ -63,7 +68,7 @@ pub(crate) fn without<T: Copy + Ord>(
     for (run, owner) in runs {
         let mut page = run.start_page;
         while page < run.end_page() {
-            // What ends before this page takes nothing from it, nor from any page behind.
+            // What ends before this page overlaps neither with it nor with later pages.
             while others.next_if(|other| other.end_page() <= page).is_some() {}
             let next = others.peek().map_or(run.end_page(), |other| other.start_page);
             if next > page {
@@ -80,7 +85,7 @@ fn runs_of(owned: &[Owned]) -> impl Iterator<Item = Run> + '_ {
     owned.iter().map(|(run, _)| *run)
 }
 
-/// The pages of `before` that another inode has in `after`. Both in order, and no page twice in either.
+/// The pages of `before` that another inode has in `after`. Both must be sorted, without overlaps.
 fn between_inodes(before: &[Owned], after: &[Owned]) -> Vec<Owned> {
     let (mut moved, mut at_before, mut at_after) = (Vec::<Owned>::new(), 0, 0);
     while let (Some((old, from)), Some((new, to))) = (before.get(at_before), after.get(at_after)) {
@@ -102,17 +107,17 @@ fn between_inodes(before: &[Owned], after: &[Owned]) -> Vec<Owned> {
     moved
 }
 
-/// What slots name before and after a change of the image, each in order.
+/// The runs that slots name before and after a change of the image, each sorted.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
     before: Vec<Owned>,
     after: Vec<Owned>,
-    /// The pool's head afterwards, if it changes.
+    /// The pool's head after the change, if it changes.
     head: Option<PoolHead>,
 }
 
 impl Change {
-    /// Of these slots, before it is applied.
+    /// The change of these slots, before it is applied.
     pub fn of<'a>(core: &Core, changes: impl Iterator<Item = SlotChange<'a>>) -> Change {
         let mut all = Change::default();
         let mut runs = Vec::new();
@@ -126,7 +131,7 @@ impl Change {
             }
         };
         for change in changes {
-            // In a log that is replayed there may be any.
+            // A replayed log may contain any slot number.
             let Some(before) = core.segment.slot(change.slot) else { continue };
             let before = |index: usize| before[index].load(Relaxed).to_ne_bytes();
             if change.slot != HEAD_SLOT && !changes_runs(before, &change) {
@@ -152,11 +157,11 @@ impl Change {
     }
 }
 
-/// Notes what a change of slots does to pages, before it is applied:
+/// Notes the effect of a change on pages, before it is applied:
 ///
-/// * those that one of the slots named before, and none does after, stay used until [`release`];
-/// * those that go from one inode to another;
-/// * those that are not fresh any more: what nobody uses of them is zero as far as is known.
+/// * pages that one of the slots named before, and none does after, stay used until [`release`];
+/// * pages that move from one inode to another;
+/// * pages that are no longer fresh: those of them that are free are known to be zero.
 pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
     let core = locked.core();
     if let Some(head) = change.head {
@@ -172,7 +177,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
     for moved in change.moved() {
         note_moved(control, moved);
     }
-    // After a death in between, this is done again: what was noted for this record is behind all others.
+    // After a death in between, this runs again: the entries for this record are the last ones.
     let noted: Vec<Run> = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
         .rev()
         .map(|index| entry(control, index))
@@ -187,7 +192,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
             alloc::mark_free(locked, run);
             continue;
         }
-        // A transaction made sure that there is an entry; recovery frees all at its end.
+        // A transaction has checked that there is an entry; recovery frees all runs at its end.
         if freed_left(control) > 0 {
             let next = control.freed_next.load(Relaxed);
             let freed = entry(control, next);
@@ -203,7 +208,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
 fn note_moved(control: &Control, moved: Owned) {
     let count = control.moved_count.load(Relaxed) as usize;
     let is_noted = control.moved[..count].iter().any(|kept| kept.get() == moved);
-    // A transaction made sure that there is an entry; recovery forgets all at its end.
+    // A transaction has checked that there is an entry; recovery forgets all runs at its end.
     if !is_noted && count < MOVED {
         control.moved[count].set(moved);
         // Release: the entry counts from here on.
@@ -218,7 +223,7 @@ impl Kept {
         (from_word(self.run.load(Relaxed)), owner)
     }
 
-    /// In between it is empty.
+    /// Stores an entry, which is empty in between.
     fn set(&self, (run, owner): Owned) {
         self.run.store(0, Relaxed);
         self.owner.store(owner.to_bits(), Relaxed);
@@ -235,11 +240,11 @@ fn freed_left(control: &Control) -> usize {
     FREED - noted as usize
 }
 
-/// All pins and what they keep, as of one look.
+/// All pins and what they keep, as of one moment.
 struct Look<'a> {
     core: &'a Core,
     pins: PinSet,
-    /// Runs that were another inode's and are pinned as such.
+    /// Runs that belonged to another inode and are pinned through it.
     moved: Vec<Run>,
 }
 
@@ -270,7 +275,7 @@ impl<'a> Look<'a> {
     }
 }
 
-/// Leaves those entries of a list that `is_kept` says.
+/// Keeps the entries of a list for which `is_kept` returns true.
 fn drop_unless(list: &[Kept], count: &AtomicU64, mut is_kept: impl FnMut(Owned) -> bool) {
     let mut index = 0;
     while index < count.load(Relaxed) as usize {
@@ -284,12 +289,12 @@ fn drop_unless(list: &[Kept], count: &AtomicU64, mut is_kept: impl FnMut(Owned) 
             list[index].set(list[last].get());
         }
         point::pass("held-moved");
-        // Release: the last entry is where it belongs.
+        // Release: the last entry has been copied to its new position.
         count.store(last as u64, Release);
     }
 }
 
-/// Frees the runs whose time has come. Called with the metadata mutex.
+/// Frees the runs that the tail has passed and that are not pinned. Requires the metadata mutex.
 pub(crate) fn release(locked: &Locked<'_>) {
     let control = locked.control();
     let passed_lsn = match mutant::is(locked.core().mutant, Mutant::NoRevoke) {
@@ -302,7 +307,7 @@ pub(crate) fn release(locked: &Locked<'_>) {
             .then(|| (first, entry(control, first)))
             .filter(|(_, freed)| freed.lsn.load(Relaxed) <= passed_lsn)
     };
-    // What the pins keep is looked at when the tail has moved, and not each time.
+    // Pins are checked when the tail has moved, and not on each call.
     if due().is_none() || control.freed_looked_lsn.load(Relaxed) == passed_lsn {
         return;
     }
@@ -316,20 +321,21 @@ pub(crate) fn release(locked: &Locked<'_>) {
             control.freed_looked_lsn.store(passed_lsn, Relaxed);
             return;
         }
-        // Release: who dies before this frees the run twice, before anybody can have taken it.
+        // Release: if this process dies before it, the run is freed twice, before any process can
+        // have taken it.
         control.freed_first.store(first + 1, Release);
         point::pass("release-count");
     }
 }
 
-/// Moves a run on to `held`; false if that is full.
+/// Moves a run to `held`; false if that is full.
 fn hold(control: &Control, found: Owned) -> bool {
     let count = control.held_count.load(Relaxed) as usize;
     let (run, owner) = found;
     if let Some(last) = count.checked_sub(1).map(|last| &control.held[last]) {
         let (before, of) = last.get();
         let merged = Run { pages: before.pages + run.pages, ..before };
-        // As one word, so that a death leaves the one or the other.
+        // As one word, so that a death leaves either the old or the new run.
         if of == owner && before.end_page() == run.start_page && alloc::is_one_run(merged) {
             last.run.store(to_word(merged), Relaxed);
             point::pass("held-noted");
@@ -345,7 +351,7 @@ fn hold(control: &Control, found: Owned) -> bool {
     true
 }
 
-/// Frees what has waited for pins that are gone, and then as [`release`].
+/// Frees held runs that are no longer pinned, and then calls [`release`].
 pub(crate) fn look_again(locked: &Locked<'_>) {
     let control = locked.control();
     if control.held_count.load(Relaxed) != 0 || control.moved_count.load(Relaxed) != 0 {
@@ -363,7 +369,7 @@ pub(crate) fn look_again(locked: &Locked<'_>) {
     release(locked);
 }
 
-/// Finishes what a dead process was doing: the run that it was moving on is in both lists.
+/// Finishes the step of a dead process: a run that it was moving is in both lists.
 pub(crate) fn settle(control: &Control) {
     let first = control.freed_first.load(Relaxed);
     let count = control.held_count.load(Relaxed) as usize;
@@ -377,7 +383,8 @@ pub(crate) fn settle(control: &Control) {
     }
 }
 
-/// Forgets everything: nobody names freed pages in a pool that was just recovered, and nobody has a pin.
+/// Forgets everything: in a pool that was just recovered, no inode names freed pages, and there are
+/// no pins.
 pub(crate) fn forget(locked: &Locked<'_>) {
     let control = locked.control();
     control.freed_first.store(control.freed_next.load(Relaxed), Relaxed);
@@ -385,7 +392,7 @@ pub(crate) fn forget(locked: &Locked<'_>) {
     control.moved_count.store(0, Relaxed);
 }
 
-/// Freed runs that wait for the tail, and such that wait for pins.
+/// Freed runs that wait for the tail, and those that wait for pins.
 pub(crate) fn waiting(control: &Control) -> (impl Iterator<Item = Run>, impl Iterator<Item = Run>) {
     let ring = control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed);
     let held = (control.held_count.load(Relaxed) as usize).min(HELD);
@@ -405,7 +412,7 @@ pub(crate) fn has_room(locked: &Locked<'_>, change: &Change, freed: usize) -> Re
     Ok(freed_left(control) >= freed && MOVED - control.moved_count.load(Relaxed) as usize >= moved)
 }
 
-/// Whether it is pins, and not only the tail, that what was freed or exchanged waits for.
+/// Returns an error if freed or moved runs wait for pins, and not only for the tail.
 pub(crate) fn check_not_pinned(locked: &Locked<'_>) -> Result<()> {
     let control = locked.control();
     let held_runs = control.held_count.load(Relaxed);

@@ -1,4 +1,4 @@
-//! Making a pool longer, while nobody has it open.
+//! Growing a pool that no process has open.
 //!
 //! ```text
 //!   1. recover                        the log is empty, everything is at its place
@@ -6,9 +6,9 @@
 //!   3. superblocks with the new number of pages, one after the other
 //! ```
 //!
-//! A crash before 3 leaves the old pool in a longer file, which is no harm; during 3 each copy leads to a whole pool of
-//! one size or the other. The head is not touched: its first fresh page lies in the old pool or at its end, and from there
-//! on everything is zero still.
+//! A crash before 3 leaves the old pool in a longer file, which is harmless; during 3 each copy
+//! describes a whole pool of one size or the other. The head is not changed: its first fresh page
+//! lies in the old pool or at its end, and everything from there on is still zero.
 //!
 //! A pool does not shrink: objects lie wherever there was room.
 
@@ -27,14 +27,16 @@ use crate::pool::{OpenOptions, Pool};
 use crate::recovery;
 
 impl Pool {
-    /// Makes the pool in a file or device longer, to `len_bytes` or a little less: whole pages. `progress` is told
-    /// now and then how many of how many new bytes are there. Of the options, where shared memory is counts
+    /// Grows the pool in a file or device to `len_bytes`, rounded down to whole pages. `progress`
+    /// is called from time to time with the number of new bytes so far, and the total. Of the
+    /// options, only the location of the shared memory is used
     /// ([`OpenOptions::segment_directory`]).
     ///
     /// # Errors
-    /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] while others have it open; [`PoolError::Parameter`] if it is
-    /// longer already, or would become longer than a pool can be; those of [`Pool::open`] and of the media. After
-    /// any of them the pool is as long as before, or wholly as long as it was to be.
+    /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] while another process has it open;
+    /// [`PoolError::Parameter`] if it is longer already, or would become longer than a pool can be;
+    /// those of [`Pool::open`] and of the media. After any of them the pool has either the old or
+    /// the new length.
     pub fn grow(
         path: impl AsRef<Path>,
         len_bytes: u64,
@@ -44,7 +46,7 @@ impl Pool {
         Self::grow_on(media::open(path.as_ref(), true, None)?, len_bytes, options, progress)
     }
 
-    /// Makes the pool on media longer that no open pool uses.
+    /// Grows the pool on media that no open pool uses.
     ///
     /// # Errors
     /// As for [`Pool::grow`]; [`PoolError::MediaInUse`] if a pool is open on them.
@@ -62,7 +64,8 @@ impl Pool {
         };
         let core = recovery::open(media, &options, None)?.core;
         let grown = core.grow(len_bytes, progress);
-        // Nothing was done that closing would have to write, and it would write the old length.
+        // There is nothing that closing would have to write, and closing would write the old
+        // length.
         core.membership.leave();
         grown
     }
@@ -84,7 +87,7 @@ impl Core {
         if new == old {
             return Ok(old);
         }
-        // What somebody else put behind the pool is not zero.
+        // Bytes that another program wrote behind the pool are not zero.
         let behind = ByteRange {
             offset_bytes: old.len_bytes(),
             len_bytes: media.len_bytes().min(new.len_bytes()) - old.len_bytes(),

@@ -1,11 +1,13 @@
-//! Signs of life of a process that waits for its media.
+//! Heartbeats of a process that waits for its media.
 //!
-//! A flush takes as long as the device does, and meanwhile the thread that asked for it can say nothing. Others that wait for what it
-//! holds would take it for stopped, and fail with [`PoolError::Stalled`](crate::PoolError::Stalled). So a thread of its own says for it
-//! that it goes on: while such a call runs, the progress that the others watch is raised every [`PERIOD`]. When the process is
-//! stopped, so is that thread, and the others are told.
+//! A flush takes as long as the device does, and the thread that requested it is blocked. Processes
+//! that wait for what the thread holds would take it for stopped, and fail with
+//! [`PoolError::Stalled`](crate::PoolError::Stalled). So a dedicated thread reports progress for
+//! it: while such a call runs, that thread raises the progress counter that the waiters watch,
+//! every [`PERIOD`]. When the process is stopped, that thread is too, and the waiters time out.
 //!
-//! It sleeps while nothing is waited for. A call costs two short looks at a mutex of the handle, and wakes the thread at most once in a period.
+//! It sleeps while no call waits for the media. A call locks a mutex of the handle twice, briefly,
+//! and wakes the thread at most once in a period.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -14,10 +16,12 @@ use std::time::Duration;
 use crate::background::Bell;
 use crate::core::Core;
 
-/// Much shorter than anybody's patience, [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
+/// Much shorter than any usual timeout,
+/// [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
-/// What others wait for while this handle waits for its media, or for others that do, besides the mutexes of files that it holds.
+/// What this handle holds, besides file mutexes, while it waits for its media or for other
+/// processes that do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     /// The log's first append, if it is this handle's.
@@ -28,7 +32,8 @@ pub(crate) enum Held {
     Files,
 }
 
-/// What this handle holds while it waits for its media, and what rings the thread that says so; without it nothing is said.
+/// What this handle holds while it waits for its media, and the bell of the heartbeat thread;
+/// without a bell there are no heartbeats.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeat {
     pub bell: OnceLock<Arc<Bell>>,
@@ -66,7 +71,7 @@ impl Heartbeat {
     }
 }
 
-/// Ends what [`Core::while_media_work`] began, also when that panics.
+/// Ends the wait that [`Core::while_media_work`] began, also if the work panics.
 struct Waiting<'a>(&'a Heartbeat, Held);
 
 impl Drop for Waiting<'_> {
@@ -76,18 +81,21 @@ impl Drop for Waiting<'_> {
 }
 
 impl Core {
-    /// Does what takes as long as the media take, and lets those that wait for what is held know that this process goes on.
+    /// Runs work that takes as long as the media do, and sends heartbeats to the processes that
+    /// wait for what is held.
     pub fn while_media_work<T>(&self, held: Held, work: impl FnOnce() -> T) -> T {
         self.heartbeat.begin(held);
         let _waiting = Waiting(&self.heartbeat, held);
         work()
     }
 
-    /// Says once that this process goes on with what it holds. False if it waits for nothing: there is nothing to say until the bell rings.
+    /// Sends one heartbeat. Returns false if no call waits: then the thread sleeps until the bell
+    /// rings.
     pub fn beat(&self) -> bool {
         let mut state = self.heartbeat.state();
         if !state.waiting.is_empty() {
-            // All of them: which thread holds which one, and for which of them it waits, is not noted anywhere.
+            // All mutexes of this handle: there is no record of which thread holds which one, and
+            // waits.
             let owner = self.membership.index() as u16;
             self.control().file_mutexes.iter().for_each(|mutex| mutex.note_progress_of(owner));
         }
@@ -97,7 +105,8 @@ impl Core {
                 Held::Log => {
                     let first = self.control().appends.first();
                     if first.owner.load(Relaxed) == self.membership.index() as u64 {
-                        // Relaxed: a hint for those who wait. If the append has just become another one, it had as much time.
+                        // Relaxed: a hint for waiters. If a new append has just become the first,
+                        // an extra count is harmless.
                         first.progress.fetch_add(1, Relaxed);
                     }
                 }

@@ -1,9 +1,10 @@
 //! The image: metadata as of the last change, in shared memory.
 //!
-//! Changes are applied by [`apply`] only, from a log record, under the metadata mutex: a transaction, recovery and the
-//! repair after a dead process all go this way. It is idempotent. Readers take no lock: they
-//! copy, and copy again if the image's version was odd or has changed ([`image_words`]). If it stays odd, whoever changes the image is
-//! stopped or dead; the record being applied is whole in the log, and they read its slots there.
+//! Only [`apply`] changes it, from a log record, under the metadata mutex: transactions, recovery
+//! and the repair after a dead process all use it. It is idempotent. Readers take no lock: they
+//! copy, and copy again if the image's version was odd or has changed ([`image_words`]). If it
+//! stays odd, the process that changes the image is stopped or dead; the record being applied is
+//! whole in the log, and readers take its slots from there.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
@@ -31,7 +32,7 @@ use crate::point;
 use crate::segment::{Segment, SlotSet};
 use crate::slots::ReadSlots;
 
-/// Copies a slot out; torn if somebody writes to it meanwhile.
+/// Copies a slot out; the copy is torn if a writer changes the slot during the call.
 pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
     let mut bytes = [0; SLOT_BYTES];
     load_slot_into(segment, slot, &mut bytes);
@@ -51,7 +52,7 @@ pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes
     }
 }
 
-/// Loads a slot into the image, which has memory for it, as it is on media.
+/// Loads a slot, as it is on media, into the image, which must have memory for it.
 pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     from_media(bytes);
     let words = segment.slot(slot).expect("it was allocated");
@@ -60,7 +61,8 @@ pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotByte
     }
 }
 
-/// Makes a change of a slot in the image, which has memory for it, and notes that its page differs from the media's.
+/// Applies a change of a slot to the image, which must have memory for it, and marks its page as
+/// changed since the last checkpoint.
 fn store_change(segment: &Segment, change: &SlotChange<'_>) {
     if change.words.is_whole {
         bitmap::set_shared(segment.slot_set(SlotSet::Logged), change.slot);
@@ -78,14 +80,16 @@ pub(crate) fn page_for_media(segment: &Segment, page: u64) -> Vec<u8> {
     bytes
 }
 
-/// Seals the slots of pages that go to media. Not under the metadata mutex: that would be computing for many.
+/// Seals the slots of pages that go to media. Called without the metadata mutex, so that other
+/// processes do not wait for the checksums.
 pub(crate) fn seal_page(page: &mut [u8]) {
     for slot in page.as_chunks_mut::<SLOT_BYTES>().0 {
         to_media(slot);
     }
 }
 
-/// Takes note that the tail will be here, as soon as this page is on media: the next change of each of its slots is whole.
+/// Notes that the tail will be here once this page is on media: the next change of each of its
+/// slots must be whole.
 pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
     const _: () = assert!(64 % SLOTS_PER_PAGE == 0);
     let first = page * SLOTS_PER_PAGE;
@@ -98,25 +102,27 @@ pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
     bitmap::is_set(segment.slot_set(SlotSet::Logged), slot)
 }
 
-/// Notes that these pages of the image may not be on media. With the maintenance mutex, under which alone notes
-/// are taken away; and without the metadata mutex, whose holder may be stopped: a note that is lost is a page that is.
+/// Marks these pages of the image as changed. Requires the maintenance mutex, under which alone the
+/// marks are cleared; the metadata mutex is not needed, and its holder may be stopped: a lost mark
+/// would be a lost page.
 pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
     pages.for_each(|page| bitmap::set_shared(core.segment.dirty_image_pages(), page));
 }
 
-/// Applies the metadata of a record to the image: runs that are no longer named are noted first, so that whoever
-/// repairs after a death in between still knows of them.
+/// Applies the metadata of a record to the image. Notes the runs that are no longer named first, so
+/// that the repair after a death in between still knows them.
 pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
     let (core, end_lsn) = (locked.core(), record.header.end_lsn());
-    // Where the version is odd already, a dead process noted all that is freed, and some slots are stored: what could be told
-    // from the others would be a part of it.
+    // If the version is odd already, a dead process has noted everything that is freed, and some
+    // slots are stored: a comparison with the others would find only a part of it.
     if !core.control().image.is_odd() {
         freed::note_change(locked, freed::Change::of(core, record.slots()), end_lsn);
     }
     apply_noted(locked, record.slots(), end_lsn);
 }
 
-/// [`apply`] of a record that ends at `end_lsn` and makes these changes, of which it is noted what they free.
+/// [`apply`] of a record that ends at `end_lsn` and makes these changes; the runs they free are
+/// already noted.
 pub(crate) fn apply_noted<'a>(
     locked: &Locked<'_>,
     changes: impl Iterator<Item = SlotChange<'a>>,
@@ -134,8 +140,8 @@ pub(crate) fn apply_noted<'a>(
     let mut changes_names = false;
     for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
         if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
-            // Before the slot: who applies it again after a death in between finds nothing raised. Pairs with the Acquire in
-            // `use_fresh_pages`.
+            // Before the slot: if this process dies in between, applying the record again finds
+            // nothing raised. Release: pairs with the Acquire in `use_fresh_pages`.
             control.fresh_lsn.store(end_lsn, Release);
         }
         let noted = object_names::before_change(segment, &change);
@@ -148,18 +154,20 @@ pub(crate) fn apply_noted<'a>(
         control.image.note_names();
     }
     point::pass("apply-stored");
-    // Before the version: who sees the change also sees how far the log must be durable for it to last.
+    // Before the version: a process that sees the change also sees the position that must be
+    // durable for it to last.
     control.appends.note_applied(end_lsn);
     point::pass("apply-counted");
     control.image.end_change(version);
 }
 
-/// Whether paths may lead elsewhere when a slot that begins like this is changed: every change of names changes a directory.
+/// Whether changing a slot that begins like this may change what paths resolve to: every change of
+/// names changes a directory.
 fn is_of_names(first_word: [u8; 8]) -> bool {
     first_word[..4] == directory::MAGIC || is_directory(first_word)
 }
 
-/// Whether pages are fresh by the head that are not after a change of it.
+/// Whether a change of the head turns fresh pages into used ones.
 fn raises_fresh(segment: &Segment, change: &SlotChange<'_>) -> bool {
     let fresh_from_page = |bytes| PoolHead::decode(bytes).map(|head| head.fresh_from_page).ok();
     let before = load_slot(segment, HEAD_SLOT);
@@ -171,7 +179,7 @@ fn raises_fresh(segment: &Segment, change: &SlotChange<'_>) -> bool {
 /// The metadata as of one moment.
 pub struct View<'a> {
     segment: &'a Segment,
-    /// What is being applied by somebody who does not go on.
+    /// The record that is being applied by a process that is stopped or dead.
     changing: Option<&'a Record>,
 }
 
@@ -211,7 +219,7 @@ impl View<'_> {
         }
         load_slot_into(self.segment, slot, into);
         if let Some(record) = self.changing {
-            // Some of them may be made already, which does no harm.
+            // Some of its changes may be stored already; applying them again is harmless.
             record.slots().filter(|c| c.slot == slot).for_each(|change| change.apply(into));
         }
     }
@@ -224,14 +232,14 @@ impl View<'_> {
         })
     }
 
-    /// The slots of a set, and while something is being changed perhaps others.
+    /// The slots of a set; while a change is being applied, possibly others too.
     fn slots_in(&self, set: SlotSet) -> impl Iterator<Item = u64> + '_ {
         let known = self.changing.is_none().then(|| self.segment.slots_in(set));
         let all = self.changing.is_some().then(|| HEAD_SLOT + 1..self.slots());
         known.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
-    /// The slot of the object of a name.
+    /// The slot of the object with a name.
     fn object_named(&self, key: &object_names::Key<'_>) -> Option<u64> {
         let has_name = |slot: &u64| {
             let bytes = self.bytes(*slot);
@@ -243,30 +251,31 @@ impl View<'_> {
         }
     }
 
-    /// Whether there is anything in a slot.
+    /// Whether a slot may be in use.
     fn is_used(&self, slot: u64) -> bool {
         self.changing.is_some()
             || self.segment.slot(slot).is_some_and(|words| words[0].load(Relaxed) != 0)
     }
 }
 
-/// Looks at all slots of an image that nobody changes.
+/// Examines all slots of an image that is not being changed.
 pub(crate) fn owners(core: &Core) -> Owners {
     Owners::new(&core.layout, |number| Some(load_slot(&core.segment, number)), |_| {})
 }
 
-/// How long a change of the image takes at most, if whoever makes it runs.
+/// How long a change of the image takes at most, if the process that makes it runs.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 impl Core {
-    /// Runs `read` over an image that does not change meanwhile; perhaps several times. A fork is no member of the pool: nobody waits for
-    /// it, and what it would read may be anything.
+    /// Runs `read` over an image that does not change during the run; may run it several times.
+    /// Fails in a forked child, which is no member of the pool: no process waits for it, and it
+    /// could read anything.
     #[inline]
     pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
         if !self.process.is_current() {
             return Err(PoolError::Forked);
         }
-        // Nearly always nobody changes anything.
+        // Fast path: nearly always no change is in progress.
         let at_rest = || read(&View { segment: &self.segment, changing: None });
         match self.control().image.at_rest(at_rest) {
             Some(value) => Ok(value),
@@ -281,7 +290,7 @@ impl Core {
         loop {
             let is_late = waited.look() > PATIENCE;
             let value = control.image.unchanged_during(|version| {
-                // While an odd version stays, only slots of its record are written to.
+                // While an odd version stays, only slots of its record are stored to.
                 let changing = match version % 2 {
                     0 => None,
                     _ if is_late => self.record_being_applied()?,
@@ -293,40 +302,40 @@ impl Core {
                 return Ok(value);
             }
             std::thread::yield_now();
-            // Not before the record that is being applied was looked at, however impatient the reader is.
+            // Time out only after an attempt with the record that is being applied.
             if is_late && waited.look() > self.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             }
             if self.is_writable && is_late {
-                // Its holder may be dead, which taking the lock repairs; or it changes all the time, and not
-                // while the lock is held.
+                // The holder may be dead, which taking the lock repairs; or the image changes
+                // continually, but not while the lock is held.
                 let _locked = self.lock()?;
                 return Ok(read(&View { segment: &self.segment, changing: None }));
             }
         }
     }
 
-    /// What a reader asks of an open file each time; `None` if it is being changed.
+    /// The state that each read of an open file checks; `None` if the image is being changed.
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
         let state = || self.segment.slot(number).and_then(image_words::state_of_file);
         self.control().image.at_rest(state)?
     }
 
-    /// Raised by each change of the metadata, and odd during it.
+    /// The version that each change of the metadata raises; odd during a change.
     #[inline]
     pub fn metadata_version(&self) -> u64 {
         self.control().image.now()
     }
 
-    /// Raised by each change of what a path leads to. If it is the same before and after, paths lead where they did.
+    /// The version that each change of names raises. If it is unchanged, paths resolve as before.
     #[inline]
     pub fn names_version(&self) -> u64 {
         self.control().image.names()
     }
 
-    /// Whether a file has this incarnation and layout version, after everything that was loaded before: if they are the same as then, the
-    /// pages were the file's.
+    /// Whether a file has this incarnation and layout version, after everything that was loaded
+    /// before: if they are unchanged, the pages belonged to the file.
     #[inline]
     pub fn has_layout(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
         let slot = self.segment.slot(inode);
@@ -336,8 +345,9 @@ impl Core {
         }
     }
 
-    /// [`Core::has_layout`] where it does not look so: perhaps the change to it is being applied by somebody who does not go on, and who
-    /// asks has read the inode where it counts meanwhile, in the log.
+    /// [`Core::has_layout`] if the image differs: the change to this version may be in progress by
+    /// a process that is stopped, and the caller may have read the inode from the log, where it
+    /// counts.
     #[cold]
     fn has_layout_in_log(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
         if self.metadata_version().is_multiple_of(2) {
@@ -354,8 +364,8 @@ impl Core {
         })
     }
 
-    /// While the version is odd: the record that is in the log and not wholly in the image, if there is one; `None` if
-    /// that cannot be told.
+    /// While the version is odd: the record that is in the log and not completely in the image, if
+    /// there is one; `None` if the record cannot be read.
     fn record_being_applied(&self) -> Option<Option<Record>> {
         match self.control().appends.being_applied() {
             Some(lsn) => self.read_record(lsn).ok().map(Some),
@@ -375,8 +385,8 @@ impl Core {
         }
     }
 
-    /// Notes what a reader goes without because it cannot be believed, and takes it out of its image: whoever comes to it,
-    /// along whichever way, finds nothing there.
+    /// Records the flaws that make inodes untrustworthy. A reader also clears them in its private
+    /// image, so that no access path reaches them.
     pub(crate) fn distrust(&self, flaws: &[Flaw]) {
         if !self.is_writable {
             let slots = flaws.iter().flat_map(Flaw::inodes);
@@ -386,7 +396,7 @@ impl Core {
         }
         let by_inode =
             flaws.iter().flat_map(|flaw| flaw.inodes().map(|number| (number, flaw.clone())));
-        // The pool is being opened, so this is the only time.
+        // The pool is being opened, so this is the only call.
         let _ = self.distrusted.set(by_inode.collect());
     }
 
@@ -414,7 +424,7 @@ impl Core {
         self.decode_inode(&bytes, number)
     }
 
-    /// What the slots hold, as of one moment.
+    /// Counts what the slots contain, as of one moment.
     pub fn census(&self) -> Result<Census> {
         let (used, free) = self.used_slots()?;
         let mut census = Census { free, ..Census::default() };
@@ -440,7 +450,7 @@ impl Core {
         Ok(census)
     }
 
-    /// The slots that something was ever put into, and how many others there are.
+    /// The slots that were ever used, and the number of the others.
     fn used_slots(&self) -> Result<(Vec<(u64, SlotBytes)>, u64)> {
         self.consistent(|image| {
             let is_used = |slot: &u64| image.is_used(*slot) || self.distrusts(*slot).is_some();
@@ -456,7 +466,7 @@ impl Core {
         PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
     }
 
-    /// The object of a name; `None` if there is none, or it is damaged.
+    /// The object with a name; `None` if there is none, or it is damaged.
     pub fn object_named(&self, name: &[u8]) -> Result<Option<Inode>> {
         let Some(key) = object_names::Key::new(name) else { return Ok(None) };
         let found = self.consistent(|image| {
@@ -479,7 +489,7 @@ impl Core {
     }
 }
 
-/// What the slots of a pool hold.
+/// What the slots of a pool contain.
 #[derive(Debug, Default)]
 pub struct Census {
     pub free: u64,
@@ -487,9 +497,9 @@ pub struct Census {
     pub files: u64,
     pub directories: u64,
     pub links: u64,
-    /// Slots that belong to one of these.
+    /// Slots that belong to another inode.
     pub parts: u64,
     pub damaged: u64,
-    /// All pages that are in use, in no order.
+    /// All used pages, in no order.
     pub runs: Vec<Run>,
 }

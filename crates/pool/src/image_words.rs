@@ -1,7 +1,7 @@
-//! What readers of the image look at without a lock: its version, and the words of its slots.
+//! What readers load from the image without a lock: its version, and the words of its slots.
 //!
 //! ```text
-//!   whoever changes it, with the metadata mutex        a reader
+//!   writer, with the metadata mutex                    a reader
 //!
 //!   version: odd (Release)                             version (Acquire): even
 //!   fence (Release)                                    words, in any order
@@ -9,27 +9,32 @@
 //!   version: even again (Release)                      version: still the same
 //! ```
 //!
-//! It is a sequence lock. A reader that finds the same even version before and after has words of one moment; the fences see to it that
-//! who has seen one word of a change finds at least the odd version. One that finds an odd version all the time reads the record
-//! that is being applied instead: the odd version is stored with Release, so who sees it sees that record
-//! ([`Appends::being_applied`](crate::appends::Appends::being_applied)).
+//! It is a sequence lock. A reader that loads the same even version before and after has words of
+//! one moment; the fences ensure that a reader that has loaded one word of a change also loads at
+//! least the odd version. A reader that keeps finding an odd version reads the record that is being
+//! applied instead: the odd version is stored with Release, so a reader that loads it sees that
+//! record ([`Appends::being_applied`](crate::appends::Appends::being_applied)).
 //!
 //! # Pages
-//! Readers that copy bytes of a file look at its layout version afterwards, and views after they have set a pin ([`has_layout`]). Who stores bytes to a page that changed hands says so first ([`before_bytes_are_stored`]):
+//! Readers that copy bytes of a file check its layout version afterwards, and views check it after
+//! setting a pin ([`has_layout`]). A thread that stores bytes to a page that changed owners calls
+//! [`before_bytes_are_stored`] first:
 //!
-//! | reader without a pin | | who changes the layout, and who has the page next |
+//! | reader without a pin | | the layout's writer, then the page's next owner |
 //! |---|---|---|
 //! | copies bytes: some are the next owner's | | stores the layout version |
-//! | **fence** (Acquire) | | (the metadata mutex goes from one to the other) |
+//! | **fence** (Acquire) | | (the metadata mutex passes from one to the other) |
 //! | loads the layout version: the new one | | **fence** (Release), stores bytes |
 //!
-//! Not by hardware that shows stores to all CPUs at once, but by the language, both fences are needed: without the second one a reader may
-//! find new bytes and the old version.
+//! The language's memory model requires both fences, though hardware that makes stores visible to
+//! all CPUs at once does not: without the second fence a reader may find new bytes and the old
+//! version.
 //!
 //! # Models
-//! `loom_models` of this crate explores the sequence lock and pins, that of `aquifer-fs` reading without a pin. They are about readers and the
-//! order of loads and stores. Which pages are free, what was freed and what is held lies under the metadata mutex
-//! ([`freed`](crate::freed)) and is not modelled; the mutex is.
+//! `loom_models` of this crate explores the sequence lock and pins, the one of `aquifer-fs`
+//! explores reads without a pin. They cover readers and the order of loads and stores. Which pages
+//! are free, freed or held is guarded by the metadata mutex ([`freed`](crate::freed)) and is not
+//! modelled; the mutex is.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -44,65 +49,71 @@ use crate::sync::{AtomicU64, fence};
 pub struct ImageVersion {
     /// Odd while the image is being changed.
     changes: AtomicU64,
-    /// Raised, while the other is odd, by each change of what a path leads to.
+    /// Raised, while `changes` is odd, by each change of what a path resolves to.
     names: AtomicU64,
 }
 
 impl ImageVersion {
-    /// Of an image that was never changed.
+    /// The version of an image that was never changed.
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> ImageVersion {
         ImageVersion { changes: AtomicU64::new(0), names: AtomicU64::new(0) }
     }
 
-    /// Whether somebody changes the image; with the metadata mutex that is who died with it.
+    /// Whether a change is in progress. With the metadata mutex held: whether an earlier holder
+    /// died during a change.
     pub(crate) fn is_odd(&self) -> bool {
         !self.changes.load(Relaxed).is_multiple_of(2)
     }
 
-    /// Says that the image is being changed; also after somebody died who had said so. Returns what [`end_change`](Self::end_change) is
-    /// to be told.
+    /// Marks the image as being changed, also if a dead process had marked it already. Returns the
+    /// value to pass to [`end_change`](Self::end_change).
     pub fn begin_change(&self) -> u64 {
         let version = self.changes.load(Relaxed) | 1;
-        // Release: who sees that it is odd finds the record that is being applied.
+        // Release: pairs with the Acquire in `unchanged_during`. A reader that loads the odd
+        // version sees the record that is being applied.
         self.changes.store(version, Release);
-        // Release: the odd version is seen before any of the stores behind this. Pairs with the fence in `unchanged_during`.
+        // Release: pairs with the fence in `unchanged_during`. The odd version is visible before
+        // any of the stores behind this fence.
         fence(Release);
         version
     }
 
-    /// Says that what a path leads to was changed.
+    /// Notes that a change affects what paths resolve to.
     pub fn note_names(&self) {
-        // Release: who sees the new version does not take the image for unchanged.
+        // Release: pairs with the Acquire in `names`. A reader that loads the new version does not
+        // take the image for unchanged.
         self.names.fetch_add(1, Release);
     }
 
-    /// Says that the change is made.
+    /// Marks the change as complete.
     pub fn end_change(&self, odd_version: u64) {
         // Release: pairs with the Acquire in `unchanged_during`.
         self.changes.store(odd_version + 1, Release);
     }
 
-    /// Ends the change that a dead process had begun, if it had.
+    /// Ends the change of a process that died during it, if there is one.
     pub(crate) fn end_any_change(&self) {
         if self.is_odd() {
             self.end_change(self.changes.load(Relaxed));
         }
     }
 
-    /// What `read` makes of the image, which it gets the version of; `None` if that has changed meanwhile.
+    /// Returns the result of `read`, which gets the version of the image; `None` if the version
+    /// changed during the call.
     #[inline]
     pub fn unchanged_during<T>(&self, read: impl FnOnce(u64) -> Option<T>) -> Option<T> {
-        // Acquire: pairs with the Release at the end of a change.
+        // Acquire: pairs with the Release in `begin_change` and `end_change`.
         let version = self.changes.load(Acquire);
         let value = read(version)?;
-        // Acquire: the loads above come before the one below. Pairs with the fence in `begin_change`.
+        // Acquire: pairs with the fence in `begin_change`. The loads above come before the one
+        // below.
         fence(Acquire);
         (self.changes.load(Relaxed) == version).then_some(value)
     }
 
-    /// [`unchanged_during`](Self::unchanged_during) of an image that nobody changes.
+    /// [`unchanged_during`](Self::unchanged_during) for an image that is not being changed.
     #[inline]
     pub fn at_rest<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
         self.unchanged_during(|version| version.is_multiple_of(2).then(read))
@@ -111,16 +122,17 @@ impl ImageVersion {
     /// The version now, after everything that was loaded before.
     #[inline]
     pub fn now(&self) -> u64 {
-        // Acquire: what was loaded before stays before, and what is looked at afterwards is at least as new. Pairs with the Release at the end
-        // of a change.
+        // Acquire: earlier loads stay before, and later loads are at least as new. The load pairs
+        // with the Release in `end_change`.
         fence(Acquire);
         self.changes.load(Acquire)
     }
 
-    /// That of what paths lead to.
+    /// The version of what paths resolve to.
     #[inline]
     pub fn names(&self) -> u64 {
-        // Acquire: the metadata that is looked at afterwards is at least as new. Pairs with the Release in `note_names`.
+        // Acquire: pairs with the Release in `note_names`. Metadata loaded afterwards is at least
+        // as new.
         self.names.load(Acquire)
     }
 }
@@ -136,13 +148,13 @@ pub fn image_slot(bytes: &SlotBytes) -> ImageSlot {
 /// The image of one slot.
 pub type ImageSlot = [AtomicU64; SLOT_WORDS];
 
-/// A word of a slot, as its bytes lie there.
+/// A word of a slot, in the byte order of the slot.
 #[inline]
 pub(crate) fn word(slot: &ImageSlot, index: usize) -> [u8; 8] {
     slot[index].load(Relaxed).to_ne_bytes()
 }
 
-/// Copies a slot out; torn if somebody writes to it meanwhile.
+/// Copies a slot out; the copy is torn if a writer changes the slot during the call.
 #[inline]
 pub(crate) fn copy_out(slot: &ImageSlot, into: &mut SlotBytes) {
     for (word, target) in slot.iter().zip(into.chunks_exact_mut(8)) {
@@ -150,10 +162,11 @@ pub(crate) fn copy_out(slot: &ImageSlot, into: &mut SlotBytes) {
     }
 }
 
-/// Makes a change of a slot, between [`ImageVersion::begin_change`] and [`ImageVersion::end_change`].
+/// Applies a change to a slot, between [`ImageVersion::begin_change`] and
+/// [`ImageVersion::end_change`].
 pub fn change(slot: &ImageSlot, change: &SlotChange<'_>) {
     if change.words.is_whole {
-        // What is not set.
+        // Clear the words that are not set.
         for (index, word) in slot.iter().enumerate() {
             if change.words.set & 1 << index == 0 {
                 word.store(0, Relaxed);
@@ -166,41 +179,44 @@ pub fn change(slot: &ImageSlot, change: &SlotChange<'_>) {
     }
 }
 
-/// What a reader asks of a file each time, [`ImageVersion::at_rest`]; `None` if the slot is no inode of one.
+/// The state that each read of a file checks, with [`ImageVersion::at_rest`]; `None` if the slot is
+/// no inode of a file.
 #[inline]
 pub fn state_of_file(slot: &ImageSlot) -> Option<FileState> {
     FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
 }
 
-/// What a file's inode has for incarnation and layout version now; `None` if it is none.
+/// The current incarnation and layout version of a file's inode; `None` if it is none.
 #[inline]
 pub(crate) fn version_of_file(slot: &ImageSlot) -> Option<(u64, u64)> {
-    // Acquire: before whatever the caller does next. A pin that was set before is seen by whoever frees pages by a change that
-    // these do not show: pairs with the fence in `Pins::look`.
+    // Acquire: before the caller's next accesses. A pin that was set before is seen by a process
+    // that frees pages with a change that these loads do not show: pairs with the fence in
+    // `Pins::look`.
     let load = |index: usize| slot[index].load(Acquire).to_ne_bytes();
     let is_file = load(0)[..4] == crate::format::file::MAGIC;
     let (incarnation, version) = (u64::from_le_bytes(load(2)), u64::from_le_bytes(load(3)));
     is_file.then_some((incarnation, version))
 }
 
-/// Whether a file has this incarnation and layout version, after everything that was loaded before: if so, the pages that were looked at were
-/// the file's.
+/// Whether a file has this incarnation and layout version, after everything that was loaded before:
+/// if so, the pages that were read belonged to the file.
 #[inline]
 pub fn has_layout(slot: &ImageSlot, incarnation: u64, layout_version: u64) -> bool {
-    // Acquire: what was loaded before stays before. Pairs with the fence in `before_bytes_are_stored`.
+    // Acquire: pairs with the fence in `before_bytes_are_stored`. Earlier loads stay before.
     fence(Acquire);
     version_of_file(slot) == Some((incarnation, layout_version))
 }
 
-/// To be called by who stores bytes to a page that may have been somebody else's: who sees one of them sees the change that took the page
-/// away. No instruction where stores are seen in their order anyway, as on x86.
+/// Must be called before storing bytes to a page that may have had another owner: a reader that
+/// loads one of the bytes then sees the change that took the page from that owner. No instruction
+/// on hardware that keeps stores in order, such as x86.
 #[inline]
 pub fn before_bytes_are_stored() {
-    // Release: pairs with the fence in `layout_version`.
+    // Release: pairs with the fence in `has_layout`.
     fence(Release);
 }
 
-/// Runs `pin`, and looks afterwards whether it came in time: the order is what matters.
+/// Runs `pin`, and afterwards checks that it came in time: the order is what matters.
 #[inline]
 pub(crate) fn pin_in_time<P, E>(
     pin: impl FnOnce() -> Result<P, E>,

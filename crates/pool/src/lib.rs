@@ -16,13 +16,13 @@
 //! ```
 //!
 //! # Durability
-//! A transaction or a commit that has returned survives everything the media survives; one that has not is there
-//! wholly or not at all. What each persistence domain survives is in `docs/durability.md`, and every
-//! byte is in `docs/format.md`.
+//! A transaction or a commit that has returned survives everything the media survives. After a
+//! crash, one that has not returned is present in full or not at all. `docs/durability.md`
+//! describes what each persistence domain survives, `docs/format.md` describes every byte.
 //!
 //! # Use
-//! Most programs use objects (`aquifer-object`), which lie in a pool. Directly, pages are reserved, named by a
-//! transaction, and committed:
+//! Most programs use objects (`aquifer-object`), which lie in a pool. A program that uses the pool
+//! directly reserves pages, names them in a transaction, and commits their content:
 //!
 //! ```
 //! use aquifer_pool::format::inode::{Inode, InodeKind};

@@ -1,14 +1,17 @@
-//! The life of what was written: one number, the same as long as all of it is there, durable or not ([`cache_life`]).
+//! The life of written bytes: a number that stays the same as long as all of them are there,
+//! durable or not ([`cache_life`]).
 //!
-//! The superblock keeps the number of the life in which a generation of the log began. What the log has without saying that it is
-//! durable counts only in the same life: then at most processes have died. Two numbers that differ prove nothing; a process in another
-//! container may see other ones for the same file. So whoever finds another number must do both: not believe what needs the cache, and
-//! make durable what it does believe.
+//! The superblock stores the life in which a generation of the log began. Records that are not
+//! marked as durable count only in the same life: then at most processes have died. Two different
+//! numbers prove nothing; a process in another container may see a different number for the same
+//! file. So a process that finds another number must do both: distrust what depends on the cache,
+//! and make durable what it does trust.
 //!
-//! All processes that share a segment share the cache, since they hold locks of one file. So a process that joins takes the number from
-//! the segment, and need not be able to find it out.
+//! All processes that share a segment share the cache, since they hold locks of one file. So a
+//! process that joins takes the number from the segment, and need not be able to determine it.
 //!
-//! A segment is a file too, perhaps on another file system than the pool, and has a life of its own ([`of_file`]).
+//! A segment is a file too, possibly on another file system than the pool, and has a separate life
+//! ([`of_file`]).
 
 use std::os::fd::BorrowedFd;
 
@@ -19,10 +22,11 @@ use crate::format::superblock::{ANY_BOOT, UNKNOWN_BOOT};
 use crate::media::Media;
 use crate::mutant::{self, Mutant};
 
-/// No life: nothing is known, and nothing is believed.
+/// No life: it is unknown, and nothing is trusted.
 pub(crate) const UNKNOWN: u64 = UNKNOWN_BOOT;
 
-/// The life that the media are in, as this process sees them; `chosen` instead, in tests of power cuts.
+/// The life that the media are in, as seen by this process; `chosen` instead, in tests of power
+/// cuts.
 pub(crate) fn of(media: &dyn Media, chosen: Option<u64>, mutant: Option<Mutant>) -> u64 {
     if let Some(chosen) = chosen {
         return chosen;
@@ -33,7 +37,7 @@ pub(crate) fn of(media: &dyn Media, chosen: Option<u64>, mutant: Option<Mutant>)
     of_file(media.file())
 }
 
-/// The life that a file is in, as this process sees it.
+/// The life that a file is in, as seen by this process.
 pub(crate) fn of_file(file: BorrowedFd<'_>) -> u64 {
     match cache_life::of(file) {
         None => UNKNOWN,

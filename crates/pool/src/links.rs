@@ -1,30 +1,33 @@
-//! What leads to what: from inodes to their parts, and from names to inodes.
+//! References between slots: from inodes to their parts, and from names to inodes.
 //!
 //! ```text
-//!   inode ──► run list ──► run list            each part is led to once, from its own inode or from a part of that
+//!   inode ──► run list ──► run list            each part has one reference, from its inode or its chain
 //!     │
-//!     └─────► node ──► leaf ──► inode          each name leads to an inode of its kind
+//!     └─────► node ──► leaf ──► inode          each name refers to an inode of its kind
 //! ```
 //!
-//! A slot can be whole, and a file be wrong all the same: its list be another file's, its last name be gone while another one still
-//! leads to it, its directory be in a circle. A writer would make that worse. If it removed a file with fewer links than
-//! names, the slot would be used for another file, and the name that is left would lead there. So what slots say of each
-//! other is compared whenever the pool is opened, while each of them is looked at anyway.
+//! Even if each slot is valid, a file can be wrong: its list may be another file's, its last name
+//! may be missing while another one still refers to it, its directory may be in a cycle. A writer
+//! would make that worse. If it removed a file with fewer links than names, the slot would be used
+//! for another file, and the remaining name would refer to that. So the references between slots
+//! are compared whenever the pool is opened, since each slot is read then anyway.
 //!
-//! # How
-//! All slots are looked at once, in any order, and of each a few numbers are kept: what it is, what leads to it, and what was counted for it.
-//! Then these are compared. Where something leads up (from a part to what leads to it, from a directory to the one it is in),
-//! the way is followed step by step, and each slot that was passed is marked: it is passed once. So there is an end on any bytes,
-//! nothing calls itself, and the memory is an eighth of that of the metadata.
+//! # Method
+//! One pass reads all slots, in any order, and keeps a few numbers of each: its kind, what refers
+//! to it, and what was counted for it. Then these are compared. Upward references (from a part to
+//! the slot that refers to it, from a directory to its parent) are followed step by step, and each
+//! visited slot is marked, so it is visited once. So the check terminates on any bytes, does not
+//! recurse, and needs an eighth of the memory of the metadata.
 //!
-//! # What is wrong, and how much
-//! * What *contradicts* (a part that two lead to, a name that leads to nothing) is damage: which of the two is right can only be guessed.
-//! * What is *miscounted* (links, entries, the parent) follows from what is there, and a repair writes it anew. Nobody
-//!   may write before that.
-//! * What is *lost*, because nothing leads there, takes space and harms nobody.
+//! # Kinds of flaws
+//! * A *contradiction* (a part with two references, a name that refers to nothing) is damage: which
+//!   of the two is right can only be guessed.
+//! * A *miscount* (links, entries, the parent) can be computed from the rest, and a repair corrects
+//!   it. The pool cannot be opened for writing before that.
+//! * A *loss*, a slot without references, takes space and is harmless.
 //!
-//! Whether the names of a directory are in order, and attributes can be read, is not looked at here: it is of interest to nobody but
-//! the directory's and the file's own readers, who look themselves.
+//! Whether the names of a directory are sorted, and whether attributes can be read, is not checked
+//! here: that matters only to the readers of that directory or file, and they check it.
 
 use crate::format::FormatError;
 use crate::format::directory::NodeContent;
@@ -33,47 +36,47 @@ use crate::format::inode::{HEAD_SLOT, SLOT_BYTES, SlotBytes};
 use crate::format::run::Run;
 use crate::format::slot::Slot;
 
-/// Slots that do not fit together.
+/// An inconsistency between slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkFlaw {
-    /// A slot leads to one that is not what it takes it for.
+    /// A slot refers to one that is not the expected kind of part.
     NoPart { from: u64, to: u64 },
-    /// A slot leads to a part of another owner.
+    /// A slot refers to a part of another owner.
     ForeignPart { from: u64, to: u64, owner: u64 },
-    /// More than one slot leads to a part, or one does twice.
+    /// A part has more than one reference.
     SharedPart { slot: u64 },
-    /// Nothing leads to a part.
+    /// A part has no reference.
     LostPart { slot: u64, owner: u64 },
-    /// A name in this leaf leads to a slot where nothing is that could have a name.
+    /// A name in this leaf refers to a slot without an inode that could have a name.
     NoInode { leaf: u64, inode: u64 },
-    /// A name in this leaf has another kind than its inode.
+    /// A name in this leaf states another kind than that of its inode.
     Kind { leaf: u64, inode: u64 },
-    /// Several names lead to a directory, or one to the root.
+    /// Several names refer to a directory, or one refers to the root.
     SeveralNames { directory: u64 },
-    /// A directory is inside of itself.
+    /// A directory is inside itself.
     Circle { directory: u64 },
     /// There is no root directory.
     NoRoot,
-    /// The runs of a file are not as long together as its inode says.
+    /// The runs of a file have another total length than its inode states.
     Pages { inode: u64, stated: u64, found: u64 },
-    /// An inode has not as many links as lead to it.
+    /// The link count of an inode differs from the links that were counted.
     Links { inode: u64, stated: u32, found: u32 },
-    /// A directory has not as many names as its inode says.
+    /// The entry count of a directory differs from the number of its names.
     Entries { directory: u64, stated: u64, found: u64 },
-    /// A directory is in another one than its inode says.
+    /// A directory is in another one than its inode states.
     Parent { directory: u64, stated: u64, found: u64 },
-    /// No name leads to an inode that is to have one.
+    /// No name refers to an inode that should have one.
     LostInode { inode: u64 },
 }
 
-/// How much is wrong.
+/// The severity of a flaw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Something is, and what is right is not known.
+    /// It is unknown which side is right.
     Contradiction,
-    /// A number is, and the right one is known.
+    /// A number is wrong, and the right one is known.
     Miscount,
-    /// Something cannot be reached, and is in nobody's way.
+    /// A slot cannot be reached, which is harmless.
     Loss,
 }
 
@@ -96,7 +99,7 @@ impl LinkFlaw {
         }
     }
 
-    /// The slot that is to be looked at.
+    /// The slot to inspect.
     pub fn slot(&self) -> u64 {
         match *self {
             LinkFlaw::NoPart { from, .. } | LinkFlaw::ForeignPart { from, .. } => from,
@@ -113,7 +116,7 @@ impl LinkFlaw {
         }
     }
 
-    /// What is wrong with that.
+    /// The error in that slot.
     pub fn error(&self) -> FormatError {
         let field = |field, value| FormatError::Field { field, value };
         let contradiction = |other| FormatError::Contradiction { other };
@@ -137,24 +140,24 @@ impl LinkFlaw {
     }
 }
 
-/// How many there are of each.
+/// The number of slots of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LinkCounts {
     pub files: u64,
     pub directories: u64,
     pub symbolic_links: u64,
     pub parts: u64,
-    /// Of the files and symbolic links, those without links.
+    /// Files and symbolic links without links.
     pub orphans: u64,
 }
 
-/// What is in a slot.
+/// The kind of content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Sort {
-    /// Nothing that could be led to.
+    /// Nothing that may be referred to.
     #[default]
     Other,
-    /// It cannot be read: said elsewhere.
+    /// It cannot be read; that flaw is reported elsewhere.
     Damaged,
     Inode(FileKind),
     Part(Part),
@@ -167,44 +170,44 @@ enum Part {
     Bytes,
 }
 
-/// Whether the way up from a slot ends where it should.
+/// Whether the upward references from a slot end where they should.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Way {
     #[default]
     Unknown,
-    /// It is being followed.
+    /// It is on the path being followed.
     Passed,
     Good,
-    /// It ends where nothing leads to, or goes in a circle.
+    /// The path ends at a slot without references, or in a cycle.
     Lost,
-    /// It ends where something else is wrong.
+    /// The path ends at another flaw.
     Broken,
 }
 
-/// What is kept of a slot.
+/// The numbers that are kept of a slot.
 #[derive(Debug, Clone, Copy, Default)]
 struct Fact {
     sort: Sort,
     way: Way,
-    /// What the last slot that leads to it takes it for.
+    /// The kind of part that the last slot that refers to it expects.
     led_as: Option<Part>,
-    /// Kinds that names have for it, a bit each.
+    /// The kinds that names state for it, a bit each.
     named_as: u8,
-    /// Slots that lead to it as to a part, and the last of them.
+    /// The number of slots that refer to it as a part, and the last of them.
     leads: u32,
     from: u32,
-    /// Names that lead to it, and the leaf of the last of them.
+    /// The number of names that refer to it, and the leaf of the last of them.
     names: u32,
     leaf: u32,
-    /// Of an inode.
+    /// The link count of an inode.
     links: u32,
-    /// Names of directories in a directory.
+    /// The number of directories among the names in a directory.
     directories: u32,
-    /// The owner of a part; the directory that a directory says it is in.
+    /// The owner of a part; the parent that a directory states.
     owner: u32,
-    /// Of a file: pages that the inode states. Of a directory: names.
+    /// The pages that the inode of a file states, or the names that a directory states.
     stated: u64,
-    /// The same, counted. Of a run list: its own pages.
+    /// The same, counted. For a run list: its own pages.
     found: u64,
 }
 
@@ -220,16 +223,16 @@ fn mapped_pages(runs: &[Run]) -> u64 {
     runs.iter().filter(|run| !run.is_hole()).map(|run| run.pages).sum()
 }
 
-/// A number that is a slot's, or 0, which is nothing's.
+/// The number of a slot, or 0, which stands for none.
 fn slot_of(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-/// All slots, as far as they lead to each other.
+/// All slots and the references between them.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     facts: Vec<Fact>,
-    /// Slots from here on are not in use.
+    /// Slots from here on were never used.
     limit: u64,
     flaws: Vec<LinkFlaw>,
 }
@@ -241,7 +244,7 @@ impl Links {
         Links { limit, ..Links::default() }
     }
 
-    /// What is known of a slot; `None` if there is none.
+    /// The numbers of a slot; `None` if there is no such slot.
     fn fact(&mut self, number: u64) -> Option<&mut Fact> {
         if number == HEAD_SLOT || number >= self.limit || number > u32::MAX.into() {
             return None;
@@ -260,7 +263,7 @@ impl Links {
         }
     }
 
-    /// Notes what is in a slot.
+    /// Notes the content of a slot.
     pub fn add(&mut self, number: u64, slot: &Slot) {
         match slot {
             Slot::Free(_) | Slot::Object(_) => {}
@@ -340,7 +343,7 @@ impl Links {
         }
     }
 
-    /// Takes the names of a leaf back that no directory has.
+    /// Subtracts the names of a lost leaf.
     fn take_names(&mut self, slot: &Slot) {
         let Slot::Node(node) = slot else { return };
         let NodeContent::Leaf(entries) = &node.content else { return };
@@ -356,7 +359,7 @@ impl Links {
         }
     }
 
-    /// Compares everything. `read` is asked again for leaves that are lost.
+    /// Compares everything. Calls `read` again for lost leaves.
     pub fn finish(
         mut self,
         mut read: impl FnMut(u64) -> Option<SlotBytes>,
@@ -408,13 +411,13 @@ impl Links {
         counts.orphans += u64::from(is_orphan);
     }
 
-    /// The inode that a slot belongs to, itself if it is one.
+    /// The owner of a part; for an inode, the inode itself.
     fn owner_of(&self, number: u32) -> u32 {
         let fact = self.facts[number as usize];
         if let Sort::Part(_) = fact.sort { fact.owner } else { number }
     }
 
-    /// Whether each part is led to once, by its own inode.
+    /// Checks that each part has one reference, from its own inode.
     fn compare_parts(&mut self) {
         for index in 0..self.facts.len() {
             let fact = self.facts[index];
@@ -448,17 +451,18 @@ impl Links {
         }
     }
 
-    /// Follows the way up from each slot, to where `up` knows of nothing above, or the way is known.
+    /// Follows the upward references from each slot, until `up` returns none or the result is
+    /// known.
     fn follow(&mut self, up: impl Fn(&Fact) -> Option<u32>) {
         let mut passed: Vec<usize> = Vec::new();
         for index in 0..self.facts.len() {
             let mut here = index;
             let way = loop {
-                // An owner can be any number.
+                // A stored owner can be any number.
                 let Some(fact) = self.facts.get_mut(here) else { break Way::Broken };
                 match fact.way {
                     Way::Unknown => {}
-                    // It was passed on this very way.
+                    // It was visited on this same path.
                     Way::Passed => break Way::Lost,
                     known => break known,
                 }
@@ -473,7 +477,7 @@ impl Links {
         }
     }
 
-    /// Whether as many names lead to an inode as it says, of its kind, and the other way round.
+    /// Checks that the names and the stated counts of an inode agree, and the kinds.
     fn compare_names(&mut self, index: usize) {
         let fact = self.facts[index];
         let (inode, leaf) = (index as u64, u64::from(fact.leaf));
@@ -519,13 +523,13 @@ impl Links {
         }
     }
 
-    /// Directories from which the way up leads back to them.
+    /// Finds directories whose chain of parents leads back to them.
     fn find_circles(&mut self) {
         let owners: Vec<u32> =
             (0..self.facts.len()).map(|index| self.owner_of(index as u32)).collect();
         self.facts.iter_mut().for_each(|fact| fact.way = Way::Unknown);
         self.follow(|fact| match fact.sort {
-            // The root, what is lost and what has several names ends the way.
+            // The path ends at the root, at a lost directory, and at one with several names.
             Sort::Inode(FileKind::Directory) if fact.names == 1 => {
                 owners.get(fact.leaf as usize).copied()
             }

@@ -7,41 +7,48 @@
 //!        │ not flushed    │ its place       │ durable behind another       │
 //! ```
 //!
-//! An append takes its space under the metadata mutex ([`Core::reserve`]), writes it without any lock, in
-//! parallel with others, and reports that it is there ([`Core::complete`]). It is *acknowledged* when
-//! everything before it is durable as well ([`Core::wait_durable`]): recovery reads records up to the first that is not
-//! whole, so nothing that was acknowledged can lie behind a hole.
+//! An append reserves its space under the metadata mutex ([`Core::reserve`]), writes it without any
+//! lock, in parallel with others, and reports its completion ([`Core::complete`]). It is
+//! *acknowledged* when everything before it is durable as well ([`Core::wait_durable`]): recovery
+//! reads records up to the first incomplete one, so no acknowledged record can lie behind a hole.
 //!
 //! # Holes
-//! Who dies or gives up between reserving and completing leaves a hole. Those that wait behind it notice that its owner's
-//! lock is gone, and complete it: with the same bytes if the record is whole, else with a record that only fills
-//! the space. So the outcome of an append whose owner died is old or new, never both.
+//! A process that dies or gives up between reserving and completing leaves a hole. A process that
+//! waits behind it detects that the owner's lock was released, and completes the append: with the
+//! same bytes if the record is whole, else with a record that only fills the space. So the outcome
+//! of an append whose owner died is old or new, never both.
 //!
-//! A process may have several commits under way, and each says what changed since the one before. So where one of them
-//! becomes a hole, those behind it must not count either: they are made void *first*, while the hole still keeps everybody
-//! from reading so far. They were not acknowledged, because the hole was not.
+//! A process may have several commits in flight, each of which contains the changes since the
+//! previous one. If one of them becomes a hole, the later ones must not count either: they are made
+//! void *first*, while the hole still keeps readers from advancing to them. They were not
+//! acknowledged, because the hole was not.
 //!
 //! # Packed records
-//! Most changes need not be durable at once. Their records follow one another closely, as one append that grows
-//! ([`append::PACKED`]): a change is written to the log under the metadata mutex, and counts for all processes when the
-//! append's end is moved behind it, by one store. Whoever wants to be sure of what is before some position ([`Core::wait_durable`])
-//! takes the append over, and completes it like any other ([`Core::harden`]):
+//! Most changes need not be durable at once. Their records are consecutive, in one append that
+//! grows ([`append::PACKED`]): a change is written to the log under the metadata mutex, and counts
+//! for all processes when one store moves the append's end behind it. A process that needs
+//! everything before some position to be durable ([`Core::wait_durable`]) adopts the append, and
+//! completes it like any other ([`Core::harden`]):
 //!
-//! 1. *close* it: a record that fills the log up to a page boundary, so that what is durable is not written again;
-//! 2. write back and flush all bytes that its records expose, which is rule 3 for all of them at once;
-//! 3. *mark* the closing record, and write all of it durably.
+//! 1. *close* it: a record that fills the log up to a page boundary, so that durable bytes are not
+//!    written again;
+//! 2. write back and flush all bytes that its records expose, which is rule 3 for all of them at
+//!    once;
+//! 3. *mark* the closing record, and write the whole append durably.
 //!
-//! The kernel may write pages of the log back whenever it likes, so after a power cut there can be whole records whose exposed bytes
-//! are not there. Recovery takes them only if a marked record follows, or in the same [`life`](crate::life), if no process was told of lost
-//! bytes: then only processes have died, and everything is still in memory.
+//! The kernel may write pages of the log back at any time, so after a power cut there can be whole
+//! records whose exposed bytes are missing. Recovery accepts them only if a marked record follows,
+//! or if the [`life`](crate::life) is the same and no process has seen an error about lost bytes:
+//! then only processes have died, and everything is still in memory.
 //!
 //! # Without the lock
-//! Room is reserved, and the durable prefix moved on, under the metadata mutex. What is stored and loaded without it, and why its order
-//! suffices, is in [`appends`](crate::appends) and [`signal`](crate::signal), with their models.
+//! Room is reserved, and the durable prefix advanced, under the metadata mutex.
+//! [`appends`](crate::appends) and [`signal`](crate::signal) document what is stored and loaded
+//! without it, and why its order suffices; they have models.
 //!
 //! # A failed write (rule 5)
-//! is repeated once at the same place. If that fails too, the pool is read-only for everybody from then on,
-//! and nothing behind the failed record is ever acknowledged.
+//! A failed write is repeated once at the same place. If that fails too, the pool becomes read-only
+//! for all processes, and no record behind the failed one is ever acknowledged.
 
 use std::io;
 use std::sync::Arc;
@@ -60,10 +67,10 @@ use crate::media::{Media, MediaError};
 use crate::mutant::{self, Mutant};
 use crate::point;
 
-/// How long to wait before looking whether the append that all wait for still has an owner.
+/// How long a waiter sleeps before it checks whether the first pending append still has an owner.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// What failed when the pool became read-only.
+/// The kind of failure that made the pool read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum FailureKind {
@@ -90,7 +97,7 @@ impl FailureKind {
     }
 }
 
-/// Space of the log that this process is going to write.
+/// Reserved space of the log that this process writes.
 pub(crate) struct Append {
     core: Arc<Core>,
     index: u64,
@@ -101,7 +108,7 @@ pub(crate) struct Append {
 }
 
 impl Append {
-    /// The number of its entry.
+    /// The index of its entry.
     pub fn index(&self) -> u64 {
         self.index
     }
@@ -109,7 +116,7 @@ impl Append {
 
 impl Drop for Append {
     fn drop(&mut self) {
-        // In a fork it is the parent's, which goes on with it.
+        // In a forked child it belongs to the parent, which continues with it.
         if self.is_complete || !self.core.process.is_current() {
             return;
         }
@@ -117,12 +124,12 @@ impl Drop for Append {
         let is_unapplied_metadata = pending.is_metadata.load(Relaxed) != 0
             && self.core.control().appends.metadata_lsn.load(Relaxed) < self.end_lsn;
         if is_unapplied_metadata {
-            // The record may be in the log, and the image does not know it: whatever is appended from here on might
-            // contradict it. So nothing is.
+            // The record may be in the log, but it is not in the image: a later record could
+            // contradict it. Failing the pool prevents later records.
             self.core.fail(FailureKind::Log, &io::Error::from_raw_os_error(libc::EIO));
         }
-        // Without the lock: the entry is this append's own until it is durable. Whoever waits behind it
-        // completes it, and finds the failure that came before.
+        // Without the lock: the entry belongs to this append until it is durable. A process that
+        // waits behind it completes it, and sees the failure noted before.
         self.core.control().appends.give_up(self.index);
         self.core.signal();
     }
@@ -139,7 +146,7 @@ pub(crate) fn read_record(
     let log = layout.log();
     let offset = lsn % log.len_bytes;
     let position = log.offset_bytes + offset;
-    // Up to the next page boundary: in most cases all of it.
+    // Up to the next page boundary: in most cases the whole record.
     let first_bytes = PAGE_BYTES - offset % PAGE_BYTES;
     let mut page = vec![0; first_bytes as usize];
     media.read_at(position, &mut page)?;
@@ -159,7 +166,7 @@ pub(crate) fn read_record(
     Ok(Record::decode(header, page)?)
 }
 
-/// Why there is no record.
+/// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     #[error(transparent)]
@@ -169,7 +176,7 @@ pub(crate) enum ReadError {
 }
 
 impl Core {
-    /// Wakes all that wait for the log.
+    /// Wakes all waiters for the log.
     pub fn signal(&self) {
         self.control().signal.ring();
     }
@@ -178,7 +185,7 @@ impl Core {
         self.control().appends.entry(index)
     }
 
-    /// Where the next record will lie.
+    /// The position of the next record.
     pub fn head_lsn(&self) -> u64 {
         self.control().appends.head_lsn()
     }
@@ -192,7 +199,7 @@ impl Core {
         read_record(&*self.media, &self.layout, lsn, self.identity(), self.mutant)
     }
 
-    /// Space that `len_bytes` may take in the log: what is left behind the head before the tail.
+    /// Whether the log has room for a record of `len_bytes`, between the head and the tail.
     pub(crate) fn has_room(&self, len_bytes: u64) -> bool {
         let log_bytes = self.layout.log().len_bytes;
         let used = self.head_lsn() - self.control().tail_lsn.load(Relaxed);
@@ -214,8 +221,9 @@ impl Core {
         self.control().appends.push(new)
     }
 
-    /// Takes space for a record of `len_bytes` with the metadata mutex held; `None` if there is not enough
-    /// now. A record never crosses the end of the ring: what is left before it is filled, by an append of its own.
+    /// Reserves space for a record of `len_bytes`, with the metadata mutex held; `None` if there is
+    /// not enough now. A record never crosses the end of the ring: a separate append fills the rest
+    /// before it.
     pub fn reserve(
         &self,
         locked: &Locked<'_>,
@@ -266,7 +274,7 @@ impl Core {
         Ok(Some((append, filler)))
     }
 
-    /// Reports an append as durable, and moves the durable prefix on.
+    /// Reports an append as durable, and advances the durable prefix.
     pub(crate) fn complete(&self, append: &mut Append) -> Result<()> {
         let locked = self.lock()?;
         self.control().appends.note_durable(append.index);
@@ -280,18 +288,20 @@ impl Core {
         Ok(())
     }
 
-    /// Moves the durable prefix over the appends that are durable. Called with the metadata mutex.
+    /// Advances the durable prefix over the durable appends. Requires the metadata mutex.
     fn advance(&self) -> bool {
         let believes_all = mutant::is(self.mutant, Mutant::AcknowledgeOutOfOrder);
         self.control().appends.advance(believes_all, || point::pass("advance-between"))
     }
 
-    /// Writes `bytes` durably at `lsn`, twice if the first time fails; the second failure is everybody's.
+    /// Writes `bytes` durably at `lsn`, twice if the first attempt fails; the second failure fails
+    /// the pool for all processes.
     pub(crate) fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let position = self.position(lsn);
         let write = || match mutant::is(self.mutant, Mutant::NoFlush) {
             false => self.while_media_work(Held::Log, || {
-                // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
+                // SAFETY: only the log writes to its own pages, and no reference to them is ever
+                // made.
                 unsafe { self.media.write_durable(position, bytes) }
             }),
             // SAFETY: as above.
@@ -310,8 +320,9 @@ impl Core {
                 ),
             }
         })?;
-        // The record is there. But the system may have spoken of another page, which was to be written back and is
-        // lost, and it says so once: a checkpoint of another process would take it for written. The media know.
+        // The record is durable. But the kernel's error may have been about another page whose
+        // writeback failed, and the kernel reports it only once: a checkpoint of another process
+        // would take that page for written. The media remember it.
         if let Err(error) = self.while_media_work(Held::Log, || self.media.flush()) {
             self.fail(FailureKind::Data, &error.source);
             self.note_loss();
@@ -337,14 +348,14 @@ impl Core {
         Ok(())
     }
 
-    /// Fills the space of an append that carries nothing.
+    /// Fills the space of an append without content.
     pub fn write_filler(&self, append: &mut Append) -> Result<()> {
         let len_bytes = append.end_lsn - append.lsn;
         let page = skip_page(append.lsn, len_bytes, append.acknowledged_lsn, self.identity());
         self.write_append(append, &page)
     }
 
-    /// Waits until everything before `lsn` is durable, completing what others left behind.
+    /// Waits until everything before `lsn` is durable, and completes abandoned appends.
     pub fn wait_durable(&self, lsn: u64) -> Result<()> {
         match self.control().appends.durable_lsn() >= lsn {
             true => Ok(()),
@@ -374,13 +385,14 @@ impl Core {
         }
     }
 
-    /// Changes when the log becomes durable further, or a part of what its first append is to make so.
+    /// A value that changes when the log becomes durable further, or when a part of its first
+    /// append does.
     pub(crate) fn log_progress(&self) -> (u64, u64) {
         let appends = &self.control().appends;
         (appends.durable_lsn(), appends.first().progress.load(Relaxed))
     }
 
-    /// Whether the first append is one that whoever needs it completes.
+    /// Whether the first append is one that any waiter may complete.
     fn is_waiting_for_anybody(&self) -> bool {
         let appends = &self.control().appends;
         let state = || appends.first().state.load(Relaxed);
@@ -392,7 +404,7 @@ impl Core {
         PoolError::Stalled { pid: self.membership.pid_of(self.control(), owner), what: "a commit" }
     }
 
-    /// Makes the pool read-only because a record that counts cannot be read.
+    /// Fails the pool because a record that counts cannot be read; returns the error.
     pub fn fail_unreadable(&self, lsn: u64, error: ReadError) -> PoolError {
         match error {
             ReadError::Media(error) => {
@@ -406,21 +418,22 @@ impl Core {
         }
     }
 
-    /// Leaves the appends of a process slot, whose owner is dead, to whoever waits for them.
+    /// Abandons the appends of a process slot whose owner is dead; the processes that wait for them
+    /// complete them.
     pub fn abandon_appends_of(&self, locked: &Locked<'_>, slot: usize) {
         let appends = &locked.control().appends;
         for index in appends.indexes() {
             let pending = appends.entry(index);
             let state = pending.state.load(Relaxed);
             let is_its = pending.owner.load(Relaxed) == slot as u64;
-            // Packed records are whole, and everybody's.
+            // Packed records are whole, and belong to all processes.
             if is_its && !matches!(state, append::DURABLE | append::PACKED) {
                 appends.give_up(index);
             }
         }
     }
 
-    /// Completes the first pending append if nobody else will. Says whether it did.
+    /// Completes the first pending append if its owner will not. Returns whether it did.
     fn help(&self) -> Result<bool> {
         let locked = self.lock()?;
         let control = self.control();
@@ -428,7 +441,7 @@ impl Core {
         let Some(first) = appends.indexes().next() else { return Ok(false) };
         let pending = appends.entry(first);
         if pending.state.load(Relaxed) == append::PACKED {
-            // It is the last one as well.
+            // It is the last append as well.
             self.close_packed(&locked)?;
             if appends.are_none() {
                 return Ok(true);
@@ -436,11 +449,11 @@ impl Core {
         }
         let owner = pending.owner.load(Relaxed) as usize;
         let is_abandoned = appends.is_given_up(first);
-        // What was given up because it cannot be written is not tried a third time, or something behind it might be
-        // acknowledged.
+        // An append that was given up because it cannot be written is not tried a third time, or a
+        // record behind it might be acknowledged.
         self.check_not_failed()?;
         if !is_abandoned && self.membership.is_alive(owner) {
-            // Perhaps it is complete, and its owner died before it could move the prefix on.
+            // It may be complete, with an owner that has died before it advanced the prefix.
             let has_moved = self.advance();
             drop(locked);
             if has_moved {
@@ -486,11 +499,12 @@ impl Core {
                 if is_metadata {
                     let _locked = self.lock()?;
                     if control.appends.metadata_lsn.load(Relaxed) >= adopted.end_lsn {
-                        // Others have seen it, and it cannot be written again.
+                        // Other processes have seen the change, and the record cannot be written
+                        // again.
                         let error = unread.err().unwrap_or(FormatError::Short.into());
                         return Err(self.fail_unreadable(adopted.lsn, error));
                     }
-                    // It never became visible; nothing waits for it to be applied.
+                    // It never became visible; no image change is due for it.
                     self.pending(adopted.index).is_metadata.store(0, Relaxed);
                 }
                 point::pass("help-decided");
@@ -500,7 +514,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Fills the space of an append that is not there, and before that of the commits that say what changed since it. Their process is dead.
+    /// Fills the space of a missing append, after that of the commits that depend on it. Their
+    /// process is dead.
     fn close_hole(&self, mut hole: Append) -> Result<()> {
         let locked = self.lock()?;
         let dependents = match mutant::is(self.mutant, Mutant::KeepDependents) {

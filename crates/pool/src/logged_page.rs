@@ -1,20 +1,20 @@
-//! What the log makes of one page: a whole image, if it has one, and the patches behind it.
+//! The content that the log has for one page: a whole page, if there is one, and the later patches.
 //!
-//! Patches of a page that is patched again and again are merged now and then: what is kept of a page is bounded
-//! by its size, however long the log is.
+//! Patches of a page that is patched repeatedly are merged from time to time: the memory for a page
+//! is bounded by its size, however long the log is.
 
 use crate::format::PAGE_BYTES;
 use crate::format::patch::GRAIN_BYTES;
 use crate::media::{Media, MediaError};
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// Patches are merged from this length on, and then whenever they have doubled.
+/// The length from which patches are merged, and then each time it has doubled.
 const MERGE_FROM_BYTES: usize = 1024;
 
-/// The content of a page as of some place in the log.
+/// The content of a page as of some position in the log.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LoggedPage {
-    /// Where on media the page lies that is patched: `None` at its place.
+    /// The offset on media of the page that is patched: `None` for its place.
     source: Option<u64>,
     /// Offset, length and bytes of each patch, in the order of the log.
     patches: Vec<u8>,
@@ -22,12 +22,12 @@ pub(crate) struct LoggedPage {
 }
 
 impl LoggedPage {
-    /// The whole page lies at this offset of the media: earlier patches no longer count.
+    /// Sets the offset of the whole page on media: earlier patches no longer count.
     pub fn replace(&mut self, source: u64) {
         *self = LoggedPage { source: Some(source), ..LoggedPage::default() };
     }
 
-    /// Some of its bytes are others.
+    /// Adds a patch.
     pub fn patch(&mut self, offset: u16, bytes: &[u8]) {
         push(&mut self.patches, offset, bytes);
         if self.patches.len() >= MERGE_FROM_BYTES.max(2 * self.merged_bytes) {
@@ -36,12 +36,12 @@ impl LoggedPage {
         }
     }
 
-    /// Where on media the page lies that is to be patched, given its place.
+    /// The offset on media of the page to be patched, given its place.
     pub fn source(&self, place: u64) -> u64 {
         self.source.unwrap_or(place)
     }
 
-    /// Patches what lies at [`LoggedPage::source`].
+    /// Applies the patches to what lies at [`LoggedPage::source`].
     pub fn apply_patches(&self, page: &mut [u8]) {
         for_each(&self.patches, |offset, bytes| {
             page[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -70,7 +70,7 @@ fn for_each(mut patches: &[u8], mut visit: impl FnMut(usize, &[u8])) {
     }
 }
 
-/// Patches with the same effect that do not overlap.
+/// Merges patches into equivalent ones that do not overlap.
 fn merge(patches: &[u8]) -> Vec<u8> {
     let mut page = [0; PAGE];
     let mut is_known = [false; PAGE / GRAIN_BYTES];

@@ -1,16 +1,16 @@
-//! Models of the lock-free parts, explored by loom. Run them with
+//! Loom models of the lock-free parts. Run them with
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p aquifer-pool --release --lib loom
 //! ```
 //!
-//! The image's words, the pins, the appends and the signal are the real ones. What surrounds them is as small as the property allows: the
-//! metadata mutex is loom's, a page or a record is a word, and a page that somebody looks at under a pin is a cell whose every access
-//! loom checks for races.
+//! The image's words, the pins, the appends and the signal are the real ones. Their environment is
+//! as small as the property allows: the metadata mutex is loom's, a page or a record is a word, and
+//! a page that a reader accesses under a pin is a cell whose every access loom checks for races.
 //!
-//! Not modelled is what happens under the metadata mutex alone, in one process after the other: which pages are free, held or moved
-//! ([`freed`](crate::freed)), where records are placed, and what is repaired after a death. The tests of killed processes and the crash tests are
-//! about that.
+//! Not modelled is what happens only under the metadata mutex, in one process at a time: which
+//! pages are free, held or moved ([`freed`](crate::freed)), where records are placed, and what is
+//! repaired after a death. The tests with killed processes and the crash tests cover that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -33,7 +33,8 @@ use crate::pins::{PinSet, PinValue, PinWord};
 use crate::signal::Signal;
 use crate::sync::AtomicU64;
 
-/// Explores every schedule with at most so many preemptions: all the bugs these models were tried with need two at most.
+/// Explores every schedule with at most this many preemptions: all the bugs these models were tried
+/// with need at most two.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -47,15 +48,15 @@ fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, thi
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-// ---- the image ------------------------------------------------------------------------------------------------
+// ---- the image ----------------------------------------------------------------------------------
 
 const INODE: u64 = 7;
 const RUNS_SLOT: u64 = 8;
 const INCARNATION: u64 = 3;
-/// The word of the slot with runs that the models look at.
+/// The word of the slot with runs that the models read.
 const RUN_WORD: usize = 2;
 
-/// The inode of a file as of a layout version: so many pages long.
+/// The inode of a file at a layout version, with as many pages as the version number.
 fn inode_bytes(layout_version: u64) -> SlotBytes {
     let size_bytes = layout_version * 4096;
     let new = FileInode::new(FileKind::File, INODE, INCARNATION);
@@ -70,7 +71,7 @@ struct Image {
     metadata_mutex: Mutex<()>,
 }
 
-/// What a reader has seen of an image: what the size, the layout version, and the runs say.
+/// What a reader has read from an image: the size in pages, the layout version, and the run.
 type Seen = (u64, u64, u64);
 
 impl Image {
@@ -92,7 +93,7 @@ impl Image {
         let words = SlotWords::patch(|index| word(&before, index), &after);
         let mut bytes = vec![0; words.len_bytes() as usize];
         words.copy_from(&after, &mut bytes);
-        // Never the checksum.
+        // The checksum is never set.
         let set = words.set & crate::format::slot_change::SETTABLE_WORDS;
         let words = SlotWords { set, ..words };
         change(&self.inode, &SlotChange { slot: INODE, words, bytes: &bytes });
@@ -110,7 +111,7 @@ impl Image {
     }
 }
 
-/// Size, layout version and runs are of one change, whoever changes them meanwhile.
+/// Size, layout version and runs are of one change, with a concurrent writer.
 #[test]
 fn loom_size_and_layout_are_of_one_version() {
     explore(3, || {
@@ -131,7 +132,7 @@ fn loom_size_and_layout_are_of_one_version() {
     });
 }
 
-// ---- pins -------------------------------------------------------------------------------------------------------
+// ---- pins ---------------------------------------------------------------------------------------
 
 /// A pin without its fences.
 struct Unfenced(AtomicU64);
@@ -152,7 +153,8 @@ impl PinWord for Unfenced {
     fn fence_before_look() {}
 }
 
-/// A reader's pin as the kernel keeps it: in a list with a lock of its own. Without the fences, which the code has besides.
+/// A reader's pin as the kernel keeps it: in a list with its own lock. Without the fences that the
+/// code has in addition.
 struct ReaderLock(Mutex<Option<PinValue>>);
 
 impl PinWord for ReaderLock {
@@ -172,11 +174,11 @@ impl PinWord for ReaderLock {
     fn fence_before_look() {}
 }
 
-/// A file whose page is given up and used again.
+/// A file whose page is freed and reused.
 struct Pinned<W> {
     image: Image,
     pins: [W; 2],
-    /// Loom ends the model if a reader looks at it while the next owner writes to it.
+    /// Loom fails the model if a reader accesses it while the next owner writes to it.
     page: UnsafeCell<u64>,
 }
 
@@ -190,13 +192,13 @@ impl<W: PinWord> Pinned<W> {
         Arc::new(Pinned { image: Image::new(), pins: [word(), word()], page: UnsafeCell::new(1) })
     }
 
-    /// Looks at the page, if `is_unchanged` says after the pin that it is the file's.
+    /// Reads the page, if `is_unchanged` returns after the pin that the page belongs to the file.
     fn view(&self, index: usize, layout_version: u64, is_unchanged: impl FnOnce() -> bool) {
         let pin = &self.pins[index];
         let value = PinValue::of_version(INODE, layout_version).unwrap();
         let set = || if pin.try_set(value) { Ok(()) } else { Err("there is a pin") };
         if pin_in_time(set, || Ok(is_unchanged())).unwrap().is_some() {
-            // SAFETY: loom sees to it that nobody writes meanwhile.
+            // SAFETY: loom verifies that no thread writes during the access.
             self.page.with(|page| assert_eq!(unsafe { *page }, 1));
         }
         pin.clear();
@@ -243,7 +245,7 @@ impl<W: PinWord> Pinned<W> {
     }
 }
 
-/// One process changes the file, another one looks at the pins and uses the page again.
+/// One thread changes the file, another one checks the pins and reuses the page.
 fn one_view<W: PinWord + Send + Sync + 'static>(
     word: impl Fn() -> W,
     view: impl Fn(&Pinned<W>) + 'static,
@@ -298,7 +300,7 @@ fn loom_a_page_that_a_reader_has_locked_is_not_used_again() {
     explore(3, move || one_view(no_lock, |file| file.view_unchanged(0)));
 }
 
-/// The kernel's lock orders a reader's pin only before what the reader loads behind it.
+/// The kernel's lock orders a reader's pin only before the reader's later loads.
 #[test]
 fn loom_a_page_is_used_again_under_a_reader_that_locks_too_late() {
     let outcome = std::panic::catch_unwind(|| {
@@ -315,14 +317,14 @@ fn loom_a_page_is_used_again_under_a_reader_that_locks_too_late() {
     assert!(outcome.is_err(), "the model notices nothing");
 }
 
-// ---- the log ------------------------------------------------------------------------------------------------------
+// ---- the log ------------------------------------------------------------------------------------
 
-/// What a record is, by its place.
+/// The states of a record.
 const NOTHING_YET: u64 = 0;
 const WHOLE: u64 = 1;
 const VOID: u64 = 2;
 
-/// A log whose records are one long, and have one word.
+/// A log whose records take one position each, and consist of one word.
 struct Log {
     appends: Appends,
     signal: Signal,
@@ -342,7 +344,8 @@ impl Log {
         }
     }
 
-    /// Takes the room for one record, with the mutex. Returns the number of the append, and its place.
+    /// Reserves the room for one record, with the mutex. Returns the index of the append, and its
+    /// position.
     fn push(&self, state: u64, depends_lsn: u64) -> (u64, u64) {
         let (lsn, is_metadata) = (self.appends.head_lsn(), state == append::PACKED);
         let end_lsn = if state == append::PACKED { lsn } else { lsn + 1 };
@@ -385,7 +388,7 @@ impl Log {
         }
     }
 
-    /// As `Core::help` of an append that its owner gave up and that is not in the log.
+    /// As `Core::help` for an append that its owner gave up and that is not in the log.
     fn help(&self) -> bool {
         let locked = self.metadata_mutex.lock().unwrap();
         let Some(first) = self.appends.indexes().next() else { return false };
@@ -400,7 +403,7 @@ impl Log {
             self.appends.dependents_of(first)
         };
         Appends::close_hole::<()>(&dependents, (lsn, lsn + 1), |lsn, _| {
-            // Release: it is durable when this returns, and what is written next is so later.
+            // Release: it is durable when this returns, before the next write.
             self.records[lsn as usize].store(VOID, Release);
             Ok(())
         })
@@ -409,7 +412,7 @@ impl Log {
         true
     }
 
-    /// All that is acknowledged is whole.
+    /// Every acknowledged record has the expected state.
     fn check(&self, durable_lsn: u64, expected: u64) {
         for lsn in 0..durable_lsn {
             assert_eq!(self.read(lsn), expected, "at {lsn} of {durable_lsn}");
@@ -417,8 +420,8 @@ impl Log {
     }
 }
 
-/// Commits that are written at the same time are acknowledged in the order of the log: what is before a durable position is there, for
-/// who waits and for who reads the log.
+/// Commits that are written at the same time are acknowledged in log order: what is before a
+/// durable position is there, for waiters and for readers of the log.
 #[test]
 fn loom_what_is_acknowledged_is_whole() {
     explore(3, || {
@@ -442,8 +445,8 @@ fn loom_what_is_acknowledged_is_whole() {
     });
 }
 
-/// An append that its owner gave up is filled by one of those who wait for it, and what depends on it does not count, for anybody who reads
-/// as far as the log is durable, or after a power cut.
+/// An abandoned append is filled by a waiter, and what depends on it does not count, neither for
+/// readers up to the durable position nor after a power cut.
 #[test]
 fn loom_what_depends_on_a_hole_does_not_count() {
     explore(3, || {
@@ -464,7 +467,7 @@ fn loom_what_depends_on_a_hole_does_not_count() {
             },
             || {
                 log.check(log.appends.durable_lsn(), VOID);
-                // What a power cut would leave.
+                // The state that a power cut would leave.
                 if log.records[hole_lsn as usize].load(Acquire) == VOID {
                     assert_eq!(log.read(lsn), VOID, "recovery reads on behind the hole");
                 }
@@ -473,7 +476,7 @@ fn loom_what_depends_on_a_hole_does_not_count() {
     });
 }
 
-/// Nobody completes an append that was given up because the log failed.
+/// No process completes an append that was given up because the log failed.
 #[test]
 fn loom_nothing_is_acknowledged_behind_a_failure() {
     explore(3, || {
@@ -493,7 +496,8 @@ fn loom_nothing_is_acknowledged_behind_a_failure() {
     });
 }
 
-/// Who looks what is pending finds an append there, or afterwards that it is durable; also when its entry is used for another one.
+/// A process that lists the pending appends finds one there, or afterwards finds it durable; also
+/// when its entry is reused.
 #[test]
 fn loom_what_is_pending_is_found() {
     explore(3, || {
@@ -534,7 +538,7 @@ impl Published {
         self.image.apply(layout_version, || self.log.appends.note_applied(end_lsn + 1));
     }
 
-    /// As the end of `Core::transact`: the record has an append of its own.
+    /// As the end of `Core::transact`: the record has a separate append.
     fn change_now(&self, layout_version: u64) {
         let _locked = self.image.metadata_mutex.lock().unwrap();
         let lsn = self.log.appends.head_lsn();
@@ -552,8 +556,8 @@ impl Published {
         self.image.apply(layout_version, || self.log.appends.note_applied(lsn + 1));
     }
 
-    /// As `Core::consistent_in_time` of a reader that is late: with the record that is being applied. And the layout version that the
-    /// image's version stands for.
+    /// As `Core::consistent_in_time` for a late reader: with the record that is being applied. Also
+    /// returns the layout version that the image's version stands for.
     fn read(&self) -> Option<(Seen, u64)> {
         self.image.version.unchanged_during(|version| {
             let lsn = (!version.is_multiple_of(2)).then(|| self.log.appends.being_applied());
@@ -567,7 +571,8 @@ impl Published {
     }
 }
 
-/// A reader that does not wait for whoever changes the image finds the record that is being applied, whole, or an image at rest.
+/// A reader that does not wait for a writer of the image finds either the whole record that is
+/// being applied, or an image at rest.
 fn late_reader(
     preemptions: usize,
     change: impl Fn(&Published, u64) + Copy + Send + Sync + 'static,
@@ -601,9 +606,10 @@ fn loom_a_late_reader_finds_the_record_that_is_applied() {
     late_reader(3, |published, layout_version| published.change_now(layout_version));
 }
 
-// ---- what was committed, at its place ---------------------------------------------------------------------------
+// ---- what was committed, at its place -----------------------------------------------------------
 
-/// A thread that finds that a commit was copied to its place, as one does that compares a page with its base, finds the committed bytes there.
+/// A thread that sees that a commit was copied to its place, such as one that compares a page with
+/// its base, finds the committed bytes there.
 #[test]
 fn loom_what_was_applied_lies_at_its_place() {
     explore(3, || {
@@ -611,12 +617,12 @@ fn loom_what_was_applied_lies_at_its_place() {
         let applied_lsn = Arc::new(AtomicU64::new(0));
         let (copied, noted) = (place.clone(), applied_lsn.clone());
         let applying = thread::spawn(move || {
-            // SAFETY: nobody looks before it is noted; loom checks that.
+            // SAFETY: no thread reads before it is noted; loom checks that.
             copied.with_mut(|page| unsafe { *page = 1 });
             note_at_place(&noted, 64);
         });
         if at_place(&applied_lsn) >= 64 {
-            // SAFETY: nobody writes after it was noted; loom checks that.
+            // SAFETY: no thread writes after it was noted; loom checks that.
             assert_eq!(place.with(|page| unsafe { *page }), 1);
         }
         applying.join().unwrap();

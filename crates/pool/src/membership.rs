@@ -1,23 +1,24 @@
-//! Who has the pool open: open-file-description locks on bytes far behind the end of the pool file.
+//! The locks that show which processes have the pool open: open-file-description locks on bytes far
+//! beyond the end of the pool file.
 //!
 //! | byte | shared | exclusive |
 //! |---|---|---|
-//! | openers | by all that use the segment | by the first, during recovery; by the last, when it closes; for good, by who opens exclusively |
-//! | recovery | briefly, by readers that open | by who opens or closes for writing |
+//! | openers | by all that use the segment | by the first, during recovery; by the last, when it closes; by an exclusive opener, while it has the pool open |
+//! | recovery | briefly, by readers that open | by a process that opens or closes for writing |
 //! | snapshots | by readers without a segment | by the first writer, briefly |
-//! | zeroer | | by who zeroes free pages, meanwhile |
-//! | broker | | by the pool's [broker](crate::broker), in an open file of its own |
-//! | turn | | by the call that waits for the reservations of others, meanwhile ([`turn`](crate::turn)) |
+//! | zeroer | | by a process while it zeroes free pages |
+//! | broker | | by the pool's [broker](crate::broker), in a private open file description |
+//! | turn | | by a call while it waits for the reservations of other calls ([`turn`](crate::turn)) |
 //! | pins *i* | | by the writer that owns block *i* of the pins |
-//! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | by none: writers ask for it, and so find the pins |
-//! | process *i* | | by the process whose slot *i* of the segment is |
+//! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | never taken: writers query for conflicts, and so find the pins |
+//! | process *i* | | by the process that owns slot *i* of the segment |
 //! | inode *n* | by its readers | by its writer |
-//! | whole file *n*, bytes of files | as their users like | as their users like ([`advisory`](crate::advisory)) |
-//! | all there are | | by who makes media of what was there |
+//! | whole file *n*, bytes of files | as applications choose | as applications choose ([`advisory`](crate::advisory)) |
+//! | all bytes | | by a process that creates a pool on existing media |
 //!
-//! Such locks belong to an open file, vanish when its last descriptor is closed, also by SIGKILL, are seen
-//! across PID namespaces, and work on descriptors for reading. A forked child would keep them, so it closes its copy of the
-//! descriptors ([`aquifer_vm::fork`]).
+//! Such locks belong to an open file description, are released when its last descriptor is closed,
+//! also by SIGKILL, are visible across PID namespaces, and work on read-only descriptors. A forked
+//! child would keep them, so it closes its copy of the descriptors ([`aquifer_vm::fork`]).
 
 use std::io;
 use std::ops::Range;
@@ -44,20 +45,20 @@ const TURN: u64 = BASE + 5;
 const PROCESS: u64 = BASE + (1 << 12);
 const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
-/// Advisory locks of whole files: as many bytes as there can be inodes, from here on.
+/// Advisory locks of whole files start here: one byte for each possible inode.
 pub(crate) const WHOLE_FILES: u64 = BASE + (1 << 33);
-/// Advisory locks of bytes of files: as many bytes as this number says, from it on.
+/// Advisory locks of bytes of files start here, and use as many bytes as this number.
 pub(crate) const FILE_BYTES: u64 = 1 << 62;
-/// Pins of readers: for each way to use an inode as many bytes as there can be inodes.
+/// Pins of readers: one byte for each possible inode, for each way to use an inode.
 pub(crate) const READER_USES: u64 = BASE + (1 << 34);
-/// Pins of readers: a byte for each 64 inodes, right before those of layouts.
+/// Pins of readers: a byte for each 64 inodes, directly before those of layouts.
 pub(crate) const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
 /// Pins of readers: a byte for each layout version of each inode below 2²⁸.
 pub(crate) const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
 pub(crate) const READER_LAYOUTS_END: u64 = FILE_BYTES;
 const NO_SLOT: usize = usize::MAX;
 
-/// No byte means two things.
+/// The ranges do not overlap.
 const _: () = {
     let numbers = 1 << 32;
     assert!(PROCESS + PROCESSES as u64 <= PIN_BLOCK && PIN_BLOCK + BLOCKS as u64 <= INODE);
@@ -95,7 +96,8 @@ impl Byte {
     }
 }
 
-/// A byte, locked in an open file of its own until this is dropped, or the process dies.
+/// A byte that is locked, through a private open file description, until this is dropped or the
+/// process dies.
 #[derive(Debug)]
 pub(crate) struct HeldByte {
     _not_inherited: NotInherited,
@@ -103,7 +105,8 @@ pub(crate) struct HeldByte {
 }
 
 impl HeldByte {
-    /// Locks a byte if nobody else has it; `file` was opened for that.
+    /// Locks a byte if no other open file description has it locked; `file` must have been opened
+    /// for this.
     pub fn try_take(file: OwnedFd, byte: Byte) -> io::Result<Option<HeldByte>> {
         let is_taken = lock::try_lock(file.as_fd(), byte.range(), LockKind::Exclusive)?;
         let _not_inherited = NotInherited::new(file.as_fd());
@@ -114,17 +117,18 @@ impl HeldByte {
 /// The locks of one opened pool.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    /// Speaks of the descriptors below and of the media: dropped before them.
+    /// Refers to the descriptors below and to the media: dropped before them.
     _not_inherited: [NotInherited; 2],
-    /// Keeps others of this process from using the open file for a pool of their own, until the locks are given back.
+    /// Keeps this process from opening another pool through the same open file description, until
+    /// the locks are released.
     claim: Mutex<Option<Claim>>,
     file: Arc<OwnedFd>,
-    /// The slot of the segment that is this handle's.
+    /// This handle's slot of the segment.
     index: AtomicUsize,
 }
 
 impl Membership {
-    /// To look at the locks of others.
+    /// A membership that only queries locks.
     pub fn new(file: impl AsFd) -> io::Result<Membership> {
         let own = file.as_fd().try_clone_to_owned()?;
         Ok(Membership {
@@ -135,8 +139,9 @@ impl Membership {
         })
     }
 
-    /// To take locks; `None` if this process takes some through the same open file already. Its locks are those that the file has now,
-    /// which an earlier membership may have left to it.
+    /// A membership that takes locks; `None` if this process already takes some through the same
+    /// open file description. It inherits the locks that the open file description has, which an
+    /// earlier membership may have left.
     pub fn claim(file: impl AsFd) -> io::Result<Option<Membership>> {
         let members = Membership::new(file)?;
         let claim = Claim::take(&members.file)?;
@@ -145,35 +150,36 @@ impl Membership {
         Ok(is_claimed.then_some(members))
     }
 
-    /// Locks a byte if nobody else has it; a lock that is held already changes its kind.
+    /// Locks a byte if no other handle has it; if this handle has it, changes the mode.
     pub fn try_lock(&self, byte: Byte, kind: LockKind) -> io::Result<bool> {
         lock::try_lock(self.file.as_fd(), byte.range(), kind)
     }
 
-    /// Locks a byte when nobody else has it any more; false if that took longer than `timeout`.
+    /// Locks a byte once no other handle has it; false if that took longer than `timeout`.
     pub fn lock(&self, byte: Byte, kind: LockKind, timeout: Duration) -> io::Result<bool> {
         let started = Instant::now();
         while !self.try_lock(byte, kind)? {
             if started.elapsed() > timeout {
                 return Ok(false);
             }
-            // Only while another process opens or closes the pool. The kernel's own waiting has no time limit.
+            // This polls only while another process opens or closes the pool. The kernel's blocking
+            // lock has no timeout.
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(true)
     }
 
     pub fn unlock(&self, byte: Byte) {
-        // A descriptor that can be locked can be unlocked.
+        // Cannot fail on a descriptor that was locked.
         let _ = lock::unlock(self.file.as_fd(), byte.range());
     }
 
-    /// Whether somebody else's lock stands against this one.
+    /// Whether another handle's lock conflicts with this one.
     pub fn is_locked_by_other(&self, byte: Byte, kind: LockKind) -> bool {
         lock::conflict(self.file.as_fd(), byte.range(), kind).map_or(true, |found| found.is_some())
     }
 
-    /// As [`Membership::try_lock`], of a range.
+    /// As [`Membership::try_lock`], for a range.
     pub fn try_lock_range(&self, range: LockRange, kind: LockKind) -> io::Result<bool> {
         lock::try_lock(self.file.as_fd(), range, kind)
     }
@@ -183,14 +189,14 @@ impl Membership {
         let _ = lock::unlock(self.file.as_fd(), range);
     }
 
-    /// A range that another handle has locked, in any way, and that has a byte of this one.
+    /// A range that another handle has locked, in either mode, and that overlaps this one.
     pub fn locked_by_other_in(&self, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
         let len_bytes = range.end - range.start;
         let range = LockRange { offset_bytes: range.start, len_bytes };
         let found = lock::conflict(self.file.as_fd(), range, LockKind::Exclusive)?;
         Ok(found.map(|found| {
             let LockRange { offset_bytes, len_bytes } = found.range;
-            // No length stands for all there can be behind the start.
+            // A length of 0 stands for everything from the start on.
             let len_bytes = if len_bytes == 0 { u64::MAX } else { len_bytes };
             offset_bytes..offset_bytes.saturating_add(len_bytes)
         }))
@@ -210,7 +216,7 @@ impl Membership {
         Ok(false)
     }
 
-    /// The slot of this handle; 0 before it has one, when it is alone anyway.
+    /// The slot of this handle; 0 before it has one, when no other handle is there.
     pub fn index(&self) -> usize {
         match self.index.load(Relaxed) {
             NO_SLOT => 0,
@@ -218,26 +224,29 @@ impl Membership {
         }
     }
 
-    /// Whether another handle has the pool open for writing, by a lock that a descriptor for reading cannot have.
+    /// Whether another handle has the pool open for writing: its lock is one that a read-only
+    /// descriptor cannot have.
     pub fn has_writers(&self) -> bool {
         let slots = LockRange { offset_bytes: PROCESS, len_bytes: PROCESSES as u64 };
         lock::conflict(self.file.as_fd(), slots, LockKind::Shared)
             .is_ok_and(|found| found.is_some())
     }
 
-    /// Whether the owner of a process slot lives: a writer, whose lock no descriptor for reading can have.
+    /// Whether the owner of a process slot lives: a writer, whose lock is one that a read-only
+    /// descriptor cannot have.
     pub fn is_alive(&self, index: usize) -> bool {
-        // A reader has no slot, so none is its own.
+        // A reader has no slot, so this matches none.
         index == self.index.load(Relaxed)
             || self.is_locked_by_other(Byte::Process(index), LockKind::Shared)
     }
 
-    /// The process that owns a slot, as it knows itself.
+    /// The process that owns a slot, as numbered in its own PID namespace.
     pub fn pid_of(&self, control: &Control, index: usize) -> u32 {
         control.processes.get(index).map_or(0, |slot| slot.pid.load(Relaxed) as u32)
     }
 
-    /// Who has all bytes locked, to make media, keeps only those that keep others from opening the pool.
+    /// Reduces the lock on all bytes, taken to create a pool, to those that keep other processes
+    /// from opening it.
     pub fn keep_out_only(&self) {
         let before = LockRange { offset_bytes: 0, len_bytes: OPENERS };
         let behind = LockRange { offset_bytes: SNAPSHOTS + 1, len_bytes: 0 };
@@ -246,7 +255,7 @@ impl Membership {
         }
     }
 
-    /// Gives all locks back. The descriptor may be shared with the media, which lives on.
+    /// Releases all locks. The media may share the descriptor and keep it open.
     pub fn leave(&self) {
         let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: BLOCKS as u64 };
         let len_bytes = READER_LAYOUTS_END - READER_USES;
@@ -259,7 +268,7 @@ impl Membership {
         self.give_up_claim();
     }
 
-    /// Lets others of this process use the open file.
+    /// Releases the claim, so that this process can use the open file description for another pool.
     pub fn give_up_claim(&self) {
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -269,7 +278,7 @@ impl Membership {
 mod tests {
     use super::*;
 
-    /// Writers lock their slots in a way that a descriptor for reading cannot.
+    /// Writers lock their slots in a mode that a read-only descriptor cannot have.
     #[test]
     fn a_lock_that_a_reader_can_have_makes_no_writer() {
         let file = tempfile::NamedTempFile::new().unwrap();

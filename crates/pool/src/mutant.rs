@@ -1,54 +1,59 @@
-//! Deliberate mistakes, to show that the tests would notice them.
+//! Deliberate mistakes, to show that the tests detect them.
 //!
-//! Only built with the feature `mutants`, which only tests switch on. Each one leaves out what a rule of the log asks
-//! for; the crash tests run once with each and must fail.
+//! Only built with the feature `mutants`, which only tests enable. Each one omits what a rule of
+//! the log requires; the crash tests run once with each and must fail.
 
 /// A deliberate mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mutant {
-    /// Pages are reused as soon as the record that frees them is durable, though the log may still hold content
-    /// for them: replay then writes over their new owner.
+    /// Pages are reused as soon as the record that frees them is durable, though the log may still
+    /// hold content for them: replay then writes over their new owner.
     NoRevoke,
     /// Pages are reused at once, before the record that frees them is durable.
     EarlyReuse,
     /// A record is written before the pages it newly names were flushed.
     CommitBeforeData,
-    /// Recovery believes that a pool whose superblock names no segment was closed properly, and does not replay.
+    /// Recovery believes that a pool whose superblock names no segment was closed properly, and
+    /// does not replay.
     TrustStoredState,
-    /// The generation is not raised when the pool is opened, and the log goes on where it ended.
+    /// The generation is not raised when the pool is opened, and the log continues where it ended.
     SameGeneration,
     /// An append is acknowledged although an earlier one is not durable.
     AcknowledgeOutOfOrder,
-    /// A record's checksum is not looked at.
+    /// A record's checksum is not verified.
     NoChecksum,
     /// A checkpoint moves the tail before what it applied was flushed.
     TailBeforeFlush,
     /// A commit is acknowledged when it is visible, and not when it is durable.
     NoFlush,
-    /// Commits that a dead process made behind one that is a hole count, though they say what changed since that one.
+    /// Commits that a dead process made behind one that is a hole count, though they contain only
+    /// the changes since that one.
     KeepDependents,
     /// Packed records count after a power cut though what they expose was not flushed.
     CountExposed,
-    /// What a dead process has written behind the end of packed records, and not published, is erased, and the erasure is not durable.
+    /// The erasure of what a dead process has written behind the end of packed records, and not
+    /// published, is not durable.
     EraseUnsaid,
-    /// What was written and not flushed is taken to be there although the system has said that it lost some of it.
+    /// Bytes that were written and not flushed are trusted although the kernel has reported that it
+    /// lost some.
     TrustLostBytes,
-    /// Pages are written to that the head still calls fresh, as far as it is durable.
+    /// Pages are written to although the durable head still records them as fresh.
     FreshUnsaid,
     /// A checkpoint does not make the next change of a slot a whole one.
     PatchFirst,
-    /// Bytes are stored to pages of a file while a power cut would give these pages to another file.
+    /// Bytes are stored to pages of a file while a power cut would give these pages to another
+    /// file.
     StoreUnsettled,
-    /// What was written is taken to be there as long as the machine runs.
+    /// Written bytes are trusted as long as the machine runs.
     LifeOfMachine,
-    /// The log is made durable only where it is known that nothing of it was lost.
+    /// The log is made durable only if it is known that nothing of it was lost.
     SecureOnlySameLife,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
 }
 
-/// Whether this mistake is being made: always no, unless built for the tests that make it.
+/// Whether this mistake is being made: always false, unless built for the tests that make it.
 #[inline]
 pub(crate) fn is(selected: Option<Mutant>, mutant: Mutant) -> bool {
     cfg!(feature = "mutants") && selected == Some(mutant)

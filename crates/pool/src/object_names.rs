@@ -1,7 +1,8 @@
-//! Where objects are by their names: an index of the image, beside it in the segment.
+//! An index of objects by name, beside the image in the segment.
 //!
-//! It is a digital search tree over the slots of the objects. Each slot has two links, and each object is in the tree below those that were
-//! there before it, where the bits of the hash of its name lead:
+//! It is a digital search tree over the slots of the objects. Each slot has two links, and each
+//! object lies below the objects that were there before it, at the position given by the bits of
+//! the hash of its name:
 //!
 //! ```text
 //!               slot 7  0110…
@@ -11,16 +12,19 @@
 //!           slot 12  0101…
 //! ```
 //!
-//! So a lookup compares the names of about as many slots as the number of objects has bits, whatever the pool holds besides, and a change of
-//! names stores a few links. An object that goes is replaced by a leaf below it, which may be in any place above its own.
+//! So a lookup compares the names of about as many slots as the number of objects has bits,
+//! whatever else the pool contains, and a change of names stores a few links. A removed object is
+//! replaced by a leaf below it, which may take any position above its own.
 //!
-//! Like the rest of the segment it is derived: [`build`] makes it of the image when the pool is opened, and nothing of it is on media. It is
-//! changed by [`apply`](crate::image::apply) only, while the version of the image is odd; so lookups are consistent reads of the
-//! image as all others are. What a dead process left half done is not repaired but made anew.
+//! Like the rest of the segment it is derived: [`build`] computes it from the image when the pool
+//! is opened, and nothing of it is on media. Only [`apply`](crate::image::apply) changes it, while
+//! the version of the image is odd; so lookups are consistent reads of the image as all others are.
+//! What a dead process left half done is not repaired but rebuilt.
 //!
-//! # While it is not whole
-//! From the moment when a process finds the change of a dead one until the tree is built again, and in a pool whose names make it too deep
-//! (65 names whose hashes begin alike), [`Control::object_names_are_whole`] is 0, and lookups compare the names of all objects.
+//! # While it is incomplete
+//! From the moment when a process finds the change of a dead one until the tree is rebuilt, and in
+//! a pool whose names make it too deep (65 names whose hashes begin alike),
+//! [`Control::object_names_are_whole`] is 0, and lookups compare the names of all objects.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -31,23 +35,23 @@ use crate::image::load_word;
 use crate::point;
 use crate::segment::{Control, Segment, SlotSet};
 
-/// Words of a slot that have its name, behind the length in the first byte.
+/// Words of a slot that contain its name, behind the length in the first byte.
 const NAME_WORDS: usize = (MAX_NAME_BYTES + 1) / 8;
 const FIRST_WORD: usize = NAME_RANGE.start / 8;
 const _: () = assert!(NAME_RANGE.start == FIRST_WORD * 8);
 const _: () = assert!(NAME_RANGE.end == (FIRST_WORD + NAME_WORDS) * 8);
-/// The words of a slot on which its place in the tree depends.
+/// The words of a slot that determine its place in the tree.
 const PLACE_WORDS: u64 = 1 | ((1 << NAME_WORDS) - 1) << FIRST_WORD;
 
-/// Objects on the way to one: no more than a hash has bits.
+/// The maximal depth of an object: the number of bits in a hash.
 const MOST_STEPS: u32 = 64;
 
-/// A name that is looked for.
+/// A name to look up.
 pub(crate) struct Key<'a> {
     name: &'a [u8],
-    /// As a slot has them, but for what lies behind the name.
+    /// As in a slot, except for what lies behind the name.
     words: [u64; NAME_WORDS],
-    /// How many words there are of it, and which bits count of the last one.
+    /// The number of words of the name, and the mask of the significant bits in the last one.
     count: usize,
     last_mask: u64,
 }
@@ -71,7 +75,7 @@ impl<'a> Key<'a> {
         })
     }
 
-    /// Whether these are the words of an object of this name.
+    /// Whether these are the words of an object with this name.
     pub fn is_of(&self, word: impl Fn(usize) -> [u8; 8]) -> bool {
         let differs = |index: usize| {
             let mask = if index + 1 == self.count { self.last_mask } else { u64::MAX };
@@ -81,14 +85,14 @@ impl<'a> Key<'a> {
     }
 }
 
-/// The hash of a name. It differs from segment to segment.
+/// The hash of a name, with the segment's seed.
 fn hash_of(segment: &Segment, name: &[u8]) -> u64 {
-    // Relaxed: it was stored before anybody else knew the segment.
+    // Relaxed: it was stored before any other thread knew the segment.
     let seed = segment.control().object_names_seed.load(Relaxed);
     xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
 }
 
-/// That of the name of the object in a slot; `None` if there is none.
+/// The hash of the name of the object in a slot; `None` if there is none.
 fn hash_in(segment: &Segment, slot: u64) -> Option<u64> {
     if !is_object_slot(load_word(segment, slot, 0)) {
         return None;
@@ -100,12 +104,12 @@ fn hash_in(segment: &Segment, slot: u64) -> Option<u64> {
     Some(hash_of(segment, &bytes[1..=usize::from(bytes[0])]))
 }
 
-/// What of a hash chooses below the object that is so many steps from the root.
+/// The bit of a hash that chooses the link below an object at this depth.
 fn bit(hash: u64, steps: u32) -> u32 {
     (hash >> (u64::BITS - 1 - steps)) as u32 & 1
 }
 
-/// The slots below one, where nothing is 0: the head's.
+/// The slots below one. 0, the head's slot, stands for none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Links(u64);
 
@@ -129,7 +133,7 @@ impl Links {
     }
 }
 
-/// A place in the tree, which has a slot or 0.
+/// A place in the tree, which contains a slot or 0.
 #[derive(Clone, Copy)]
 enum Place {
     Root,
@@ -154,19 +158,21 @@ impl Place {
     }
 }
 
-/// Whether the tree has all objects. If not, lookups compare the names of all.
+/// Whether the tree contains all objects. If not, lookups compare the names of all.
 pub(crate) fn are_whole(control: &Control) -> bool {
-    // Acquire: who finds it whole finds all links. Pairs with the Release in `build`. Changes are seen to by the version of the image.
+    // Acquire: pairs with the Release in `build`. A thread that finds it complete sees all links.
+    // The version of the image orders later changes.
     control.object_names_are_whole.load(Acquire) != 0
 }
 
-/// Says that the tree is not to be believed. With the metadata mutex, while the version of the image is odd.
+/// Marks the tree as incomplete. With the metadata mutex, while the version of the image is odd.
 pub(crate) fn distrust(control: &Control) {
-    // Relaxed: who finds the next even version finds this.
+    // Relaxed: a thread that loads the next even version sees this.
     control.object_names_are_whole.store(0, Relaxed);
 }
 
-/// The object of a name. Called for a consistent read or with the metadata mutex; perhaps several times.
+/// Finds the object with a name. Called in a consistent read, which may repeat it, or with the
+/// metadata mutex.
 pub(crate) fn find(segment: &Segment, key: &Key<'_>) -> Option<u64> {
     let has_name = |slot: u64| key.is_of(|index| load_word(segment, slot, index));
     if !are_whole(segment.control()) {
@@ -175,7 +181,8 @@ pub(crate) fn find(segment: &Segment, key: &Key<'_>) -> Option<u64> {
     find_below_root(segment, hash_of(segment, key.name), has_name)
 }
 
-/// The slot on the way of a hash that is the one. While the tree is changed, any or none.
+/// The slot on the path of a hash for which `is_it` returns true. While the tree is being changed,
+/// the result is arbitrary.
 fn find_below_root(segment: &Segment, hash: u64, is_it: impl Fn(u64) -> bool) -> Option<u64> {
     let mut slot = Place::Root.load(segment);
     for steps in 0..MOST_STEPS {
@@ -190,15 +197,15 @@ fn find_below_root(segment: &Segment, hash: u64, is_it: impl Fn(u64) -> bool) ->
     None
 }
 
-/// What the tree is to forget of a slot when a change is made to it.
+/// What the tree must forget about a slot when a change is applied to it.
 pub(crate) enum Noted {
-    /// It stays as it is.
+    /// The slot keeps its place.
     Nothing,
-    /// The hash of the name that the slot has before.
+    /// The hash of the name that the slot has before the change.
     Before(Option<u64>),
 }
 
-/// To be called before a change of a slot is stored.
+/// Must be called before a change of a slot is stored.
 #[inline]
 pub(crate) fn before_change(segment: &Segment, change: &SlotChange<'_>) -> Noted {
     let can_move = change.words.is_whole || change.words.set & PLACE_WORDS != 0;
@@ -208,7 +215,7 @@ pub(crate) fn before_change(segment: &Segment, change: &SlotChange<'_>) -> Noted
     }
 }
 
-/// To be called after it.
+/// Must be called after a change of a slot is stored.
 #[inline]
 pub(crate) fn after_change(segment: &Segment, slot: u64, noted: Noted) {
     let Noted::Before(before) = noted else { return };
@@ -224,13 +231,13 @@ pub(crate) fn after_change(segment: &Segment, slot: u64, noted: Noted) {
     }
 }
 
-/// Makes the tree of the image, unless it is whole. With the metadata mutex.
+/// Builds the tree from the image, unless it is complete. With the metadata mutex.
 pub(crate) fn build(segment: &Segment) {
     let control = segment.control();
     if are_whole(control) {
         return;
     }
-    // Readers have found that it is not whole, and do not look at it.
+    // Readers have found it incomplete, and do not use it.
     Place::Root.store(segment, 0);
     let is_whole = (segment.slots_in(SlotSet::Objects))
         .filter_map(|slot| Some((slot, hash_in(segment, slot)?)))
@@ -239,7 +246,7 @@ pub(crate) fn build(segment: &Segment) {
     control.object_names_are_whole.store(is_whole.into(), Release);
 }
 
-/// `false` if the tree would become too deep.
+/// Inserts a slot; false if the tree would become too deep.
 fn insert(segment: &Segment, slot: u64, hash: u64) -> bool {
     Links(0).store(segment, slot);
     let mut place = Place::Root;
@@ -255,7 +262,7 @@ fn insert(segment: &Segment, slot: u64, hash: u64) -> bool {
     false
 }
 
-/// `false` if it is not where it should be.
+/// Removes a slot; false if it is not where it should be.
 fn remove(segment: &Segment, slot: u64, hash: u64) -> bool {
     let mut place = Place::Root;
     for steps in 0..MOST_STEPS {
@@ -275,7 +282,7 @@ fn remove(segment: &Segment, slot: u64, hash: u64) -> bool {
     false
 }
 
-/// Takes a slot that has none below it from below this one, if any is there.
+/// Detaches a leaf below this slot, if there is one.
 fn take_leaf(segment: &Segment, slot: u64) -> Option<u64> {
     let mut last: Option<(Place, u64)> = None;
     let mut above = slot;
@@ -325,7 +332,7 @@ mod tests {
         segment
     }
 
-    /// Changes what is in a slot as `apply` does.
+    /// Changes a slot as `apply` does.
     fn put(segment: &Segment, slot: u64, name: Option<&[u8]>) {
         let inode = match name {
             Some(name) => {
@@ -405,7 +412,7 @@ mod tests {
             all += looked_at.get();
             most = most.max(looked_at.get());
         }
-        // The logarithm is 13.3; a tree of random hashes is little deeper.
+        // The logarithm is 13.3; a tree of random hashes is only a little deeper.
         assert!(all / (2 * OBJECTS) <= 20 && most <= 40, "{all} in all, {most} at most");
     }
 
@@ -444,7 +451,8 @@ mod tests {
     fn what_is_half_made_is_made_anew() {
         let segment = segment(64);
         (1..20).for_each(|slot| put(&segment, slot, Some(&name(slot))));
-        // As who died in the middle leaves it: the slots below the first object are gone.
+        // As a process that dies in the middle leaves it: the links below the first object are
+        // lost.
         Links(0).store(&segment, segment.control().object_names_root.load(Relaxed));
         assert!((1..20).any(|slot| slot_of(&segment, &name(slot)).is_none()));
         distrust(segment.control());

@@ -1,24 +1,27 @@
-//! Who owns which pages, and what in the metadata cannot be believed.
+//! Ownership of pages, and detection of untrustworthy metadata.
 //!
-//! No damage may ever show one object's bytes in another. A checksum tells whether a slot is as it was written; it does
-//! not tell whether two slots fit together, and whoever damages a pool on purpose makes it right. So all inodes
-//! are looked at together before any of them is used:
+//! No damage may ever show one object's bytes in another. A checksum verifies that a slot is as it
+//! was written; it does not verify that two slots fit together, and deliberate damage has valid
+//! checksums. So all inodes are checked together before any of them is used:
 //!
-//! * each decodes, and lies in a slot that the head says has been used;
-//! * one that the head says has been used is not zero: a sector that was lost would otherwise be an object that never was;
-//! * its pages are data, and lie below the head's first fresh page: from there on everything is zero, so what is made
-//!   there is not zeroed again;
+//! * each decodes, and lies in a slot that the head records as used;
+//! * a slot that the head records as used is not zero: otherwise a lost sector would look like an
+//!   object that never was;
+//! * its pages are data, and lie below the head's first fresh page: everything from there on is
+//!   zero, so allocations there are not zeroed again;
 //! * no page is named twice;
-//! * slots lead to each other as they should: [`links`](crate::links).
+//! * slots refer to each other consistently: [`links`](crate::links).
 //!
-//! Recovery, readers and the check all ask here. Who wants to write is refused when anything is wrong but that something is lost; a
-//! reader goes without the slots of which the bytes or the pages are in doubt, and finds out about the others when it comes
-//! to them, because each part says whose it is; the check reports every one.
+//! Recovery, readers and the check all use this. A writer is refused unless the only flaws are
+//! losses; a reader ignores the slots whose bytes or pages are in doubt, and detects the other
+//! flaws when it follows a reference to them, because each part records its owner; the check
+//! reports every flaw.
 //!
-//! Content in the log is for the pages that its inode owns *after* the last record. A checkpoint may have been under way
-//! at the crash, so the metadata on media may be newer than a record, or torn where a later record has it whole.
-//! What no longer belongs to the inode was freed by a later record and is not reused before the tail has passed that, so
-//! nobody misses it.
+//! Content in the log is for the pages that its inode owns *after* the last record. A checkpoint
+//! may have been running at the crash, so the metadata on media may be newer than a record, or torn
+//! where a later record has it whole. Pages that no longer belong to the inode were freed by a
+//! later record and are not reused before the tail has passed that record, so dropping their
+//! content is harmless.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +33,7 @@ use crate::format::{FormatError, PAGE_BYTES};
 use crate::links::{Extent, LinkCounts, LinkFlaw, Links};
 use crate::media::ByteRange;
 
-/// Something that cannot be believed.
+/// A flaw in the metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// The head is damaged.
@@ -39,24 +42,24 @@ pub(crate) enum Flaw {
     Inode { number: u64, error: FormatError },
     /// A run lies where no content can be.
     Misplaced { number: u64, run: Run },
-    /// Two runs have pages in common; perhaps of one inode.
+    /// Two runs, possibly of one inode, have pages in common.
     Shared { number: u64, other: u64, run: Run },
     /// Slots do not fit together.
     Link(LinkFlaw),
 }
 
 impl Flaw {
-    /// Whether nobody may write to the pool before that is repaired.
+    /// Whether no process may write to the pool before the flaw is repaired.
     pub fn forbids_writing(&self) -> bool {
         !matches!(self, Flaw::Link(flaw) if flaw.extent() == Extent::Loss)
     }
 
-    /// Whether it is a number that a repair knows.
+    /// Whether it is a wrong count that a repair can correct.
     pub fn is_miscount(&self) -> bool {
         matches!(self, Flaw::Link(flaw) if flaw.extent() == Extent::Miscount)
     }
 
-    /// The slots that are not to be used because of it.
+    /// The slots that must not be used because of it.
     pub fn inodes(&self) -> impl Iterator<Item = u64> {
         let (one, other) = match *self {
             Flaw::Head(_) | Flaw::Link(_) => (None, None),
@@ -66,7 +69,7 @@ impl Flaw {
         one.into_iter().chain(other)
     }
 
-    /// The structure, in words.
+    /// The name of the structure.
     pub fn structure(&self) -> String {
         match self {
             Flaw::Head(_) => "the pool's head".to_owned(),
@@ -80,7 +83,7 @@ impl Flaw {
         }
     }
 
-    /// What is wrong with it.
+    /// The error in it.
     pub fn error(&self) -> FormatError {
         match self {
             Flaw::Head(error) | Flaw::Inode { error, .. } => error.clone(),
@@ -99,22 +102,22 @@ pub(crate) struct Owners {
     runs: Vec<(Run, u64)>,
     /// The shadow of each inode that has one.
     shadows: BTreeMap<u64, Run>,
-    /// The content of each object that can be believed.
+    /// The content of each object without flaws.
     content: BTreeMap<u64, ByteRange>,
     counts: LinkCounts,
     flaws: Vec<Flaw>,
 }
 
 impl Owners {
-    /// Looks at all slots, the head's included, as `read` has them: `None` if they cannot be read. `visit` sees every object and
-    /// every inode of a file.
+    /// Checks all slots, including the head's, as `read` returns them: `None` if they cannot be
+    /// read. Calls `visit` for every object and every inode of a file.
     pub fn new(
         layout: &Layout,
         mut read: impl FnMut(u64) -> Option<SlotBytes>,
         mut visit: impl FnMut(&Slot),
     ) -> Owners {
         let mut owners = Owners::default();
-        // Without a head, everything may have been used.
+        // Without a head, every page and slot may have been used.
         let mut head = PoolHead { fresh_from_page: layout.page_count, used_slots: layout.slots() };
         if let Some(bytes) = read(HEAD_SLOT) {
             match PoolHead::decode(&bytes).and_then(|found| found.validate(layout)) {
@@ -178,7 +181,7 @@ impl Owners {
         if !inode.shadow.is_empty() {
             self.shadows.insert(number, inode.shadow);
         }
-        // Adjacent runs: decoding saw to that.
+        // The runs are adjacent: decoding ensures that.
         let pages = inode.content_pages();
         let start_page = inode.runs.first().map_or(0, |run| run.start_page);
         self.content.insert(number, Run { start_page, pages }.bytes());
@@ -190,7 +193,7 @@ impl Owners {
 
     fn find_shared(&mut self) {
         self.runs.sort_unstable();
-        // The run that reaches furthest so far: a long one may overlap with many that follow.
+        // The run that reaches furthest so far: a long one may overlap with many later ones.
         let mut furthest: Option<(Run, u64)> = None;
         for &(run, number) in &self.runs {
             if let Some((before, other)) = furthest
@@ -204,17 +207,17 @@ impl Owners {
         }
     }
 
-    /// What is wrong.
+    /// The flaws found.
     pub fn flaws(&self) -> &[Flaw] {
         &self.flaws
     }
 
-    /// How many there are of what belongs to files.
+    /// Counts of the slots that belong to files.
     pub fn counts(&self) -> LinkCounts {
         self.counts
     }
 
-    /// Whether it is an object and nothing is wrong with it.
+    /// Whether the slot contains an object without flaws.
     pub fn is_believed(&self, number: u64) -> bool {
         self.content.contains_key(&number)
     }
@@ -241,12 +244,12 @@ impl Owners {
         }
     }
 
-    /// Whether content for `inodes`, which are in order, may lie in `range`: in the shadow of one of them, or where nobody's pages are
-    /// (any more).
+    /// Whether content for `inodes`, which must be sorted, may lie in `range`: in the shadow of one
+    /// of them, or in pages without an owner.
     pub fn may_hold_content_for(&self, inodes: &[u64], range: ByteRange) -> bool {
         let start_page = range.offset_bytes / PAGE_BYTES;
         let range = Run { start_page, pages: range.end_bytes().div_ceil(PAGE_BYTES) - start_page };
-        // Where runs overlap, their ends are not in order.
+        // Where runs overlap, their ends are not sorted.
         let first = match self.flaws.is_empty() {
             true => self.runs.partition_point(|(run, _)| run.end_page() <= range.start_page),
             false => 0,
@@ -285,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Beside the root directory, in slot 1.
+    /// These inodes, with the root directory in slot 1.
     fn owners(inodes: &[Inode], fresh_from_page: u64, used_slots: u64) -> Owners {
         let mut slots = [[0; SLOT_BYTES]; 8];
         slots[0] = PoolHead { fresh_from_page, used_slots }.encode();

@@ -1,4 +1,4 @@
-//! Packed records: changes that are visible to all processes at once, and durable when somebody asks for it.
+//! Packed records: changes that are visible to all processes at once, and made durable on demand.
 //!
 //! ```text
 //!     one append, PACKED                            page boundary
@@ -8,18 +8,19 @@
 //!                                     ▲ not there yet while more records may follow
 //! ```
 //!
-//! The module [`log`](crate::log) says how they become durable. Here are the steps, each of which a process may die in:
+//! The module [`log`](crate::log) describes how they become durable. These are the steps; a process
+//! may die in each:
 //!
 //! | step | with the metadata mutex | a death after it leaves |
 //! |---|---|---|
 //! | the record is written behind the end | yes | bytes that do not count: the next holder erases them durably, so that they never will |
 //! | the end is moved | yes | a record that counts and is not applied: [`Core::repair_packed`] |
-//! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder leaves it to whoever needs it |
-//! | the append is taken over | yes | an append whose owner is dead: the next one takes it |
-//! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be done again |
+//! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder abandons it, and a process that needs it adopts it |
+//! | the append is adopted | yes | an append whose owner is dead: the next process adopts it |
+//! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be repeated |
 //!
-//! Behind a packed record there is always room for a close, in its page or with the next one, and before the end of the ring: an
-//! append never crosses that.
+//! There is always room for a close behind a packed record, in its page or including the next one,
+//! and before the end of the ring: an append never crosses that.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -37,10 +38,11 @@ use crate::point;
 
 /// How much of a packed append is written at a time.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// The longest packed append: then a new one begins, so that making the first durable does not take for ever.
+/// The longest packed append; beyond it a new one begins, which bounds the time to make one
+/// durable.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
 
-/// Where a packed record will lie.
+/// The place of a packed record.
 pub(crate) struct PackedPlace {
     index: u64,
     pub lsn: u64,
@@ -48,15 +50,16 @@ pub(crate) struct PackedPlace {
 }
 
 impl Core {
-    /// Space before the end of the ring.
+    /// The space before the end of the ring.
     fn to_end_of_ring(&self, lsn: u64) -> u64 {
         let log_bytes = self.layout.log().len_bytes;
         log_bytes - lsn % log_bytes
     }
 
-    /// A place for a packed record of `len_bytes`; `None` if the log has no room for it now.
+    /// Returns a place for a packed record of `len_bytes`; `None` if the log has no room for it
+    /// now.
     pub fn place_packed(&self, locked: &Locked<'_>, len_bytes: u64) -> Result<Option<PackedPlace>> {
-        // With a close behind it and one before it, each up to a page boundary.
+        // Including a close before it and one behind it, each up to a page boundary.
         if !self.has_room(len_bytes + 4 * PAGE_BYTES) || !self.control().appends.has_entries(4) {
             return Ok(None);
         }
@@ -73,7 +76,7 @@ impl Core {
         }
         let mut lsn = self.head_lsn();
         if is_full(lsn, lsn) {
-            // What is left of the ring is closed by itself.
+            // The rest of the ring becomes an append with only a close.
             self.begin_packed(lsn);
             self.write_close(locked, self.to_end_of_ring(lsn))?;
             lsn = self.head_lsn();
@@ -85,11 +88,11 @@ impl Core {
         self.push_pending(lsn, lsn, append::PACKED, true, append::NOTHING)
     }
 
-    /// Writes a packed record: from now on it counts, for all processes.
+    /// Writes a packed record, which then counts for all processes.
     pub fn publish_packed(&self, place: &PackedPlace, record: &[u8], exposes: bool) -> Result<()> {
         self.store_packed(place.lsn, record)?;
         if exposes {
-            // Before the end: it is never too few.
+            // Before the end is moved, so that no counted record's exposure is missed.
             self.pending(place.index).exposes.store(1, Relaxed);
         }
         point::pass("packed-written");
@@ -98,28 +101,30 @@ impl Core {
         Ok(())
     }
 
-    /// Writes bytes behind the end of what counts.
+    /// Writes bytes behind the end of the records that count.
     fn store_packed(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let end_lsn = lsn + bytes.len() as u64;
         let begins_page = end_lsn > lsn.next_multiple_of(PAGE_BYTES);
         let mut whole_pages = Vec::new();
         if begins_page && self.media.domain() == PersistenceDomain::PageCache {
-            // With zeros up to the end of the page: a part of a page that is not cached is written only after the system has read the rest.
+            // Padded with zeros to the end of the page: writing a part of an uncached page would
+            // make the kernel read the rest first.
             whole_pages.extend_from_slice(bytes);
             whole_pages.resize((end_lsn.next_multiple_of(PAGE_BYTES) - lsn) as usize, 0);
         }
         let bytes = if whole_pages.is_empty() { bytes } else { &whole_pages };
         // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
         let write = || unsafe { self.store(self.position(lsn), bytes) };
-        // Of a write that failed all may be there. Only where nothing happens any more it does no harm if it counts.
+        // A failed write may have written everything. If the record then counts, it is harmless
+        // only because the pool has failed.
         write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))
     }
 
-    /// Closes packed records, if there are any that more could follow: what is appended next begins a page.
+    /// Closes the open packed append, if there is one: the next append begins at a page boundary.
     pub fn close_packed(&self, locked: &Locked<'_>) -> Result<()> {
         let Some((index, end_lsn)) = self.control().appends.open_packed() else { return Ok(()) };
         if self.pending(index).lsn.load(Relaxed) == end_lsn {
-            // Nothing was added since it was begun.
+            // No record was added since it was begun.
             self.control().appends.take_back(index);
             return Ok(());
         }
@@ -143,22 +148,24 @@ impl Core {
         self.pending(index).close_lsn.store(lsn, Relaxed);
         self.control().appends.extend_packed(index, end_lsn);
         point::pass("packed-closed");
-        // Before the position of what is applied, by which whoever repairs after a death here finds the close.
+        // Before `note_applied`: the repair after a death here finds the close by the applied
+        // position.
         self.control().appends.give_up(index);
-        // All before it is applied, or the mutex could not be held.
+        // Everything before it is applied, or the mutex could not be held.
         self.control().appends.note_applied(end_lsn);
         Ok(())
     }
 
-    /// Closes what is packed, so that everything up to the returned position can become durable.
+    /// Closes the open packed append, so that everything up to the returned position can become
+    /// durable.
     pub fn close_log(&self) -> Result<u64> {
         let locked = self.lock()?;
         self.close_packed(&locked)?;
         Ok(self.head_lsn())
     }
 
-    /// Completes what a dead process was doing to packed records: applies the one that it had published and not applied,
-    /// and leaves an append that it had closed to whoever needs it.
+    /// Completes what a dead process was doing to packed records: applies a record that it had
+    /// published and not applied, and abandons an append that it had closed.
     pub fn repair_packed(&self, locked: &Locked<'_>, index: u64) -> Result<()> {
         let (control, pending) = (self.control(), self.pending(index));
         let end_lsn = pending.end_lsn.load(Relaxed);
@@ -177,11 +184,12 @@ impl Core {
             control.appends.give_up(index);
             return Ok(());
         }
-        // What it had written behind the end and not published has not happened, for all who look from now on. It names pages
-        // that are free now: if it counted for who recovers the pool after the death of all, it would show what
-        // they are used for next. Durably, before anything else is written there: a sector that the next record shares with it, or that
-        // the system writes back later than those around it, could have the old bytes after a power cut, and a record that is as
-        // long as the next one would count in its place.
+        // What it had written behind the end and not published has not happened, for every later
+        // reader of the state. It names pages that are free now: if a recovery after the death of
+        // all processes counted it, it would show what the pages are used for next. Erase it
+        // durably before anything else is written there: a sector that the next record shares with
+        // it, or that the kernel writes back later than those around it, could have the old bytes
+        // after a power cut, and a record that is as long as the next one would count in its place.
         let erased = [0; HEADER_BYTES];
         if mutant::is(self.mutant, Mutant::EraseUnsaid) {
             // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
@@ -199,12 +207,12 @@ impl Core {
         self.fail(FailureKind::Log, &source);
     }
 
-    /// Makes a packed append durable, which is closed and this process's by now.
+    /// Makes a packed append durable, which must be closed and owned by this process.
     pub fn harden(&self, mut append: Append) -> Result<()> {
         let pending = self.pending(append.index());
         let mut exposed = Vec::new();
         let mut lsn = append.lsn;
-        // Where nothing is ever written back, nobody has to know what would be.
+        // Volatile media never write anything back, so the exposed ranges are not needed.
         let asks = pending.exposes.load(Relaxed) != 0
             && self.media.domain() != PersistenceDomain::Volatile;
         while asks && lsn < append.end_lsn {
@@ -215,7 +223,7 @@ impl Core {
         let close_lsn = pending.close_lsn.load(Relaxed);
         let close = self.read_record(close_lsn);
         let close = close.map_err(|error| self.fail_unreadable(close_lsn, error))?.header;
-        // Relaxed: a hint for those who wait.
+        // Relaxed: a hint for waiters.
         let note_progress = || _ = pending.progress.fetch_add(1, Relaxed);
         if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
             self.make_durable_in_parts(exposed, note_progress)?;
@@ -229,7 +237,7 @@ impl Core {
         self.complete(&mut append)
     }
 
-    /// Makes this part of the log durable as it is.
+    /// Makes this part of the log durable without changing it.
     fn write_packed(&self, lsn: u64, end_lsn: u64, note_progress: impl Fn()) -> Result<()> {
         let (position, len_bytes) = (self.position(lsn), end_lsn - lsn);
         if self.media.domain() != PersistenceDomain::PageCache {

@@ -1,13 +1,16 @@
-//! Named moments at which tests end a process, or hold it.
+//! Named points at which tests end or hold a process.
 //!
-//! Between any two stores to shared memory a process may die, and the others must cope. Luck finds few of these moments;
-//! so the interesting ones have names, and tests visit each. Only built with the feature `mutants`; otherwise
-//! passing a point is nothing.
+//! A process may die between any two stores to shared memory, and the other processes must cope.
+//! Random tests hit few of these points; so the interesting ones have names, and tests visit each.
+//! Only built with the feature `mutants`; otherwise passing a point does nothing.
 //!
-//! * `AQUIFER_DIE_AT=name` or `name*n`: the process aborts when it passes the point the first, or `n`-th, time.
-//! * `AQUIFER_HOLD_AT=name`: the thread says `held` on its standard output and goes on when a line comes in.
+//! * `AQUIFER_DIE_AT=name` or `name*n`: the process aborts when it passes the point the first, or
+//!   `n`-th, time.
+//! * `AQUIFER_HOLD_AT=name`: the thread prints `held` on its standard output and continues when it
+//!   reads a line.
 //!
-//! Where a process cannot die, since its memory has what the test looks at, a thread does: [`end_thread_at`].
+//! Where the process must survive, because the test inspects its memory, a thread ends instead:
+//! [`end_thread_at`].
 
 /// All points, in no particular order.
 #[cfg(feature = "mutants")]
@@ -93,7 +96,8 @@ pub(crate) fn pass(name: &'static str) {
     static PASSED: AtomicU64 = AtomicU64::new(0);
     debug_assert!(POINTS.contains(&name), "{name}");
     if ENDS_AT.get() == Some(name) {
-        // SAFETY: ends this thread and returns nowhere; `end_thread_at`, which has set the point, answers for what it leaves.
+        // SAFETY: ends this thread and never returns; `end_thread_at`, which has set the point, is
+        // responsible for what it leaves.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
     let die_at = DIE_AT.get_or_init(|| {
@@ -115,14 +119,16 @@ pub(crate) fn pass(name: &'static str) {
 
 #[cfg(feature = "mutants")]
 thread_local! {
-    /// Where this thread ends.
+    /// The point at which this thread ends.
     static ENDS_AT: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` in a thread of its own that ends when it passes the point, as if its process were killed there: it drops nothing, and the
-/// system marks the robust mutexes that it holds. Returns what `work` does, or `None` if the thread has ended before.
+/// Runs `work` in a new thread that ends when it passes the point, as if its process were killed
+/// there: it drops nothing, and the kernel marks the robust mutexes that it holds. Returns the
+/// result of `work`, or `None` if the thread has ended before.
 ///
-/// Memory that the thread has taken is lost. At no point does a thread hold another lock of the process than robust mutexes.
+/// Memory that the thread has allocated is leaked. At no point does a thread hold a process-local
+/// lock.
 #[cfg(feature = "mutants")]
 pub fn end_thread_at<T: Send>(name: &'static str, work: impl FnOnce() -> T + Send) -> Option<T> {
     use std::sync::mpsc::channel;
@@ -131,32 +137,34 @@ pub fn end_thread_at<T: Send>(name: &'static str, work: impl FnOnce() -> T + Sen
     let (thread_sender, thread) = channel();
     let (result_sender, result) = channel();
     let dying = move || {
-        // SAFETY: asks for the calling thread's number.
+        // SAFETY: only returns the calling thread's id.
         thread_sender.send(unsafe { libc::gettid() }).expect("it is waited for");
         ENDS_AT.set(Some(name));
         let value = work();
         ENDS_AT.set(None);
-        // The caller waits for the end of the thread, and has the value then.
+        // The caller waits for the end of the thread, and then receives the value.
         result_sender.send(value).expect("it is waited for");
     };
-    // SAFETY: this function returns, or unwinds, only after the thread has ended: what `work` borrows outlives that.
+    // SAFETY: this function returns, or unwinds, only after the thread has ended: what `work`
+    // borrows outlives that.
     let started = unsafe { std::thread::Builder::new().spawn_unchecked(dying) };
     let started = started.expect("a thread");
     let thread = thread.recv().expect("the first thing it does");
     loop {
-        // SAFETY: signal 0 is sent to no thread; it asks whether there is such a thread in this process.
+        // SAFETY: signal 0 is not delivered; the call only checks that the thread exists in this
+        // process.
         let is_there = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) } == 0;
         if !is_there {
             break;
         }
         std::thread::yield_now();
     }
-    // Of a thread that ended at the point there is nothing to join.
+    // A thread that ended at the point cannot be joined.
     drop(started);
     result.try_recv().ok()
 }
 
-/// Passes a point: nothing, unless built for the tests that stop there.
+/// Passes a point: does nothing, unless built for the tests that stop there.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub(crate) fn pass(_name: &'static str) {}

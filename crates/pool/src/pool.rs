@@ -1,4 +1,4 @@
-//! A pool, opened.
+//! An open pool.
 
 use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
@@ -48,46 +48,51 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Keeps all other processes out, and needs no shared memory.
     pub exclusive: bool,
-    /// Takes the media for this domain, whatever it is: for tests.
+    /// Treats the media as this domain, whatever they are: for tests.
     pub domain: Option<PersistenceDomain>,
-    /// What guards the media against stray stores of this process, if it opens them for writing.
+    /// Protects the media against stray stores of this process, if it opens them for writing.
     pub write_windows: WriteWindows,
-    /// Where the pool's [broker](crate::broker) is asked for access; beside the pool if it is not said. See
+    /// The socket of the pool's [broker](crate::broker); by default beside the pool. See
     /// [`Pool::open_granted`].
     pub broker_socket: Option<PathBuf>,
-    /// How long to wait for a process that holds a lock, or has begun a commit, and does not go on (it was stopped, or
-    /// hangs). Then [`PoolError::Stalled`] says which one it is.
+    /// How long to wait for a process that holds a lock, or has begun a commit, and makes no
+    /// progress (it was stopped, or hangs). Then the call fails with [`PoolError::Stalled`], which
+    /// names that process.
     pub stall_timeout: Duration,
-    /// Permissions of the shared memory. A process that opens the pool for writing needs to read and write it, one that opens it for reading
-    /// while a writer is there needs to read it.
+    /// Permissions of the shared memory. A process that opens the pool for writing needs to read
+    /// and write it, one that opens it for reading while a writer has it open needs to read it.
     pub segment_mode: u32,
-    /// The directory that the first process puts the shared memory into; `/dev/shm` if none is said. Processes that join look there, in
-    /// `/dev/shm` and in the pool's own directory, so those of containers that share the pool's directory and not `/dev/shm` find each
-    /// other by themselves once the first one has named that directory.
+    /// The directory in which the first process creates the shared memory; `/dev/shm` by default.
+    /// Processes that join search it, `/dev/shm` and the pool's own directory. So containers that
+    /// share the pool's directory and not `/dev/shm` find each other without further configuration
+    /// if the first process has named the pool's directory.
     ///
-    /// The directory should lie in memory, or on a disk: one that reserves the room that it gives (ext4, XFS; not NFS). There
-    /// the system writes shared memory back as it does every file, which costs some writes a minute and keeps nothing: after a
-    /// restart of the machine what is left is removed.
+    /// The directory should be in memory, or on a disk with a file system that reserves the blocks
+    /// it allocates (ext4, XFS; not NFS). There the kernel writes shared memory back as it does
+    /// every file, which costs some writes a minute and preserves nothing: after a restart of the
+    /// machine the leftover files are removed.
     ///
-    /// After all processes were killed, the next one should name the directory as well, or it should be one of the two that are looked in
-    /// anyway: if a process does not find the shared memory, it cannot know that no bytes were lost, and changes that were not durable are lost.
+    /// After all processes were killed, the next one should name the directory as well, unless it
+    /// is one of the two that are always searched: a process that does not find the shared memory
+    /// cannot know that no bytes were lost, and then changes that were not durable are lost.
     pub segment_directory: Option<PathBuf>,
-    /// How much of the pages that are free is zeroed in a second, in the background; nothing at 0. Whoever needs zeros
-    /// and finds none zeroes pages himself.
+    /// How many bytes of free pages are zeroed per second in the background; 0 turns this off. An
+    /// allocation that needs zeros and finds none zeroes pages itself.
     pub zero_bytes_per_second: u64,
-    /// How much free space is to be zero: beyond that nothing is zeroed in the background. What was never used
-    /// counts.
+    /// How many bytes of free pages to keep zeroed in the background. Pages that were never used
+    /// count.
     pub zeroed_bytes: u64,
-    /// Takes this for the life that the media are in: for tests of power cuts.
+    /// Treats this as the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,
-    /// Makes a deliberate mistake, in builds for the tests that look for it.
+    /// Makes a deliberate mistake, in builds for the tests that must detect it.
     #[doc(hidden)]
     pub mutant: Option<Mutant>,
-    /// Runs checkpoints, and zeroes, in the background. Without, checkpoints run when the log is full.
+    /// Runs checkpoints and zeroing in the background. Without it, checkpoints run when the log is
+    /// full.
     #[doc(hidden)]
     pub background: bool,
-    /// Opens a pool for writing in which links are miscounted: to count them anew.
+    /// Opens a pool for writing even if its link counts are wrong, to recount them.
     #[doc(hidden)]
     pub repairs: bool,
 }
@@ -114,7 +119,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// The same for the media.
+    /// The corresponding options for the media.
     pub(crate) fn media(&self) -> media::OpenOptions {
         let options =
             media::OpenOptions::new().writable(!self.read_only).write_windows(self.write_windows);
@@ -122,11 +127,11 @@ impl OpenOptions {
     }
 }
 
-/// Where the log is used beyond this, a checkpoint begins in the background.
+/// The use of the log at which a checkpoint begins in the background.
 const CHECKPOINT_AT_PERCENT: u64 = 50;
 
-/// A pool, opened. Cheap to clone; closed when the last clone is dropped. Shared between threads freely, and the file
-/// between processes.
+/// An open pool. Cheap to clone; closed when the last clone is dropped. Threads may share it
+/// freely, and processes may share the file.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -141,100 +146,106 @@ struct Shared {
     heartbeat: Option<Worker>,
 }
 
-/// What a pool is and how full it is.
+/// The parameters and the usage of a pool.
 #[derive(Debug, Clone)]
 pub struct PoolInfo {
     /// The file.
     pub path: PathBuf,
-    /// Names the pool.
+    /// The pool's uuid.
     pub uuid: Uuid,
-    /// When it was made, in nanoseconds since 1970.
+    /// The creation time, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// What makes its bytes durable.
+    /// The persistence domain of its media.
     pub domain: PersistenceDomain,
-    /// Where its parts lie.
+    /// The positions of its parts.
     pub layout: Layout,
     /// The generation of the log.
     pub generation: u64,
-    /// The first record that recovery would replay.
+    /// The position of the first record that recovery would replay.
     pub tail_lsn: u64,
-    /// Up to where records are copied to their place.
+    /// Records before this position are copied to their place.
     pub applied_lsn: u64,
-    /// Up to where the log is durable.
+    /// The log is durable up to this position.
     pub durable_lsn: u64,
     /// Persistent objects.
     pub objects: u64,
     /// Regular files.
     pub files: u64,
-    /// Directories, the root among them.
+    /// Directories, including the root.
     pub directories: u64,
     /// Symbolic links.
     pub symbolic_links: u64,
-    /// Slots that belong to one of these, for what does not fit into its own: names, runs, attributes.
+    /// Slots that belong to one of these, for what does not fit into its own slot: names, runs,
+    /// attributes.
     pub parts: u64,
     /// Slots that are damaged.
     pub damaged_inodes: u64,
-    /// Slots with nothing in them.
+    /// Empty slots.
     pub free_slots: u64,
-    /// Pages that are free.
+    /// Free pages.
     pub free_pages: u64,
-    /// Of these, those that are known to be zero.
+    /// Those of the free pages that are known to be zero.
     pub zeroed_pages: u64,
-    /// Pages that were freed and are free after the next checkpoint, if nobody pins them.
+    /// Freed pages that become free at the next checkpoint, unless they are pinned.
     pub freed_pages: u64,
-    /// Pages that were freed and are free when nobody pins them any more.
+    /// Freed pages that become free once they are no longer pinned.
     pub held_pages: u64,
-    /// Pins that are set, in all processes that are alive together; 0 to who opened the pool for reading. Of readers, which pin by
-    /// locks, all pins of one layout in a handle count as one, and so do locks side by side.
+    /// Pins of all live processes together; 0 if this handle opened the pool for reading. Readers
+    /// pin by locks: all pins of one layout in a handle count as one, and so do adjacent locks.
     pub pins: u64,
     /// Pages of the longest free range.
     pub largest_free_pages: u64,
     /// Records that were replayed when this handle opened the pool.
     pub recovered_records: u64,
-    /// Processes that have it open for writing.
+    /// Processes that have the pool open for writing.
     pub processes: Vec<u32>,
 }
 
-/// How much is free in a pool.
+/// The free space of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Pages that are free, those among them that are being zeroed.
+    /// Free pages, including those that are being zeroed.
     pub free_pages: u64,
     /// Pages of the longest free range.
     pub largest_free_pages: u64,
-    /// Slots with nothing in them.
+    /// Empty slots.
     pub free_slots: u64,
 }
 
-/// A file, or two, locked for writing. Unlocked when dropped, or when the process dies.
+/// One or two files, locked for writing. Unlocked when dropped, or when the process dies.
 ///
-/// # Pages that change hands
-/// What is stored to a page may reach the media before the record that gave the page to its file. That is no harm where a new page is
-/// lost with the record. But a page that was *exchanged* is another file's again, or another part's of the same one, when a
-/// power cut takes the record. So whoever exchanges pages says so ([`FileLock::exchange`]), and nobody stores to pages that a file
-/// has before the last exchange is durable ([`FileLock::settle`]): of any number of exchanges only the last one before a store waits.
+/// # Pages that change owners
+/// Bytes stored to a page may reach the media before the record that gave the page to its file.
+/// That is harmless if a power cut loses a new page together with its record. But if the record of
+/// an *exchange* is lost, the page belongs to another file again, or to another part of the same
+/// one. So a caller that exchanges pages declares it ([`FileLock::exchange`]), and no thread may
+/// store to pages of a file before the last exchange is durable ([`FileLock::settle`]): of any
+/// number of exchanges only the last one before a store causes a wait.
 ///
 /// # Forgotten locks
-/// One that is never dropped (`mem::forget`) keeps the file locked until its thread ends. The thread's list of held mutexes lies in the shared memory then,
-/// which therefore stays mapped, with all else that belongs to the handle's open file, when the pool is closed.
+/// A lock that is never dropped (`mem::forget`) keeps the file locked until its thread ends. The
+/// thread's list of held mutexes then lies in the shared memory, which therefore stays mapped when
+/// the pool is closed, with everything else that belongs to the handle's open file description.
 pub struct FileLock<'a> {
     core: &'a Core,
     mutexes: [usize; 2],
     first: RobustGuard<'a>,
     second: Option<RobustGuard<'a>>,
-    /// Never given up if this is never dropped: the mutexes stay mapped.
+    /// Keeps the mutexes mapped even if this is never dropped.
     _keeps_mapped: Arc<Core>,
 }
 
 impl FileLock<'_> {
-    /// Says to those who wait that its holder goes on with something long: their [`OpenOptions::stall_timeout`] counts from here.
+    /// Reports progress of a long operation to the waiters: their [`OpenOptions::stall_timeout`]
+    /// restarts.
     pub fn note_progress(&self) {
         self.first.note_progress();
         self.second.iter().for_each(RobustGuard::note_progress);
     }
 
-    /// Notes whether room behind the end of a file was asked for, which nobody gives back for being more than the file needs. For all processes,
-    /// until the file is gone or none has the pool open.
+    /// Notes whether the application has requested room beyond the end of a file; such room is not
+    /// released as surplus. Visible to all processes, until the file is deleted or no process has
+    /// the pool open.
     pub fn note_room(&self, inode: u64, was_asked_for: bool) {
         let segment = &self.core.segment;
         if inode < segment.slots() {
@@ -243,7 +254,7 @@ impl FileLock<'_> {
         }
     }
 
-    /// Whether room behind the end of a file was asked for.
+    /// Whether room beyond the end of a file was requested.
     pub fn has_room(&self, inode: u64) -> bool {
         let segment = &self.core.segment;
         inode < segment.slots() && bitmap::is_set(segment.slot_set(SlotSet::WithRoom), inode)
@@ -251,9 +262,10 @@ impl FileLock<'_> {
 }
 
 impl FileLock<'_> {
-    /// Makes a change that gives pages of these files to each other, or puts them elsewhere in the same one.
+    /// Runs a change that moves pages between these files, or within one of them.
     pub fn exchange<T>(&self, change: impl FnOnce() -> T) -> T {
-        // Who comes after a death in between does not know whether it was made.
+        // If this process dies in between, the next holder does not know whether the change was
+        // made.
         self.note_exchanged(u64::MAX);
         let changed = change();
         self.note_exchanged(self.core.control().appends.metadata_lsn.load(Relaxed));
@@ -261,14 +273,14 @@ impl FileLock<'_> {
     }
 
     fn note_exchanged(&self, lsn: u64) {
-        // Relaxed: the mutexes order it.
+        // Relaxed: the file mutexes order it.
         for mutex in self.mutexes {
             self.core.control().exchanged_lsn[mutex].store(lsn, Relaxed);
         }
     }
 
-    /// Makes sure that pages which these files have stay theirs: to be called before bytes are stored to them. Costs nothing unless pages
-    /// were exchanged and nothing was synced since.
+    /// Makes the last exchange of pages of these files durable; must be called before bytes are
+    /// stored to them. Costs nothing unless pages were exchanged since the last sync.
     ///
     /// # Errors
     /// [`PoolError::Failed`], [`PoolError::Media`], [`PoolError::Stalled`].
@@ -297,32 +309,32 @@ impl FileLock<'_> {
     }
 }
 
-/// Whether a lock lets others in.
+/// The mode of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LockMode {
-    /// Other readers.
+    /// Compatible with other shared locks.
     Shared,
-    /// Nobody.
+    /// Compatible with no other lock.
     Exclusive,
 }
 
-/// Who has an inode locked.
+/// A process that has an inode locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// The process, as its own namespace numbers it.
+    /// The process id, as numbered in its own namespace.
     pub pid: u32,
-    /// Whether it lets others in.
+    /// The mode of its lock.
     pub mode: LockMode,
     /// Whether it is writing a commit of the inode.
     pub is_committing: bool,
 }
 
-/// What a process notes of a lock in its slot: the number, shifted, and these.
+/// The format of a process's note about a lock in its slot: the number, shifted, and these bits.
 const NOTE_BITS: u32 = 2;
 const NOTE_EXCLUSIVE: u64 = 1;
 const NOTE_COMMITTING: u64 = 2;
 
-/// An inode, locked. Unlocked when dropped, or when the process dies.
+/// A locked inode. Unlocked when dropped, or when the process dies.
 pub struct InodeLock {
     core: Arc<Core>,
     number: u64,
@@ -347,10 +359,11 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Makes a pool in a new file of `len_bytes`, all of it allocated, and opens it.
+    /// Creates a pool in a new file of `len_bytes`, all of it allocated, and opens it.
     ///
     /// # Errors
-    /// [`PoolError::NotOpened`] if the file exists or there is no room, [`PoolError::Media`], [`PoolError::Parameter`].
+    /// [`PoolError::NotOpened`] if the file exists or there is no room, [`PoolError::Media`],
+    /// [`PoolError::Parameter`].
     pub fn create(
         path: impl AsRef<Path>,
         len_bytes: u64,
@@ -362,14 +375,17 @@ impl Pool {
         Self::create_with(path, len_bytes, options, &file, open, &mut |_, _| {})
     }
 
-    /// As [`Pool::create`], with a say in how the file is made, or in a device. `progress` is told now and then how many
-    /// bytes of how many are allocated and zeroed.
+    /// As [`Pool::create`], with control over how the file is created; also for a device.
+    /// `progress` is called from time to time with the number of bytes allocated and zeroed so far,
+    /// and the total.
     ///
-    /// A new file is at its path when the pool in it is whole, and not before: if the process is killed meanwhile, there
-    /// is nothing. (Where the file system has no files without names, a file `.aquifer-….new` is left beside it.)
+    /// A new file appears at its path only when the pool in it is complete: if the process is
+    /// killed before that, no file is left. (If the file system does not support unnamed files, a
+    /// file `.aquifer-….new` is left beside it.)
     ///
     /// # Errors
-    /// As for [`Pool::create`]; [`PoolError::NotOpened`] also if somebody else uses what is to be overwritten.
+    /// As for [`Pool::create`]; [`PoolError::NotOpened`] also if the target is in use by another
+    /// process.
     pub fn create_with(
         path: impl AsRef<Path>,
         len_bytes: u64,
@@ -378,17 +394,19 @@ impl Pool {
         open: &OpenOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Pool> {
-        // Before there is a file.
+        // Checked before a file is created.
         options.layout(len_bytes)?;
         let mut prepared = file.prepare(path.as_ref(), len_bytes, progress)?;
         Self::make(prepared.media.clone(), options, open, || Ok(prepared.name()?))
     }
 
-    /// Makes a pool on media that nobody has open, and opens it. What the media held is lost.
+    /// Creates a pool on media that are not open elsewhere, and opens it. The previous content of
+    /// the media is lost.
     ///
     /// # Errors
-    /// As for [`Pool::create`]; [`PoolError::Busy`] if somebody has them open or makes a pool of them, [`PoolError::MediaInUse`] if that is
-    /// through their own open file.
+    /// As for [`Pool::create`]; [`PoolError::Busy`] if another opener has them open or creates a
+    /// pool on them, [`PoolError::MediaInUse`] if it does so through the same open file
+    /// description.
     pub fn create_on(
         media: Arc<dyn Media>,
         options: &CreateOptions,
@@ -411,32 +429,35 @@ impl Pool {
         point::pass("create-named");
         match open.read_only {
             true => drop(alone),
-            // Nobody comes in between.
+            // Keeps the lock, so that no other opener can get in between.
             false => alone.hand_over(),
         }
         Self::open_on(media, open)
     }
 
-    /// Opens the pool in a file or device. Who opens it first recovers it.
+    /// Opens the pool in a file or device. The first opener recovers it.
     ///
     /// # Errors
-    /// Anything that is wrong with it: [`PoolError::NotAPool`], [`PoolError::Damaged`], [`PoolError::Truncated`],
-    /// [`PoolError::FutureVersion`], [`PoolError::ReadOnly`], [`PoolError::Busy`], [`PoolError::BusyElsewhere`].
+    /// [`PoolError::NotAPool`], [`PoolError::Damaged`], [`PoolError::Truncated`],
+    /// [`PoolError::FutureVersion`], [`PoolError::ReadOnly`], [`PoolError::Busy`],
+    /// [`PoolError::BusyElsewhere`].
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Pool> {
         Self::open_on(options.media().open(path.as_ref())?, options)
     }
 
-    /// Opens the pool on media, which serve one open pool at a time: its locks are those of their open file. Domain and write
-    /// windows are those of the media.
+    /// Opens the pool on media, which serve one open pool at a time: its locks belong to their open
+    /// file description. Domain and write windows are those of the media.
     ///
     /// # Errors
-    /// As for [`Pool::open`]; [`PoolError::MediaInUse`] if a pool is open on these media, or on others of the same open file.
+    /// As for [`Pool::open`]; [`PoolError::MediaInUse`] if a pool is open on these media, or on
+    /// others with the same open file description.
     pub fn open_on(media: Arc<dyn Media>, options: &OpenOptions) -> Result<Pool> {
         Self::start(recovery::open(media, options, None)?, options)
     }
 
-    /// Leaves everything as the death of the process would, but for the locks, which stay those of the media: these can be opened again.
-    /// In builds for the tests that record what happens to one medium. This is the only clone.
+    /// Leaves the state that the death of the process would leave, except for the locks, which stay
+    /// with the media: these can be opened again. In builds for the tests that record the writes to
+    /// one medium. This must be the only clone.
     #[cfg(feature = "mutants")]
     #[doc(hidden)]
     pub fn die(self) {
@@ -445,10 +466,11 @@ impl Pool {
         std::mem::forget(self);
     }
 
-    /// Opens a pool for writing that this process may not open so by itself: its broker hands out what is needed to who has the
-    /// key. Closing it is as for any other; the broker may be gone by then.
+    /// Opens a pool for writing that this process may not open itself: the pool's broker passes the
+    /// required descriptors to a process that has the key. It is closed as any other; the broker
+    /// may have ended before that.
     ///
-    /// The broker must belong to the pool's owner, or to root: nobody else is told the key.
+    /// The broker must belong to the pool's owner, or to root: the key is sent to no other.
     ///
     /// # Errors
     /// [`PoolError::Access`]; those of [`Pool::open`].
@@ -462,8 +484,8 @@ impl Pool {
         Self::ask_for_access(path.as_ref(), &metadata, None, key, options)
     }
 
-    /// The same pool once more, for writing: for a process that has opened it for reading, and may open it no other way. This handle
-    /// goes on reading.
+    /// Opens the same pool once more, for writing: for a process that has opened it for reading,
+    /// and may not open it for writing itself. This handle keeps reading.
     ///
     /// # Errors
     /// As for [`Pool::open_granted`].
@@ -516,12 +538,12 @@ impl Pool {
         &self.core().media
     }
 
-    /// Where the parts lie.
+    /// The positions of the parts.
     pub fn layout(&self) -> Layout {
         self.core().layout
     }
 
-    /// Names the pool.
+    /// The pool's uuid.
     pub fn uuid(&self) -> Uuid {
         self.core().uuid
     }
@@ -531,7 +553,7 @@ impl Pool {
         self.core().is_writable
     }
 
-    /// What the pool is and how full it is, now.
+    /// The current parameters and usage of the pool.
     ///
     /// # Errors
     /// [`PoolError::Stalled`].
@@ -582,14 +604,15 @@ impl Pool {
         })
     }
 
-    /// How much is free, now: [`Pool::info`] knows more, and looks at all of the metadata.
+    /// The current free space. [`Pool::info`] returns more, but reads all of the metadata.
     ///
     /// # Errors
     /// [`PoolError::Stalled`].
     pub fn room(&self) -> Result<Room> {
         let core = self.core();
         let free_pages = match core.is_writable {
-            // As of one moment: what is being zeroed is taken and given back.
+            // Under the lock, for a consistent count: pages that are being zeroed are reserved and
+            // then freed.
             true => alloc::free_count(core.lock()?.control()),
             false => alloc::free_count(core.control()),
         };
@@ -610,8 +633,8 @@ impl Pool {
         self.core().inode(number)
     }
 
-    /// The inode of the object of a name; `None` if there is none, or it is damaged. It takes as many looks as the number of objects has
-    /// bits.
+    /// The inode of the object with a name; `None` if there is none, or it is damaged. A lookup
+    /// takes about as many steps as the number of objects has bits.
     ///
     /// # Errors
     /// [`PoolError::Stalled`], [`PoolError::Forked`].
@@ -627,8 +650,8 @@ impl Pool {
         self.core().inodes()
     }
 
-    /// Takes `pages` contiguous pages, the first a multiple of `align_pages`, to be written to. They hold whatever they
-    /// held.
+    /// Reserves `pages` contiguous pages, the first a multiple of `align_pages`, to be written to.
+    /// Their content is undefined.
     ///
     /// # Errors
     /// [`PoolError::Full`]; those of [`Pool::transact`].
@@ -636,8 +659,8 @@ impl Pool {
         self.take_pages(|core| core.reserve_pages(pages, align_pages, false))
     }
 
-    /// Takes pages as [`Pool::reserve`] does, and makes sure that they are zero. That is for free as long as there are pages
-    /// that are known to be ([`PoolInfo::zeroed_pages`]).
+    /// Reserves pages as [`Pool::reserve`] does, and makes sure that they are zero. That costs
+    /// nothing as long as there are pages known to be zero ([`PoolInfo::zeroed_pages`]).
     ///
     /// # Errors
     /// [`PoolError::Full`], [`PoolError::Media`]; those of [`Pool::transact`].
@@ -647,8 +670,8 @@ impl Pool {
         Ok(reservation)
     }
 
-    /// Takes the `pages` pages from `start_page` on, zeroed as by [`Pool::reserve_zeroed`]; `None` if not all of
-    /// them are free.
+    /// Reserves the `pages` pages from `start_page` on, zeroed as by [`Pool::reserve_zeroed`];
+    /// `None` if not all of them are free.
     ///
     /// # Errors
     /// [`PoolError::Media`]; those of [`Pool::transact`].
@@ -667,12 +690,14 @@ impl Pool {
         Ok(Some(reservation))
     }
 
-    /// Takes contiguous pages, at most `pages` of them and at least one: from `near_page` on if that is free, so that a file grows
-    /// in place; else as many as there are in one piece, from a multiple of 2 MiB on if these are as much. They are zero if they
-    /// must be, and then those are taken first that are so already; otherwise they hold whatever they held. They can be written to before anything names them.
+    /// Reserves contiguous pages, at most `pages` of them and at least one: from `near_page` on if
+    /// that is free, so that a file grows in place; else the longest piece available, aligned to 2
+    /// MiB if that yields as many. With `must_be_zero` they are zero, and pages already known to be
+    /// zero are preferred; otherwise their content is undefined. They can be written to before
+    /// anything names them.
     ///
     /// # Errors
-    /// As for [`Pool::reserve_zeroed`]; [`PoolError::Full`] says that not one page is free.
+    /// As for [`Pool::reserve_zeroed`]; [`PoolError::Full`] if not one page is free.
     pub fn reserve_some(
         &self,
         pages: u64,
@@ -687,8 +712,8 @@ impl Pool {
         Ok(reservation)
     }
 
-    /// Takes pages that are zero already, in one run and at most `pages` of them; `None` if there is no run that is long enough
-    /// for so many. Nothing is written.
+    /// Reserves pages already known to be zero, in one run and at most `pages` of them; `None` if
+    /// no run is long enough for that many. Writes nothing.
     ///
     /// # Errors
     /// Those of [`Pool::transact`].
@@ -703,8 +728,8 @@ impl Pool {
         Ok(Some(reservation))
     }
 
-    /// Waits for the turn to wait for the reservations of others: for a call that needs so many at once that it did not get them. It gives up
-    /// what it has reserved before it calls this.
+    /// Waits for the turn to wait for the reservations of other calls: for a call that could not
+    /// get as many at once as it needs. The caller must release its own reservations first.
     ///
     /// # Errors
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
@@ -719,7 +744,8 @@ impl Pool {
         let core = self.core();
         core.check_writable()?;
         let reservation = match reserve(core) {
-            // Freed pages may only be waiting for the tail, and free ones may just be zeroed.
+            // Freed pages may only be waiting for the tail, and free ones may be reserved for
+            // zeroing.
             Err(PoolError::Full { .. }) => {
                 core.checkpoint()?;
                 core.without_zeroing(|| reserve(core))
@@ -730,18 +756,18 @@ impl Pool {
         Ok(reservation)
     }
 
-    /// Zeroes what is not known to be zero.
+    /// Zeroes the pages not known to be zero.
     fn zero_rest(&self, reservation: &Reservation<'_>) -> Result<()> {
         let core = self.core();
         if !reservation.unzeroed.is_empty() {
-            // What was to be there already.
+            // The background thread should have zeroed these already.
             core.zero_soon();
         }
         reservation.unzeroed.iter().try_for_each(|run| core.zero(run.bytes()))
     }
 
-    /// Zeroes free pages that are not known to be zero, at most `pages`, and returns how many. So do threads in the background, and
-    /// other processes: if one is at it, this returns early.
+    /// Zeroes free pages that are not known to be zero, at most `pages`, and returns how many.
+    /// Background threads and other processes do the same: if one is zeroing, this returns early.
     ///
     /// # Errors
     /// [`PoolError::Media`], [`PoolError::Stalled`].
@@ -756,16 +782,18 @@ impl Pool {
         Ok(zeroed)
     }
 
-    /// Changes metadata atomically; durable on return. Inodes that `change` puts name the pages of `reservations`.
-    /// `change` may be run several times.
+    /// Changes metadata atomically; durable on return. The inodes that `change` puts name the pages
+    /// of `reservations`. `change` may run several times.
     ///
     /// # Errors
-    /// Those of `change`, and then nothing has happened; [`PoolError::Failed`], and then the outcome is old or new.
+    /// Those of `change`, with nothing changed; [`PoolError::Failed`], and then the outcome is old
+    /// or new.
     ///
     /// # Safety
-    /// A transaction can give the pages of any inode to another, and make an immutable file changeable. The layers above the pool promise more than the
-    /// pool checks: that the bytes of a leased file and of an attached object change only as these layers say. The caller changes only
-    /// what its own layer manages, and by the rules of that layer.
+    /// A transaction can move the pages of any inode to another, and make an immutable file
+    /// changeable. The layers above the pool guarantee more than the pool checks: the bytes of a
+    /// leased file and of an attached object change only by the rules of these layers. The caller
+    /// must change only what its own layer manages, and by the rules of that layer.
     pub unsafe fn transact<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
@@ -774,16 +802,17 @@ impl Pool {
         self.core().transact(reservations, change)
     }
 
-    /// Changes metadata atomically, as [`Pool::transact`] does, and returns when all processes see it; the death of any of
-    /// them, or of all, does not undo it. A power cut may, until [`Pool::sync`]. Then it undoes what was changed later as
-    /// well: what is there after it is as of some moment.
+    /// Changes metadata atomically, as [`Pool::transact`] does, and returns when all processes see
+    /// the change; the death of any or all processes does not undo it. A power cut may, until
+    /// [`Pool::sync`]. It then undoes all later changes as well, which leaves the state of one
+    /// moment.
     ///
-    /// What the reservations hold, and what the change exposes, was written before. While a page is taken that was never used before, it
-    /// may wait for the media.
+    /// What the reservations hold, and what the change exposes, must be written before. A call that
+    /// uses pages for the first time may wait for the media.
     ///
     /// # Errors
-    /// Those of `change`, and then nothing has happened; [`PoolError::Stalled`], the same; [`PoolError::Media`] if the log
-    /// cannot be written: then the outcome is old or new, and the pool is read-only.
+    /// Those of `change` and [`PoolError::Stalled`], with nothing changed; [`PoolError::Media`] if
+    /// the log cannot be written: then the outcome is old or new, and the pool is read-only.
     ///
     /// # Safety
     /// As for [`Pool::transact`].
@@ -792,11 +821,11 @@ impl Pool {
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.try_change(reservations, change) }
     }
 
-    /// [`Pool::change`] with errors of the caller's own.
+    /// [`Pool::change`] with the caller's error type.
     ///
     /// # Errors
     /// As for [`Pool::change`].
@@ -815,8 +844,8 @@ impl Pool {
         Ok(value)
     }
 
-    /// Copies bytes of the data out, without a system call where the media are mapped. What others change meanwhile may come
-    /// out torn.
+    /// Copies bytes of the data out, without a system call where the media are mapped. Concurrent
+    /// changes may make the copy torn.
     ///
     /// # Errors
     /// [`PoolError::Media`].
@@ -824,22 +853,25 @@ impl Pool {
         self.core().load(offset_bytes, bytes)
     }
 
-    /// Copies bytes to the data, without a system call where the media are memory: visible to all at once, durable after [`Pool::make_durable`].
+    /// Copies bytes to the data, without a system call where the media are memory: visible to all
+    /// processes at once, durable after [`Pool::make_durable`].
     ///
     /// # Errors
     /// [`PoolError::Media`].
     ///
     /// # Safety
-    /// As for [`Media::write_at`]: the caller ensures that no reference to the bytes forbids the change, such as a lease of an immutable
-    /// file or a typed value of an attached object. A layer may store to the pages of inodes that it manages, by its own rules, and
-    /// to pages that it has reserved.
+    /// As for [`Media::write_at`]: the caller must ensure that no reference to the bytes forbids
+    /// the change, such as a lease of an immutable file or a typed value of an attached object. A
+    /// layer may store to the pages of inodes that it manages, by its own rules, and to pages that
+    /// it has reserved.
     pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.core().store(offset_bytes, bytes) }
     }
 
-    /// Shows bytes of the data to a closure: in place where the media are mapped, else a copy, in memory that the call allocates. Others may change them meanwhile. If a
-    /// byte cannot be had that it looks at, its result is dropped.
+    /// Passes bytes of the data to a closure: in place where the media are mapped, else as a copy
+    /// in memory that the call allocates. They may change during the call. If the closure reads a
+    /// byte that cannot be read, its result is dropped.
     ///
     /// # Errors
     /// [`PoolError::Media`]; [`PoolError::Forked`].
@@ -847,7 +879,7 @@ impl Pool {
         self.core().look_at(range, look)
     }
 
-    /// Has the CPU fetch the beginning of a range of the data, which will be looked at soon.
+    /// Prefetches the beginning of a range of the data into the CPU cache.
     #[inline]
     pub fn prefetch(&self, range: ByteRange) {
         if let Some(mapping) = self.core().media.mapping() {
@@ -855,12 +887,13 @@ impl Pool {
         }
     }
 
-    /// Why bytes in these ranges could not be looked at in another way than [`Pool::look_at`].
+    /// The error for bytes in these ranges that could not be read by another way than
+    /// [`Pool::look_at`].
     pub fn unreadable(&self, ranges: impl IntoIterator<Item = ByteRange>) -> PoolError {
         self.core().unreadable(ranges)
     }
 
-    /// An error in a fork of the process that opened the pool.
+    /// Returns an error in a fork of the process that opened the pool.
     ///
     /// # Errors
     /// [`PoolError::Forked`].
@@ -868,20 +901,22 @@ impl Pool {
         self.core().check_process()
     }
 
-    /// Bytes of the data in place, for who has them pinned; `None` where the media are not mapped. Where a byte cannot be had any
-    /// more, looking at it raises `SIGBUS`, as with mmap.
+    /// Bytes of the data in place, which the caller must have pinned; `None` where the media are
+    /// not mapped. Reading a byte that can no longer be read raises `SIGBUS`, as with mmap.
     #[inline]
     pub fn bytes(&self, range: ByteRange) -> Option<Bytes<'_>> {
         self.core().bytes(range)
     }
 
-    /// Where bytes of the data can be stored to; `None` where they can only be written. With write windows by protection keys, a thread
-    /// can store there while it has one ([`Media::write_window`](crate::media::Media::write_window)), and can load there no more than that.
+    /// The address at which bytes of the data can be stored to; `None` where they can only be
+    /// written. With write windows by protection keys, a thread can store there only while it has
+    /// one ([`Media::write_window`](crate::media::Media::write_window)), and a load there needs one
+    /// as well.
     pub fn place_to_store(&self, range: ByteRange) -> Option<*mut u8> {
         self.core().place_to_store(range)
     }
 
-    /// Makes everything durable that was changed before, by any process.
+    /// Makes all earlier changes durable, of any process.
     ///
     /// # Errors
     /// [`PoolError::Failed`], [`PoolError::Media`], [`PoolError::Stalled`].
@@ -892,7 +927,7 @@ impl Pool {
         core.wait_durable(head_lsn)
     }
 
-    /// Makes the data durable that was written before, by any process: not the metadata ([`Pool::sync`]).
+    /// Makes all data written earlier durable, of any process: not the metadata ([`Pool::sync`]).
     ///
     /// # Errors
     /// [`PoolError::Media`]; the pool is read-only from then on.
@@ -900,10 +935,11 @@ impl Pool {
         self.core().make_durable(&[self.layout().data()])
     }
 
-    /// Locks a file for writing, against all other writers; waits.
+    /// Locks a file for writing, against all other writers; blocks.
     ///
     /// # Errors
-    /// [`PoolError::Stalled`] if somebody has it and does nothing for longer than [`OpenOptions::stall_timeout`];
+    /// [`PoolError::Stalled`] if the holder makes no progress for longer than
+    /// [`OpenOptions::stall_timeout`];
     /// [`PoolError::ReadOnly`], [`PoolError::Failed`].
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
@@ -923,7 +959,7 @@ impl Pool {
     /// As for [`Pool::lock_file`].
     pub fn lock_two_files(&self, one: u64, other: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
-        // In the order of the mutexes, as everybody does.
+        // In the order of the mutexes, which is the global lock order.
         let (first, second) = match file_mutex(one) <= file_mutex(other) {
             true => (one, other),
             false => (other, one),
@@ -934,7 +970,8 @@ impl Pool {
             core,
             mutexes: [one, other].map(file_mutex),
             first: core.lock_file(first)?,
-            // Those that wait for the first one wait for the holder of the second.
+            // While this waits for the second mutex, the heartbeat reports progress to the waiters
+            // for the first.
             second: (!is_same)
                 .then(|| core.while_media_work(heartbeat::Held::Files, || core.lock_file(second)))
                 .transpose()?,
@@ -942,15 +979,16 @@ impl Pool {
         })
     }
 
-    /// What a reader of a file asks each time, without a lock; `None` if it is being changed right now, or is no file's, or this process
-    /// is a fork.
+    /// The state that each read of a file checks, without a lock; `None` if the image is being
+    /// changed, the inode is no file's, or this process is a fork.
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
         self.core().process.is_current().then(|| self.core().file_state(number))?
     }
 
-    /// Whether a file has this incarnation and layout version, after everything that the caller has loaded before. If that is what the
-    /// caller has read before that, the pages were the file's all the time.
+    /// Whether a file has this incarnation and layout version, after everything that the caller has
+    /// loaded before. If the caller had read the same values earlier, the pages belonged to the
+    /// file all the time.
     ///
     /// # Errors
     /// [`PoolError::Stalled`], [`PoolError::Forked`].
@@ -959,21 +997,21 @@ impl Pool {
         self.core().has_layout(number, incarnation, layout_version)
     }
 
-    /// Raised by each change of the metadata, by any process, and odd during it. If it is even and the same before and after, nothing was
-    /// changed in between.
+    /// A version that each change of the metadata raises, by any process; odd during a change. If
+    /// it is even and unchanged, the metadata was not changed in between.
     #[inline]
     pub fn metadata_version(&self) -> u64 {
         self.core().metadata_version()
     }
 
-    /// Raised by each change of names, by any process. Where a path led when this was the same, it leads now, and what is looked at
-    /// after it was asked is at least as new.
+    /// A version that each change of names raises, by any process. While it is unchanged, paths
+    /// resolve as before. Metadata read after this call is at least as new.
     #[inline]
     pub fn names_version(&self) -> u64 {
         self.core().names_version()
     }
 
-    /// Inodes of files that have no name: somebody has them open, or had them when it died.
+    /// Inodes of files without a name: a process has them open, or had them open when it died.
     ///
     /// # Errors
     /// [`PoolError::Stalled`].
@@ -981,7 +1019,7 @@ impl Pool {
         self.core().consistent(|image| image.orphans().collect())
     }
 
-    /// Looks at the metadata as of one moment; `look` may be run several times.
+    /// Passes the metadata as of one moment to `look`, which may run several times.
     ///
     /// # Errors
     /// [`PoolError::Stalled`].
@@ -994,20 +1032,24 @@ impl Pool {
         self.core().max_commit_bytes()
     }
 
-    /// Captures a commit: `fill` copies the whole pages, in order, into the memory it is given. All content
-    /// becomes durable together when [`Commit::finish`] returns. The pool stays open until then.
+    /// Captures a commit: `fill` copies the whole pages, in order, into the memory it is given. All
+    /// content becomes durable together when [`Commit::finish`] returns. The pool stays open until
+    /// then.
     ///
-    /// A commit has its place in the log from now on, and everything behind it, of all processes, becomes durable after it:
-    /// until it is finished or dropped, other commits, transactions and checkpoints wait. If that takes longer than their
-    /// [`OpenOptions::stall_timeout`], they fail with [`PoolError::Stalled`], which names this process. When the
-    /// process dies, they go on at once.
+    /// The commit takes its place in the log now, and everything behind it, of all processes,
+    /// becomes durable after it: until it is finished or dropped, other commits, transactions and
+    /// checkpoints wait. If that takes longer than their [`OpenOptions::stall_timeout`], they fail
+    /// with [`PoolError::Stalled`], which names this process. When the process dies, they continue
+    /// at once.
     ///
     /// # Errors
-    /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a checkpoint that makes room.
+    /// [`PoolError::TooLargeForLog`]; [`PoolError::Failed`] and [`PoolError::Media`] from a
+    /// checkpoint that makes room.
     ///
     /// # Safety
-    /// The commit replaces the bytes of its ranges, in this process and others. The caller holds the write lock of each inode
-    /// ([`Pool::lock_inode`]) until the commit is finished, or ensures otherwise that no reference covers the ranges: see [`Media::write_at`].
+    /// The commit replaces the bytes of its ranges, in this process and others. The caller must
+    /// hold the write lock of each inode ([`Pool::lock_inode`]) until the commit is finished, or
+    /// ensure otherwise that no reference covers the ranges: see [`Media::write_at`].
     pub unsafe fn capture(
         &self,
         content: &CommitContent<'_>,
@@ -1029,17 +1071,17 @@ impl Pool {
         self.core().make_durable(ranges)
     }
 
-    /// Up to where the log is durable.
+    /// The end of the durable log.
     pub fn durable_lsn(&self) -> u64 {
         self.core().control().appends.durable_lsn.load(Relaxed)
     }
 
-    /// Up to where the log may be written over: everything before it is durable at its place.
+    /// The tail of the log: everything before it is durable at its place, and may be overwritten.
     pub fn tail_lsn(&self) -> u64 {
         self.core().control().tail_lsn.load(Relaxed)
     }
 
-    /// Up to where commits are copied to their place.
+    /// Commits before this position are copied to their place.
     pub fn applied_lsn(&self) -> u64 {
         at_place(&self.core().control().applied_lsn)
     }
@@ -1053,12 +1095,13 @@ impl Pool {
         self.core().apply_through(lsn.min(self.durable_lsn()))
     }
 
-    /// Makes the media, at its place, what the log says it is by now: pages of `range` that a reader must see instead
-    /// of those on media, because they cannot be copied there from here, with their offsets.
+    /// Brings the media, at their place, up to date with the log. Returns the pages of `range`,
+    /// with their offsets, that a reader must see instead of those on media, because this handle
+    /// cannot copy them there.
     ///
-    /// Nobody commits to `range` meanwhile: the caller holds the lock of its inode. What a process that died was
-    /// committing to it is decided here: from now on it is there or it is not, and a reader that cannot decide keeps
-    /// seeing what was there before.
+    /// The caller must hold the lock of the inode, so that there are no commits to `range` during
+    /// the call. The call decides a commit that a dead process had begun: from now on it is there
+    /// or it is not, and a reader that cannot decide keeps seeing the old content.
     ///
     /// # Errors
     /// [`PoolError::Media`], [`PoolError::Damaged`], [`PoolError::Stalled`].
@@ -1081,7 +1124,7 @@ impl Pool {
         })
     }
 
-    /// Ranges of the media for which the log has newer content, by now.
+    /// Ranges of the media for which the log currently has newer content.
     ///
     /// # Errors
     /// [`PoolError::Media`], [`PoolError::Damaged`].
@@ -1091,13 +1134,13 @@ impl Pool {
         core.committed_for_reader(nothing, self.overlay(), |seen| Ok(seen.committed.ranges()))
     }
 
-    /// What a reader that shares nothing with the writers found in the log when it opened the pool.
+    /// What a reader without shared memory found in the log when it opened the pool.
     fn overlay(&self) -> Option<&Committed> {
         let is_snapshot = !self.core().is_writable && self.core().segment_id.is_nil();
         is_snapshot.then_some(&self.shared.overlay)
     }
 
-    /// Brings the media up to date with the log: log space and freed pages can be used again.
+    /// Brings the media up to date with the log, so that log space and freed pages can be reused.
     ///
     /// # Errors
     /// [`PoolError::Media`]; the pool is read-only from then on.
@@ -1105,29 +1148,30 @@ impl Pool {
         self.core().checkpoint()
     }
 
-    /// Has the checkpoint made in the background, as far as this handle does such work.
+    /// Requests a checkpoint in the background, if this handle has a background thread.
     pub fn checkpoint_soon(&self) {
         if let Some(checkpointer) = &self.shared.checkpointer {
             checkpointer.ring();
         }
     }
 
-    /// Locks an inode, for as long as the result lives; does not wait.
+    /// Locks an inode until the result is dropped; does not block.
     ///
     /// # Errors
-    /// [`PoolError::Locked`] if the lock is held in a way that stands against it; [`PoolError::AlreadyLocked`] if this
-    /// handle has a lock on it.
+    /// [`PoolError::Locked`] if another handle holds a conflicting lock;
+    /// [`PoolError::AlreadyLocked`] if this handle has a lock on it.
     pub fn lock_inode(&self, number: u64, mode: LockMode) -> Result<InodeLock> {
         self.core().lock_inode(number, mode)
     }
 
-    /// Who has an inode locked, as far as it is known: readers that opened the pool for reading are not, nor is a process
-    /// that holds very many. [`Pool::is_locked_elsewhere`] knows of all.
+    /// The known holders of locks on an inode. Readers that opened the pool for reading are not
+    /// listed, and locks of a process that holds very many may be missing.
+    /// [`Pool::is_locked_elsewhere`] covers all.
     pub fn holders(&self, number: u64) -> Vec<Holder> {
         self.core().holders(number)
     }
 
-    /// Whether another handle or process has the inode locked.
+    /// Whether a lock of another handle or process conflicts with a lock of the inode in this mode.
     pub fn is_locked_elsewhere(&self, number: u64, mode: LockMode) -> bool {
         self.core().membership.is_locked_by_other(Byte::Inode(number), mode.kind())
     }
@@ -1154,7 +1198,8 @@ impl Core {
         if !self.process.is_current() {
             return Err(PoolError::Forked);
         }
-        // Locks of one open file do not stand against each other, so this handle's own are remembered.
+        // Locks of one open file description do not conflict with each other, so this handle
+        // records its own.
         let mut held = self.held.lock().unwrap_or_else(|broken| broken.into_inner());
         if held.contains(&number) {
             return Err(PoolError::AlreadyLocked { number });
@@ -1178,7 +1223,7 @@ impl Core {
         Ok(lock)
     }
 
-    /// Replaces a note of this process's slot. A reader without a slot leaves none.
+    /// Replaces a note in this process's slot. A reader has no slot and leaves no note.
     fn note_lock(&self, from: u64, to: u64) {
         if self.is_writable {
             let notes = &self.control().processes[self.membership.index()].locked;
@@ -1208,17 +1253,18 @@ impl Core {
 }
 
 impl InodeLock {
-    /// The inode.
+    /// The number of the inode.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether it lets others in.
+    /// The mode of the lock.
     pub fn mode(&self) -> LockMode {
         self.mode
     }
 
-    /// Says to all who ask for [`Pool::holders`] whether a commit of the inode is being written. Calls do not overlap.
+    /// Sets whether [`Pool::holders`] reports a commit of the inode as being written. Calls must
+    /// not overlap.
     pub fn set_committing(&self, is_committing: bool) {
         let before = self.is_committing.swap(is_committing, Relaxed);
         if before != is_committing && self.core.process.is_current() {
@@ -1235,7 +1281,7 @@ impl InodeLock {
 
 impl Drop for InodeLock {
     fn drop(&mut self) {
-        // In a fork the lock is the parent's.
+        // In a forked child the lock belongs to the parent.
         if !self.core.process.is_current() {
             return;
         }
@@ -1252,8 +1298,8 @@ impl Drop for Shared {
         let workers = [self.zeroer.take(), self.checkpointer.take()];
         let heartbeat = self.heartbeat.take();
         if !core.process.is_current() {
-            // The threads are the parent's. Detaching them here would detach one of the child's own, if it has the
-            // same stack.
+            // The threads belong to the parent. Detaching them here would detach one of the child's
+            // threads, if it has the same stack.
             std::mem::forget((workers, heartbeat));
             return;
         }
@@ -1265,18 +1311,20 @@ impl Drop for Shared {
 }
 
 impl Core {
-    /// Leaves the pool; the last one that writes brings the media up to date, and removes the segment if no reader uses it. What fails
-    /// here is made up for by the next one that opens it, unless the machine is started anew before.
+    /// Leaves the pool. The last writer brings the media up to date, and removes the segment if no
+    /// reader uses it. If this fails, the next opener makes up for it, unless the machine is
+    /// restarted before.
     ///
-    /// Readers can hold locks that keep a writer from knowing that it is the last: then the segment stays, and the media are brought up to
-    /// date all the same, which needs no lock of the file.
+    /// Readers can hold locks that hide from a writer that it is the last: then the segment stays,
+    /// and the media are brought up to date all the same, which needs no lock of the file.
     fn close(&self) {
         let timeout = self.stall_timeout;
         let recovery = || self.membership.lock(Byte::Recovery, LockKind::Exclusive, timeout);
         if self.is_writable
             && let Err(error) = self.media.check_kept()
         {
-            // A process that has opened the pool later than another program was told of it cannot know.
+            // If the kernel reported the loss to another program earlier, a process that opened the
+            // pool later does not get it.
             self.fail(FailureKind::Data, &error.source);
             self.note_loss();
         }
@@ -1291,15 +1339,16 @@ impl Core {
                     self.write_closed_superblock()
                 });
                 point::pass("close-superblock");
-                // To the next process that opens the pool the superblock says that there is no segment, or that bytes are lost, or else the
-                // segment that it names says whether they are.
+                // Then the superblock tells the next opener that there is no segment, or that bytes
+                // are lost. Otherwise the segment stays, which records whether they are.
                 if closed.is_ok() || (self.check_not_failed().is_err() && self.note_loss()) {
                     self.places.remove(self.segment_id);
                 }
                 point::pass("close-removed");
             } else if !knows_others || !self.membership.has_writers() {
-                // Readers stay, and write nothing when they close: what is not durable now would be lost when the machine is restarted.
-                // Without the lock, writers that are there may be closing as well, and each may count on the other.
+                // Readers stay, and write nothing when they close: changes that are not durable now
+                // would be lost at a restart of the machine. Without the lock, other writers may be
+                // closing as well, and each may rely on the other.
                 let _ = self.checkpoint();
             }
         }

@@ -1,13 +1,14 @@
-//! Opening a pool: who is first builds what the others share.
+//! Opening a pool: the first opener builds the shared state.
 //!
-//! The first process replays every committed record behind the durable tail, in order: metadata into the image, pages
-//! of objects to their place. Then it writes the image back, flushes, and raises the generation and the
-//! tail in both superblocks. It is idempotent and may itself crash anywhere: until a superblock with the new
-//! tail is durable, the old one leads through the same replay. If only processes have died, the log may have records that
-//! are not durable; they are made so first ([`secure`]).
+//! The first process replays every committed record behind the durable tail, in order: metadata
+//! into the image, pages of objects to their place. Then it writes the image back, flushes, and
+//! raises the generation and the tail in both superblocks. Recovery is idempotent and may itself
+//! crash anywhere: until a superblock with the new tail is durable, the old one causes the same
+//! replay. If only processes have died, the log may have records that are not durable; they are
+//! made durable first ([`secure`]).
 //!
-//! A reader that is the first does the same on copies: it writes nothing, and whoever attaches through it sees
-//! pages of the log in place of those on media.
+//! A first opener that only reads does the same on copies: it writes nothing, and mappings made
+//! through it show pages of the log in place of those on media.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -53,12 +54,14 @@ pub(crate) struct Superblocks {
     pub valid: Superblock,
     /// Which copy that is.
     pub copy: u64,
-    /// What the other copy says that was written by a later program. Whoever writes superblocks would undo it.
+    /// The error of the other copy, if a later program version wrote it. Writing the superblocks
+    /// would overwrite it.
     later: Option<(u64, FormatError)>,
 }
 
 impl Superblocks {
-    /// An error if a later program has written one of them: perhaps it was stopped while it converted the pool.
+    /// Returns an error if a later program has written one of them: it may have been interrupted
+    /// while converting the pool.
     fn check_writable(&self, media: &dyn Media) -> Result<()> {
         let path = media.path().to_path_buf();
         match &self.later {
@@ -75,7 +78,7 @@ impl Superblocks {
     }
 }
 
-/// The page of each copy, as far as it can be read.
+/// The page of each copy, or the error of reading it.
 type Pages = Vec<std::result::Result<Vec<u8>, MediaError>>;
 
 fn superblock_pages(media: &dyn Media) -> Pages {
@@ -86,14 +89,14 @@ fn superblock_pages(media: &dyn Media) -> Pages {
     (0..COPIES).map(read).collect()
 }
 
-/// How often superblocks are read that change between two looks and are never whole.
+/// How often to reread superblocks that change between two reads and are never whole.
 const MOST_LOOKS: usize = 10_000;
 
-/// Reads both superblocks and chooses.
+/// Reads both superblocks and chooses the valid one.
 ///
-/// Processes that have the pool open write them meanwhile, each copy at a time of its own. So what was read may be a part of one
-/// checkpoint's copy and a part of the next one's, in both places. One of the two is whole at any moment: what is damaged is the same
-/// when it is read again, and what was being written is not.
+/// Processes that have the pool open may write them at the same time, one copy after the other. So
+/// what is read may mix two checkpoints, in both copies. At any moment one of the two is whole: a
+/// damaged copy is the same when it is read again, and one that was being written is not.
 pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
     if media.len_bytes() < COPIES * PAGE_BYTES {
         return Err(PoolError::NotAPool { path: media.path().to_path_buf() });
@@ -130,7 +133,7 @@ fn choose_superblock(media: &dyn Media, pages: &Pages) -> Result<Superblocks> {
         };
         match Superblock::decode(page, copy) {
             Ok(found) => match &valid {
-                // One of them is of another pool, and nothing says which.
+                // One of them belongs to another pool, and it is unknown which.
                 Some((_, best)) if !found.is_of_same_pool(best) => {
                     return Err(PoolError::Damaged {
                         path: path(),
@@ -184,17 +187,18 @@ fn choose_superblock(media: &dyn Media, pages: &Pages) -> Result<Superblocks> {
 
 /// How this process has the pool open.
 enum Role {
-    /// It is the first one, and shares.
+    /// It is the first opener, and shares the pool.
     First,
-    /// It has the pool for itself.
+    /// It has the pool exclusively.
     Alone,
-    /// Others are there.
+    /// Other processes have the pool open.
     Joined,
-    /// It reads, and nobody shares anything.
+    /// It is a reader, and no segment is shared.
     Snapshot,
 }
 
-/// How long a writer waits for readers that share nothing. Most have a look and go; whom they stay for is told soon.
+/// How long a writer waits for readers without a segment. Most finish quickly; for the others the
+/// open fails soon.
 const READERS_PATIENCE: Duration = Duration::from_secs(1);
 
 fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
@@ -205,7 +209,7 @@ fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
     }
 }
 
-/// The locks of the media's open file, to be taken by this opening alone.
+/// Claims the media's open file description for the locks of this opener alone.
 fn claim(media: &dyn Media) -> Result<Membership> {
     let claimed = Membership::claim(media.file()).map_err(|source| lock_error(media, source))?;
     claimed.ok_or_else(|| PoolError::MediaInUse { path: media.path().to_path_buf() })
@@ -241,11 +245,11 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
     Err(busy())
 }
 
-/// Keeps everybody else out, as the exclusive opener of a pool does, until it is dropped.
+/// Keeps all other openers out, as the exclusive opener of a pool does, until it is dropped.
 pub(crate) struct OnlyOne(Option<Membership>);
 
 impl OnlyOne {
-    /// Leaves the locks to the media's open file, for an opening that takes them as its own.
+    /// Leaves the locks with the media's open file description, for an opener that inherits them.
     pub fn hand_over(mut self) {
         self.0 = None;
     }
@@ -259,7 +263,7 @@ impl Drop for OnlyOne {
     }
 }
 
-/// Has the media for oneself without opening the pool on it, which may be damaged.
+/// Locks the media exclusively without opening the pool on it, which may be damaged.
 pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
     let members = claim(media)?;
@@ -274,21 +278,23 @@ pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<O
     Ok(only)
 }
 
-/// A pool opened, and for a reader without a segment what the log has in place of the media.
+/// An open pool, and for a reader without a segment the log's content that replaces that of the
+/// media.
 pub(crate) struct Opened {
     pub core: Arc<Core>,
     pub overlay: Committed,
     pub recovered_records: u64,
 }
 
-/// What another process shares with this one, which could not reach it by itself.
+/// Descriptors that another process passes to this one, which may not open them itself.
 pub(crate) struct Shared {
     pub segment_id: Uuid,
     pub segment: OwnedFd,
     pub pins: OwnedFd,
 }
 
-/// Opens the pool on `media`. With `shared`, only together with who gave it.
+/// Opens the pool on `media`. With `shared`, only while the process that passed it has the pool
+/// open.
 pub(crate) fn open(
     media: Arc<dyn Media>,
     options: &OpenOptions,
@@ -303,7 +309,7 @@ pub(crate) fn open(
     let members = Arc::new(claim(&*media)?);
     let opened = open_locked(&media, members.clone(), options, shared);
     if opened.is_err() {
-        // The locks belong to the media's open file, which the caller may keep.
+        // The locks belong to the media's open file description, which the caller may keep.
         members.leave();
     }
     opened
@@ -328,7 +334,8 @@ fn open_locked(
     let role = choose_role(&**media, &members, options)?;
     let opened = match role {
         Role::Joined => join(media, members, superblocks.valid, options, shared),
-        // Who has shared it is gone: what there is now is for whoever may open the pool by himself.
+        // The process that shared it has closed the pool: what exists now is only for processes
+        // that may open the pool themselves.
         _ if shared.is_some() => Err(AccessError::ended(media.path()).into()),
         Role::First | Role::Alone | Role::Snapshot => {
             build(media, members, superblocks, options, &role)
@@ -386,7 +393,7 @@ fn take_slot(core: &Core) -> Result<()> {
     }
 }
 
-/// Opens a pool that others have open.
+/// Opens a pool that other processes have open.
 fn join(
     media: &Arc<dyn Media>,
     members: Arc<Membership>,
@@ -404,7 +411,7 @@ fn join(
     let identity = segment_place::identity_in(segment_id);
     let map = |file| SharedMemory::adopt(file, true).map_err(PoolError::SharedMemory);
     let (memory, pins) = match shared {
-        // The pool was closed meanwhile, and opened again.
+        // The pool was closed and opened again in between.
         Some(shared) if shared.segment_id != segment_id => {
             return Err(AccessError::ended(media.path()).into());
         }
@@ -420,7 +427,7 @@ fn join(
         }
     };
     let segment = Segment::adopt(memory, uuid, layout).map_err(elsewhere)?;
-    // Readers store to no pins, and need none of the writers'.
+    // Readers store to no pins, and do not need those of the writers.
     let pins = match options.read_only {
         true => Pins::of_reader(),
         false => {
@@ -439,7 +446,8 @@ fn join(
     let is_same_life = life != life::UNKNOWN
         && life == life::of(&**media, options.boot, options.mutant)
         && segment.is_whole();
-    // A writer that lives holds a lock on this file that needs a descriptor for writing, and uses this segment.
+    // A live writer holds a lock on this file that needs a descriptor for writing, and uses this
+    // segment.
     if !is_same_life && !members.has_writers() {
         return Err(elsewhere(
             "no process that writes to the pool lives, and what they shared may be older than the pool is now; end those \
@@ -456,19 +464,19 @@ fn join(
     Ok(Opened { core, overlay: Committed::default(), recovered_records: 0 })
 }
 
-/// What the processes of a pool share, and where it lies.
+/// The shared memory of a pool's processes, and its location.
 struct SharedParts {
     segment: Segment,
     pins: Pins,
-    /// Nil if nobody else can reach it.
+    /// Nil if no other process can reach it.
     segment_id: Uuid,
     places: Places,
 }
 
-/// How often a segment is made anew, since another process has taken the name that it was to get.
+/// How often to create a new segment because another process took the name that it needed.
 const MOST_NAMES: usize = 16;
 
-/// Makes both segments, or none.
+/// Creates both segments, or none.
 fn create_shared(
     places: &Places,
     owner: Owner,
@@ -478,7 +486,7 @@ fn create_shared(
 ) -> Result<SharedParts> {
     for _ in 1..MOST_NAMES {
         match create_named(places, owner, superblock, life, mode) {
-            // The name says which file it is: another one has another name.
+            // The name depends on the file: a new file gets a new name.
             Err(PoolError::SharedMemory(
                 SharedMemoryError::Exists { .. }
                 | SharedMemoryError::System { action: segment_place::NAME, .. },
@@ -506,7 +514,7 @@ fn create_named(
         let pins = Pins::create(&places.of_made(segment_id, Part::Pins), pool, mode)?;
         let file = pins.file().expect("others share it");
         let pins_identity = segment_place::identity_of(file, pool, Part::Pins)?;
-        // Others find the segment through the superblock, which is written later.
+        // Relaxed: other processes find the segment through the superblock, which is written later.
         segment.control().pins_identity.store(pins_identity, Relaxed);
         segment.control().life.store(life, Relaxed);
         point::pass("open-made");
@@ -524,7 +532,8 @@ fn create_named(
     }
 }
 
-/// Builds the segment from the media and the log; writes the result back unless it is a snapshot.
+/// Builds the segment from the media and the log; writes the result back unless this process only
+/// reads.
 fn build(
     media: &Arc<dyn Media>,
     members: Arc<Membership>,
@@ -536,7 +545,8 @@ fn build(
     let owner = Owner::new(uuid, media.file()).map_err(|error| lock_error(&**media, error))?;
     let places = Places::new(options.segment_directory.as_deref(), media.path());
     superblocks.valid.boot = boot_of_left(&places, &superblocks.valid, &**media);
-    // The segment that is named is the only one that knows whether the pool has failed, until the superblocks name another one.
+    // Only the segment that the superblock names records whether the pool has failed, until the
+    // superblocks name another one.
     let remove_left = |kept| places.remove_left_by(owner, left_id, uuid, kept);
     if matches!(role, Role::First | Role::Alone) {
         remove_left(left_id);
@@ -550,7 +560,7 @@ fn build(
             let made = create(&superblocks);
             let is_full =
                 matches!(made, Err(PoolError::SharedMemory(SharedMemoryError::NoSpace { .. })));
-            // Perhaps the two have no room beside each other.
+            // There may be no room for the old and the new segment together.
             if is_full && places.has_any(left_id) {
                 superblocks.valid.sequence = superblocks.valid.next_sequence();
                 superblocks.valid.segment = Uuid::nil();
@@ -582,8 +592,9 @@ fn build(
             if !left_id.is_nil() {
                 remove_left(core.segment_id);
             }
-            // Read and zeroed in large pieces, the log is cached in large folios, and ext4 walks over all blocks of a
-            // folio to write two of them: 80 instead of 40 µs for a commit of one page.
+            // The log was read and zeroed in large pieces, so it is cached in large folios, and
+            // ext4 walks over all blocks of a folio to write two of them: 80 instead of 40 µs for a
+            // commit of one page.
             core.media.forget_cached(core.layout.log());
             point::pass("open-recovered");
             alloc::rebuild(&core.lock()?)?;
@@ -591,7 +602,8 @@ fn build(
             core.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
             point::pass("open-rebuilt");
             if matches!(role, Role::First) {
-                // From shared to exclusive and back never lets anybody in between: the lock changes its kind.
+                // The lock changes from exclusive to shared in one step, so no other opener gets in
+                // between.
                 let _ = core
                     .membership
                     .try_lock(Byte::Openers, LockKind::Shared)
@@ -599,7 +611,7 @@ fn build(
                 point::pass("open-shared");
             }
         } else {
-            // For who asks how full the pool is.
+            // For queries of the pool's usage.
             alloc::rebuild(&core.lock()?)?;
         }
         Ok((overlay, records))
@@ -626,7 +638,7 @@ fn load_image(core: &Core) -> Result<()> {
         core.media.read_at(metadata.offset_bytes + first_page * PAGE_BYTES, piece)?;
         for (page_index, page) in (first_page..).zip(piece.chunks_exact_mut(PAGE_BYTES as usize)) {
             if page.iter().all(|&byte| byte == 0) {
-                continue; // The segment is fresh: zero already.
+                continue; // zero already, as the segment is fresh
             }
             let first_slot = page_index * SLOTS_PER_PAGE;
             core.segment.allocate_slot(first_slot + SLOTS_PER_PAGE - 1)?;
@@ -638,23 +650,23 @@ fn load_image(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// What the log has.
+/// The content of the log.
 struct Replayed {
-    /// For objects.
+    /// The content for objects.
     overlay: Committed,
     records: u64,
     counted: Counted,
 }
 
-/// No log begins behind this position, so that none reaches 2^63, where positions end: what is written in one generation is less than
-/// is left.
+/// No log begins behind this position, so that none reaches 2^63, where positions end: one
+/// generation writes less than the remainder.
 const LATEST_START_LSN: u64 = 1 << 62;
 
-/// The life that the superblock names, or none if the processes that had the pool open last were told of lost bytes and could not say so in
-/// the superblocks, or if that is not known.
+/// The life that the superblock names; [`UNKNOWN_BOOT`] if the last processes that had the pool
+/// open saw lost bytes and could not record it in the superblocks, or if that is not known.
 pub(crate) fn boot_of_left(places: &Places, superblock: &Superblock, media: &dyn Media) -> u64 {
     match superblock.boot {
-        // Nothing that counts can be among what was lost.
+        // No record that counts depends on bytes that may be lost.
         ANY_BOOT => ANY_BOOT,
         boot if segment_place::left_whole(places, superblock, media) => boot,
         _ => UNKNOWN_BOOT,
@@ -702,13 +714,13 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     let end =
         reader.scan(tail_lsn, end_lsn, |record| committed.add(&reader, record, Some(&owners)))?;
     check_unchanged(core, end, end_lsn)?;
-    // Nobody names the freed runs, and the tail passes all that was replayed.
+    // No inode names the freed runs, and the tail passes everything that was replayed.
     freed::forget(&locked);
     alloc::forget_zeroed(&locked);
     drop(locked);
     let next_lsn = next_lsn(core, end_lsn);
     if next_lsn < end_lsn {
-        // Both are positions in the log that ends here.
+        // Both positions belong to the log that ends here.
         control.fresh_lsn.store(next_lsn, Relaxed);
         control.content_end_lsn.store(next_lsn, Relaxed);
     }
@@ -729,32 +741,35 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     Ok(Replayed { overlay: committed, records, counted })
 }
 
-/// Where a log goes on that ended here: with a page, since what lies before it in this one is of the generation that ends.
+/// The position at which a log continues that ended here: at the next page, since the rest of this
+/// one belongs to the generation that ends.
 ///
-/// And a round of the ring later. A power cut can take records, of which nothing says how many there were; but none lay further behind
-/// the tail than the ring is long. So no position is that of two records, and what is made of one names one thing for ever: an
-/// inode ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
+/// It is also advanced by the length of the ring. A power cut can lose an unknown number of
+/// records, but none lay further behind the tail than the ring is long. So no position is used by
+/// two records, and an identifier derived from a position is unique: an inode's incarnation
+/// ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
 ///
-/// Only a forged position comes near [`LATEST_START_LSN`]. Behind it the log begins anew, since in the generation that begins any position
-/// can be the first one.
+/// Only a forged position comes near [`LATEST_START_LSN`]. Behind it the positions start again,
+/// since any position can be the first one of a new generation.
 fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
     let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
     let ring_bytes = core.layout.log().len_bytes;
     if next_lsn > LATEST_START_LSN {
         return if core.is_writable { next_lsn % ring_bytes } else { next_lsn };
     }
-    // A reader appends nothing, and says how much of the log is in use.
+    // A reader appends nothing, and reports how much of the log is in use.
     match core.is_writable && !mutant::is(core.mutant, Mutant::SameGeneration) {
         true => next_lsn + ring_bytes,
         false => next_lsn,
     }
 }
 
-/// Makes durable what was replayed and may not be. That it is in the log says only that it was written, and perhaps it is in the cache
-/// alone: whether this life is known to be another one than that of the log or not. Metadata may go to its place only when no power cut
-/// can take from the log what was found in it.
+/// Makes durable what was replayed. That a record is in the log shows only that it was written; it
+/// may be in the cache alone, whether or not this life is known to differ from the log's. Metadata
+/// may go to its place only when no power cut can remove from the log what was found in it.
 ///
-/// What exposes bytes that no mark speaks of would not count in another life, so the superblock says from here on that it does.
+/// Records that expose bytes and are not covered by a mark would not count in another life, so the
+/// superblock records from here on that they do.
 fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Result<Superblocks> {
     let superblock = &superblocks.valid;
     let (tail_lsn, end_lsn) = (superblock.tail_lsn, counted.end.lsn);
@@ -763,7 +778,7 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
         return Ok(superblocks);
     }
     let log = core.layout.log();
-    // With what ends it: behind the last record there is none, and must not be one again.
+    // Including the unit behind the last record: there is no record in it, and none may appear.
     let len_bytes = (end_lsn + RECORD_UNIT_BYTES - tail_lsn).min(log.len_bytes);
     let before_end_bytes = len_bytes.min(log.len_bytes - tail_lsn % log.len_bytes);
     let mut ranges = vec![
@@ -772,8 +787,10 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     ];
     ranges.extend(&counted.unmarked);
     ranges.retain(|range| range.len_bytes > 0);
-    // Written anew: an earlier write-back may have failed, and then the system takes for clean what is not on media, and may drop it
-    // at any time. So of the log the very bytes are written of which the checksum was looked at, or the log has become shorter.
+    // Rewrite the ranges: an earlier write-back may have failed, and then the kernel takes pages
+    // for clean that are not on media, and may drop them at any time. For the log, write exactly
+    // the bytes whose checksum was verified; if they cannot be read again, the log has become
+    // shorter.
     let end = core.log_reader().scan(tail_lsn, end_lsn, |record| {
         let offset_bytes = core.position(record.header.lsn);
         // SAFETY: the log: no reference to it is ever made.
@@ -789,7 +806,7 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
         write_again(&*core.media, *range)?;
     }
     core.make_durable_in_recovery(&ranges).inspect_err(|_| {
-        // Some of it may have been lost before it was read here. The system says so once.
+        // Some of it may have been lost before it was read here. The kernel reports that only once.
         let unknown = Superblock {
             sequence: superblocks.valid.next_sequence(),
             boot: UNKNOWN_BOOT,
@@ -806,7 +823,8 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     Ok(superblocks)
 }
 
-/// An error if a log that was read before is shorter now: the system has lost a write to it, and what was in memory then is gone since.
+/// Returns an error if a log that was read before is shorter now: the kernel has lost a write to
+/// it, and dropped the cached bytes.
 fn check_unchanged(core: &Core, found: LogEnd, end_lsn: u64) -> Result<()> {
     match found.lsn == end_lsn {
         true => Ok(()),
@@ -820,7 +838,8 @@ fn write_again(media: &dyn Media, range: ByteRange) -> Result<()> {
     for done in (0..range.len_bytes).step_by(PIECE_BYTES as usize) {
         let piece = &mut bytes[..PIECE_BYTES.min(range.len_bytes - done) as usize];
         media.read_at(range.offset_bytes + done, piece)?;
-        // SAFETY: the pool is being opened alone: no process has a lease or an object of it.
+        // SAFETY: the pool is being opened exclusively: no process has a lease or an attached
+        // object of it.
         unsafe { media.write_at(range.offset_bytes + done, piece)? };
     }
     Ok(())
@@ -854,8 +873,8 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
     }
     point::pass("open-written");
     let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
-        // By a number that nobody can know: records that an older superblock, found again by accident, makes the
-        // future of the log are not taken for it.
+        // By a random number: if an older superblock reappears, the records of another generation
+        // are not taken for the continuation of its log.
         false => superblock.next_generation(new_uuid()?.as_u64_pair().0),
         true => superblock.generation,
     };

@@ -1,4 +1,4 @@
-//! Reading the log from its tail, and copying what objects committed to its place.
+//! Reading the log from its tail, and copying the committed content of objects to its place.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -17,22 +17,22 @@ use crate::media::{ByteRange, Media};
 use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
 
-/// How far the log could be read, and why not further.
+/// The end of the readable log, and the reason.
 #[derive(Debug)]
 pub(crate) struct LogEnd {
-    /// Behind the last whole record.
+    /// The position behind the last whole record.
     pub lsn: u64,
-    /// Why there is no record there.
+    /// Why there is no further record.
     pub reason: FormatError,
 }
 
-/// What is wrong with a record that does not count for want of a mark.
+/// The error field of a record that does not count because no marked record follows.
 pub(crate) const UNMARKED: &str = "mark";
 
 /// The part of a log that counts.
 pub(crate) struct Counted {
     pub end: LogEnd,
-    /// What its records expose that no mark says is durable.
+    /// Exposed ranges that no mark shows to be durable.
     pub unmarked: Vec<ByteRange>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct LogReader<'a> {
 }
 
 impl LogReader<'_> {
-    /// Calls `visit` for each whole record from `from_lsn` on, at most to `to_lsn`, in order.
+    /// Calls `visit` for each whole record from `from_lsn` on, at most up to `to_lsn`, in order.
     pub fn scan(
         &self,
         from_lsn: u64,
@@ -63,7 +63,8 @@ impl LogReader<'_> {
         mut visit: impl FnMut(Record) -> Result<()>,
     ) -> Result<LogEnd> {
         let mut lsn = from_lsn;
-        // More than one round of the ring cannot be: its records would have overwritten the first ones.
+        // The log is at most one round of the ring: more records would have overwritten the first
+        // ones.
         let limit = to_lsn.min(from_lsn + self.layout.log().len_bytes);
         while lsn < limit {
             match read_record(self.media, &self.layout, lsn, self.identity, self.mutant) {
@@ -82,8 +83,9 @@ impl LogReader<'_> {
         Ok(LogEnd { lsn, reason: FormatError::Magic })
     }
 
-    /// Calls `visit` for each record from `from_lsn` on that counts, in order. The log ends before the first packed record that
-    /// exposes what may not be durable: no marked record follows, and it was written in another life, or bytes were lost.
+    /// Calls `visit` for each record from `from_lsn` on that counts, in order. The log ends before
+    /// the first packed record that exposes bytes that may not be durable: no marked record
+    /// follows, and it was written in another life, or bytes were lost.
     pub fn scan_counting(
         &self,
         from_lsn: u64,
@@ -91,7 +93,7 @@ impl LogReader<'_> {
         mut visit: impl FnMut(&Record) -> Result<()>,
     ) -> Result<Counted> {
         let believes_all = counts_unmarked || mutant::is(self.mutant, Mutant::CountExposed);
-        // From the first record on that counts only if a marked one follows.
+        // The records from the first one on that counts only if a marked one follows.
         let mut waiting: Vec<Record> = Vec::new();
         let mut unmarked = Vec::new();
         let end = self.scan_owned(from_lsn, u64::MAX, |record| {
@@ -120,15 +122,16 @@ impl LogReader<'_> {
         Ok(Counted { end, unmarked })
     }
 
-    /// The highest position above `end_lsn` that any record behind it says was acknowledged: proof that the log was
-    /// longer once. None if nothing says so.
+    /// The highest position above `end_lsn` that a later record states as acknowledged: proof that
+    /// the log was longer. `None` if there is no such record.
     pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<Option<u64>> {
         const CHUNK_BYTES: u64 = 1 << 20;
         let log = self.layout.log();
         let limit_lsn = tail_lsn + log.len_bytes;
         let mut chunk = vec![0; CHUNK_BYTES.min(log.len_bytes) as usize];
         let mut acknowledged_lsn = None;
-        // Headers that are made up may have records overlap, and each would be read whole.
+        // Bounds the work: forged headers may describe overlapping records, and each would be read
+        // completely.
         let mut to_read_bytes = 4 * log.len_bytes;
         let mut first_lsn = end_lsn.next_multiple_of(RECORD_UNIT_BYTES);
         while first_lsn < limit_lsn {
@@ -136,7 +139,8 @@ impl LogReader<'_> {
             let len_bytes =
                 CHUNK_BYTES.min(log.len_bytes - position).min(limit_lsn - first_lsn) as usize;
             self.media.read_at(log.offset_bytes + position, &mut chunk[..len_bytes])?;
-            // Packed records begin anywhere, and what was lost may be the closing of those that came to lie before these.
+            // Scan every unit: packed records begin at any unit, and the lost record may be the
+            // close before these.
             let units = chunk[..len_bytes].chunks_exact(RECORD_UNIT_BYTES as usize);
             for (unit, lsn) in units.zip((first_lsn..).step_by(RECORD_UNIT_BYTES as usize)) {
                 if let Ok(header) = Header::decode(unit, lsn, log.len_bytes, self.identity)
@@ -155,25 +159,25 @@ impl LogReader<'_> {
     }
 }
 
-/// Content that records have for pages of objects: for each page the newest. A page that was committed many times is
-/// copied once.
+/// The newest content that records have for each page of objects. A page that was committed many
+/// times is copied once.
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
     pages: BTreeMap<u64, LoggedPage>,
-    /// How much content was read that was put elsewhere, to compare it with its checksum.
+    /// How many bytes of copied content were read to verify their checksums.
     checked_bytes: u64,
 }
 
 impl Committed {
-    /// Adds the pages of one record, in log order; of all of them only those that `owners` gives to the inode the
-    /// record names. Checks copied content against its checksum.
+    /// Adds the pages of one record, in log order; with `owners`, only those that still belong to
+    /// the inode that the record names. Verifies the checksum of copied content.
     pub fn add(
         &mut self,
         reader: &LogReader<'_>,
         record: &Record,
         owners: Option<&Owners>,
     ) -> Result<()> {
-        // What is left of a range: an object may have shrunk in place since.
+        // The part of a range that is still owned: an object may have shrunk in place since.
         let owned = |inode, range| match owners {
             Some(owners) => owners.owned(inode, range),
             None => range,
@@ -221,8 +225,8 @@ impl Committed {
         Ok(())
     }
 
-    /// Adds the places of the pages of `range` that a record is for, with the content they have there. Says
-    /// whether there are any.
+    /// Adds the places of the pages of `range` that a record is for, with their present content.
+    /// Returns whether there are any.
     fn add_targets(
         &mut self,
         reader: &LogReader<'_>,
@@ -248,7 +252,8 @@ impl Committed {
         Ok(has_any)
     }
 
-    /// Replaces the pages of `part`, which lies in `target`, whose content begins at `source`.
+    /// Replaces the pages of `part`, which lies in `target`; the content of `target` begins at
+    /// `source`.
     fn replace(
         &mut self,
         reader: &LogReader<'_>,
@@ -268,7 +273,7 @@ impl Committed {
         Ok(())
     }
 
-    /// Patches pages of `target`, those that lie in `part`. Says whether there are any.
+    /// Patches those pages of `target` that lie in `part`. Returns whether there are any.
     fn patch<'a>(
         &mut self,
         reader: &LogReader<'_>,
@@ -291,12 +296,12 @@ impl Committed {
         Ok(has_any)
     }
 
-    /// Pages inside `range` that have newer content in the log, and their place.
+    /// Pages inside `range` that have newer content in the log, with their place.
     pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, &LoggedPage)> + '_ {
         self.pages.range(range.offset_bytes..range.end_bytes()).map(|(place, page)| (*place, page))
     }
 
-    /// Places of all pages, adjacent ones merged.
+    /// The places of all pages, adjacent ones merged.
     pub fn ranges(&self) -> Vec<ByteRange> {
         let mut ranges: Vec<ByteRange> = Vec::new();
         for &offset_bytes in self.pages.keys() {
@@ -326,15 +331,17 @@ impl Committed {
             }
             buffer.resize(batch.len() * PAGE_BYTES as usize, 0);
             read_batch(media, place, &batch, &mut buffer)?;
-            // SAFETY: the page is an object's, and the record was committed by the holder of its write lock. Attached objects are private
-            // mappings of their media: what replaces a committed page there is what the object has.
+            // SAFETY: the page belongs to an object, and the record was committed by the holder of
+            // its write lock. Attached objects are private mappings of their media: the content
+            // that replaces a committed page is the content that the object has.
             unsafe { media.write_at(place, &buffer)? };
         }
         Ok(())
     }
 }
 
-/// Reads adjacent pages, the first of which has its place at `place`: those that lie together at once.
+/// Reads the content of adjacent pages, the first of which has its place at `place`; consecutive
+/// sources in one read.
 fn read_batch(
     media: &dyn Media,
     place: u64,
@@ -364,8 +371,9 @@ fn damaged(reader: &LogReader<'_>, error: FormatError) -> PoolError {
     }
 }
 
-/// No log takes more content from data of this range: a page holds content for one record at most, and is used again when the tail has passed
-/// that. A forged log may have any number of entries for one place, and each is read.
+/// The limit of copied content in a log with this data range: a page holds content for one record
+/// at most, and is reused only when the tail has passed that record. A forged log may have any
+/// number of entries for one place, and each is read.
 pub(crate) fn most_copied_bytes(data: &ByteRange) -> u64 {
     data.len_bytes.saturating_mul(2)
 }
@@ -405,9 +413,9 @@ impl Core {
         }
     }
 
-    /// What a reader must see instead of what is on media, which it cannot change. `read` is run again if the log was
-    /// reused meanwhile, or if something undecided in `range` was decided. `overlay` is all there is for a reader that
-    /// shares nothing with the writers.
+    /// Passes to `read` what a reader, which cannot change the media, must see in place of their
+    /// content. `read` runs again if the log was reused during it, or if a record for `range` that
+    /// was undecided was decided. A reader that shares nothing with the writers has only `overlay`.
     pub(crate) fn committed_for_reader<T>(
         &self,
         range: ByteRange,
@@ -419,7 +427,8 @@ impl Core {
         }
         let control = self.control();
         loop {
-            // Before the positions: what is decided after this is before the durable position, or found undecided.
+            // Before the positions: a record that is decided later is before the durable position,
+            // or found undecided.
             let pending = control.appends.lsns();
             let from_lsn = at_place(&control.applied_lsn);
             let to_lsn = control.appends.durable_lsn();
@@ -428,20 +437,22 @@ impl Core {
                 read(&Seen { committed: &committed, undecided: &undecided.pages })
                     .map(|value| (value, undecided.lsn))
             });
-            // Acquire: the reads above come before it.
+            // Acquire: the reads above come before the load below.
             fence(Acquire);
             if control.tail_lsn.load(Relaxed) > from_lsn {
                 continue;
             }
             let (value, undecided_lsn) = value?;
-            // What was taken for undecided was not copied to its place meanwhile if it still is.
+            // The undecided records were not copied to their place during the read if the durable
+            // position is still not past them.
             if undecided_lsn.is_none_or(|lsn| control.appends.durable_lsn.load(Relaxed) <= lsn) {
                 return Ok(value);
             }
         }
     }
 
-    /// Pages of `range` that whole records at these positions are for: nobody knows whether they will count.
+    /// Pages of `range` that whole records at these positions are for: it is undecided whether the
+    /// records will count.
     fn undecided<'a>(
         &self,
         range: ByteRange,
@@ -450,7 +461,8 @@ impl Core {
         let reader = self.log_reader();
         let mut undecided = Undecided { pages: Committed::default(), lsn: None };
         for &lsn in positions {
-            // One that is not whole yet is for an object whose writer lives: not for one that can be locked.
+            // An incomplete record is for an object whose writer lives, so not for one that the
+            // caller could lock.
             let Ok(record) = self.read_record(lsn) else { continue };
             if let Ok(true) = undecided.pages.add_targets(&reader, &record, range) {
                 undecided.lsn = Some(undecided.lsn.map_or(lsn, |first: u64| first.min(lsn)));
@@ -462,19 +474,19 @@ impl Core {
 
 struct Undecided {
     pages: Committed,
-    /// The first record of them.
+    /// The position of the first such record.
     lsn: Option<u64>,
 }
 
-/// What the log has for a reader.
+/// The log's content for a reader.
 pub(crate) struct Seen<'a> {
     pub committed: &'a Committed,
-    /// Pages that may be written to while the reader looks; their content is the present one.
+    /// Pages that may be written to during the read; the copies have their present content.
     undecided: &'a Committed,
 }
 
 impl Seen<'_> {
-    /// Pages inside `range` that a reader must have copies of, and their place.
+    /// Pages inside `range` that a reader must copy, with their place.
     pub fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, &LoggedPage)> + '_ {
         let undecided = (self.undecided.within(range))
             .filter(|(place, _)| !self.committed.pages.contains_key(place));

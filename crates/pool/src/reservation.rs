@@ -1,8 +1,9 @@
-//! Reservations: pages that somebody has taken for something that is about to be made.
+//! Reservations: pages taken for something that is about to be created.
 //!
-//! A page belongs to a reservation from the moment it is found free until an inode names it, or the reservation is dropped, or its
-//! process dies. Between those it can be written to: no page is handed out before the pool's head, durably, says that it is not fresh any
-//! more, so nobody takes it for zeros because of where it lies. The head is raised in large steps, since that is a durable transaction.
+//! A page belongs to a reservation from the moment it is found free until an inode names it, the
+//! reservation is dropped, or its process dies. In between it can be written to: no page is handed
+//! out before the pool's head, durably, records that it is no longer fresh, so its position does
+//! not mark it as zero. The head is raised in large steps, since that is a durable transaction.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -16,20 +17,21 @@ use crate::freed;
 use crate::mutant::{self, Mutant};
 use crate::point;
 
-/// The head is raised by this much at once, or by a thirty-second of the pool if that is less.
+/// The step by which the head is raised, at most a thirty-second of the pool.
 const FRESH_STEP_PAGES: u64 = 16_384;
 
-/// Pages taken for something that is about to be made. Given back when dropped, or when its process dies.
+/// Pages taken for something that is about to be created. Freed when dropped, or when the process
+/// dies.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     core: &'a Core,
     index: usize,
     runs: Vec<Run>,
-    /// What of them was not known to be zero.
+    /// The part of them that was not known to be zero.
     pub(crate) unzeroed: Vec<Run>,
-    /// Whether they were taken only to zero them.
+    /// Whether they were taken only to be zeroed.
     is_for_zeroing: bool,
-    /// Whether they are zero when they are given back.
+    /// Whether they are zero when they are freed.
     pub(crate) is_zeroed: bool,
 }
 
@@ -45,7 +47,7 @@ impl Reservation<'_> {
         &self.runs
     }
 
-    /// The same as one run, however long.
+    /// The same pages as one run of any length.
     pub fn whole(&self) -> Run {
         let pages = self.runs.iter().map(|run| run.pages).sum();
         Run { start_page: self.runs.first().map_or(0, |run| run.start_page), pages }
@@ -62,7 +64,8 @@ impl Reservation<'_> {
     }
 }
 
-/// Ends reservations because `slots` name their pages now; those that none of them names are free again.
+/// Ends reservations because `slots` now name their pages; pages that none of them names are free
+/// again.
 pub(crate) fn end<'a>(
     locked: &Locked<'_>,
     reservations: Vec<Reservation<'_>>,
@@ -113,15 +116,15 @@ fn no_pages() -> PoolError {
     }
 }
 
-/// How long a run must be to be taken for `pages` pages although there may be a longer one of another kind: of so many, a file becomes few
-/// pieces.
+/// How long a run must be to be taken for `pages` pages although there may be a longer one of
+/// another kind: with this length, a file consists of few pieces.
 fn long_enough(pages: u64) -> u64 {
     const FEW: u64 = 32;
     pages.min(HUGE_PAGES).max(pages / FEW)
 }
 
 impl Core {
-    /// Finds pages with `find` and takes them.
+    /// Finds pages with `find` and reserves them.
     fn reserve_with(
         &self,
         wanted_pages: u64,
@@ -143,8 +146,8 @@ impl Core {
         PoolError::Full { wanted_pages, largest_free_pages: self.largest_free_pages() }
     }
 
-    /// Takes `pages` contiguous pages whose first is a multiple of `align_pages`; the first place that fits. Known zeros, if
-    /// they are preferred and there are any.
+    /// Reserves `pages` contiguous pages whose first is a multiple of `align_pages`, at the first
+    /// fit; known zeros if they are preferred and there are any.
     pub fn reserve_pages(
         &self,
         pages: u64,
@@ -161,7 +164,7 @@ impl Core {
         self.reserve_with(pages, false, find)?.ok_or_else(|| self.full(pages))
     }
 
-    /// Takes exactly these pages; `None` if not all of them are free.
+    /// Reserves exactly these pages; `None` if not all of them are free.
     pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
         self.reserve_with(run.pages, false, |space| {
             (space.starting_at(Wanted::Any, run.start_page, run.pages))
@@ -169,7 +172,8 @@ impl Core {
         })
     }
 
-    /// Takes up to `pages` pages: from `near_page` on if it is free, else where there are as many or nearly so.
+    /// Reserves up to `pages` pages: from `near_page` on if it is free, else in a run of that
+    /// length or nearly so.
     pub fn reserve_some(
         &self,
         pages: u64,
@@ -177,7 +181,7 @@ impl Core {
         must_be_zero: bool,
     ) -> Result<Reservation<'_>> {
         let pages = pages.min(MAX_RUN_PAGES);
-        // Those that are zero are for those who need zeros.
+        // Leave zeroed pages to allocations that need zeros.
         let (near, preferred) = match must_be_zero {
             true => (Wanted::Zeroed, Wanted::Zeroed),
             false => (Wanted::Any, Wanted::Unzeroed),
@@ -192,7 +196,8 @@ impl Core {
         self.reserve_with(pages, false, find)?.ok_or_else(|| self.full(pages))
     }
 
-    /// Takes up to `pages` pages that are known to be zero, in one run; `None` if there is no run that is long enough.
+    /// Reserves up to `pages` pages that are known to be zero, in one run; `None` if there is no
+    /// run that is long enough.
     pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
         let pages = pages.min(MAX_RUN_PAGES);
         self.reserve_with(pages, false, |space| {
@@ -200,7 +205,7 @@ impl Core {
         })
     }
 
-    /// Takes pages to be zeroed, at most `most_pages`.
+    /// Reserves pages to be zeroed, at most `most_pages`.
     pub fn reserve_to_zero(&self, most_pages: u64) -> Result<Option<Reservation<'_>>> {
         let next_page = &self.control().next_page_to_zero;
         self.reserve_with(most_pages, true, |space| {
@@ -217,7 +222,7 @@ impl Core {
         })
     }
 
-    /// Takes pages that are free.
+    /// Reserves pages that are free.
     fn reserve_free(
         &self,
         locked: &Locked<'_>,
@@ -237,7 +242,7 @@ impl Core {
             .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
             .ok_or(PoolError::TooManyReservations { limit: words.len() })?;
         let unzeroed = Space::of(self).unzeroed(whole);
-        // The words first: who repairs after a death here rebuilds the map from them.
+        // The words first: the repair after a death here rebuilds the map from them.
         for (word, run) in words[index..].iter().zip(&runs) {
             word.store(to_word(*run), Relaxed);
         }
@@ -250,11 +255,12 @@ impl Core {
         Ok(Reservation { core: self, index, runs, unzeroed, is_for_zeroing, is_zeroed: false })
     }
 
-    /// Notes that pages before `end_page` are about to be written to. They are not taken for zeros from then on, also if
-    /// whoever writes to them dies before an inode names them. Durable on return.
+    /// Records that pages before `end_page` are about to be written to. From then on their position
+    /// does not mark them as zero, even if the writer dies before an inode names them. Durable on
+    /// return.
     pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
         let control = self.control();
-        // Acquire: pairs with the Release below.
+        // Acquire: pairs with the Release of the `fetch_max` below.
         if end_page <= control.durable_fresh_from_page.load(Acquire)
             || mutant::is(self.mutant, Mutant::FreshUnsaid)
         {
@@ -265,9 +271,10 @@ impl Core {
         let raised = end_page.saturating_add(step - 1).min(page_count);
         let fresh_from_page = self.head()?.fresh_from_page;
         if end_page <= fresh_from_page {
-            // Another transaction has noted it that is visible and not durable yet. Without its record a crash
-            // would make these pages fresh again, with what was written to them.
-            // Acquire: after what was seen of the image, before which it was stored.
+            // Another transaction has recorded it, which is visible and not durable yet. Without
+            // its record a crash would make these pages fresh again, with what was written to them.
+            // Acquire: pairs with the Release in `apply_noted`, which comes before the change of
+            // the image that was seen here.
             self.wait_durable(control.fresh_lsn.load(Acquire))?;
             control.durable_fresh_from_page.fetch_max(fresh_from_page, Release);
             return Ok(());

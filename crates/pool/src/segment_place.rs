@@ -1,9 +1,10 @@
-//! Where segments lie, and by what a process knows that it has the right one.
+//! Where segments lie, and how a process verifies that it has the right one.
 //!
 //! # Proof
-//! Whoever may read a pool can lock it as its processes do, and can make files of any name and content in `/dev/shm`. So neither name nor
-//! content proves that a segment is the pool's. What does is that only writers can change the superblock, and that only the kernel chooses
-//! inode number and birth time of a file:
+//! A user that may read a pool can lock it as its processes do, and can create files of any name
+//! and content in `/dev/shm`. So neither name nor content proves that a segment belongs to the
+//! pool. The proof rests on two facts: only writers can change the superblock, and only the kernel
+//! chooses the inode number and birth time of a file:
 //!
 //! ```text
 //!   id in the superblock      owner, 64 bits │ identity, 64 bits
@@ -12,36 +13,46 @@
 //!   SHA-256(pool uuid, device, inode and birth time of the segment, start of the machine), its first 64 bits
 //! ```
 //!
-//! 1. The first writer makes the segment under a name that says that it is new, and so does not know its id before it is there.
-//! 2. The identity of the pins, computed in the same way, stands in the segment.
-//! 3. The segment gets the name that its id says, and the superblock names it.
-//! 4. A process that joins opens what has that name, computes the identity from the *descriptor*, and maps the file only if it is that of the
-//!    id; then the pins, in the same way. Anything else counts as absent.
+//! 1. The first writer creates the segment under a temporary name, because the id is known only
+//!    once the file exists.
+//! 2. It stores the identity of the pins, computed in the same way, in the segment.
+//! 3. It renames the segment to the name that the id gives, and the superblock names it.
+//! 4. A process that joins opens the file of that name, computes the identity from the
+//!    *descriptor*, and maps the file only if the identity is the one in the id; then the pins, in
+//!    the same way. Anything else counts as absent.
 //!
-//! To forge a segment a user would have to make a file whose numbers have the 64 bits of the id as their hash: the kernel chooses the numbers, so
-//! each file that the user makes is one attempt of 2^64. A file that was there before, or of an earlier start of the machine, has other numbers.
+//! To forge a segment a user would need a file whose numbers hash to the 64 bits of the id: the
+//! kernel chooses the numbers, so each file that the user creates is one attempt in 2^64. A file
+//! that existed before, or of an earlier start of the machine, has other numbers.
 //!
-//! Another user may see the new file, compute its id, and make a file of that name first. Then the process makes another new file, some times.
+//! Another user may see the new file, compute its id, and create a file of that name first. Then
+//! the process creates another new file, up to a limit of attempts.
 //!
-//! *Memory or disk.* The start of the machine is part of the identity only where files outlive it. In memory (tmpfs) they do not, so that a
-//! process without `/proc`, or in a container with a boot id of its own, can join.
+//! *Memory or disk.* The start of the machine is part of the identity only where files outlive it.
+//! In memory (tmpfs) they do not, so a process without `/proc`, or in a container with a different
+//! boot id, can join.
 //!
-//! *No birth time.* Some file systems have none. An inode number alone can be had again, so there the owner of the file must be root, the
-//! process's own user or the pool's owner.
+//! *No birth time.* Some file systems have none. An inode number alone can be reused, so there the
+//! owner of the file must be root, the process's own user or the pool's owner.
 //!
-//! *Age.* A genuine segment may still be older than what the media hold, if all its processes died and the page cache was lost
-//! ([`life`](crate::life)), or older than what its processes stored to it, if it lies on a disk whose page cache was lost. It is joined if one of
-//! its writers lives, which its lock shows that only a writer can hold, or if both caches are the same: that of the pool and that of the segment.
+//! *Age.* A genuine segment may still be older than what the media hold, if all its processes died
+//! and the page cache was lost ([`life`](crate::life)), or older than what its processes stored to
+//! it, if it lies on a disk whose page cache was lost. It is joined if one of its writers lives,
+//! shown by a lock that only a writer can hold, or if both caches, of the pool and of the segment,
+//! are unchanged.
 //!
-//! # The last words of the dead
-//! Processes that are told of lost bytes say so in the superblocks. If these cannot be written, only the segment says it. So the segment that the
-//! superblock names is kept until the superblocks are written that name another one, or none; and if it cannot be found, verified and
-//! read, or has lost its cache, it counts as one that says so ([`left_whole`]).
+//! # Failures recorded by dead processes
+//! Processes that get an error about lost bytes record it in the superblocks. If these cannot be
+//! written, only the segment records it. So the segment that the superblock names is kept until
+//! superblocks are written that name another one, or none; and if it cannot be found, verified and
+//! read, or has lost its cache, it counts as one that records lost bytes ([`left_whole`]).
 //!
 //! # Places
-//! A segment is made in the directory of [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory), by default
-//! `/dev/shm`. It is looked for there, in `/dev/shm` and in the pool's own directory: by the proof above it does not matter where it was
-//! found. What dead processes left is removed from all three.
+//! A segment is created in the directory of
+//! [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory), by default
+//! `/dev/shm`. A process searches that directory, `/dev/shm` and the pool's own directory: by the
+//! proof above it does not matter where it finds the segment. Files left by dead processes are
+//! removed from all three.
 
 use std::fs::File;
 use std::io;
@@ -65,19 +76,22 @@ use crate::segment::Segment;
 const NAME_START: &str = "aquifer-";
 const PINS_END: &str = "-pins";
 const NEW_END: &str = "-new";
-/// What follows the id in the names of all files of a segment. The segment itself is the last one to be removed.
+/// The suffixes after the id in the names of a segment's files. The segment itself is removed last.
 const ENDS: [&str; 3] = ["", NEW_END, PINS_END];
 
-/// The user that the kernel names for those that a user namespace does not know: it may be any.
+/// The user id that the kernel reports for users that a user namespace does not map: it may be any
+/// user.
 const UNKNOWN_USER: u32 = 65534;
 
-/// Whose segment it is: the first half of its name's number. So one that its maker died over, still empty, can
-/// be told from those of others.
+/// Identifies the pool that a segment belongs to: the first half of the number in its name. It
+/// tells this pool's segments from others even if the creator died while the segment was still
+/// empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner(u64);
 
 impl Owner {
-    /// The pool with this uuid in this file: a copy of the file has the same uuid, and names the same segment.
+    /// The owner for the pool with this uuid in this file: a copy of the file has the same uuid,
+    /// and names the same segment.
     pub fn new(pool: Uuid, file: BorrowedFd<'_>) -> io::Result<Owner> {
         let metadata = metadata(file)?;
         let (device, number) = match metadata.rdev() {
@@ -88,7 +102,7 @@ impl Owner {
         Ok(Owner(checksum(&parts)))
     }
 
-    /// What names a segment that is being made.
+    /// The temporary id of a new segment.
     pub fn new_id(self) -> Result<Uuid> {
         Ok(self.id(new_uuid()?.as_u64_pair().1))
     }
@@ -107,14 +121,14 @@ fn metadata(file: BorrowedFd<'_>) -> io::Result<std::fs::Metadata> {
     File::from(file.try_clone_to_owned()?).metadata()
 }
 
-/// What a file of shared memory is for.
+/// The purpose of a file of shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Segment,
     Pins,
 }
 
-/// What makes a file another one than all others.
+/// What distinguishes a file from all others.
 #[derive(Debug, Clone, Copy)]
 struct Identity {
     hash: u64,
@@ -122,11 +136,11 @@ struct Identity {
     uid: u32,
 }
 
-/// Why a file is not taken.
+/// Why a file is rejected.
 enum Doubt {
-    /// It is not what it should be.
+    /// It is not the expected file.
     Other(String),
-    /// It cannot be told whose it is.
+    /// Its owner is not trusted.
     Owner(u32),
 }
 
@@ -136,7 +150,8 @@ impl Identity {
         let mut status: libc::statx = unsafe { std::mem::zeroed() };
         let mask = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_UID | libc::STATX_BTIME;
         let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
-        // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor; `status` outlives the call.
+        // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor; `status` outlives the
+        // call.
         let asked = unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, &raw mut status) };
         if asked != 0 {
             return Err(io::Error::last_os_error());
@@ -170,7 +185,7 @@ impl Identity {
         Ok(Identity { hash: u64::from_le_bytes(hash), has_birth_time, uid: status.stx_uid })
     }
 
-    /// Whether it is the one that is wanted, beyond doubt.
+    /// Checks that it is the wanted file, beyond doubt.
     fn check(&self, wanted: u64, pool_file: BorrowedFd<'_>) -> std::result::Result<(), Doubt> {
         if self.hash != wanted {
             return Err(Doubt::Other(
@@ -190,7 +205,7 @@ impl Identity {
 const WITHOUT_PROC: &str = "it is on a disk, and without /proc/sys/kernel/random/boot_id it cannot be told from one that an earlier start of \
      the machine left; use a directory in memory, or mount /proc";
 
-/// What a new segment cannot be done to whose name was taken.
+/// The action in the error for a new segment whose name was taken.
 pub(crate) const NAME: &str = "name";
 
 /// The half of an id that is its segment's identity.
@@ -198,7 +213,7 @@ pub(crate) fn identity_in(id: Uuid) -> u64 {
     id.as_u64_pair().1
 }
 
-/// The identity of a file that this process has just made.
+/// The identity of a file that this process has just created.
 pub(crate) fn identity_of(file: BorrowedFd<'_>, pool: Uuid, part: Part) -> Result<u64> {
     Identity::of(file, pool, part).map(|identity| identity.hash).map_err(|source| {
         PoolError::SharedMemory(SharedMemoryError::System {
@@ -209,7 +224,7 @@ pub(crate) fn identity_of(file: BorrowedFd<'_>, pool: Uuid, part: Part) -> Resul
     })
 }
 
-/// An error unless a file is the one with this identity.
+/// Returns an error unless a file has this identity.
 pub(crate) fn verify(
     file: BorrowedFd<'_>,
     pool: Uuid,
@@ -231,12 +246,12 @@ pub(crate) fn verify(
     })
 }
 
-/// The directories in which segments of a pool may lie. In the first one they are made.
+/// The directories in which segments of a pool may lie. New ones are created in the first.
 #[derive(Debug, Clone)]
 pub(crate) struct Places(Vec<PathBuf>);
 
 impl Places {
-    /// Those of the pool at a path.
+    /// The places of the pool at a path.
     pub fn new(chosen: Option<&Path>, pool: &Path) -> Places {
         let of_system = Path::new(shared_memory::DIRECTORY);
         let beside = match pool.parent() {
@@ -245,7 +260,7 @@ impl Places {
         };
         let all = [Some(chosen.unwrap_or(of_system)), Some(of_system), beside];
         let mut directories: Vec<PathBuf> = Vec::new();
-        // The process may go to another directory before it closes the pool.
+        // Absolute: the process may change its working directory before it closes the pool.
         for directory in all.into_iter().flatten().flat_map(std::path::absolute) {
             if !directories.contains(&directory) {
                 directories.push(directory);
@@ -254,17 +269,17 @@ impl Places {
         Places(directories)
     }
 
-    /// Where a new segment lies, as long as it has this temporary id.
+    /// The path of a new segment under its temporary id.
     pub fn of_new(&self, id: Uuid) -> PathBuf {
         self.0[0].join(format!("{}{NEW_END}", name(id)))
     }
 
-    /// Where a new segment, or the pins beside it, lies under its own id.
+    /// The path of a new segment, or of its pins, under its id.
     pub fn of_made(&self, id: Uuid, part: Part) -> PathBuf {
         self.0[0].join(name_of(id, part))
     }
 
-    /// Gives a new segment the name that its id says.
+    /// Renames a new segment to the name that its id gives.
     pub fn name_made(&self, new_id: Uuid, id: Uuid) -> Result<()> {
         let path = self.of_made(id, Part::Segment);
         std::fs::rename(self.of_new(new_id), &path).map_err(|source| {
@@ -276,7 +291,8 @@ impl Places {
         })
     }
 
-    /// Opens what has the name of a segment or its pins, if it is that: the one with this identity, made for this pool.
+    /// Opens the file that has the name of a segment or its pins, if it has this identity and
+    /// belongs to this pool.
     pub fn open(
         &self,
         id: Uuid,
@@ -313,7 +329,7 @@ impl Places {
         }))
     }
 
-    /// Whether there is a file of a segment.
+    /// Whether any file of a segment exists.
     pub fn has_any(&self, id: Uuid) -> bool {
         let paths = |directory: &PathBuf| ENDS.map(|end| directory.join(name(id) + end));
         !id.is_nil() && self.0.iter().flat_map(paths).any(|path| path.symlink_metadata().is_ok())
@@ -326,10 +342,12 @@ impl Places {
         }
     }
 
-    /// Segments of this pool in this file. When nobody has the pool open, they were left by processes that died, perhaps before they
-    /// were complete; those of a copy of the file are not among them.
+    /// Finds segments of this pool in this file. When no process has the pool open, they were left
+    /// by processes that died, perhaps before they were complete; those of a copy of the file are
+    /// not among them.
     ///
-    /// `named` is what the superblock names. The pool's own directory, which may be large, is asked for that only, unless segments are made there.
+    /// `named` is the segment that the superblock names. The pool's own directory, which may be
+    /// large, is searched only for that one, unless segments are created there.
     pub fn left_by(&self, owner: Owner, named: Uuid, pool: Uuid) -> Vec<Left> {
         let of_system = Path::new(shared_memory::DIRECTORY);
         let mut left = Vec::new();
@@ -354,7 +372,8 @@ impl Places {
         left
     }
 
-    /// Removes what [`Places::left_by`] finds, but for the segment `kept`; for a process that has the pool for itself.
+    /// Removes what [`Places::left_by`] finds, except the segment `kept`; for a process that has
+    /// the pool for itself.
     pub fn remove_left_by(&self, owner: Owner, named: Uuid, pool: Uuid, kept: Uuid) {
         let left = self.left_by(owner, named, pool);
         let left = left.iter().filter(|left| left.id != kept);
@@ -362,7 +381,7 @@ impl Places {
     }
 }
 
-/// A segment that nobody uses.
+/// A segment that no process uses.
 pub(crate) struct Left {
     directory: PathBuf,
     id: Uuid,
@@ -376,8 +395,9 @@ fn remove_in(directory: &Path, id: Uuid) {
     }
 }
 
-/// Whether the processes that had the pool open last left it without having been told of lost bytes, as far as that is known; for a process
-/// that sees that no process has the pool open. If the superblock names a segment, only that one knows.
+/// Whether the processes that last had the pool open saw no error about lost bytes, if that is
+/// known; only for a process that has checked that no process has the pool open. If the superblock
+/// names a segment, only that one records it.
 pub(crate) fn left_whole(places: &Places, superblock: &Superblock, media: &dyn Media) -> bool {
     let (id, pool) = (superblock.segment, superblock.uuid);
     if id.is_nil() {
@@ -385,13 +405,13 @@ pub(crate) fn left_whole(places: &Places, superblock: &Superblock, media: &dyn M
     }
     let left = places.open(id, Part::Segment, identity_in(id), pool, media, false).ok();
     let left = left.and_then(|left| Segment::adopt(left, pool, &superblock.layout).ok());
-    // Relaxed: those processes are gone.
+    // Relaxed: those processes have ended.
     left.is_some_and(|left| left.is_whole() && left.control().failure.load(Relaxed) == 0)
 }
 
-/// Whether a directory on a disk has a segment of an earlier start of the machine, whose devices had other numbers. A copy of the pool file
-/// names the segment of its original as well. To a process with a boot id of its own that one seems to be of another start, too, but it is
-/// in use.
+/// Whether a directory on a disk has a segment of an earlier start of the machine, when devices had
+/// other numbers. A copy of the pool file names the segment of its original as well. A process with
+/// a different boot id would take that one for a segment of another start, but it is in use.
 fn is_stale(directory: &Path, id: Uuid, pool: Uuid) -> bool {
     let Ok(file) = SharedMemory::descriptor_at(&directory.join(name(id)), false) else {
         return false;

@@ -1,15 +1,17 @@
-//! A word that processes sleep on until something is to be looked at again.
+//! A word that processes sleep on until a condition must be checked again.
 //!
-//! | who waits | | who has something to say |
+//! | waiter | | notifier |
 //! |---|---|---|
-//! | takes the word ([`Signal::now`]) | | changes what is waited for |
-//! | looks: not yet | | raises the word ([`Signal::ring`]) |
+//! | loads the word ([`Signal::now`]) | | changes the condition |
+//! | checks the condition: not met | | raises the word ([`Signal::ring`]) |
 //! | counts itself | | **fence** |
-//! | **fence** (the kernel's) | | looks whether anybody is counted |
-//! | sleeps if the word is still the same | | wakes all |
+//! | **fence** (the kernel's) | | checks whether any waiter is counted |
+//! | sleeps if the word is unchanged | | wakes all |
 //!
-//! Who takes the word before it is raised and sleeps after that finds it changed. Who is not counted when the other one looks finds it
-//! raised: the two fences have an order. So a sleeper is woken, and nobody makes a system call where nobody sleeps.
+//! A waiter that loads the word before it is raised and sleeps after that finds it changed. A
+//! waiter that is not yet counted when the notifier checks finds the word raised: the two fences
+//! are ordered. So every sleeper is woken, and the notifier makes no system call if no waiter is
+//! counted.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use std::time::Duration;
@@ -19,26 +21,27 @@ use crate::sync::{AtomicU32, fence_behind_locked_instruction, wait_shared, wake_
 /// See the module's documentation. Lies in memory that processes share.
 #[repr(C)]
 pub(crate) struct Signal {
-    /// Raised and woken.
+    /// Raised by each `ring`; the futex word.
     word: AtomicU32,
-    /// How many wait for it.
+    /// How many processes wait.
     waiters: AtomicU32,
 }
 
 impl Signal {
-    /// That nobody waits for.
+    /// A signal without waiters.
     #[cfg(all(test, loom))]
     pub fn new() -> Signal {
         Signal { word: AtomicU32::new(0), waiters: AtomicU32::new(0) }
     }
 
-    /// To be taken before looking at what is waited for.
+    /// The current value, to be loaded before checking the condition.
     pub fn now(&self) -> u32 {
         // Acquire: pairs with `ring`; a change after this load makes the wait return at once.
         self.word.load(Acquire)
     }
 
-    /// Sleeps until the word is not `seen` any more, or for so long. Says whether it is another one.
+    /// Sleeps until the word differs from `seen`, or until `most` has passed. Returns whether it
+    /// differs.
     pub fn wait(&self, seen: u32, most: Duration) -> bool {
         // AcqRel: counted before sleeping, so that `ring` wakes.
         self.waiters.fetch_add(1, AcqRel);
@@ -47,9 +50,10 @@ impl Signal {
         self.now() != seen
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn ring(&self) {
-        // SeqCst: what led to this is visible to who sees the new value; and the load of `waiters` comes after it.
+        // SeqCst: the change of the condition is visible to a waiter that loads the new value; and
+        // the load of `waiters` comes after it.
         self.word.fetch_add(1, SeqCst);
         fence_behind_locked_instruction();
         if self.waiters.load(Acquire) > 0 {
@@ -68,7 +72,7 @@ mod loom_models {
     use super::*;
     use crate::sync::AtomicU64;
 
-    /// Nobody sleeps on when all is said, whoever else waits.
+    /// No waiter keeps sleeping after the last `ring`, even with another waiter on the word.
     #[test]
     fn loom_a_waiter_is_woken() {
         let mut builder = loom::model::Builder::new();

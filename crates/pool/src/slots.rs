@@ -1,8 +1,9 @@
-//! Slots as structures over them see them: read as of one moment, changed all at once or not at all.
+//! The interface to slots for structures built on them: reads are of one moment, changes are
+//! atomic.
 //!
-//! Directories, run lists and byte chains are written against these two traits, and know of nothing else: a
-//! [`Transaction`](crate::Transaction) is both of them, a reader's look at the metadata is the first, and a map in memory serves their
-//! tests.
+//! Directories, run lists and byte chains depend only on these two traits: a
+//! [`Transaction`](crate::Transaction) implements both, a reader's view of the metadata implements
+//! the first, and a map in memory serves their tests.
 
 use crate::error::Result;
 use crate::format::inode::{SLOT_BYTES, SlotBytes};
@@ -16,8 +17,8 @@ pub trait ReadSlots {
     /// [`PoolError`](crate::PoolError) if the metadata cannot be read.
     fn slot(&self, number: u64) -> Result<SlotBytes>;
 
-    /// As [`slot`](ReadSlots::slot), with the bytes copied straight to where they are wanted: for lookups, of which a second copy
-    /// would be the greater part. After an error the bytes are any.
+    /// As [`slot`](ReadSlots::slot), with the bytes copied directly to `into`: for lookups, where a
+    /// second copy would dominate the cost. After an error the bytes are undefined.
     ///
     /// # Errors
     /// As [`ReadSlots::slot`].
@@ -27,7 +28,8 @@ pub trait ReadSlots {
         Ok(())
     }
 
-    /// A word of a slot, as its bytes lie there: for who looks at a few fields, of which copying the slot would be the greater part.
+    /// A word of a slot, in the byte order of the slot: for callers that read a few fields, where
+    /// copying the slot would dominate the cost.
     ///
     /// # Errors
     /// As [`ReadSlots::slot`].
@@ -62,13 +64,13 @@ impl<S: ReadSlots + ?Sized> ReadSlots for &S {
     }
 }
 
-/// Changes slots. What was put is what is read from then on.
+/// Changes slots. Later reads return what was put.
 pub trait ChangeSlots: ReadSlots {
     /// Puts the bytes of a slot, sealed or not.
     fn put(&mut self, number: u64, bytes: SlotBytes);
 
-    /// As [`ChangeSlots::put`], of bytes that `make` makes where they are kept: it gets any, and leaves those of the slot. If it fails, the
-    /// change has to be given up.
+    /// As [`ChangeSlots::put`], with bytes that `make` writes in place: it gets undefined bytes,
+    /// and must leave those of the slot. If it fails, the change must be abandoned.
     ///
     /// # Errors
     /// Those of `make`.
@@ -84,26 +86,28 @@ pub trait ChangeSlots: ReadSlots {
         Ok(())
     }
 
-    /// Takes a free slot for a part or an inode. Until something is put there it stays free.
+    /// Takes a free slot for a part or an inode. It stays free until something is put there.
     ///
     /// # Errors
     /// [`PoolError::NoFreeInode`](crate::PoolError::NoFreeInode).
     fn take_slot(&mut self) -> Result<u64>;
 
-    /// The incarnation of an inode that is made now in this slot, which was taken: no other inode that ever was in the slot has it.
+    /// The incarnation of an inode that is created now in this slot, which must have been taken:
+    /// unique among all inodes that the slot ever had.
     ///
     /// # Errors
     /// As [`ReadSlots::slot`].
     fn new_incarnation(&self, number: u64) -> Result<u64>;
 
-    /// Makes a slot free.
+    /// Frees a slot.
     ///
     /// # Errors
     /// As [`ReadSlots::slot`].
     fn give_back(&mut self, number: u64) -> Result<()>;
 
-    /// Whether no process has an inode open, nor will have before the change is over: then it can be given back by the
-    /// change that takes its last name. Where that is not known it stays, without a name, for a later change.
+    /// Whether no process has an inode open, nor will have before the change ends: then the change
+    /// that removes its last name can free it. If this is not known, the inode stays, without a
+    /// name, for a later change.
     fn claim_unused(&mut self, number: u64) -> bool {
         let _ = number;
         false

@@ -1,5 +1,5 @@
-//! Atomics and waiting, real or modelled: what is built on this module alone runs unchanged under loom (`--cfg loom`, see the
-//! `loom_models` of the modules).
+//! Atomics and waiting, real or modelled: code that uses only this module runs unchanged under loom
+//! (`--cfg loom`, see the `loom_models` of the modules).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -11,7 +11,7 @@ pub(crate) use waiting::{wait_shared, wake_all_shared};
 /// A SeqCst fence behind a SeqCst read-modify-write.
 #[inline]
 pub(crate) fn fence_behind_locked_instruction() {
-    // On x86 a locked instruction is a fence for the CPU, twice as fast as the one made for it.
+    // On x86 a locked instruction is a full fence for the CPU, twice as fast as `mfence`.
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     #[cfg(any(not(target_arch = "x86_64"), loom))]
@@ -23,14 +23,14 @@ mod waiting {
     pub(crate) use aquifer_sys::futex::wait_shared;
     use std::sync::atomic::AtomicU32;
 
-    /// Wakes everyone who waits on `word`, in any process.
+    /// Wakes all waiters on `word`, in any process.
     pub(crate) fn wake_all_shared(word: &AtomicU32) {
         aquifer_sys::futex::wake_shared(word, u32::MAX);
     }
 }
 
-/// A futex for loom: looking at the word and going to sleep is one step towards a waker, and nobody wakes by a time-out. So a wake-up
-/// that is lost ends the model as a deadlock.
+/// A futex for loom: checking the word and going to sleep is one step with respect to a waker, and
+/// there are no time-outs. So a lost wake-up ends the model as a deadlock.
 #[cfg(loom)]
 mod waiting {
     use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -41,7 +41,7 @@ mod waiting {
     use super::{AtomicU32, fence};
 
     struct Futexes {
-        /// How often somebody was woken.
+        /// The number of wake-ups.
         wakes: Mutex<u64>,
         woken: Condvar,
     }
@@ -53,7 +53,7 @@ mod waiting {
     pub(crate) fn wait_shared(word: &AtomicU32, expected: u32, _timeout: Option<Duration>) {
         let mut wakes = FUTEXES.wakes.lock().unwrap();
         let before = *wakes;
-        // The kernel has a full barrier between queueing the sleeper and looking at the word.
+        // The kernel has a full barrier between queueing the sleeper and loading the word.
         fence(SeqCst);
         if word.load(Relaxed) != expected {
             return;

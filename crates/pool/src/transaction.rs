@@ -1,8 +1,8 @@
-//! Mini-transactions: one change of the metadata, atomic and durable.
+//! Mini-transactions: atomic and durable changes of the metadata.
 //!
-//! The change is computed under the metadata mutex, published in the log, applied to the image, and only
-//! then the mutex is given back; making it durable comes after that. So others see either nothing or all of it, and
-//! a process that dies anywhere leaves at most one record to apply.
+//! The change is computed under the metadata mutex, published in the log and applied to the image,
+//! and only then is the mutex released; making it durable follows. So other processes see either
+//! nothing or all of it, and a process that dies anywhere leaves at most one record to apply.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -28,19 +28,19 @@ use crate::reservation::{self, Reservation};
 use crate::segment::SlotSet;
 use crate::slots::{ChangeSlots, ReadSlots};
 
-/// What a transaction collects. Its memory is used again by the next one of the thread.
+/// The buffers of a transaction, reused by the next one of the thread.
 #[derive(Default)]
 struct Work {
-    /// In no order; few.
+    /// Unordered; few.
     changed: Vec<(u64, SlotBytes)>,
-    /// Slots that were found free, ascending but for one step back to the first.
+    /// Slots that were found free, ascending except for one restart from the first slot.
     taken: Vec<u64>,
     exposed: Vec<ByteRange>,
     builder: RecordBuilder,
     record: Vec<u8>,
 }
 
-/// Changed slots, and bytes of a record, for which memory is kept.
+/// Limits up to which the memory for changed slots, and for the bytes of a record, is kept.
 const KEPT_SLOTS: usize = 64;
 const KEPT_BYTES: usize = 64 << 10;
 
@@ -48,13 +48,14 @@ thread_local! {
     static SPARE: Cell<Option<Box<Work>>> = const { Cell::new(None) };
 }
 
-/// A change of the metadata under way. Nothing of it is visible before the closure that makes it has returned `Ok`.
+/// A change of the metadata in progress. None of it is visible before the closure that makes it has
+/// returned `Ok`.
 pub struct Transaction<'a> {
     locked: Locked<'a>,
     work: Box<Work>,
-    /// What could not be encoded.
+    /// The first inode that could not be encoded.
     refused: Option<(u64, FormatError)>,
-    /// Pages before this one are not fresh from now on; 0 if that stays as it is.
+    /// Pages before this one are no longer fresh after the change; 0 leaves the head as it is.
     used_to_page: u64,
 }
 
@@ -62,7 +63,8 @@ impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         let control = self.locked.control();
         if control.claimed_inode.load(Relaxed) != 0 {
-            // Release: who finds nothing claimed finds what has become of the inode. Pairs with `wait_while_claimed`.
+            // Release: pairs with `wait_while_claimed`. A thread that finds the claim released sees
+            // the outcome for the inode.
             control.claimed_inode.store(0, Release);
         }
         let mut work = std::mem::take(&mut self.work);
@@ -70,7 +72,7 @@ impl Drop for Transaction<'_> {
             work.changed.clear();
             work.taken.clear();
             work.exposed.clear();
-            // Not in a thread that ends.
+            // Fails in a thread that is ending.
             let _ = SPARE.try_with(|spare| spare.set(Some(work)));
         }
     }
@@ -126,7 +128,7 @@ impl ChangeSlots for Transaction<'_> {
         let mut has_begun_anew = false;
         loop {
             match alloc::free_slot(&self.locked, from.min(slots)) {
-                // What this transaction has put or taken before is not free any more.
+                // Slots that this transaction has put or taken are no longer free.
                 Some(number)
                     if self.work.taken.contains(&number) || self.changed(number).is_some() =>
                 {
@@ -143,9 +145,11 @@ impl ChangeSlots for Transaction<'_> {
     }
 
     fn new_incarnation(&self, number: u64) -> Result<u64> {
-        // A part keeps no incarnation, so what the slot has says too little. But the record of this transaction will lie here or behind
-        // it, and so moves the head on: a later inode in the slot gets a higher number. No position ever comes again, not even that
-        // of a record that a power cut took (`recovery`). Numbers that earlier programs counted are lower: each took a record.
+        // A part stores no incarnation, so the slot's own value is not enough. But the record of
+        // this transaction will lie at the head or behind it, and so advances the head: a later
+        // inode in the slot gets a higher number. Positions are never reused, not even that of a
+        // record lost in a power cut (`recovery`). Numbers that earlier programs counted are lower:
+        // each took a record.
         Ok(self.incarnation(number)?.max(self.core().head_lsn()).wrapping_add(1))
     }
 
@@ -160,7 +164,7 @@ impl ChangeSlots for Transaction<'_> {
         if claimed_inode.load(Relaxed) != 0 {
             return false;
         }
-        // Relaxed: before the fence in the look at the pins. See the table in `pins`.
+        // Relaxed: it comes before the fence in `Pins::look`. See the table in `pins`.
         claimed_inode.store(number, Relaxed);
         let is_unused = !self.is_used(number, InodeUse::Open);
         if !is_unused {
@@ -175,7 +179,7 @@ impl Transaction<'_> {
         self.locked.core()
     }
 
-    /// Where the bytes go of a slot that is being put.
+    /// The buffer for the bytes of a slot that is being put.
     fn place_of(&mut self, number: u64) -> &mut SlotBytes {
         let changed = &mut self.work.changed;
         let index = changed.iter().position(|(changed, _)| *changed == number);
@@ -213,7 +217,8 @@ impl Transaction<'_> {
             .filter(|inode| inode.kind != InodeKind::Free)
     }
 
-    /// The object of a name, as this transaction sees it; `None` if there is none, or it is damaged.
+    /// The object with a name, as this transaction sees it; `None` if there is none, or it is
+    /// damaged.
     pub fn object_named(&self, name: &[u8]) -> Option<Inode> {
         let key = object_names::Key::new(name)?;
         let has_name = |(_, bytes): &&(u64, SlotBytes)| key.is_of(|index| slot::word(bytes, index));
@@ -225,7 +230,8 @@ impl Transaction<'_> {
         self.inode(changed.or_else(unchanged)?).ok()
     }
 
-    /// A free inode with an incarnation that no other inode in its slot ever had.
+    /// Takes a free slot. Returns a free inode with an incarnation that no other inode in the slot
+    /// ever had.
     ///
     /// # Errors
     /// [`PoolError::NoFreeInode`].
@@ -234,9 +240,9 @@ impl Transaction<'_> {
         Ok(Inode::free(number, self.new_incarnation(number)?))
     }
 
-    /// Puts an inode in its slot. Runs that it names no more are freed.
+    /// Puts an inode in its slot. Runs that it no longer names are freed.
     pub fn put(&mut self, inode: Inode) {
-        // What recovery would refuse is refused before it is written.
+        // Reject what recovery would reject, before it is written.
         let encoded = inode.encode().and_then(|bytes| {
             Inode::decode(&bytes, inode.number)?;
             Ok(bytes)
@@ -247,35 +253,38 @@ impl Transaction<'_> {
         }
     }
 
-    /// Whether any process has such a pin of an inode: [`Pool::pin_inode`](crate::Pool::pin_inode). One that had no link before this transaction
-    /// began, and is not open, can be given back. For one that had, see [`ChangeSlots::claim_unused`].
+    /// Whether any process has such a pin of an inode: [`Pool::pin_inode`](crate::Pool::pin_inode).
+    /// An inode that had no link before this transaction began, and is not open, can be freed. For
+    /// one that had a link, see [`ChangeSlots::claim_unused`].
     pub fn is_used(&self, inode: u64, usage: InodeUse) -> bool {
         self.core().is_used(&self.locked, inode, usage)
     }
 
-    /// Says that pages before this one are not fresh from now on.
+    /// Notes that pages before this one are no longer fresh after the change.
     pub(crate) fn use_pages_before(&mut self, page: u64) {
         self.used_to_page = page;
     }
 
-    /// Says that a name leads to these bytes of the data from now on, which did not before: they are durable before this change
-    /// is. They were written before the change began.
+    /// Notes that this change makes these bytes of the data reachable by a name for the first time:
+    /// they become durable before the change does. They must have been written before the change
+    /// began.
     pub fn expose(&mut self, range: ByteRange) {
         self.work.exposed.push(range);
     }
 }
 
-/// When a transaction is durable.
+/// When a transaction becomes durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durability {
-    /// When it has returned.
+    /// Before it returns.
     Now,
-    /// When somebody asks for it.
+    /// On demand.
     Later,
 }
 
 impl Core {
-    /// Makes the record of a transaction, but for its header. Returns the checksum of all behind that, and what the change frees.
+    /// Builds the record of a transaction, except for its header. Returns the checksum of
+    /// everything behind that, and what the change frees.
     fn prepare(
         &self,
         transaction: &mut Transaction<'_>,
@@ -307,7 +316,7 @@ impl Core {
             fresh_from_page: head.fresh_from_page.max(used_to_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
-        // Below the last used slot none is as if it had never been used.
+        // No slot below the last used one may look as if it had never been used.
         for number in head.used_slots..raised.used_slots {
             if !changed.iter().any(|(changed, _)| *changed == number) {
                 let mut bytes = [0; SLOT_BYTES];
@@ -321,7 +330,7 @@ impl Core {
         builder.clear(durability == Durability::Later);
         for (slot, after) in changed.iter() {
             let before = self.segment.slot(*slot).expect("it was allocated");
-            // The first change behind the tail is a whole one.
+            // The first change of a slot behind the tail must be whole.
             let words = match image::is_logged(&self.segment, *slot) {
                 true => SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after),
                 false => SlotWords::whole(after),
@@ -344,7 +353,7 @@ impl Core {
         Ok((body_checksum, freeing))
     }
 
-    /// Refuses what recovery would refuse.
+    /// Rejects ranges that recovery would reject.
     fn check_exposed(&self, exposed: &[ByteRange]) -> Result<()> {
         let data = self.layout.data();
         match exposed.iter().find(|range| data.intersection(**range) != **range) {
@@ -357,7 +366,8 @@ impl Core {
         }
     }
 
-    /// Makes pages durable that a record will be the first to name (rule 3): before it is written.
+    /// Makes the pages durable that a record will be the first to name, before it is written (rule
+    /// 3).
     fn flush_reserved(&self, reservations: &[Reservation<'_>]) -> Result<()> {
         let ranges: Vec<ByteRange> =
             reservations.iter().map(|reserved| reserved.whole().bytes()).collect();
@@ -367,7 +377,7 @@ impl Core {
         self.make_durable(&ranges)
     }
 
-    /// Whether the log can take a transaction at all.
+    /// Checks that the log can hold the transaction at all.
     fn check_size(&self, len_bytes: u64) -> Result<()> {
         let log_bytes = self.layout.log().len_bytes;
         if len_bytes > log_bytes / 4 {
@@ -376,8 +386,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether there is room for what a transaction frees and exchanges. An error if pins are the reason that there is none,
-    /// and a checkpoint (`has_made_room`) did not help.
+    /// Whether there is room to note what a transaction frees and exchanges. Returns an error if
+    /// pins are the reason that there is none, after a checkpoint (`has_made_room`) did not help.
     fn has_room_for_freed(
         &self,
         transaction: &Transaction<'_>,
@@ -396,17 +406,18 @@ impl Core {
         let locked = self.lock()?;
         let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
         let transaction = Transaction { locked, work, refused: None, used_to_page: 0 };
-        // With the lock: a record that may be in the log and was not applied fails the pool under it, and nothing
-        // is appended that could contradict it.
+        // With the lock: if a record that may be in the log was not applied, the pool is failed
+        // under the lock, so no contradicting record is appended.
         self.check_not_failed()?;
         Ok(transaction)
     }
 
-    /// Runs `change` as one transaction, whose inodes name the pages of `reservations`; when this returns, it is
-    /// durable. `change` may be run several times.
+    /// Runs `change` as one transaction, whose inodes name the pages of `reservations`; durable on
+    /// return. `change` may run several times.
     ///
     /// # Errors
-    /// Those of `change`, and then nothing has happened; of the log: then the outcome is old or new.
+    /// Those of `change`, with nothing changed; those of the log, and then the outcome is old or
+    /// new.
     pub fn transact<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
@@ -432,7 +443,7 @@ impl Core {
                 .collect();
             if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
                 self.check_exposed(&exposed)?;
-                // Not with the lock.
+                // Without the lock.
                 drop(transaction);
                 self.make_durable(&exposed)?;
                 flushed.extend(exposed);
@@ -481,7 +492,7 @@ impl Core {
         }
     }
 
-    /// As [`Core::transact`], and returns when the change is visible: it is durable when somebody makes the log so.
+    /// As [`Core::transact`], but returns when the change is visible; it becomes durable on demand.
     pub fn change<'a, T, E: From<PoolError>>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
@@ -496,7 +507,7 @@ impl Core {
                 return Ok(value);
             }
             if let Some(slot) = transaction.without_memory() {
-                // Not with the lock.
+                // Without the lock.
                 drop(transaction);
                 self.segment.allocate_slot(slot)?;
                 continue;
@@ -534,14 +545,14 @@ impl Core {
 }
 
 impl Transaction<'_> {
-    /// The next one looks for a slot behind the last that was taken.
+    /// Makes the next transaction look for a slot behind the last one taken.
     fn note_taken(&self) {
         if let Some(last) = self.work.taken.last() {
             self.core().control().free_slot_hint.store(last + 1, Relaxed);
         }
     }
 
-    /// The last slot of those that it changes, if the image has no memory for it yet.
+    /// The highest slot that it changes, if the image has no memory for it yet.
     fn without_memory(&self) -> Option<u64> {
         let segment = &self.core().segment;
         let last = self.work.changed.iter().map(|(slot, _)| *slot).max()?;
@@ -556,7 +567,7 @@ impl Transaction<'_> {
     }
 }
 
-/// How many runs a transaction frees at most: between all that a slot names there may be a gap.
+/// The most runs that a transaction can free: each run named after it can split one named before.
 fn most_freed(transaction: &Transaction<'_>) -> usize {
     2 * transaction.work.changed.len() * LIST_RUNS
 }

@@ -1,12 +1,13 @@
-//! Turns: a call that needs many reservations at once waits for those of others.
+//! Turns: a call that needs many reservations at once waits for those of other calls.
 //!
-//! A handle can hold [`RESERVATIONS`](crate::segment::RESERVATIONS) runs, and a page is reserved once. Two calls that each hold a half of what there is
-//! and need more would wait for each other. So a call that cannot get all it needs gives up what it holds and takes a *turn*: one call at
-//! a time, of all processes, keeps what it has reserved and waits for more. All others either use what they hold or give it up, so
-//! the call that has the turn gets everything that it could have alone.
+//! A handle can hold [`RESERVATIONS`](crate::segment::RESERVATIONS) runs, and a page is reserved
+//! once. Two calls that each hold half of the free pages and need more would deadlock. So a call
+//! that cannot get all it needs releases what it holds and takes a *turn*: one call at a time, of
+//! all processes, keeps what it has reserved and waits for more. All other calls either use what
+//! they hold or release it, so the call that has the turn gets everything that it could get alone.
 //!
 //! # Lock order
-//! A file's mutex, then `Core::reserving`, then the byte, then everything that a reservation takes.
+//! A file's mutex, then `Core::reserving`, then the byte, then every lock that a reservation takes.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,17 +22,19 @@ use crate::heartbeat::Held;
 use crate::membership::Byte;
 use crate::reservation::Reservation;
 
-/// A process that dies gives back what it had without a signal, so the caller looks again after so long.
+/// A process that dies releases its reservations without a signal, so a waiter checks again after
+/// this time.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 
-/// The one call of all processes that waits for the reservations of others while it keeps its own. Ends when it is dropped.
+/// The right to wait for the reservations of other calls while keeping its own, held by one call of
+/// all processes. Ends when dropped.
 #[derive(Debug)]
 pub struct Turn<'a> {
     core: &'a Core,
     _alone_in_process: MutexGuard<'a, ()>,
     has_byte: bool,
     until: Instant,
-    /// Of the call that has the turn.
+    /// Reserved by the call that has the turn.
     own_runs: usize,
     own_pages: u64,
 }
@@ -45,11 +48,11 @@ impl Drop for Turn<'_> {
 }
 
 impl Core {
-    /// Waits for the turn. The caller holds no reservations.
+    /// Waits for the turn. The caller must hold no reservations.
     pub fn take_turn(&self) -> Result<Turn<'_>> {
         self.check_writable()?;
         let alone = self.reserving.lock().unwrap_or_else(|broken| broken.into_inner());
-        // Without the byte, two processes may wait for each other until their time is up, and that is all.
+        // Without the byte, two processes may wait for each other, but only until their timeouts.
         let has_byte = self
             .membership
             .lock(Byte::Turn, LockKind::Exclusive, self.stall_timeout)
@@ -67,18 +70,20 @@ impl Core {
 }
 
 impl Turn<'_> {
-    /// Notes pages that the caller has reserved otherwise.
+    /// Counts pages that the caller has reserved by other means.
     pub fn add(&mut self, reservation: &Reservation<'_>) {
         self.own_runs += reservation.runs().len();
         self.own_pages += reservation.whole().pages;
     }
 
-    /// Reserves with `reserve`, and waits for what others give back as long as that can help: the caller needs `needed_pages` pages besides
-    /// those that it has reserved in this turn, in any number of pieces.
+    /// Reserves with `reserve`, and waits for releases by other calls as long as that can help: the
+    /// caller needs `needed_pages` pages besides those that it has reserved in this turn, in any
+    /// number of pieces.
     ///
     /// # Errors
-    /// Those of `reserve`: [`PoolError::Full`] and [`PoolError::TooManyReservations`] only if there is not enough without the reservations
-    /// of others either, or these were not given back within the [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
+    /// Those of `reserve`: [`PoolError::Full`] and [`PoolError::TooManyReservations`] only if there
+    /// would not be enough even without the reservations of other calls, or these were not released
+    /// within the [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
     pub fn reserve<'r>(
         &mut self,
         needed_pages: u64,
@@ -97,17 +102,20 @@ impl Turn<'_> {
             if left.is_zero() || !self.can_wait(&error, needed_pages, seen)? {
                 return Err(error);
             }
-            // The caller has a file's mutex, and those that wait for it wait for the others as well.
+            // The caller holds a file's mutex, so the waiters for that mutex wait for these
+            // releases too.
             self.core.while_media_work(Held::Files, || {
                 self.core.control().given_back.wait(seen, left.min(LOOK_AFTER))
             });
         }
     }
 
-    /// Whether there may be what was not there when the signal was `seen`, or will be when others have given back what they hold.
+    /// Whether a retry may succeed: pages were released since `seen`, or other calls hold
+    /// reservations that would suffice.
     fn can_wait(&self, error: &PoolError, needed_pages: u64, seen: u32) -> Result<bool> {
         let core = self.core;
-        // With the lock, under which others give back and signal: so it is one or the other.
+        // With the lock, under which other calls release and signal: each release is either seen
+        // here or still held.
         let locked = core.lock()?;
         let control = locked.control();
         let is_given_back = control.given_back.now() != seen;

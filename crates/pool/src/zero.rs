@@ -1,23 +1,27 @@
-//! Zeroing: free pages become zeros before somebody needs them.
+//! Zeroing: free pages are zeroed before they are needed.
 //!
-//! Pages of files are zero until they are written to, whoever had them before. Whoever takes pages that must be zero takes such as are
-//! known to be, and zeroes others himself ([`Core::zero`]); so that this is rare, a thread of each process zeroes free pages ahead:
+//! Pages of files read as zeros until they are written, whatever they held before. A call that
+//! needs zeroed pages takes pages that are known to be zero, and zeroes others itself
+//! ([`Core::zero`]); to make this rare, a background thread of each process zeroes free pages
+//! ahead:
 //!
 //! ```text
 //!   free ──reserve──▶ this process's ──zeros──▶ this process's ──bits, give back──▶ free, known to be zero
 //! ```
 //!
-//! While it writes to them the pages are reserved, so nobody else takes them; when it dies, they are free and nothing is known of
-//! them. One process does it at a time (a lock byte), a mebibyte at a time, at a rate that the options set, and only until there is a stock.
+//! While a process zeroes pages they are reserved, so no other allocation takes them; if it dies,
+//! they are free and nothing is known of them. One process zeroes at a time (a lock byte), a
+//! mebibyte at a time, at a rate that the options set, and only until the stock is full.
 //!
-//! # What is zero when
+//! # Zeros and power cuts
 //! | domain | zeroed by | after a power cut |
 //! |---|---|---|
-//! | `Dax` | stores past the caches | zero or what was there; nobody takes it for zeros |
+//! | `Dax` | stores past the caches | zero or the old bytes; not counted as zeros |
 //! | `PageCache` | writes to the page cache, written back at some time | the same |
-//! | `Volatile` | stores | nothing is there |
+//! | `Volatile` | stores | nothing is left |
 //!
-//! So none of it need be durable. What names a page that was zeroed makes it durable first, zeros and all (rule 3).
+//! So no zero need be durable. The record that names a zeroed page makes it durable first,
+//! including the zeros (rule 3).
 //!
 //! # Lock order
 //! `Core::zeroing`, then the byte, then the metadata mutex.
@@ -35,9 +39,9 @@ use crate::media::ByteRange;
 use crate::membership::Byte;
 use crate::point;
 
-/// How much is zeroed at a time: whoever wants these very pages waits for it.
+/// How many pages are zeroed at a time: an allocation that needs these very pages waits for it.
 pub(crate) const CHUNK_PAGES: u64 = 256;
-/// How long somebody who finds no room waits for another process to finish what it is zeroing.
+/// How long an allocation that finds no room waits until another process has finished its zeroing.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
@@ -48,7 +52,8 @@ impl Core {
         before_bytes_are_stored();
         for done in (0..range.len_bytes).step_by(ZEROS.len()) {
             let len_bytes = (range.len_bytes - done).min(ZEROS.len() as u64);
-            // SAFETY: free pages that no pin covers, or pages that the caller has reserved: no reference to them exists.
+            // SAFETY: free pages that no pin covers, or pages that the caller has reserved: no
+            // reference to them exists.
             unsafe {
                 self.media.write_at(range.offset_bytes + done, &ZEROS[..len_bytes as usize])?;
             }
@@ -56,8 +61,8 @@ impl Core {
         Ok(())
     }
 
-    /// Zeroes some free pages, at most [`CHUNK_PAGES`], and returns how many; 0 if there are none, or somebody else is doing
-    /// it.
+    /// Zeroes some free pages, at most [`CHUNK_PAGES`], and returns how many; 0 if there are none,
+    /// or another process is zeroing.
     pub fn zero_some(&self, most_pages: u64) -> Result<u64> {
         self.check_writable()?;
         let _zeroing = self.zeroing.lock().unwrap_or_else(|broken| broken.into_inner());
@@ -81,7 +86,8 @@ impl Core {
         Ok(whole.pages)
     }
 
-    /// Does `work` while nobody has pages reserved only to zero them, if they can be waited for.
+    /// Runs `work` while no process has pages reserved only to zero them; if the wait for that
+    /// times out, runs it anyway.
     pub fn without_zeroing<T>(&self, work: impl FnOnce() -> T) -> T {
         let _zeroing = self.zeroing.lock().unwrap_or_else(|broken| broken.into_inner());
         let patience = PATIENCE.min(self.stall_timeout);
@@ -93,7 +99,7 @@ impl Core {
         done
     }
 
-    /// Bytes of free pages known to be zero, nearly.
+    /// Bytes of free pages known to be zero, approximately.
     pub fn zeroed_bytes(&self) -> u64 {
         let control = self.control();
         let fresh = self.layout.page_count - control.fresh_from_page.load(Relaxed);
