@@ -279,7 +279,9 @@ impl Pool {
     /// version again *afterwards*, as [`Pool::pin_current`] does.
     ///
     /// # Errors
-    /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in one that is open for reading;
+    /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in
+    /// one
+    /// that is open for reading;
     /// [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode number that cannot exist.
     #[inline]
     pub fn pin(&self, inode: u64, layout_version: u64) -> Result<Pin<'_>> {
@@ -339,7 +341,8 @@ impl Pool {
     /// opens a file checks *afterwards* whether the inode still has a link.
     ///
     /// # Errors
-    /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is open for reading.
+    /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is
+    /// open for reading.
     pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
         if usage == InodeUse::Writable && !self.is_writable() {
             return Err(PoolError::ReadOnly {

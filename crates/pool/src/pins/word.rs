@@ -3,7 +3,7 @@
 //! ```text
 //!  63            32 31             0
 //!  ┌───────────────┬───────────────┐
-//!  │ inode         │ layout version│      0: no pin. Inode 0 is the pool's head, which is never pinned.
+//!  │ inode         │ layout version│      0: no pin. Inode 0, the pool's head, is never pinned.
 //!  └───────────────┴───────────────┘
 //! ```
 //!
