@@ -280,9 +280,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in
-    /// one
-    /// that is open for reading;
-    /// [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode number that cannot exist.
+    /// one that is open for reading; [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode
+    /// number that cannot exist.
     #[inline]
     pub fn pin(&self, inode: u64, layout_version: u64) -> Result<Pin<'_>> {
         let core = self.core();
