@@ -97,7 +97,8 @@ pub struct FileInode {
     pub parent: u64,
     /// The first part: see the module's documentation. 0 if there is none.
     pub part: u64,
-    /// The first slot of its extended attributes, a [`ByteChain`](super::byte_chain::ByteChain); 0 if there are none.
+    /// The first slot of its extended attributes, a [`ByteChain`](super::byte_chain::ByteChain); 0
+    /// if there are none.
     pub attributes: u64,
     /// The seed of the hashes of a directory's names.
     pub seed: u64,

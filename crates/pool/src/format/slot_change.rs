@@ -48,7 +48,7 @@ impl SlotWords {
     /// As [`SlotWords::patch`], or as [`SlotWords::whole`] if that is shorter: for a slot that is
     /// given back, a patch would contain all its former words.
     pub fn shortest(before: impl Fn(usize) -> [u8; 8], after: &SlotBytes) -> SlotWords {
-        // Nearly all changes are of a few words, and no whole change is shorter than this.
+        // Such short patches, which are nearly all changes, are kept without a comparison.
         const FEW: u32 = 8;
         let patch = SlotWords::patch(before, after);
         if patch.set.count_ones() <= FEW {
