@@ -580,7 +580,8 @@ fn copied_from_another() -> Vec<u8> {
 fn a_record_shows_no_object_the_pages_of_another() {
     let image = sample::crashed_image(POOL_BYTES);
     let record = *forge::records(&image).last().unwrap();
-    // Its entries are for zeta, gamma and alpha; each has 40 bytes: kind, inode, target, length, payload, checksum.
+    // Its entries are for zeta, gamma and alpha; each has 40 bytes: kind, inode, target, length,
+    // payload, checksum.
     let entry = |index: usize| record.offset + 64 + index * 40;
     let forge = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut forged = image.clone();

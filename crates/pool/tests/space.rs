@@ -646,7 +646,8 @@ fn files_grow_in_place_and_long_runs_are_aligned() {
     assert!(rest.whole().pages + 1024 > largest, "{:?} of {largest}", rest.whole());
 }
 
-/// Random changes of files, with and without power cuts between them: packed, and so durable in any order.
+/// Random changes of files, with and without power cuts between them: packed, so they become
+/// durable in any order.
 fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recording {
     let options = OpenOptions { mutant, boot: Some(1), ..alone() };
     let fresh = Arc::new(CrashMedia::new(512 << 10, domain).unwrap());
