@@ -165,7 +165,7 @@ pub(super) fn is_link(bytes: &SlotBytes) -> bool {
 /// The fields that a reader of an open file loads at each access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
-    /// How often the slot has been used.
+    /// Differs from that of every other inode in the same slot, past or future.
     pub incarnation: u64,
     /// Raised whenever the runs change.
     pub layout_version: u64,

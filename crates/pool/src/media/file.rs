@@ -402,7 +402,7 @@ impl Media for FileMedia {
 
     fn mapping(&self) -> Option<&FileMapping> {
         let map = || {
-            // With the router, a load from a page that was truncated ends in an error.
+            // With the router, a load from a page that no longer exists ends in an error.
             aquifer_vm::router::install().ok()?;
             let len_bytes = self.present_len_bytes().ok()?;
             let options = MappingOptions {

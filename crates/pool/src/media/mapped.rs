@@ -22,10 +22,10 @@
 //! written back on its own.
 //!
 //! # Length
-//! The length is checked before a write, and after a copy that failed: a file that was cut short
-//! gives an error, and a file that another process made longer is mapped up to its new end. A file
-//! that is cut short *during* a transfer, broken memory and a page that cannot be allocated give
-//! errors, too (`sys::fallible`).
+//! Reads and `store_at` try the mapping first. If that fails, and in all other operations, the
+//! length is checked: a file that was cut short gives an error, and a file that another process
+//! made longer is mapped up to its new end. A file that is cut short *during* a transfer, broken
+//! memory and a page that cannot be allocated give errors, too (`sys::fallible`).
 
 use std::fs::File;
 use std::io;
@@ -116,7 +116,7 @@ impl MappedMedia {
         writing: Option<WriteWindows>,
         persistence: Persistence,
     ) -> io::Result<MappedMedia> {
-        // With the router, a load from a page that was truncated ends in an error.
+        // With the router, a load from a page that no longer exists ends in an error.
         aquifer_vm::router::install().map_err(io::Error::other)?;
         let flush = match persistence {
             Persistence::Volatile => None,

@@ -161,7 +161,7 @@ impl Blocks {
             // Relaxed: stored before any pin in the block, so a scan that sees a pin sees this too.
             self.memory.used_blocks().fetch_max(block as u64 + 1, Relaxed);
             self.own[count].store(block as u32, Relaxed);
-            // Release: pairs with `set`.
+            // Release: pairs with the Acquire in `set`.
             self.own_count.store(count + 1, Release);
             NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
             return Ok(());
