@@ -1,8 +1,9 @@
-//! The allocator against a plain model: no page has two owners, a freed one is not given out before the tail has passed
-//! the record that freed it, what should be zero is, and nothing is lost, whoever dies.
+//! The allocator against a plain model: no page has two owners, a freed page is not reused before
+//! the tail has passed the record that freed it, zeroed pages are zero, and nothing is lost when
+//! processes die.
 //!
-//! Sessions of random operations, each through one handle or two, end with the handles closed, with reservations left
-//! behind as a killed process leaves them, or with a crash.
+//! Sessions of random operations, each through one handle or two, end with the handles closed, with
+//! leftover reservations as of a killed process, or with a crash.
 
 mod support;
 
@@ -24,7 +25,7 @@ use support::*;
 const POOL_BYTES: usize = 768 << 10;
 const MOST_OBJECTS: usize = 10;
 
-/// An object: its pages by what they are filled with, and its shadow.
+/// An object: its pages, the stamp of each, and its shadow.
 #[derive(Debug, Clone)]
 struct Object {
     run: Run,
@@ -32,23 +33,23 @@ struct Object {
     stamps: Vec<u64>,
 }
 
-/// What the pool is to be.
+/// The expected state of the pool.
 #[derive(Debug, Clone)]
 struct Model {
     layout: Layout,
     objects: BTreeMap<u64, Object>,
-    /// Freed, with the position of the log that the tail has to pass.
+    /// Freed runs, each with the log position that the tail has to pass.
     waiting: Vec<(Run, u64)>,
-    /// Reserved by handles that are gone.
+    /// Reserved by handles that were closed without giving them back.
     dead: Vec<Run>,
 }
 
 /// A reservation that is held.
 struct Held<'a> {
     reservation: Reservation<'a>,
-    /// Through which handle.
+    /// The index of its handle.
     handle: usize,
-    /// What its pages are filled with.
+    /// The stamp of its pages.
     stamp: u64,
 }
 
@@ -101,7 +102,7 @@ impl Model {
         })
     }
 
-    /// The tail has come to `tail_lsn`.
+    /// The tail has moved to `tail_lsn`.
     fn pass(&mut self, tail_lsn: u64) {
         self.waiting.retain(|(_, lsn)| *lsn > tail_lsn);
     }
@@ -111,7 +112,7 @@ fn page(stamp: u64) -> Vec<u8> {
     stamp.to_le_bytes().repeat(PAGE_BYTES as usize / 8)
 }
 
-/// Compares everything that can be seen.
+/// Compares everything that is visible.
 fn assert_same(pool: &Pool, model: &Model, held: &[Held<'_>]) {
     let inodes = pool.inodes().unwrap();
     assert_eq!(inodes.len(), model.objects.len());
@@ -122,7 +123,7 @@ fn assert_same(pool: &Pool, model: &Model, held: &[Held<'_>]) {
     let free = pool.info().unwrap().free_pages;
     let (expected, dead) =
         (model.free_pages(held), model.dead.iter().map(|run| run.pages).sum::<u64>());
-    // What the dead had reserved is given back when somebody needs it, and at checkpoints.
+    // What dead processes had reserved is given back when it is needed, and at checkpoints.
     assert!((expected - dead..=expected).contains(&free), "{free} free pages, not {expected}");
 }
 
@@ -137,7 +138,7 @@ fn assert_content(pool: &Pool, model: &Model) {
     }
 }
 
-/// Random operations through `handles`; what is reserved and not used is left in the result.
+/// Runs random operations through `handles`; returns the reservations that are left.
 fn session<'a>(
     rng: &mut Rng,
     handles: &'a [Pool],
@@ -162,7 +163,7 @@ fn session<'a>(
                     true => pool.reserve_zeroed(pages, align),
                     false => pool.reserve(pages, align),
                 };
-                // When it did not fit, a checkpoint was made.
+                // If it did not fit, a checkpoint was made.
                 model.pass(pool.tail_lsn());
                 match outcome {
                     Ok(reservation) => {
@@ -261,7 +262,7 @@ fn session<'a>(
                 model.dead.retain(|dead| !dead.overlaps(more));
             }
             (9, Some(number)) => {
-                // Takes what is reserved as its shadow, or gives its shadow up.
+                // Makes a reservation its shadow, or gives its shadow up.
                 let object = model.objects.get_mut(&number).unwrap();
                 let before = object.shadow;
                 let reserved: Vec<_> =
@@ -321,9 +322,9 @@ fn put(pool: &Pool, number: u64, change: impl Fn(&mut Inode)) {
 enum End {
     /// Reservations are given back, handles are closed.
     Closed,
-    /// The first handle is gone as if it had been killed, the second one works on.
+    /// The first handle dies as if killed, the second one continues.
     OneDies,
-    /// The media are as a crash leaves them.
+    /// The media are in the state after a crash.
     Crash,
 }
 
@@ -348,7 +349,7 @@ fn run(seed: u64, sessions: u64, mutant: Option<Mutant>) {
         if is_shared {
             handles.push(open(&path, true));
         }
-        // Nothing waits in a pool that was just recovered, and nobody has anything reserved.
+        // After recovery nothing waits, and nothing is reserved.
         (model.waiting, model.dead) = (Vec::new(), Vec::new());
         assert_same(&handles[0], &model, &[]);
         assert_content(&handles[0], &model);
@@ -403,7 +404,7 @@ fn the_allocator_is_like_its_model() {
     }
 }
 
-/// The model would notice.
+/// The model notices deliberate mistakes.
 #[test]
 fn deliberate_mistakes_are_noticed() {
     for mutant in [Mutant::NoRevoke, Mutant::EarlyReuse] {
@@ -432,7 +433,7 @@ fn reserving_what_cannot_be_is_an_error() {
         let outcome = pool.reserve_zeroed_at(start_page, pages);
         assert!(!matches!(outcome, Ok(Some(_))), "{pages} from {start_page}");
     }
-    // More at once than one handle can have.
+    // More than one handle can reserve at once.
     let mut held = Vec::new();
     let refused = loop {
         match pool.reserve(1, 1) {
@@ -473,13 +474,13 @@ fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
     }
 }
 
-/// What is written to reserved pages that nobody names in the end is not found by who has them next.
+/// What is written to reserved pages that are never named is not visible to their next owner.
 #[test]
 fn pages_given_up_are_zero_for_the_next_one() {
     for crashes in [false, true] {
         let media = FileMedia::of(&vec![0; POOL_BYTES]);
         let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
-        // All there is, so that the next one has to take some of it.
+        // All free pages, so that the next owner has to take some of them.
         let pages = pool.info().unwrap().largest_free_pages;
         let reservation = pool.reserve(pages, 1).unwrap();
         let whole = reservation.whole();

@@ -1,4 +1,4 @@
-//! Bad input and faults: each gives a typed error that says what to do, and leaves the pool as it was.
+//! Bad input and faults: each gives a typed error with advice, and leaves the pool unchanged.
 
 mod support;
 
@@ -20,7 +20,8 @@ use support::*;
 const POOL_BYTES: usize = 512 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Opening this image for writing, alone and shared, gives this error and changes nothing.
+/// Asserts that opening this image for writing, alone and shared, gives this error and changes
+/// nothing.
 fn assert_refused(image: &[u8], is_it: impl Fn(&PoolError) -> bool) {
     for options in [alone(), shared()] {
         let media = FileMedia::of(image);
@@ -31,7 +32,7 @@ fn assert_refused(image: &[u8], is_it: impl Fn(&PoolError) -> bool) {
     }
 }
 
-/// So does opening it for reading.
+/// The same for opening it for reading.
 fn assert_refused_for_reading(image: &[u8], is_it: impl Fn(&PoolError) -> bool) {
     let media = FileMedia::of(image);
     let error = Pool::open_on(media.clone(), &reading()).expect_err("a bad pool");
@@ -135,7 +136,7 @@ fn a_pool_of_a_later_version_is_refused_untouched() {
     assert_refused(&image, |error| matches!(error, PoolError::FutureVersion { found: 9, .. }));
 }
 
-/// A later program that was stopped while it converted the pool: writing would undo what it began.
+/// A later program was stopped while it converted the pool: writing would undo its work.
 #[test]
 fn a_pool_with_one_superblock_of_a_later_version_is_only_read() {
     for copy in 0..2 {
@@ -168,7 +169,7 @@ fn a_pool_with_one_superblock_of_a_later_version_is_only_read() {
     }
 }
 
-/// A version that damage has made up is no version.
+/// A version number that is the result of damage is not a version.
 #[test]
 fn a_superblock_whose_version_is_damaged_is_replaced_by_the_other_one() {
     for copy in 0..2 {
@@ -179,7 +180,7 @@ fn a_superblock_whose_version_is_damaged_is_replaced_by_the_other_one() {
             let media = FileMedia::of(&damaged);
             sample::assert_complete(&Pool::open_on(media, &alone()).expect("the other one serves"));
         }
-        // More than the version was hit.
+        // More than the version was damaged.
         let mut damaged = image.clone();
         damaged[copy * PAGE + 8..][..200].fill(0xe5);
         let media = FileMedia::of(&damaged);
@@ -252,7 +253,7 @@ fn a_damaged_record_that_was_acknowledged_is_noticed() {
             &damaged,
             |error| matches!(error, PoolError::DamagedLog { end_lsn, .. } if *end_lsn == record.lsn),
         );
-        // A reader sees what was there before.
+        // A reader sees the state before that.
         let pool = Pool::open_on(FileMedia::of(&damaged), &reading()).unwrap();
         for (inode, bytes) in sample::read_all(&pool).unwrap() {
             assert_eq!(sample::find_foreign(&inode.name, &bytes), None);
@@ -275,7 +276,7 @@ fn the_last_record_torn_is_one_that_never_was() {
 #[test]
 fn a_tail_of_an_older_generation_stays_dead() {
     let image = sample::crashed_image(POOL_BYTES);
-    // A commit is appended, and the machine loses it: its record stays on the media all the same.
+    // A commit is appended, and the machine crashes: the record stays on the media.
     let with_commit = {
         let media = FileMedia::of(&image);
         let pool = Pool::open_on(media.clone(), &alone()).unwrap();
@@ -292,7 +293,8 @@ fn a_tail_of_an_older_generation_stays_dead() {
     drop(pool);
     let lost = record.offset..record.offset + record.len;
     image[lost.clone()].copy_from_slice(&after[lost]);
-    // The log goes on a round later. Were it right here, the record would lie where the next one is looked for.
+    // The log continues one round later. Otherwise the record would lie where the next one is
+    // expected.
     assert!(forge::superblock(&image).tail_lsn > record.lsn);
     for copy in 0..2 {
         image[copy * PAGE + 88..][..8].copy_from_slice(&record.lsn.to_le_bytes());
@@ -316,7 +318,7 @@ fn a_full_pool_says_so_and_works_on() {
     sample::commit(&pool, &[("alpha", free - 1)], 1).unwrap();
     assert!(matches!(sample::create(&pool, "beta", 1, 0), Err(PoolError::Full { .. })));
     sample::destroy(&pool, "alpha").unwrap();
-    // The pages wait for the tail, which the next one brings forward.
+    // The pages wait for the tail, which the next request moves.
     sample::create(&pool, "beta", free, 0).unwrap();
     let (_, bytes) = &sample::read_all(&pool).unwrap()[0];
     assert!(bytes.iter().all(|&byte| byte == 0), "nothing of alpha is in beta");
@@ -346,7 +348,7 @@ fn a_full_log_is_emptied_by_who_needs_the_room() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
     let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
     sample::create(&pool, "alpha", 4, 0).unwrap();
-    // Two pages and a header are three; a log of sixteen is full after five.
+    // A commit takes three pages, two and a header; a log of sixteen is full after five.
     for id in 1..=100 {
         sample::commit(&pool, &[("alpha", id % 4), ("alpha", (id + 1) % 4)], id).unwrap();
     }
@@ -418,7 +420,7 @@ fn a_reader_of_a_shared_pool_changes_nothing_either() {
     sample::commit(&writer, &[("delta", 0)], 99).unwrap();
     let delta = sample::find(&reader, "delta").unwrap();
     assert!(sample::read(&reader, &delta).unwrap()[..PAGE] == page("delta", 99));
-    // Its mapping of what they share is for reading: a store would end the process.
+    // Its mapping of the shared memory is read-only: a store would end the process.
     assert!(matches!(reader.make_durable(&[]), Err(PoolError::ReadOnly { .. })));
     assert_eq!(reader.info().unwrap().processes, [std::process::id()]);
 }
@@ -469,7 +471,7 @@ fn a_failed_opening_leaves_no_lock_behind() {
         assert_eq!(opened.is_err(), !options.read_only);
         drop(opened);
         std::fs::write(&path, &image).unwrap();
-        // The media that were refused live on.
+        // The refused media are still referenced.
         sample::assert_complete(&Pool::open_on(FileMedia::open(&path), &alone()).unwrap());
         std::fs::write(&path, &damaged).unwrap();
     }
@@ -517,7 +519,7 @@ fn inodes_that_share_pages_are_read_by_nobody() {
     assert_eq!(names.len(), 3, "the others can be read");
 }
 
-/// In memory such a slot would be one that was changed there.
+/// In memory such a slot would count as one that was changed there.
 #[test]
 fn a_slot_without_a_checksum_is_damaged_on_media() {
     let image = sample::crashed_image(POOL_BYTES);
@@ -537,7 +539,7 @@ fn pages_that_cannot_be_content_are_refused() {
     let superblock = forge::superblock(&image);
     let layout = superblock.layout;
     let number = number_of(&image, "delta");
-    // Metadata, the log, pages nobody has used, pages behind the end.
+    // Metadata, the log, pages that were never used, pages beyond the end.
     for start_page in [0, 3, layout.log_start_page, layout.page_count - 2, layout.page_count] {
         let mut forged = image.clone();
         let slot = forge::slot(&mut forged, &layout, number);
@@ -550,7 +552,7 @@ fn pages_that_cannot_be_content_are_refused() {
     }
 }
 
-/// The record of the large commit, with the content of another object as what was copied.
+/// The record of the large commit, with the content of another object as its copied content.
 fn copied_from_another() -> Vec<u8> {
     let mut image = sample::crashed_image(POOL_BYTES);
     let epsilon = {
@@ -578,7 +580,8 @@ fn copied_from_another() -> Vec<u8> {
 fn a_record_shows_no_object_the_pages_of_another() {
     let image = sample::crashed_image(POOL_BYTES);
     let record = *forge::records(&image).last().unwrap();
-    // Its entries are for zeta, gamma and alpha; each has 40 bytes: kind, inode, target, length, payload, checksum.
+    // Its entries are for zeta, gamma and alpha; each has 40 bytes: kind, inode, target, length,
+    // payload, checksum.
     let entry = |index: usize| record.offset + 64 + index * 40;
     let forge = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut forged = image.clone();
@@ -612,7 +615,7 @@ fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
     }
     pool.checkpoint().unwrap();
     let superblocks = media.image()[..2 * PAGE].to_vec();
-    // Content that is in the log for what no longer exists, or is smaller now.
+    // The log has content of an object that no longer exists, or is smaller now.
     for name in ["alpha", "beta", "gamma"] {
         sample::commit(&pool, &[(name, 0), (name, 1)], 2).unwrap();
     }
@@ -625,7 +628,7 @@ fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
     })
     .unwrap();
     pool.checkpoint().unwrap();
-    // The metadata on media are as of now, the superblocks as of before.
+    // The metadata on media are current, the superblocks are old.
     let mut image = media.image();
     image[..2 * PAGE].copy_from_slice(&superblocks);
     for options in [reading(), alone()] {
@@ -639,7 +642,7 @@ fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
     }
 }
 
-/// A commit that covers more pages than its object still has is replayed for those it has.
+/// A commit that covers more pages than its object still has is replayed for the remaining ones.
 #[test]
 fn an_object_that_shrank_keeps_what_was_committed_with_pages_it_lost() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
@@ -690,7 +693,7 @@ fn a_pool_outlives_its_last_handle_until_its_commits_are_done() {
     assert!(sample::read(&pool, &alpha).unwrap()[..PAGE] == page("alpha", 8));
 }
 
-/// A pool is one file: its path is in every message that leads to it.
+/// A pool is one file: every message about it has its path.
 #[test]
 fn messages_name_the_file() {
     let image = sample::crashed_image(POOL_BYTES);
@@ -716,8 +719,8 @@ fn a_copy_of_an_open_pool_takes_nothing_from_it() {
     drop((pool, joined));
 }
 
-/// Superblocks as of an earlier generation, as a disk shows that has lost the last writes: what is in the log of the one
-/// that they forgot is not taken for the continuation of what is appended now.
+/// Superblocks of an earlier generation, as from a disk that lost its last writes: records of the
+/// lost generation do not count as the continuation of what is appended now.
 #[test]
 fn records_of_a_generation_that_was_forgotten_stay_dead() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
@@ -727,7 +730,7 @@ fn records_of_a_generation_that_was_forgotten_stay_dead() {
     pool.checkpoint().unwrap();
     drop(pool);
     let forgotten = media.image();
-    // One generation later: records behind the point where both logs begin.
+    // One generation later: records after the point where both logs begin.
     let pool = Pool::open_on(media.clone(), &alone()).unwrap();
     for id in 1..4 {
         sample::commit(&pool, &[("alpha", id)], id).unwrap();
@@ -737,7 +740,7 @@ fn records_of_a_generation_that_was_forgotten_stay_dead() {
     drop(pool);
     let media = FileMedia::of(&image);
     let pool = Pool::open_on(media.clone(), &alone()).unwrap();
-    // Of the same length as what lay there: the next old record would follow.
+    // Of the same length as the old record there, which is followed by another old one.
     sample::commit(&pool, &[("alpha", 0)], 100).unwrap();
     let image = media.image();
     let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
@@ -777,18 +780,18 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     let commit = pool
         .capture_unguarded(&CommitContent { pages: &[pages], ..Default::default() }, fill)
         .unwrap();
-    // SAFETY: the child drops a value and ends.
+    // SAFETY: the child only drops a value and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(commit);
-        // SAFETY: ends the child without unwinding.
+        // SAFETY: `_exit` ends the child without running destructors.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: our child; `status` outlives the call.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
-    // Others wait for it still, and nobody fills its place.
+    // Other handles still wait for it, and none fills its place.
     let error = other.checkpoint().unwrap_err();
     assert!(matches!(error, PoolError::Stalled { .. }), "{error}");
     commit.finish().unwrap();
@@ -796,7 +799,8 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     assert!(sample::read(&other, &alpha).unwrap()[..PAGE] == page("alpha", 31));
 }
 
-/// What was put beside the log is read once for each record that names it. A forged log may name it any number of times.
+/// Content beside the log is read once for each record that names it. A forged log may name it any
+/// number of times.
 #[test]
 fn a_log_that_names_content_without_end_is_refused_soon() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
@@ -818,7 +822,7 @@ fn a_log_that_names_content_without_end_is_refused_soon() {
             Ok(number)
         })
         .unwrap();
-    // Nobody's pages, as those are of a run that was given up.
+    // Pages without an owner, like those of a run that was given up.
     let source_offset_bytes = target.end_bytes();
     let bytes = vec![1; 8 * PAGE];
     pool.media().write_unguarded(source_offset_bytes, &bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Access that a broker gives: to whom, and what becomes of it when the broker is gone.
+//! Access that a broker grants: to which processes, and what happens when the broker has ended.
 
 mod common;
 
@@ -19,10 +19,10 @@ use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Scene, contents, create};
 
-/// A user who owns nothing.
+/// A user that owns nothing.
 const NOBODY: u32 = 65534;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -41,7 +41,7 @@ fn wrong_key() -> AccessKey {
     AccessKey::new(*b"the key of no test..").unwrap()
 }
 
-/// Readers of any user.
+/// Options that admit readers of any user.
 fn shared() -> OpenOptions {
     OpenOptions { segment_mode: 0o644, ..OpenOptions::default() }
 }
@@ -50,7 +50,7 @@ fn reading() -> OpenOptions {
     OpenOptions { read_only: true, ..OpenOptions::default() }
 }
 
-/// A pool that everybody may read.
+/// A pool that every user may read.
 fn scene() -> Scene {
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -62,7 +62,7 @@ fn scene() -> Scene {
     scene
 }
 
-/// Serves while `work` runs; returns what became of each request, in order of the alphabet.
+/// Serves while `work` runs; returns the sorted outcomes of the requests.
 fn while_served<T>(
     pool: &Pool,
     options: &OpenOptions,
@@ -75,7 +75,7 @@ fn while_served<T>(
         let serving = scope.spawn(|| {
             broker.serve(stop.as_fd(), &|asked| told.send(asked.outcome.clone()).unwrap())
         });
-        // A failing test ends it as well.
+        // Dropped even if the work panics, which ends the broker.
         let running = running;
         let result = work();
         drop(running);
@@ -103,7 +103,7 @@ fn said(text: &str) {
     output.flush().unwrap();
 }
 
-/// Waits until a child has said a line with this start.
+/// Waits until a child has printed a line with this start.
 fn hear(child: &mut Reaped, start: &str) -> String {
     let mut output = BufReader::with_capacity(1, child.0.stdout.as_mut().unwrap());
     let mut line = String::new();
@@ -136,7 +136,7 @@ fn who_has_the_key_writes() {
         let granted = reader.grant_access(&key(), &OpenOptions::default()).unwrap();
         assert!(granted.is_writable() && !reader.is_writable());
         create(&granted, b"second", 1).unwrap();
-        // Seen by all, and each has locks of its own.
+        // Visible to all handles, and each has its own locks.
         for handle in [&pool, &reader, &granted] {
             assert_eq!(contents(handle).unwrap().len(), 2);
         }
@@ -191,7 +191,7 @@ fn who_has_not_is_refused() {
 fn a_broker_gives_access_to_its_own_pool_only() {
     let (scene, other) = (scene(), scene());
     let pool = Pool::open(&scene.path, &shared()).unwrap();
-    // A copy has the same uuid, and is another pool.
+    // A copy has the same uuid, but is another pool.
     let copy = other.path.with_extension("copy");
     std::fs::copy(&scene.path, &copy).unwrap();
     let ((), outcomes) = while_served(&pool, &OpenOptions::default(), || {
@@ -199,7 +199,7 @@ fn a_broker_gives_access_to_its_own_pool_only() {
         let options = OpenOptions { broker_socket: here, ..OpenOptions::default() };
         let reader = Pool::open(&other.path, &reading()).unwrap();
         let copy_reader = Pool::open(&copy, &reading());
-        // Not even open: the segment it names is that of the other file.
+        // It does not open: the segment that it names belongs to the other file.
         drop(copy_reader);
         for refused in [
             reader.grant_access(&key(), &options),
@@ -213,7 +213,7 @@ fn a_broker_gives_access_to_its_own_pool_only() {
         assert_eq!(contents(&elsewhere).unwrap().len(), 1);
     });
     use Outcome::{Granted, OtherPool};
-    // Of those without a uuid only the client knows.
+    // The refusals of requests without a uuid happen in the client.
     assert_eq!(outcomes, [Granted, Granted, Granted, OtherPool]);
 }
 
@@ -248,7 +248,7 @@ fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
         while_served(&pool, &plain, || Pool::open_granted(&scene.path, &key(), &plain).map(drop));
     granted.unwrap();
 
-    // What is no socket, and who listens there already, is let be.
+    // A file that is no socket, and a live listener, are left alone.
     std::fs::write(&socket, b"a file").unwrap();
     let error = bind(&pool, &plain).unwrap_err();
     assert!(matches!(error, AccessError::SocketTaken { .. }), "{error}");
@@ -267,7 +267,7 @@ fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
     assert!(matches!(Broker::bind(&alone, &key(), &plain), Err(PoolError::Parameter { .. })));
 }
 
-/// Whoever connects and says nothing, or nonsense, holds nobody up.
+/// A client that connects and sends nothing, or garbage, does not delay other clients.
 #[test]
 fn nonsense_and_silence_hold_nobody_up() {
     let scene = scene();
@@ -290,7 +290,7 @@ fn nonsense_and_silence_hold_nobody_up() {
     assert_eq!(outcomes.len(), 7);
 }
 
-/// What listens is not a broker.
+/// The listener is not a broker.
 #[test]
 fn answers_that_are_none_are_errors() {
     let scene = scene();
@@ -314,12 +314,12 @@ fn answers_that_are_none_are_errors() {
         });
         assert!(matches!(error, AccessError::NoAnswer { .. }), "{error}");
     }
-    // Nobody accepts: the connection is made, and nothing comes.
+    // No process accepts: the connection is established, and nothing arrives.
     let error = access_error(Pool::open_granted(&scene.path, &key(), &options));
     assert!(error.to_string().contains("says nothing"), "{error}");
 }
 
-/// What a broker sent may be of no use any more when it arrives: then the client opens nothing.
+/// What a broker sent may be useless when it arrives: then the client opens nothing.
 #[test]
 fn descriptors_of_a_pool_that_was_closed_are_refused() {
     let scene = scene();
@@ -362,7 +362,7 @@ fn descriptors_of_a_pool_that_was_closed_are_refused() {
     std::fs::remove_file(&socket).unwrap();
 }
 
-/// What lies behind a descriptor that is not the pool's is refused before it is mapped, whatever it is.
+/// Descriptors of other files are refused before they are mapped, whatever these are.
 #[test]
 fn descriptors_of_other_files_are_refused_before_they_are_mapped() {
     let scene = scene();
@@ -380,7 +380,7 @@ fn descriptors_of_other_files_are_refused_before_they_are_mapped() {
     answer.extend([0; 8]);
     answer.extend(pool.uuid().as_bytes());
     answer.extend(&id);
-    // An empty file cannot be mapped, and a pipe neither: to try it would be another error.
+    // Neither an empty file nor a pipe can be mapped: trying to would give another error.
     let empty = || tempfile::tempfile().unwrap().into();
     let pipe = || std::io::pipe().unwrap().0.into();
     for others in [[empty(), empty()], [pipe(), pipe()], [open(&genuine), empty()]] {
@@ -409,7 +409,7 @@ fn serve_until_killed() {
     broker.serve(stop.as_fd(), &|_| {}).unwrap();
 }
 
-/// Commits to an object of its own with access that was granted, and says how often.
+/// Commits to its own object with granted access, and prints each commit.
 fn write_as_granted() {
     let pool = Pool::open_granted(path_of_parent(), &key(), &OpenOptions::default()).unwrap();
     let name = format!("of {}", std::process::id()).into_bytes();
@@ -425,7 +425,8 @@ fn write_as_granted() {
     }
 }
 
-/// The broker is killed while clients work: these go on, and so does the pool when they are gone, too.
+/// The broker is killed while clients work: these continue, and the pool does when they have ended,
+/// too.
 #[test]
 fn clients_go_on_when_the_broker_is_killed() {
     let scene = scene();
@@ -442,7 +443,7 @@ fn clients_go_on_when_the_broker_is_killed() {
     }
     create(&own, b"of mine", 1).unwrap();
     own.checkpoint().unwrap();
-    // Who may open the pool by himself comes in as before, and a new broker serves it.
+    // A process that may open the pool itself joins as before, and a new broker serves it.
     let mut broker = spawn("broker", &scene.path);
     hear(&mut broker, "serving");
     let another = Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).unwrap();
@@ -466,19 +467,19 @@ fn is_root() -> bool {
     aquifer_sys::credentials::effective().uid == 0
 }
 
-/// Becomes another user, as a program is that was started by one.
+/// Becomes another user, like a program that this user started.
 fn become_nobody() {
-    // SAFETY: changes this process only, which has one thread that matters.
+    // SAFETY: changes only this process, in which no other thread depends on its credentials.
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setgid(NOBODY), 0);
         assert_eq!(libc::setuid(NOBODY), 0);
-        // Otherwise its own entries in /proc are root's.
+        // Otherwise its entries in /proc belong to root.
         libc::prctl(libc::PR_SET_DUMPABLE, 1);
     }
 }
 
-/// Reads, tries to write by every way there is without a key, and writes with it.
+/// Reads, tries to write in every way that needs no key, and writes with the key.
 fn act_as_another_user() {
     become_nobody();
     let path = path_of_parent();
@@ -495,7 +496,7 @@ fn act_as_another_user() {
     let writer = reader.grant_access(&key(), &plain).unwrap();
     create(&writer, b"of nobody", 1).unwrap();
     writer.sync().unwrap();
-    // Without means to open the file anew, threads sync one after the other.
+    // Without a way to reopen the file, threads sync one after another.
     std::thread::scope(|scope| {
         for thread in 0..3 {
             let writer = &writer;
@@ -525,7 +526,7 @@ fn another_user_reads_and_writes_with_the_key_only() {
     assert!(contents(&pool).unwrap().contains_key(b"of nobody".as_slice()));
 }
 
-/// Waits for a key at a socket that the parent has made room for.
+/// Waits for a key at a socket path that the parent has left free.
 fn listen_as_another_user() {
     become_nobody();
     let path = socket_beside(&path_of_parent());
@@ -537,7 +538,7 @@ fn listen_as_another_user() {
     said(&format!("heard {len_bytes} bytes"));
 }
 
-/// Somebody else who listens where the broker should does not learn the key.
+/// Another user that listens at the broker's path does not learn the key.
 #[test]
 fn the_key_is_told_to_the_owner_only() {
     if !is_root() {

@@ -1,4 +1,5 @@
-//! The check explains what is wrong and changes nothing; the repair does what loses nothing, and no more.
+//! The check explains what is wrong and changes nothing; the repair makes only changes that lose
+//! nothing.
 
 mod support;
 
@@ -41,7 +42,7 @@ fn report_of(image: &[u8]) -> CheckReport {
     report
 }
 
-/// The one finding of this kind.
+/// The only finding of this kind.
 fn only(report: &CheckReport, kind: FindingKind) -> &Finding {
     let found: Vec<&Finding> = report.findings.iter().filter(|f| f.kind == kind).collect();
     assert_eq!(found.len(), 1, "{kind:?} in {report:#?}");
@@ -59,7 +60,7 @@ fn closed_image() -> Vec<u8> {
     media.image()
 }
 
-/// Changes an inode of an image, checksum and all.
+/// Changes an inode of an image and recomputes its checksum.
 fn change_inode(image: &mut [u8], name: &str, change: impl FnOnce(&mut Inode)) -> u64 {
     let layout = forge::superblock(image).layout;
     let pool = Pool::open_on(FileMedia::of(image), &reading()).unwrap();
@@ -154,7 +155,7 @@ fn the_length_of_the_file_is_compared() {
     let report = report_of(&image[..POOL_BYTES - 3 * PAGE]);
     assert_eq!(only(&report, FindingKind::Truncated).severity, Severity::Damage);
     assert!(report.pool.is_some(), "the rest is checked all the same");
-    // Even if next to nothing is left.
+    // Even if almost nothing is left.
     assert!(!report_of(&image[..2 * PAGE]).is_sound());
 
     let mut longer = image.clone();
@@ -229,7 +230,7 @@ fn bytes_that_mean_nothing_are_noted() {
     let layout = forge::superblock(&image).layout;
     image[300] = 1;
     forge::seal_superblock(&mut image, 0);
-    image[PAGE + 3000] = 1; // Behind what the checksum covers.
+    image[PAGE + 3000] = 1; // Outside of the checksum.
     let slot = forge::slot(&mut image, &layout, 0);
     slot[200] = 1;
     forge::seal_slot(slot);
@@ -355,14 +356,15 @@ fn a_pool_in_use_is_a_snapshot_and_is_not_repaired() {
         );
         drop(pool);
     }
-    // A reader does not stand against a check, and a check not against a reader.
+    // Readers and checks do not exclude each other.
     let reader = Pool::open_on(FileMedia::open(&path), &reading()).unwrap();
     let report = check(&path, &CheckOptions::default()).unwrap();
     assert!(!report.is_in_use);
     drop(reader);
 }
 
-/// A check of a pool that nobody has open, and another process that opens it in the middle: it is not kept waiting.
+/// Another process opens the pool during a check that began while it was closed: it does not have
+/// to wait.
 #[test]
 fn who_opens_a_pool_while_it_is_checked_is_not_kept_out() {
     for (role, is_closed_again) in [("visitor", true), ("sitter", false)] {
@@ -378,7 +380,7 @@ fn who_opens_a_pool_while_it_is_checked_is_not_kept_out() {
                 if offset_bytes >= log.offset_bytes && visitor.is_none() {
                     let mut child = start(role, &path);
                     if is_closed_again {
-                        // It said that it is ready when it had closed the pool.
+                        // It prints "ready" after it has closed the pool.
                         child.0.wait().unwrap();
                     }
                     *visitor = Some(child);
@@ -391,7 +393,7 @@ fn who_opens_a_pool_while_it_is_checked_is_not_kept_out() {
         assert!(report.is_in_use && report.is_sound(), "{role}: {report}");
         assert_eq!(report.findings, [], "{role}: of what there was before");
         assert!(visitor.lock().unwrap().take().is_some(), "{role}");
-        // Removes the shared memory of the one that was killed.
+        // Removes the shared memory of the killed process.
         repair(&path, &CheckOptions::default()).unwrap();
     }
 }
@@ -422,7 +424,7 @@ fn a_superblock_of_a_later_version_beside_one_of_this_is_left_alone() {
     let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
     assert!(repaired.done.is_empty() && media.image() == image);
     image[PAGE + 60] ^= 1;
-    // Even if there is something else to do.
+    // Even if something else can be repaired.
     image[PAGE + 96] = 1;
     forge::seal_superblock(&mut image, 1);
     let media = FileMedia::of(&image);
@@ -430,7 +432,7 @@ fn a_superblock_of_a_later_version_beside_one_of_this_is_left_alone() {
     assert!(repaired.done.is_empty() && media.image() == image, "{:?}", repaired.done);
 }
 
-/// Called before each read, which it may make; says whether it has.
+/// Called before each read, which it may perform; returns whether it has.
 type ReadHook = dyn Fn(u64, &mut [u8]) -> bool + Send + Sync;
 
 /// Media that change while they are read.
@@ -492,7 +494,7 @@ impl Media for Shifting {
     }
 }
 
-/// A checkpoint that comes between two reads looks like damage, and is gone when one looks again.
+/// A checkpoint between two reads looks like damage, which the next attempt does not find.
 #[test]
 fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
     let directory = scratch();
@@ -500,7 +502,7 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
     let old = std::fs::read(&path).unwrap()[..2 * PAGE].to_vec();
-    // More than the log holds: what the old superblocks lead to is written over.
+    // More than fits into the log: the records of the old superblocks are overwritten.
     for id in 0..11 {
         sample::commit(&pool, &[("alpha", id % 2)], id).unwrap();
     }
@@ -518,7 +520,7 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
         });
         check_on(&Shifting { media, on_read }, &CheckOptions::default())
     };
-    // Both copies, looked at to know them again and to check them.
+    // Both copies, read once for later comparison and once for the check.
     let report = look(4);
     assert!(report.is_in_use && report.is_sound(), "{report}");
     let always = look(usize::MAX);
@@ -526,7 +528,7 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
     drop(pool);
 }
 
-/// Commits until it is stopped; not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[("committer", committer), ("sitter", sitter), ("visitor", visitor)]);
@@ -591,7 +593,7 @@ fn a_pool_that_changes_meanwhile_is_not_called_damaged() {
     assert_eq!(damaged, 0, "reports of damage that was none");
     let report = check(&path, &CheckOptions::default()).unwrap();
     assert!(!report.is_in_use && report.is_sound(), "{report}");
-    // Removes the shared memory of the one that was killed.
+    // Removes the shared memory of the killed process.
     repair(&path, &CheckOptions::default()).unwrap();
 }
 
@@ -630,7 +632,7 @@ fn a_repair_replays_the_log_and_writes_a_damaged_superblock_anew() {
         assert_eq!(repaired.done.len(), 1 + usize::from(copy.is_some()), "{:?}", repaired.done);
         sample::assert_complete(&Pool::open_on(media, &alone()).unwrap());
     }
-    // And on a pool that needs none, it does nothing.
+    // A pool that needs no repair is left unchanged.
     let image = closed_image();
     let media = FileMedia::of(&image);
     let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
@@ -666,7 +668,7 @@ fn a_repair_refuses_to_guess() {
         assert!(repaired.refused.iter().any(|refused| refused.finding.kind == kind), "{kind:?}");
         assert!(media.image() == damaged, "{kind:?}: a refused repair changes nothing");
     }
-    // A superblock is repaired also if something else cannot be.
+    // A superblock is repaired even if something else cannot be.
     let mut damaged = image.clone();
     forge::slot(&mut damaged, &layout, number)[30] ^= 1;
     damaged[PAGE + 60] ^= 1;

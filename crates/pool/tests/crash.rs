@@ -1,7 +1,9 @@
-//! Crash states: whatever a power cut leaves, recovery gives a state that the pool was in, not before the last one that was
-//! acknowledged as durable. Whatever the death of all processes leaves, it gives the last state, or the one in flight.
+//! Crash states: after any power cut, recovery gives a state that the pool was in, not older than
+//! the last one that was acknowledged as durable. After the death of all processes, it gives the
+//! last state, or the one in flight.
 //!
-//! Every page that is written to gets the number of its change, so bytes of an earlier owner are told from others.
+//! Every page that is written gets the number of its change, which distinguishes bytes of an
+//! earlier owner from others.
 
 mod common;
 
@@ -21,12 +23,13 @@ use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;
 
-/// The life in which the changes are made. Recoveries from power cuts come in later ones.
+/// The life in which the changes are made. Recoveries from power cuts happen in later lives.
 const FIRST_BOOT: u64 = 1;
-/// From here on: what processes take for the life that have a mount namespace of their own. Nothing was lost.
+/// From this number on: lives seen by processes with a private mount namespace. Nothing was lost.
 const SEEMS_ANOTHER: u64 = 1 << 32;
 
-/// The states that a run of random changes goes through; the one with index `id` is acknowledged by mark `id`, with all before.
+/// The states that a run of random changes goes through; state `id` is acknowledged by mark `id`,
+/// together with all before.
 struct History {
     states: Vec<Model>,
 }
@@ -35,7 +38,7 @@ fn in_boot(boot: u64, mutant: Option<Mutant>) -> OpenOptions {
     OpenOptions { boot: Some(boot), ..alone(mutant) }
 }
 
-/// Runs random changes on fresh media, and records them from the first pool that is complete on.
+/// Runs random changes on fresh media, and records them from the first complete pool on.
 fn record(
     seed: u64,
     changes: u64,
@@ -45,7 +48,7 @@ fn record(
     record_and_look(seed, changes, domain, mutant, |_, _, _| {})
 }
 
-/// The same; `look` sees the media and the present state after each change.
+/// The same; `look` is called with the media and the present state after each change.
 fn record_and_look(
     seed: u64,
     changes: u64,
@@ -55,7 +58,7 @@ fn record_and_look(
 ) -> (Recording, History) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
     let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
-    // No page is fresh, so that freed ones are used again soon.
+    // No page is fresh, so that freed pages are soon reused.
     drop(pool.reserve(pool.info().unwrap().largest_free_pages, 1).unwrap());
     drop(pool);
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
@@ -65,11 +68,12 @@ fn record_and_look(
     let mut history = History { states: vec![Model::new()] };
     media.begin(0);
     media.acknowledge(0);
-    // Which of them counts.
+    // The index of the state that is present.
     let mut present = 0;
     for id in 1..=changes {
         if domain != PersistenceDomain::Volatile && rng.chance(0.05) {
-            // Killed, and the next process finds another life though nothing is lost. What it goes on with is durable.
+            // Killed, and the next process sees another life although nothing is lost. The state it
+            // continues with is durable.
             pool.die();
             media.begin(id);
             options = in_boot(SEEMS_ANOTHER + id, mutant);
@@ -88,7 +92,8 @@ fn record_and_look(
         change.apply(&mut model);
         history.states.push(model);
         if rng.chance(0.1) {
-            // Killed. Its locks are the media's, which go on; who opens the pool next makes everything durable.
+            // Killed. Its locks belong to the media, which live on; the next opening makes
+            // everything durable.
             pool.die();
             pool = open(&media, &options).unwrap();
             media.acknowledge(before);
@@ -104,7 +109,8 @@ fn record_and_look(
         };
         present = id;
         if !change.is_durable() && rng.chance(0.2) {
-            // Its process dies in it, and others work on. They complete what it had published, and nothing else.
+            // Its process dies during the change, and other processes continue. They complete it
+            // only if it was published.
             let dies_at = ["packed-written", "packed-published", "apply-half"];
             let dies_at = dies_at[rng.below(dies_at.len() as u64) as usize];
             let died = end_thread_at(dies_at, run).is_none();
@@ -117,19 +123,19 @@ fn record_and_look(
         } else {
             run();
         }
-        // Only the death of processes is to be feared in memory: what is visible stays.
+        // In memory only processes can die: what is visible stays.
         if change.is_durable() || domain == PersistenceDomain::Volatile {
             media.acknowledge(id);
         }
         look(&media, &options, &history.states[id as usize]);
     }
-    // The pool is lost in the crash: what its closing does is not part of the recording.
+    // The pool is lost in the crash: closing it is not part of the recording.
     let recording = media.recording();
     drop(pool);
     (recording, history)
 }
 
-/// Recovers a crash state and compares it with what the marks allow.
+/// Recovers a crash state and checks that the marks allow the result.
 fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> Verdict {
     let media = Arc::new(state.media()?);
     let boot = match media.domain() {
@@ -138,7 +144,7 @@ fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> V
     };
     let pool = open(&media, &in_boot(boot, mutant))?;
     let mut found = contents(&pool)?;
-    // Made by a check whose recovery was crashed.
+    // Created by a check whose recovery was crashed.
     let _ = found.remove(b"after".as_slice());
     let acknowledged = state.marks().last_acknowledged().unwrap_or(0);
     let in_flight = state.marks().in_flight().iter().copied().filter(|id| *id > acknowledged);
@@ -155,7 +161,7 @@ fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> V
         media.acknowledge(id);
     }
     allowed.iter().filter(|later| **later > id).for_each(|later| media.withdraw(*later));
-    // The pool works on: a change after recovery is there after the next one.
+    // The pool keeps working: a change after this recovery is present after the next one.
     if common::find(&pool, b"after")?.is_none() {
         common::create(&pool, b"after", 1)?;
     }
@@ -176,7 +182,7 @@ fn run(
     explore(&recording, plan, |state| check(state, &history, mutant))
 }
 
-/// A pool with an object, and what it did since that was durable.
+/// A pool with an object, and media on which its creation is durable.
 fn prepared() -> (Arc<CrashMedia>, Pool) {
     prepared_on(PersistenceDomain::PageCache, None)
 }
@@ -191,7 +197,8 @@ fn prepared_on(domain: PersistenceDomain, mutant: Option<Mutant>) -> (Arc<CrashM
     (media, pool)
 }
 
-/// Packed records of such lengths that the last ones come to lie before the end of the ring in every possible way.
+/// Packed records of such lengths that the last ones end up before the end of the ring in every
+/// possible way.
 #[test]
 fn packed_records_at_the_end_of_the_ring_survive() {
     for last_bytes in (192..768).step_by(64) {
@@ -199,7 +206,7 @@ fn packed_records_at_the_end_of_the_ring_survive() {
         let log = pool.layout().log();
         let number = common::find(&pool, b"object").unwrap().unwrap().number;
         let object = pool.inode(number).unwrap().runs[0].bytes();
-        // A record of one word has 192 bytes; what it exposes makes it longer.
+        // A record of one word has 192 bytes; exposed ranges make it longer.
         let change = |version: u64, len_bytes: u64| {
             pool.change_unguarded(vec![], |transaction| {
                 let exposed = (len_bytes - 168) / 40;
@@ -245,8 +252,9 @@ fn packed_records_at_the_end_of_the_ring_survive() {
     }
 }
 
-/// A process dies when its record is written and not published; the record that another process publishes in its place is as long, and
-/// one more follows. What a power cut leaves has no trace of the first. `before` records of 192 bytes lie before them in their page.
+/// A process dies when its record is written and not published; the record that another process
+/// publishes in its place has the same length, and one more follows. After a power cut there is no
+/// trace of the first. `before` records of 192 bytes lie before them in their page.
 fn unpublished_records_are_gone(
     domain: PersistenceDomain,
     before: u64,
@@ -267,7 +275,7 @@ fn unpublished_records_are_gone(
         })
         .unwrap()
     };
-    // The first change behind the tail is that of a whole slot.
+    // The first change of a slot after the tail is of the whole slot.
     change(first, 1);
     change(second, 1);
     pool.sync().unwrap();
@@ -277,7 +285,7 @@ fn unpublished_records_are_gone(
     assert!(died.is_none());
     media.begin(1);
     change(first, CHOSEN);
-    // The dead process's change has not happened from here on.
+    // From here on the dead process's change has not happened.
     media.acknowledge(0);
     change(second, BEHIND);
     pool.sync().unwrap();
@@ -300,7 +308,7 @@ fn unpublished_records_are_gone(
 #[test]
 fn a_record_that_was_not_published_does_not_come_back() {
     for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
-        // The eighth ends with a sector: what follows it is in another one.
+        // The eighth record ends with a sector: what follows is in another one.
         for before in [1, 7] {
             let explored = unpublished_records_are_gone(domain, before, None);
             explored.unwrap_or_else(|failure| panic!("{domain}, {before}: {failure}"));
@@ -308,7 +316,8 @@ fn a_record_that_was_not_published_does_not_come_back() {
     }
 }
 
-/// Nobody knows of what was written to pages that a change named for the first time, if a power cut undoes the change.
+/// If a power cut undoes a change that named pages for the first time, nothing records that they
+/// were written to.
 #[test]
 fn pages_that_a_lost_change_has_used_are_not_taken_for_fresh() {
     let (media, pool) = prepared();
@@ -334,7 +343,7 @@ fn pages_that_a_lost_change_has_used_are_not_taken_for_fresh() {
     explored.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Of a transaction that was acknowledged nothing is lost, also if it exposes bytes.
+/// Nothing of an acknowledged transaction is lost, also if it exposes bytes.
 #[test]
 fn a_transaction_that_exposes_bytes_is_durable_with_them() {
     let (media, pool) = prepared();
@@ -399,7 +408,7 @@ fn every_killed_process_in_memory_files_recovers() {
     survives(PersistenceDomain::Volatile);
 }
 
-/// The death of all processes undoes nothing that was visible, on whatever media.
+/// The death of all processes undoes nothing that was visible, on any media.
 #[test]
 fn what_is_visible_survives_every_process() {
     for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
@@ -413,7 +422,7 @@ fn what_is_visible_survives_every_process() {
     }
 }
 
-/// Every deliberate mistake that a crash can show is noticed.
+/// Every deliberate mistake that a crash can reveal is noticed.
 #[test]
 fn every_mutant_is_caught() {
     let domain = PersistenceDomain::PageCache;
@@ -433,7 +442,7 @@ fn every_mutant_is_caught() {
         Mutant::BothSuperblocksAtOnce,
     ] {
         let reason = |seed| {
-            // Some show when a process dies, before there is any power cut.
+            // Some are noticed when a process dies, before any power cut.
             let outcome = std::panic::catch_unwind(|| run(seed, 40, domain, 1500, Some(mutant)));
             match outcome {
                 Ok(explored) => explored.err().map(|failure| failure.reason),
@@ -448,8 +457,9 @@ fn every_mutant_is_caught() {
     assert!(missed.is_empty(), "not noticed: {missed:?}");
 }
 
-/// Names of several objects are changed one after the other, and nothing makes that durable. The processes are killed, the next one finds
-/// another life though nothing is lost, and a power cut comes while it recovers.
+/// Names of several objects are changed one after another, and not made durable. The processes are
+/// killed, the next one sees another life although nothing is lost, and a power cut happens during
+/// its recovery.
 fn recover_in_another_life(mutant: Option<Mutant>) -> Result<Explored, Box<CrashFailure>> {
     const OBJECTS: u64 = 5;
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, PersistenceDomain::PageCache).unwrap());
@@ -486,8 +496,8 @@ fn what_is_recovered_in_another_life_is_durable() {
     println!("{}", caught.expect_err("a power cut has shown it").reason);
 }
 
-/// Media that lose a flush, write two things the other way round, or take durable writes for plain ones: each of
-/// these would be noticed, so each of these operations is needed and looked at.
+/// Media that lose a flush, reorder two writes, or treat durable writes as plain ones are all
+/// noticed: so each of these operations is necessary and tested.
 #[test]
 fn misbehaving_media_are_caught() {
     let domain = PersistenceDomain::PageCache;

@@ -1,5 +1,5 @@
-//! Making pools while others do the same, use the media, or while the maker is killed: at its path there is a whole pool, or
-//! none.
+//! Creating pools while other processes do the same or use the media, and while the creating
+//! process is killed: the path has a whole pool, or none.
 
 mod support;
 
@@ -14,11 +14,11 @@ use aquifer_pool::{OpenOptions, POINTS, Pool, PoolError};
 use aquifer_testkit::child::{self, Reaped};
 use support::*;
 
-/// More than is zeroed at once: a child stops in the middle of it.
+/// More than is zeroed at once, so that a child stops in the middle.
 const POOL_BYTES: u64 = 6 << 20;
 const GROWN_BYTES: u64 = 18 << 20;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[("maker", maker), ("opener", opener), ("grower", grower)]);
@@ -28,13 +28,13 @@ fn path_of_parent() -> PathBuf {
     std::env::var_os("POOL").expect("set by the parent").into()
 }
 
-/// Says so, and goes on when a line comes in.
+/// Prints "held", and continues when a line arrives.
 fn pause() {
     println!("held");
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Does not wait for anybody.
+/// Waits for other processes only very briefly.
 fn at_once(options: OpenOptions) -> OpenOptions {
     OpenOptions { stall_timeout: Duration::from_millis(10), ..options }
 }
@@ -44,7 +44,7 @@ fn make(path: &Path, overwrite: bool, progress: &mut dyn FnMut(u64, u64)) -> Res
     Pool::create_with(path, POOL_BYTES, &small(), &file, &at_once(shared()), progress).map(drop)
 }
 
-/// Makes a pool, and stops when it has zeroed some of it, if that is wanted.
+/// Creates a pool, and stops after it has zeroed some of it, if requested.
 fn maker() {
     let stops = std::env::var_os("STOPS").is_some();
     let mut has_stopped = !stops;
@@ -123,7 +123,7 @@ fn is_empty(directory: &tempfile::TempDir) -> bool {
 
 #[test]
 fn a_maker_that_is_killed_leaves_nothing() {
-    // On a disk, where it takes time, and in memory.
+    // On a disk, where zeroing takes time, and in memory.
     for directory in [tempfile::tempdir().unwrap(), scratch()] {
         let path = directory.path().join("pool");
         let held = Held::start(command("maker", &path).env("STOPS", "1"));
@@ -181,7 +181,8 @@ fn what_is_being_overwritten_is_kept_from_all_others() {
     slow.hear("made");
     is_sound(&path, POOL_BYTES);
 
-    // Who is killed over it leaves something that is no pool, and can be overwritten.
+    // A process that is killed while overwriting leaves something that is no pool, and can be
+    // overwritten.
     drop(Held::start(command("maker", &path).env("STOPS", "1").env("FORCE", "1")));
     let refused = Pool::open(&path, &shared()).unwrap_err();
     assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
@@ -222,7 +223,7 @@ fn media_that_are_in_use_are_not_formatted() {
         maker.hear("made");
         is_sound(&path, POOL_BYTES);
     }
-    // Nobody has it open any more; and whoever formats it keeps nobody out afterwards.
+    // It is not open any more, and formatting leaves no locks behind.
     small().format(&media).unwrap();
     is_sound(&path, POOL_BYTES);
     // A reader has it open, too.

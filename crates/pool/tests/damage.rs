@@ -1,8 +1,9 @@
-//! Random damage: whatever happens to a pool, nothing crashes, hangs or panics, and no object shows another's bytes.
+//! Random damage: whatever happens to a pool, nothing crashes, hangs or panics, and no object shows
+//! bytes of another.
 //!
-//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of superblocks, metadata and log. An adversary
-//! changes fields and makes the checksums right again. Content is left alone, which no checksum covers: whoever
-//! writes into an object's pages changes the object.
+//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of superblocks, metadata
+//! and log. An adversary changes fields and recomputes the checksums. Content is left alone, which
+//! no checksum covers: writing to an object's pages changes the object.
 
 mod support;
 
@@ -23,7 +24,7 @@ const POOL_BYTES: usize = 384 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
 const SECTOR: usize = 512;
 
-/// Ends the process if one case takes for ever, saying which.
+/// Ends the process if one case never ends, and prints the case.
 struct Watchdog {
     case: Arc<AtomicU64>,
 }
@@ -55,11 +56,11 @@ impl Watchdog {
     }
 }
 
-/// What was done to an image.
+/// The changes made to an image.
 #[derive(Debug, Default)]
 struct Story {
     lines: Vec<String>,
-    /// Somebody pointed a run at pages of his choice. What lies in free pages is nobody's, and he finds it.
+    /// A run was pointed at chosen pages. Free pages have leftover bytes, which the run then shows.
     has_forged_run: bool,
 }
 
@@ -75,10 +76,10 @@ impl Story {
     }
 }
 
-/// Accidents happen anywhere but in content.
+/// Accidents happen anywhere except in content.
 fn spoil(rng: &mut Rng, image: &mut Vec<u8>, story: &mut Story) {
     let layout = forge::superblock(image).layout;
-    // Superblocks, metadata, log; small parts as often as large ones.
+    // Superblocks, metadata, log; small parts are as likely as large ones.
     let parts = [
         0..2 * PAGE,
         layout.metadata().offset_bytes as usize..layout.metadata().end_bytes() as usize,
@@ -136,7 +137,7 @@ fn spoil(rng: &mut Rng, image: &mut Vec<u8>, story: &mut Story) {
     }
 }
 
-/// A number that somebody would try.
+/// A number that an adversary would try.
 fn tempting(rng: &mut Rng, current: u64) -> u64 {
     match rng.below(9) {
         0 => 0,
@@ -161,7 +162,8 @@ fn forge_field(rng: &mut Rng, bytes: &mut [u8], at: usize, width: usize) -> Stri
     format!("{width} bytes at {at}: {current:#x} became {forged:#x}")
 }
 
-/// The fields of a superblock, of a slot, of a record's header and of its entries: offset and width.
+/// The fields of a superblock, of a slot, of a record's header and of its entries: offset and
+/// width.
 const SUPERBLOCK_FIELDS: [(usize, usize); 15] = [
     (8, 4),
     (12, 4),
@@ -202,7 +204,7 @@ const HEADER_FIELDS: [(usize, usize); 7] =
     [(4, 4), (8, 8), (16, 8), (24, 8), (32, 4), (40, 8), (48, 8)];
 const ENTRY_FIELDS: [(usize, usize); 6] = [(0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8)];
 
-/// An adversary changes fields and makes the checksums right.
+/// An adversary changes fields and recomputes the checksums.
 fn forge(rng: &mut Rng, image: &mut [u8], story: &mut Story) {
     let layout = forge::superblock(image).layout;
     let records = forge::records(image);
@@ -211,7 +213,7 @@ fn forge(rng: &mut Rng, image: &mut [u8], story: &mut Story) {
             0 | 1 => {
                 let (at, width) = SUPERBLOCK_FIELDS[rng.below(15) as usize];
                 let copies: &[usize] = [&[0][..], &[1], &[0, 1]][rng.below(3) as usize];
-                // The same in both.
+                // The same change in both copies.
                 let mut forged = image[..PAGE].to_vec();
                 let change = forge_field(rng, &mut forged, at, width);
                 for &copy in copies {
@@ -259,7 +261,7 @@ fn forge(rng: &mut Rng, image: &mut [u8], story: &mut Story) {
                 forge::seal_record(bytes);
             }
             _ => {
-                // A slot inside of a record, with both checksums right.
+                // A slot inside of a record, with both checksums recomputed.
                 let record = records[rng.below(records.len() as u64) as usize];
                 let bytes = &mut image[record.offset..record.offset + record.len];
                 if u32::from_le_bytes(bytes[64..68].try_into().unwrap()) != 1 {
@@ -276,7 +278,7 @@ fn forge(rng: &mut Rng, image: &mut [u8], story: &mut Story) {
     }
 }
 
-/// What a reader may meet: its own bytes, zeros, or an error.
+/// Reads everything. Each object may only show its own bytes, zeros, or an error.
 fn read_everything(pool: &Pool, has_forged_run: bool) -> Result<(), PoolError> {
     let _ = pool.info()?;
     for number in 0..pool.layout().slots() + 2 {
@@ -302,12 +304,12 @@ fn read_everything(pool: &Pool, has_forged_run: bool) -> Result<(), PoolError> {
     failed.map_or(Ok(()), Err)
 }
 
-/// An object whose bytes are among those of another one.
+/// Finds another object's bytes among those of this one.
 fn find_foreign(name: &[u8], bytes: &[u8]) -> Option<&'static str> {
     let mut found = sample::find_all(bytes).into_iter();
     match sample::NAMES.iter().any(|known| known.as_bytes() == name) {
         true => found.find(|found| found.as_bytes() != name),
-        // It was renamed: its bytes are those of one object all the same.
+        // A renamed object must still show the bytes of one object only.
         false => found.nth(1),
     }
 }
@@ -316,7 +318,7 @@ fn patient() -> OpenOptions {
     OpenOptions { stall_timeout: Duration::from_secs(5), ..alone() }
 }
 
-/// Does everything that can be done with a damaged pool.
+/// Runs every operation on a damaged pool.
 fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
     let read_everything = |pool: &Pool| read_everything(pool, has_forged_run);
     let media = FileMedia::of(image);
@@ -336,7 +338,7 @@ fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, 
     match opened {
         Ok(pool) => {
             read_everything(&pool).expect("a pool that can be written can be read");
-            // It works on: something new is made, and nothing else is touched by it.
+            // It keeps working: a new object can be created, which affects nothing else.
             match sample::create(&pool, "fresh", 2, 0) {
                 Ok(inode) => {
                     let bytes = sample::read(&pool, &inode).expect("just made");
@@ -354,7 +356,8 @@ fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, 
     (report, has_opened)
 }
 
-/// The check and the opening agree: what is sound can be opened, and what cannot be opened is not sound.
+/// The check and the opening agree: a sound pool can be opened, and one that cannot be opened is
+/// not sound.
 fn assert_agreement(report: &CheckReport, has_opened: bool) {
     assert_eq!(
         (report.is_sound() || is_harmless(report)) && report.can_be_written(),
@@ -363,7 +366,7 @@ fn assert_agreement(report: &CheckReport, has_opened: bool) {
     );
 }
 
-/// Damage that does not keep a pool from being opened: it is of single objects, or recovery leaves it out.
+/// Whether all damage still allows opening: it concerns single objects, or recovery leaves it out.
 fn is_harmless(report: &CheckReport) -> bool {
     let mut bad = report.findings.iter().filter(|finding| finding.severity == Severity::Damage);
     bad.all(|finding| match finding.kind {
@@ -388,7 +391,7 @@ fn campaign(usual_seed: u64, cases: usize, damage: impl Fn(&mut Rng, &mut Vec<u8
     for case in 0..steps(cases) as u64 {
         watchdog.begin(case);
         let mut rng = Rng::new(seed ^ case << 20);
-        // The one that crashed more often: it has a log.
+        // The image that crashed more often: it has a log.
         let mut image = images[usize::from(rng.chance(0.25))].clone();
         let mut story = Story::default();
         damage(&mut rng, &mut image, &mut story);
@@ -427,7 +430,7 @@ fn accidents_on_top_of_forgery() {
     });
 }
 
-/// Each sector of superblocks, metadata and log is lost once, alone.
+/// Loses each sector of superblocks, metadata and log once, alone.
 #[test]
 fn each_lost_sector_is_noticed_or_does_not_matter() {
     let image = sample::crashed_image(POOL_BYTES);
@@ -448,7 +451,7 @@ fn each_lost_sector_is_noticed_or_does_not_matter() {
         let (report, has_opened) = exercise(&mut rng, &damaged, false);
         assert_agreement(&report, has_opened);
         let is_silent = report.findings.iter().all(|f| f.kind == FindingKind::Unreplayed);
-        // Nothing behind the last record says that there was one, or that something led to it.
+        // After the last record nothing proves that a lost one existed.
         let is_proven = !unproven.contains(&at) || proven.iter().any(|record| record.contains(&at));
         if is_silent && is_proven {
             let pool = Pool::open_on(FileMedia::of(&damaged), &reading());
@@ -457,7 +460,7 @@ fn each_lost_sector_is_noticed_or_does_not_matter() {
     }
 }
 
-/// Each page cannot be read, once: the rest is reported, and what can be read is read.
+/// Makes each page unreadable once: the rest is reported, and what can be read is read.
 #[test]
 fn each_page_that_cannot_be_read_is_a_typed_error() {
     let directory = scratch();

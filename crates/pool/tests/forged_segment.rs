@@ -1,5 +1,5 @@
-//! Shared memory that is not what the superblock names: forged by a user who may only read the pool, exchanged, or older than what
-//! the media hold. Nobody joins it.
+//! Shared memory that is not what the superblock names: forged by a user that may only read the
+//! pool, exchanged, or older than the media. No process joins it.
 
 mod common;
 
@@ -14,12 +14,12 @@ use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child::{self, Reaped};
 use common::{Scene, contents, create};
 
-/// A user who owns nothing.
+/// A user that owns nothing.
 const NOBODY: u32 = 65534;
-/// The byte of the pool file that says who has the pool open: `membership`.
+/// The byte of the pool file that every process with the pool open has locked: see `membership`.
 const OPENERS: u64 = 1 << 61;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[("killed writer", write_until_killed), ("forger", forge)]);
@@ -58,7 +58,7 @@ fn say(text: &str) {
     output.flush().unwrap();
 }
 
-/// Waits until a child has said a line that ends so.
+/// Waits until a child has printed this line.
 fn hear(child: &mut Reaped, wanted: &str) {
     use std::io::{BufRead, BufReader};
     let mut output = BufReader::with_capacity(1, child.0.stdout.as_mut().unwrap());
@@ -80,21 +80,22 @@ fn write_until_killed() {
     }
 }
 
-/// Leaves a pool as its only writer does when it is killed.
+/// Leaves a pool in the state after its only writer was killed.
 fn kill_a_writer(pool: &Path) {
     let mut writer = Reaped(child::command("killed writer").env("POOL", pool).spawn().unwrap());
     hear(&mut writer, "writing");
     writer.kill();
 }
 
-/// Holds the lock that every process has that has the pool open: any descriptor for reading can have it.
+/// Takes the lock of processes that have the pool open: any read-only descriptor can hold it.
 fn seem_to_have_it_open(pool: &Path) -> std::fs::File {
     let file = std::fs::File::open(pool).unwrap();
     assert!(lock::try_lock(file.as_fd(), LockRange::byte(OPENERS), LockKind::Shared).unwrap());
     file
 }
 
-/// Another user: makes shared memory of the names in the superblock, of a pool of his own that is a copy with one object more.
+/// Another user: creates shared memory with the names from the superblock, for a copy of the pool
+/// with one more object.
 fn forge() {
     let path = pool_of_parent();
     let directory = tempfile::tempdir_in("/tmp").unwrap();
@@ -111,7 +112,7 @@ fn forge() {
     let _lock = seem_to_have_it_open(&path);
     drop(pool);
     say("forged");
-    // Until the parent has seen enough.
+    // Blocks until the parent ends it.
     let _ = std::io::stdin().read_line(&mut String::new());
     forged.iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
@@ -140,14 +141,14 @@ fn shared_memory_that_another_user_forged_is_not_joined() {
     for options in [OpenOptions::default(), reading()] {
         assert_refused(Pool::open(&scene.path, &options));
     }
-    // Told to end.
+    // Tell it to end.
     drop(forger.0.stdin.take());
     assert!(forger.0.wait().unwrap().success());
     let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
     assert_eq!(contents(&pool).unwrap().into_keys().collect::<Vec<_>>(), [b"first"]);
 }
 
-/// Names can be exchanged where a directory is not sticky, bytes cannot.
+/// In a directory that is not sticky, names can be exchanged, but not bytes.
 #[test]
 fn shared_memory_that_was_exchanged_is_not_joined() {
     let scene = scene();
@@ -159,7 +160,7 @@ fn shared_memory_that_was_exchanged_is_not_joined() {
         let opened = [OpenOptions::default(), reading()]
             .map(|options| Pool::open(&scene.path, &options).map(drop));
         std::fs::rename(&aside, &path).unwrap();
-        // Readers need no pins of their own making.
+        // Readers do not open the pins.
         let is_segment = !path.to_str().unwrap().ends_with("-pins");
         for opened in opened.into_iter().take(if is_segment { 2 } else { 1 }) {
             assert!(matches!(opened, Err(PoolError::BusyElsewhere { .. })), "{opened:?}");
@@ -169,8 +170,8 @@ fn shared_memory_that_was_exchanged_is_not_joined() {
     drop(pool);
 }
 
-/// Shared memory outlives the page cache of a file system that is unmounted: what it says of the media is believed while one of
-/// its writers lives, or where nothing can have been lost.
+/// Shared memory outlives the page cache of a file system that is unmounted: its statements about
+/// the media count while one of its writers lives, or if nothing can have been lost.
 #[test]
 fn shared_memory_without_writers_is_joined_only_where_no_cache_was_lost() {
     let scene = scene();

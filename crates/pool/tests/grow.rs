@@ -1,4 +1,4 @@
-//! Growing a pool: only when nobody has it open, whole or not at all, and what is new is zero.
+//! Growing a pool: only while no process has it open, atomically, and new pages are zero.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn grow(media: &Arc<FileMedia>, len_bytes: u64) -> Result<u64, PoolError> {
         .map(|layout| layout.len_bytes())
 }
 
-/// Everything is there, and an object over all of the new space is zero.
+/// Asserts that everything is present, and that an object over all of the new space is zero.
 fn assert_grown(pool: &Pool) {
     sample::assert_complete(pool);
     let (free, _) = (pool.info().unwrap().free_pages, ());
@@ -39,7 +39,7 @@ fn a_grown_pool_has_all_it_had_and_zeros_behind() {
     assert_eq!(report.pool.unwrap().layout.len_bytes(), GROWN_BYTES);
     assert_grown(&Pool::open_on(media.clone(), &alone()).unwrap());
     assert_grown(&Pool::open_on(media.clone(), &shared()).unwrap());
-    // Again, and to what it is already.
+    // Grow again, and to the length that it has already.
     assert_eq!(grow(&media, 2 * GROWN_BYTES).unwrap(), 2 * GROWN_BYTES);
     assert_eq!(grow(&media, 2 * GROWN_BYTES).unwrap(), 2 * GROWN_BYTES);
     assert_grown(&Pool::open_on(media, &alone()).unwrap());
@@ -66,7 +66,7 @@ fn what_lies_behind_a_pool_is_zeroed_before_it_becomes_part_of_it() {
     assert_eq!(grow(&media, GROWN_BYTES).unwrap(), GROWN_BYTES);
     assert_grown(&Pool::open_on(media, &alone()).unwrap());
 
-    // Also where the file has the length already, as a device has.
+    // Also if the file already has the length, like a device.
     image.resize(GROWN_BYTES as usize + 5000, 0xcc);
     let media = FileMedia::of(&image);
     assert_eq!(grow(&media, GROWN_BYTES).unwrap(), GROWN_BYTES);
@@ -108,7 +108,7 @@ fn a_pool_that_somebody_has_open_is_not_grown() {
     }
     let error = grow(&FileMedia::open_read_only(&path), GROWN_BYTES).unwrap_err();
     assert!(matches!(error, PoolError::ReadOnly { .. }), "{error}");
-    // And is not kept from anybody afterwards.
+    // Afterwards any process can open it.
     let media = FileMedia::open(&path);
     grow(&media, GROWN_BYTES).unwrap();
     assert_grown(&Pool::open_on(FileMedia::open(&path), &alone()).unwrap());
@@ -145,10 +145,10 @@ fn media_that_fail_leave_the_pool_as_it_was() {
     }
 }
 
-/// Whatever a power cut leaves is a whole pool, of one length or the other.
+/// After any power cut there is a whole pool, of one length or the other.
 fn survives_crashes(domain: PersistenceDomain) {
     let mut image = sample::crashed_image(POOL_BYTES);
-    // Something lies behind it: growing has to zero it first.
+    // There are bytes after the pool: growing has to zero them first.
     image.resize(POOL_BYTES + 8192, 0xdd);
     let media = Arc::new(CrashMedia::from_image(&image, domain).unwrap());
     Pool::grow_on(media.clone(), GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {}).unwrap();

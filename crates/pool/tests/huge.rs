@@ -1,4 +1,5 @@
-//! Pools on huge pages: processes share the page tables of the linear mapping, so that a second one hardly faults.
+//! Pools on huge pages: processes share the page tables of the linear mapping, so that a second one
+//! hardly faults.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -9,13 +10,13 @@ use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 use aquifer_testkit::child;
 use aquifer_vm::WindowKey;
 
-/// As much as one table of page tables, which is what is shared, has room for.
+/// The range of one shared table of page tables.
 const POOL_BYTES: u64 = 1 << 30;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Without sharing there are 512.
 const MOST_FAULTS: u64 = 16;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -33,10 +34,10 @@ fn guarded() -> OpenOptions {
     OpenOptions { write_windows: WriteWindows::Keys, ..OpenOptions::default() }
 }
 
-/// Huge pages that are there while this lives.
+/// Huge pages that are available while this lives.
 struct Pages {
     taken: u64,
-    /// Whoever else runs this waits: a number that two change at the same time is nobody's.
+    /// Locked, so that other runs wait: the number cannot be changed by two at the same time.
     _alone: File,
 }
 
@@ -49,7 +50,8 @@ fn number_in(path: &str, line: &str) -> u64 {
 }
 
 impl Pages {
-    /// Those that are free, or as many more as are missing, if the system has them and lets itself be asked.
+    /// Uses free huge pages, or allocates as many as are missing, if the system has them and
+    /// permits it.
     fn take(pages: u64) -> Result<Pages, String> {
         if number_in("/proc/meminfo", "Hugepagesize:") << 10 != HUGE_PAGE_BYTES {
             return Err("huge pages are not of 2 MiB here".to_owned());
@@ -66,7 +68,7 @@ impl Pages {
         let before = number_in(COUNT, "");
         let asked = std::fs::write(COUNT, (before + pages).to_string());
         asked.map_err(|error| format!("no huge pages are free, and {COUNT}: {error}"))?;
-        // Given back when that was not enough.
+        // Dropping it gives them back if they are not enough.
         let taken = Pages { taken: number_in(COUNT, "").saturating_sub(before), _alone };
         match is_enough() {
             true => Ok(taken),
@@ -77,7 +79,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // Somebody else may have changed the number meanwhile: only what was added is taken away.
+        // Another process may have changed the number: subtract only what was added.
         if self.taken > 0 {
             let now = number_in(COUNT, "");
             std::fs::write(COUNT, now.saturating_sub(self.taken).to_string()).unwrap();
@@ -85,7 +87,7 @@ impl Drop for Pages {
     }
 }
 
-/// A word of each small page of the pool.
+/// Reads a word of each small page of the pool.
 fn touch_all(pool: &Pool) {
     for offset_bytes in (0..POOL_BYTES).step_by(4096) {
         pool.load(offset_bytes, &mut [0; 8]).unwrap();
@@ -115,8 +117,9 @@ fn faults_of(role: &str, pool: &PathBuf) -> u64 {
     found.unwrap_or_else(|| panic!("{role}: {played:?}"))
 }
 
-/// A second process of the same access has the page tables of the first. Readers do not share them with writers: the kernel remembers
-/// of a mapping how the file was opened, also where it can only be read.
+/// A second process with the same access uses the page tables of the first. Readers do not share
+/// them with writers: the kernel distinguishes mappings by how the file was opened, even if they
+/// are read-only.
 #[test]
 fn a_second_process_hardly_faults() {
     let _pages = match Pages::take(POOL_BYTES / HUGE_PAGE_BYTES) {
@@ -131,7 +134,7 @@ fn a_second_process_hardly_faults() {
         )
     };
     assert!(file >= 0);
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: a new descriptor, which nothing else owns.
     let file = unsafe { File::from_raw_fd(file) };
     file.set_len(POOL_BYTES).unwrap();
     let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));

@@ -1,4 +1,5 @@
-//! The image in shared memory: it takes memory for the slots that are used, and memory that cannot be had is an error.
+//! The image in shared memory: it takes memory only for the slots that are used, and memory that
+//! cannot be allocated is an error.
 
 mod support;
 
@@ -14,13 +15,13 @@ use support::*;
 const SLOTS: u64 = 131_072;
 const MIB: u64 = 1 << 20;
 
-/// The roles of children. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[("crowded", crowded)]);
 }
 
-/// A pool with very many slots, in a file of holes.
+/// A pool with very many slots, in a sparse file.
 fn large_pool(directory: &Path) -> Pool {
     let path = directory.join("pool");
     std::fs::File::create(&path).unwrap().set_len(160 * MIB).unwrap();
@@ -42,7 +43,7 @@ fn allocated_bytes(segment: &Path) -> u64 {
     std::fs::metadata(segment).unwrap().blocks() * 512
 }
 
-/// Uses all slots from `from` on, some at a time.
+/// Uses all slots from `from` to `to`, in several transactions.
 fn use_slots(pool: &Pool, from: u64, to: u64) -> aquifer_pool::Result<()> {
     (from..to).step_by(100).try_for_each(|number| {
         pool.change_unguarded(vec![], |transaction| {
@@ -84,7 +85,8 @@ fn slots_take_memory_when_they_are_used() {
 fn crowded() {
     const SMALL: &std::ffi::CStr = c"size=24m";
     let (none, shm) = (c"none".as_ptr(), c"/dev/shm".as_ptr());
-    // SAFETY: NUL-terminated strings; the mount is this child's own.
+    // SAFETY: NUL-terminated strings that outlive the call; the mount namespace is private to this
+    // child.
     let mounted = unsafe { libc::mount(none, shm, c"tmpfs".as_ptr(), 0, SMALL.as_ptr().cast()) };
     if mounted != 0 {
         println!("skipped: nothing can be mounted here: {}", std::io::Error::last_os_error());
@@ -92,13 +94,13 @@ fn crowded() {
     }
     let directory = tempfile::tempdir_in(std::env::temp_dir()).unwrap();
     let pool = large_pool(directory.path());
-    // Somebody takes all the rest.
+    // Another file takes all the rest.
     let rest = std::fs::write("/dev/shm/rest", vec![1; 24 * MIB as usize]);
     assert_eq!(rest.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     let refused = use_slots(&pool, 2, 10_000).unwrap_err();
     assert!(matches!(refused, PoolError::SharedMemory(_)), "{refused}");
     assert!(refused.to_string().contains("/dev/shm"), "{refused}");
-    // What needs no more goes on, and so does everything when there is room again.
+    // What needs no more memory continues, and everything does when there is room again.
     use_slots(&pool, 2, 1000).unwrap();
     pool.checkpoint().unwrap();
     std::fs::remove_file("/dev/shm/rest").unwrap();

@@ -1,7 +1,7 @@
-//! The page cache is lost while the machine runs on: a file system is shut down, its device taken away or attached anew. Shared memory
-//! survives that, and the number of the machine's start is the same.
+//! The page cache is lost while the machine keeps running: a file system is shut down, its device
+//! removed or attached again. Shared memory survives that, and the boot id is the same.
 //!
-//! Needs root, loop devices and ext4; everything is in a mount namespace of its own.
+//! Needs root, loop devices and ext4; everything is in a private mount namespace.
 
 mod common;
 mod disk;
@@ -14,7 +14,7 @@ use aquifer_testkit::child::{self, Reaped};
 use common::contents;
 use disk::Disk;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -30,7 +30,8 @@ fn options(mutant: Option<Mutant>) -> OpenOptions {
     OpenOptions { background: false, mutant, ..OpenOptions::default() }
 }
 
-/// Fills the pool with an object, durably, destroys it, and writes another in its place, of which only the log becomes durable.
+/// Fills the pool with an object, durably, destroys it, and writes another in its place, of which
+/// only the log becomes durable.
 fn write_until_killed() {
     let path = PathBuf::from(std::env::var_os("POOL").unwrap());
     let mutant = std::env::var_os("MISTAKEN").map(|_| Mutant::LifeOfMachine);
@@ -73,7 +74,8 @@ fn written(mutant: Option<Mutant>) -> Option<Disk> {
     Some(disk)
 }
 
-/// What the next process finds: the stamps of the object whose bytes were not durable, if it is there.
+/// What the next process finds: the stamps of the object whose bytes were not durable, if it is
+/// present.
 fn found(disk: &Disk, mutant: Option<Mutant>) -> Option<Vec<u64>> {
     let pool = Pool::open(disk.pool(), &options(mutant)).unwrap();
     let mut found = contents(&pool).unwrap();

@@ -1,5 +1,5 @@
-//! Changes that are visible at once, from many threads and processes, beside transactions, commits and checkpoints; and what
-//! happens when they cannot become durable.
+//! Changes that are visible at once, from many threads and processes, concurrently with
+//! transactions, commits and checkpoints; and failures to make them durable.
 
 mod common;
 
@@ -22,7 +22,7 @@ use common::{
     Change, Model, Scene, alone, contents, create, find, open, page, place, small, write,
 };
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[("worker", worker)]);
@@ -46,7 +46,7 @@ fn worker() {
     work(&pool, environment("WORKER"), environment("CHANGES"));
 }
 
-/// Makes changes to objects of its own, and looks at all of these now and then.
+/// Changes objects that only it uses, and checks all of them repeatedly.
 fn work(pool: &Pool, worker: u64, changes: u64) {
     let mut rng = Rng::new(seed(6) + worker);
     let mut model = Model::new();
@@ -60,7 +60,7 @@ fn work(pool: &Pool, worker: u64, changes: u64) {
     }
 }
 
-/// All objects of a worker are as it left them, and there are no others of it.
+/// Checks that all objects of a worker are as it left them, and that it has no others.
 fn look(pool: &Pool, model: &Model, worker: u64) {
     let names = pool.inodes().unwrap().into_iter().map(|inode| inode.name);
     let start = format!("object-{worker}");
@@ -78,7 +78,7 @@ fn look(pool: &Pool, model: &Model, worker: u64) {
     }
 }
 
-/// The log is so short that it is overwritten all the time, by threads of this process and by other processes.
+/// The log is so short that threads of this process and other processes overwrite it continuously.
 #[test]
 fn many_change_at_once() {
     for code in [0, 1] {
@@ -139,8 +139,8 @@ fn many_change_at_once() {
     }
 }
 
-/// Appends that wait for one that does not go on fill the table of them. Then a change says who it is that holds everybody up,
-/// and all goes on when that one does.
+/// Appends that wait for a stalled one fill their table. Then the error of a change names the
+/// process that stalls, and all continue when it does.
 #[test]
 fn a_full_table_of_appends_is_somebodys_fault() {
     let media = Arc::new(CrashMedia::new(16 << 20, PersistenceDomain::PageCache).unwrap());
@@ -177,8 +177,8 @@ fn a_full_table_of_appends_is_somebodys_fault() {
     assert_eq!(contents(&pool).unwrap(), expected);
 }
 
-/// What is exposed may be gigabytes. Who waits for whoever makes it durable is patient as long as that one goes on, also behind
-/// a checkpoint that waits.
+/// Exposed bytes may be gigabytes. A process that waits for the flush of another one does not time
+/// out while that one makes progress, also behind a checkpoint that waits.
 #[test]
 fn who_makes_much_durable_is_not_taken_for_stopped() {
     const PARTS: u64 = 12;
@@ -187,7 +187,7 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
     let options = OpenOptions { stall_timeout: patience, ..alone(None) };
     let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
     let data = pool.layout().data();
-    // The same bytes again and again are as good as more of them.
+    // Exposing the same bytes repeatedly is equivalent to exposing more of them.
     let range = ByteRange { len_bytes: 16 << 20, ..data };
     pool.change_unguarded(Vec::new(), |change| {
         (0..PARTS).for_each(|_| change.expose(range));
@@ -206,7 +206,7 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
         ];
         for gate in &gates {
             gate.wait_until_reached();
-            // All parts together take longer than anybody's patience.
+            // All parts together take longer than the timeout.
             std::thread::sleep(patience / 4);
             gate.open();
         }
@@ -215,7 +215,7 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
     });
 }
 
-/// One flush, or one write of the log, takes longer than anybody's patience.
+/// One flush, or one write of the log, takes longer than the timeout.
 #[test]
 fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
     let patience = Duration::from_secs(1);
@@ -223,7 +223,7 @@ fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
         let media = Arc::new(CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap());
         let options = OpenOptions { stall_timeout: patience, background: true, ..alone(None) };
         let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
-        // With its checkpoint in the superblocks, its flush, and the writes of the log before it.
+        // The flush of the checkpoint, its superblock writes, and the writes of the log before it.
         for (index, work) in [Pool::sync, Pool::checkpoint].into_iter().enumerate() {
             write(&pool, format!("object-{index}").as_bytes(), 2, 3).unwrap();
             let gate = media.hold(Trigger::on(operation));
@@ -231,7 +231,7 @@ fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
                 let first = scope.spawn(|| work(&pool));
                 gate.wait_until_reached();
                 let waiting = [scope.spawn(|| pool.sync()), scope.spawn(|| pool.checkpoint())];
-                // Longer than anybody's patience, which is what this is about.
+                // Must exceed the timeout.
                 std::thread::sleep(patience * 5 / 2);
                 gate.open();
                 first.join().unwrap().unwrap();
@@ -241,7 +241,8 @@ fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
     }
 }
 
-/// The same holds for writers of a file whose lock is held by a thread that waits for its media, or for another thread that does.
+/// The same for writers of a file whose lock is held by a thread that waits for its media, or for
+/// another thread that does.
 #[test]
 fn a_writer_that_waits_for_a_slow_device_keeps_its_file_without_being_taken_for_stopped() {
     let patience = Duration::from_secs(1);
@@ -270,7 +271,7 @@ fn a_writer_that_waits_for_a_slow_device_keeps_its_file_without_being_taken_for_
             }
             gate.wait_until_reached();
             let writer = scope.spawn(|| pool.lock_file(5).map(drop));
-            // Longer than the writer's patience, which is what this is about.
+            // Must exceed the writer's timeout.
             std::thread::sleep(patience * 5 / 2);
             gate.open();
             writer.join().unwrap().unwrap();
@@ -280,8 +281,8 @@ fn a_writer_that_waits_for_a_slow_device_keeps_its_file_without_being_taken_for_
     }
 }
 
-/// The system says of a lost page that it is lost to a program that has nothing to do with the pool, and to those that had the device open
-/// then. A process that opens the pool later is told by these.
+/// The kernel reports a lost page to a program that does not use the pool, and to the processes
+/// that had the device open then. A process that opens the pool later learns it from these.
 #[test]
 fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
     let Some(device) = FailingDevice::new() else {
@@ -303,8 +304,9 @@ fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
     assert_eq!(contents(&pool).unwrap(), Model::new());
 }
 
-/// A pool whose write-back failed, closed when no superblock could say so: only the shared memory has it. Then what was removed
-/// before it could be made durable must not come back as the content of what was lost.
+/// What is found in a pool whose write-back failed and that was closed when the failure could not
+/// be written to a superblock: only the shared memory records it. What was removed before it could
+/// be made durable must not come back as the content of what was lost.
 fn found_after_failure(options: &OpenOptions, between: impl Fn(&Arc<CrashMedia>)) -> Model {
     let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
     let pool = Pool::create_on(fresh.clone(), &small(), options).unwrap();
@@ -348,7 +350,8 @@ fn that_a_pool_has_failed_outlives_openings_that_fail_as_well() {
     }
 }
 
-/// The next process does not look where the shared memory lies: whether the pool has failed is not known.
+/// The next process does not look in the directory of the shared memory: it is not known whether
+/// the pool has failed.
 #[test]
 fn a_pool_whose_shared_memory_is_not_found_counts_as_failed() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -358,8 +361,9 @@ fn a_pool_whose_shared_memory_is_not_found_counts_as_failed() {
     assert_eq!(found_after_failure(&options, |_| ()), Model::new());
 }
 
-/// What cannot be written back is not acknowledged, then or later. It may be lost, and what lies in its place is not shown: not
-/// though the system drops it from memory, the machine runs on and no superblock could say so, and not after a power cut either.
+/// What cannot be written back is not acknowledged, then or later. It may be lost, and the earlier
+/// content of its pages is not shown: not if the system drops it from memory, the machine keeps
+/// running and no superblock could record the failure, and not after a power cut either.
 #[test]
 fn a_sync_whose_write_back_failed_shows_nothing_of_earlier_owners() {
     for operation in [MediaOperation::WriteBack, MediaOperation::Flush] {

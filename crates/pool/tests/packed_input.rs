@@ -1,4 +1,4 @@
-//! Packed records that are damaged, or were made up by somebody who makes the checksums right.
+//! Packed records that are damaged, or forged with correct checksums.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn in_boot(boot: u64) -> OpenOptions {
     OpenOptions { boot: Some(boot), ..alone() }
 }
 
-/// Makes an object of whole pages, full of the number of its version; visible at once.
+/// Writes an object of whole pages, filled with the number of its version; visible at once.
 fn write(pool: &Pool, name: &str, version: u64) {
     let reservation = pool.reserve(2, 1).unwrap();
     let (runs, bytes) = (reservation.runs().to_vec(), reservation.whole().bytes());
@@ -42,7 +42,7 @@ fn write(pool: &Pool, name: &str, version: u64) {
     .unwrap();
 }
 
-/// A record of the log, or what fills its space.
+/// A record of the log, or one that only fills space.
 #[derive(Debug, Clone, Copy)]
 struct Found {
     header: Header,
@@ -64,7 +64,8 @@ fn found(image: &[u8]) -> Vec<Found> {
     }
 }
 
-/// A pool in which versions 1 to 5 of an object were written, the first two of them synced. And what its log has.
+/// A pool in which versions 1 to 5 of an object were written, the first two of them synced; and the
+/// records of its log.
 fn sample() -> (Vec<u8>, Vec<Found>) {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
     let pool = Pool::create_on(media.clone(), &small(), &in_boot(BOOT)).unwrap();
@@ -84,7 +85,8 @@ fn sample() -> (Vec<u8>, Vec<Found>) {
     (image, found)
 }
 
-/// The version of the object that is there when the image is opened in this start of the machine; whole, and the pool works on.
+/// The version of the object that is found when the image is opened in this boot. Checks that it is
+/// whole and that the pool keeps working.
 fn version_in(image: &[u8], boot: u64) -> Result<u64, PoolError> {
     let media = FileMedia::of(image);
     let version = |pool: &Pool| {
@@ -128,7 +130,7 @@ fn a_damaged_packed_record_ends_the_log() {
     };
     let media = FileMedia::of(&image);
     let pool = Pool::open_on(media.clone(), &in_boot(BOOT)).unwrap();
-    // With a record before them that takes most of a page, one of a few does.
+    // After a record that takes most of a page, one of the next few crosses the page boundary.
     let exposed = pool.layout().data();
     let fill = |transaction: &mut Transaction<'_>| {
         (0..80).for_each(|_| transaction.expose(exposed));
@@ -151,7 +153,7 @@ fn a_damaged_packed_record_ends_the_log() {
     }
 }
 
-/// What was acknowledged is missed, wherever the log ends now: later records say so.
+/// The loss of acknowledged records is noticed, wherever the log ends now: later records prove it.
 #[test]
 fn a_damaged_packed_record_that_was_acknowledged_is_noticed() {
     let (image, found) = sample();
@@ -160,7 +162,7 @@ fn a_damaged_packed_record_that_was_acknowledged_is_noticed() {
         damaged[record.offset + 100] ^= 1;
         for boot in [BOOT, BOOT + 1] {
             let error = version_in(&damaged, boot).expect_err("it lost what was acknowledged");
-            // After a restart only what is marked counts.
+            // After a restart only marked records count.
             let expected = if boot == BOOT { record } else { &found[0] };
             let is_it = matches!(error, PoolError::DamagedLog { end_lsn, .. } if end_lsn == expected.header.lsn);
             assert!(is_it, "{error:?}");
@@ -168,7 +170,7 @@ fn a_damaged_packed_record_that_was_acknowledged_is_noticed() {
     }
 }
 
-/// A mark is that of one close, and nothing else has one.
+/// A mark is valid for one closing record only.
 #[test]
 fn only_a_close_can_be_marked() {
     let (image, found) = sample();
@@ -179,7 +181,8 @@ fn only_a_close_can_be_marked() {
     unmarked[mark.clone()].fill(0);
     assert!(matches!(version_in(&unmarked, BOOT + 1), Err(PoolError::DamagedLog { .. })));
 
-    // Where the log ends: the mark of another close, or one in a record that only fills space, is none.
+    // At the end of the log: the mark of another closing record, or a mark in a record that only
+    // fills space, does not count.
     let end = found.last().unwrap();
     let end = Found { offset: end.offset + end.header.len_bytes as usize, ..*end };
     let superblock = forge::superblock(&image);
@@ -206,7 +209,7 @@ fn only_a_close_can_be_marked() {
     assert_eq!(forged(2, close_of(2).1), 2, "not a close");
 }
 
-/// A close has room for its mark.
+/// A closing record has room for its mark.
 #[test]
 fn a_close_without_room_for_its_mark_is_none() {
     let (image, found) = sample();
@@ -221,7 +224,8 @@ fn a_close_without_room_for_its_mark_is_none() {
     assert_eq!(version_in(&short, BOOT + 1).unwrap(), 2);
 }
 
-/// Words of a slot count only over a slot that the log has, whole: over what is at its place they might make one that never was.
+/// Words of a slot count only if the log has the whole slot: applied to the slot on media they
+/// might create one that never existed.
 #[test]
 fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
@@ -255,7 +259,7 @@ fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     assert!(report.contains("whose others the log does not have"), "{report}");
 }
 
-/// What a record exposes is data, or somebody made it up.
+/// A record exposes only bytes of the data area, unless it was forged.
 #[test]
 fn exposed_bytes_outside_of_the_data_are_refused() {
     let (image, found) = sample();
@@ -281,10 +285,10 @@ fn exposed_bytes_outside_of_the_data_are_refused() {
             assert!(is_it, "{error:?}");
             assert!(media.image() == forged, "nothing was written");
         }
-        // It does not count, so it does no harm.
+        // The record does not count, so it does no harm.
         assert_eq!(version_in(&forged, BOOT + 1).unwrap(), 2);
     }
-    // And it is not made by a program by mistake.
+    // A program cannot write such a record by mistake.
     let pool = Pool::open_on(FileMedia::of(&image), &in_boot(BOOT)).unwrap();
     for range in [layout.log(), layout.metadata()] {
         let outcome = pool.change_unguarded(vec![], |transaction| {

@@ -1,4 +1,5 @@
-//! Commits of several threads and handles: appended in parallel, acknowledged in order, and what happens when one fails.
+//! Commits of several threads and handles: appended in parallel, acknowledged in order, and their
+//! failures.
 
 mod common;
 
@@ -40,8 +41,8 @@ fn prepared(threads: u64, domain: PersistenceDomain) -> Arc<CrashMedia> {
     Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap())
 }
 
-/// Each thread commits 1, 2, 3, … to its own object; after a crash each object has the last acknowledged one or
-/// the one in flight. Marks: thread × 1000 + number.
+/// Each thread commits 1, 2, 3, … to its own object; after a crash each object has the last
+/// acknowledged commit or the one in flight. Marks: thread × 1000 + number.
 fn run(threads: u64, commits: u64, mutant: Option<Mutant>) -> Result<Explored, Box<CrashFailure>> {
     let media = prepared(threads, PersistenceDomain::PageCache);
     let pool = open(&media, &alone(mutant)).unwrap();
@@ -89,7 +90,8 @@ fn parallel_commits_survive_every_crash() {
 
 #[test]
 fn an_acknowledgement_out_of_order_is_caught() {
-    // A crash state shows it, or the pool itself, when it looks for a record that was acknowledged.
+    // It shows in a crash state, or in the pool itself when it looks for a record that was
+    // acknowledged.
     let is_caught = || {
         std::panic::catch_unwind(|| run(4, 12, Some(Mutant::AcknowledgeOutOfOrder)).is_err())
             .unwrap_or(true)
@@ -106,8 +108,8 @@ fn a_log_write_that_fails_once_is_repeated() {
     assert_eq!(contents(&pool).unwrap()[&name(0)], [7]);
 }
 
-/// Rule 5: the second failure makes the pool read-only for everybody, the commit is old or new, and what was
-/// acknowledged before is there.
+/// Rule 5: the second failure makes the pool read-only for all handles, the commit is old or new,
+/// and what was acknowledged before is present.
 #[test]
 fn a_log_write_that_fails_twice_makes_the_pool_read_only() {
     let media = prepared(2, PersistenceDomain::PageCache);
@@ -127,12 +129,12 @@ fn a_log_write_that_fails_twice_makes_the_pool_read_only() {
     commit(&pool, &name(0), 10).unwrap();
 }
 
-/// Nobody behind a commit that cannot become durable is told that theirs is.
+/// No commit after one that cannot become durable is acknowledged.
 #[test]
 fn nothing_is_acknowledged_behind_a_failed_write() {
     let media = prepared(2, PersistenceDomain::PageCache);
     let pool = open(&media, &alone(None)).unwrap();
-    // The first append is held in its write; the second completes behind it.
+    // The first append is held in its write; the second completes after it.
     let gate = media.hold(Trigger::on(MediaOperation::WriteDurable));
     let acknowledged = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -150,7 +152,7 @@ fn nothing_is_acknowledged_behind_a_failed_write() {
         media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteDurable).lasting()));
         assert_eq!(acknowledged.load(Ordering::SeqCst), 0);
         gate.open();
-        // The held write succeeds or fails, and the second is told accordingly.
+        // The held write succeeds or fails, and the second commit gets the corresponding result.
         let outcomes = (first.join().unwrap(), second.join().unwrap());
         if outcomes.0.is_err() {
             assert!(outcomes.1.is_err(), "acknowledged behind a failed one");
@@ -158,8 +160,8 @@ fn nothing_is_acknowledged_behind_a_failed_write() {
     });
 }
 
-/// What failed a log write may have been the loss of a page that somebody else wrote: the system says it once, to
-/// whoever syncs next. Repeating the log write does not bring that page back.
+/// The error of a log write may have been the loss of a page that another thread wrote: the system
+/// reports it once, at the next sync. Repeating the log write does not restore that page.
 #[test]
 fn a_loss_that_a_log_write_was_told_of_is_everybodys() {
     let media = prepared(1, PersistenceDomain::PageCache);
@@ -171,8 +173,8 @@ fn a_loss_that_a_log_write_was_told_of_is_everybodys() {
     assert_eq!(contents(&pool).unwrap()[&name(0)], [7]);
 }
 
-/// Pages that are noted as used by a record that is not durable yet are still fresh after a crash, and then taken for
-/// zeros: nobody may write to them before.
+/// Pages that a record marks as used, and that is not durable yet, are fresh again after a crash,
+/// and then count as zero: no thread may write to them before.
 #[test]
 fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
     let media = prepared(1, PersistenceDomain::PageCache);
@@ -183,7 +185,7 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
         let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(record));
         let raising = scope.spawn(|| pool.reserve(8, 1).map(drop));
         gate.wait_until_reached();
-        // The next page is among those that are noted as used beyond these.
+        // The next page is among those that are marked as used beyond these.
         let refused = pool.reserve(1, 1).map(|reservation| {
             pool.media()
                 .write_unguarded(reservation.whole().bytes().offset_bytes, &page(9))
@@ -191,13 +193,14 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
         });
         gate.open();
         assert!(matches!(refused, Err(PoolError::Stalled { .. })), "{refused:?}");
-        // How long the other one was held is nobody's fault.
+        // The other call may time out as well, depending on how long it was held.
         let _ = raising.join().unwrap();
     });
     drop(pool.reserve(1, 1).unwrap());
 }
 
-/// Who writes much to a file is not taken for stopped by those who wait for its lock, and who does nothing is.
+/// A thread that keeps writing to a file does not make waiters for its lock time out; one that does
+/// nothing does.
 #[test]
 fn who_goes_on_writing_a_file_is_waited_for() {
     let media = prepared(1, PersistenceDomain::Volatile);
@@ -211,7 +214,7 @@ fn who_goes_on_writing_a_file_is_waited_for() {
             let pool = &pool;
             scope.spawn(move || pool.lock_file(inode).map(drop))
         });
-        // All of it together takes longer than anybody's patience.
+        // All of it together takes longer than the timeout.
         for _ in 0..8 {
             std::thread::sleep(patience / 5);
             held.note_progress();
@@ -221,7 +224,8 @@ fn who_goes_on_writing_a_file_is_waited_for() {
     });
 }
 
-/// What recovery would not read is refused, and not written where everything behind it would be lost.
+/// What recovery would not read is refused, instead of being written where everything after it
+/// would be lost.
 #[test]
 fn commits_and_inodes_that_recovery_would_refuse_are_refused_before() {
     let media = prepared(1, PersistenceDomain::PageCache);
@@ -271,7 +275,7 @@ fn failed_write_back_is_never_success_later() {
         assert!(matches!(pool.checkpoint(), Err(PoolError::Failed { .. })), "{operation}");
         let recording = media.recording();
         drop(pool);
-        // Whatever the failed write-back lost, the log has.
+        // The log has whatever the failed write-back lost.
         let last = recording.crash_states(1, 500).last().unwrap();
         let media = Arc::new(CrashMedia::from_image(&last.image, recording.domain()).unwrap());
         let pool = open(&media, &alone(None)).unwrap();
@@ -279,7 +283,7 @@ fn failed_write_back_is_never_success_later() {
     }
 }
 
-/// Threads make, change and destroy; a reader without locks never sees half of it.
+/// Threads create, change and destroy; a reader without locks never sees a partial change.
 #[test]
 fn readers_see_whole_metadata_while_it_changes() {
     let media = Arc::new(CrashMedia::new(2 << 20, PersistenceDomain::Volatile).unwrap());
@@ -318,7 +322,7 @@ fn readers_see_whole_metadata_while_it_changes() {
     drop(pool);
     let pool = open(&media, &alone(None)).unwrap();
     assert_eq!(contents(&pool).unwrap(), before);
-    // Nothing leaked: what no object names is free.
+    // Nothing leaked: pages that no object names are free.
     let named: u64 = pool.inodes().unwrap().iter().map(|inode| inode.content_pages()).sum();
     let layout = pool.layout();
     let free = pool.info().unwrap().free_pages;

@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets (`fuzz/`), on random bytes: so that they work when somebody fuzzes.
+//! Runs the bodies of the fuzz targets (`fuzz/`) on random bytes, so that they keep working.
 
 mod support;
 
@@ -6,7 +6,7 @@ use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::parsers;
 
-/// Random bytes, most of them small or zero: those get further.
+/// Random bytes, most of them small or zero: such inputs get further.
 fn bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
     let density = rng.unit_f64();
     (0..rng.below(most + 1))

@@ -1,8 +1,10 @@
-//! Processes that die at each named moment (`src/point.rs`), while others have the pool open and while nobody has.
+//! Kills processes at each named moment (`src/point.rs`), while other processes have the pool open
+//! and while none has.
 //!
-//! The child goes through changes that are a function of a seed, and says when each is acknowledged. Afterwards the pool has the
-//! state of the last acknowledged one or of the next; no page is lost or has two owners; those that stayed
-//! and those that come work on, also in the slot of the dead.
+//! The child performs changes that are a function of a seed, and prints when each is acknowledged.
+//! Afterwards the pool has the state of the last acknowledged change or of the next one; no page is
+//! lost or has two owners; processes that have the pool open and processes that open it later keep
+//! working, also in the slot of the dead process.
 
 mod common;
 
@@ -21,7 +23,7 @@ use aquifer_testkit::rng::Rng;
 use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Change, Model, Scene, contents, create, destroy, find, page, place, write};
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -48,7 +50,7 @@ fn said(text: &str) {
 }
 
 fn options() -> OpenOptions {
-    // Whoever waits this long waits for ever.
+    // A wait this long never ends.
     OpenOptions {
         stall_timeout: Duration::from_secs(4),
         background: false,
@@ -57,7 +59,7 @@ fn options() -> OpenOptions {
     }
 }
 
-/// The changes and the states they lead through.
+/// The changes, and the state after each.
 fn history(seed: u64) -> (Vec<Change>, Vec<Model>) {
     let mut rng = Rng::new(seed);
     let mut states = vec![Model::new()];
@@ -72,7 +74,7 @@ fn history(seed: u64) -> (Vec<Change>, Vec<Model>) {
     (changes, states)
 }
 
-/// Goes through all changes of a seed.
+/// Performs all changes of a seed.
 fn changer() {
     let path = environment("POOL");
     let mut pool = Pool::open(&path, &options()).unwrap();
@@ -86,7 +88,7 @@ fn changer() {
             pool = Pool::open(&path, &options()).unwrap();
         }
         change.run(&pool).unwrap_or_else(|error| panic!("{change:?}: {error}"));
-        // What is freed waits for pins now and then; and free pages are zeroed.
+        // Freed pages sometimes wait for pins; and free pages are zeroed.
         pool.checkpoint().unwrap();
         pool.zero_free_pages(2).unwrap();
         match id % 8 {
@@ -107,13 +109,13 @@ fn committer() {
     commit(&pool, environment("SEED").parse().unwrap());
 }
 
-/// Changes once: a new object, full of a number.
+/// Makes one change: a new object, filled with a number.
 fn writer() {
     let pool = Pool::open(environment("POOL"), &options()).unwrap();
     write(&pool, b"late", 2, environment("SEED").parse().unwrap()).unwrap();
 }
 
-/// Takes its place in the log for a commit, and dies.
+/// Reserves its place in the log for a commit, and dies.
 fn leaver() {
     let pool = Pool::open(environment("POOL"), &options()).unwrap();
     let inode = find(&pool, b"other").unwrap().unwrap();
@@ -126,7 +128,7 @@ fn leaver() {
     std::process::abort();
 }
 
-/// Takes places in the log for commits one behind the other, and dies when all but the first are durable.
+/// Reserves consecutive places in the log for commits, and dies when all but the first are durable.
 fn pipeliner() {
     let pool = Pool::open(environment("POOL"), &options()).unwrap();
     let inode = find(&pool, b"other").unwrap().unwrap();
@@ -138,7 +140,7 @@ fn pipeliner() {
     };
     let mut commits: Vec<_> = (0..4).map(capture).collect();
     let _first = commits.remove(0);
-    // They wait for the first, for ever.
+    // They wait for the first, which is never finished.
     std::thread::scope(|scope| {
         for commit in commits {
             scope.spawn(|| commit.finish());
@@ -146,7 +148,7 @@ fn pipeliner() {
     });
 }
 
-/// Tries a checkpoint, and does not wait long.
+/// Tries a checkpoint with a short timeout.
 fn impatient() {
     let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
     let pool = Pool::open(environment("POOL"), &options).unwrap();
@@ -155,7 +157,7 @@ fn impatient() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Opens, brings the media up to date, and leaves.
+/// Opens the pool, makes a checkpoint, and closes it.
 fn idler() {
     Pool::open(environment("POOL"), &options()).unwrap().checkpoint().unwrap();
 }
@@ -172,7 +174,7 @@ fn commit(pool: &Pool, stamp: u64) {
 }
 
 fn scene() -> Scene {
-    // What is looked at is memory, and a disk would only make it slow.
+    // The pool is in memory: a disk would only make the test slow.
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let scene = Scene::new(directory);
     let small = CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..Default::default() };
@@ -180,7 +182,7 @@ fn scene() -> Scene {
     scene
 }
 
-/// Plays a role that may die at a point. Says what the role has said, and whether it died.
+/// Plays a role that may die at a point. Returns its output, and whether it died.
 fn play(role: &str, path: &Path, seed: u64, die_at: Option<&str>) -> (String, bool) {
     let mut command = child::command(role);
     command.env("POOL", path).env("SEED", seed.to_string());
@@ -206,10 +208,10 @@ fn last_acknowledged(said: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// No page is lost, and none has two owners.
+/// Checks that no page is lost or has two owners.
 fn check_pages(pool: &Pool, when: &str) {
     pool.checkpoint().unwrap_or_else(|error| panic!("{when}: {error}"));
-    // What the dead had reserved is given back when it is needed.
+    // Needing the space gives back what dead processes had reserved.
     drop(pool.reserve(1 << 20, 1));
     let layout = pool.layout();
     let mut runs: Vec<_> = pool
@@ -227,7 +229,7 @@ fn check_pages(pool: &Pool, when: &str) {
 
 fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
     let known = last_acknowledged(said);
-    // Whatever the dead one was doing is decided by whoever comes next.
+    // The next user of the pool completes or drops what the dead process was doing.
     pool.checkpoint().unwrap_or_else(|error| panic!("{when}: {error}"));
     let found = contents(&pool).unwrap_or_else(|error| panic!("{when}: {error}"));
     let allowed = [Some(known), Some(known + 1).filter(|id| *id <= CHANGES)];
@@ -238,7 +240,7 @@ fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
         states[known as usize]
     );
     check_pages(&pool, when);
-    // Those that are there and those that come work on.
+    // Present and later processes keep working.
     create(&pool, b"own", 1).unwrap_or_else(|error| panic!("{when}: {error}"));
     commit(&pool, 5);
     play("committer", path, 6, None);
@@ -256,8 +258,9 @@ fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
     check_pages(&pool, when);
 }
 
-/// Whether a changer comes by. Who completes what others began has a test of its own here, as has who recovers what the dead
-/// have left, and who makes pools in `create.rs`.
+/// Whether the changer reaches a point. There are separate tests here for completing what another
+/// process began and for recovering what dead processes have left, and in `create.rs` for creating
+/// pools.
 fn is_on_the_way(point: &str) -> bool {
     !point.starts_with("help-")
         && !point.starts_with("create-")
@@ -295,7 +298,8 @@ fn a_process_may_die_at_every_point() {
     assert!(missed.is_empty(), "nobody came by {missed:?}");
 }
 
-/// All have died, some of them in the middle of a packed record, and who recovers the pool dies as well.
+/// All processes have died, some in the middle of a packed record, and the process that recovers
+/// the pool dies as well.
 #[test]
 fn who_recovers_what_the_dead_have_left_may_die_as_well() {
     let mut rng = Rng::new(seed(4));
@@ -316,8 +320,8 @@ fn who_recovers_what_the_dead_have_left_may_die_as_well() {
     }
 }
 
-/// A change that its process did not come to publish has not happened. Its pages are free, and others write to them: no
-/// recovery may find the record later and show them.
+/// A change that its process did not publish has not happened. Its pages are free, and other
+/// processes write to them: no recovery may find the record later and show them.
 #[test]
 fn a_change_that_was_not_published_never_counts() {
     let scene = scene();
@@ -327,14 +331,14 @@ fn a_change_that_was_not_published_never_counts() {
     pool.sync().unwrap();
     assert!(play("writer", &scene.path, 77, Some("packed-written")).1);
     assert_eq!(contents(&pool).unwrap().len(), 1);
-    // Nobody writes to the log.
+    // No process writes to the log.
     let used_again = pool.reserve(2, 1).unwrap();
     pool.store_unguarded(used_again.whole().bytes().offset_bytes, &page(99).repeat(2)).unwrap();
     let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
 
-/// Once a change is published it has happened, whether or not its process came to apply it.
+/// A published change has happened, whether or not its process applied it.
 #[test]
 fn a_change_that_was_published_counts() {
     for others_stay in [false, true] {
@@ -344,14 +348,15 @@ fn a_change_that_was_published_counts() {
         let staying = others_stay.then_some(pool);
         assert!(play("writer", &scene.path, 77, Some("packed-published")).1);
         let pool = staying.unwrap_or_else(|| Pool::open(&scene.path, &options()).unwrap());
-        // Who comes next to the lock applies it.
+        // The next process that takes the lock applies it.
         pool.sync().unwrap();
         let expected = Model::from([(b"own".to_vec(), vec![0]), (b"late".to_vec(), vec![77; 2])]);
         assert_eq!(contents(&pool).unwrap(), expected);
     }
 }
 
-/// The shared memory of the dead says that no bytes were lost, until the superblocks name that of the process which opens the pool next.
+/// The shared memory of the dead processes proves that no bytes were lost, until the superblocks
+/// name the shared memory of the process that opens the pool next.
 #[test]
 fn a_change_that_was_published_counts_after_openings_that_died() {
     for point in ["open-made", "open-segment", "open-replayed", "open-written", "open-recovered"] {
@@ -363,8 +368,8 @@ fn a_change_that_was_published_counts_after_openings_that_died() {
     }
 }
 
-/// A process that is stopped in the middle of a change stalls those that want to change something, and tells them who it is;
-/// those that read go on, and see all or nothing of it.
+/// A process that is stopped in the middle of a change stalls writers, whose error names that
+/// process; readers continue, and see all or nothing of the change.
 #[test]
 fn a_stopped_change_stalls_writers_and_no_readers() {
     for (point, is_there) in [
@@ -401,7 +406,7 @@ fn a_stopped_change_stalls_writers_and_no_readers() {
     }
 }
 
-/// Who died in the middle of an append, and who died completing it.
+/// One process dies in the middle of an append, and another one while completing it.
 #[test]
 fn a_hole_is_filled_by_whoever_lives() {
     for point in POINTS.iter().filter(|point| point.starts_with("help-")) {
@@ -418,7 +423,8 @@ fn a_hole_is_filled_by_whoever_lives() {
     }
 }
 
-/// Commits of one process say what changed since the one before. One that is a hole takes those behind it along.
+/// Commits of a process are relative to its previous commit. If one is a hole, its later ones do
+/// not count either.
 #[test]
 fn commits_behind_a_hole_of_their_process_do_not_count() {
     let helpers = POINTS.iter().filter(|point| point.starts_with("help-"));
@@ -431,7 +437,7 @@ fn commits_behind_a_hole_of_their_process_do_not_count() {
             let pool = Pool::open(&scene.path, &OpenOptions { mutant, ..options() }).unwrap();
             create(&pool, b"own", 1).unwrap();
             create(&pool, b"other", 4).unwrap();
-            // The third of the three that are finished dies when its record is durable.
+            // The third of the three commits that are finished dies when its record is durable.
             assert!(play("pipeliner", &scene.path, 0, Some("complete-durable*3")).1);
             if let Some(helper) = helper {
                 assert!(play("committer", &scene.path, 7, Some(helper)).1, "{helper}");
@@ -449,7 +455,8 @@ fn commits_behind_a_hole_of_their_process_do_not_count() {
     }
 }
 
-/// The slot of a process that died in the middle of an append has a new owner, who does not know of it.
+/// The slot of a process that died in the middle of an append has a new owner, which does not know
+/// of the append.
 #[test]
 fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
     let scene = scene();
@@ -463,8 +470,8 @@ fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
     assert_eq!(contents(&pool).unwrap()[b"own".as_slice()], [4]);
 }
 
-/// A commit that is begun and not finished stalls all that come behind it. They are told whose it is, also those that wait
-/// for a checkpoint that waits.
+/// A commit that is begun and not finished stalls all later ones. The errors name its process, also
+/// for callers that wait for a checkpoint that waits.
 #[test]
 fn whoever_waits_for_a_stopped_process_is_told_which_one() {
     let scene = scene();
@@ -488,7 +495,7 @@ fn whoever_waits_for_a_stopped_process_is_told_which_one() {
     drop((waiting, stopped));
     pool.checkpoint().unwrap();
 
-    // One's own.
+    // A commit of the same process.
     let inode = find(&pool, b"own").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let begun = pool
@@ -499,12 +506,12 @@ fn whoever_waits_for_a_stopped_process_is_told_which_one() {
     let (found, said) = named(pool.checkpoint());
     assert!(found == std::process::id() && said.contains("finish or drop"), "{said}");
     begun.finish().unwrap();
-    // What holds the lock, and nothing behind which it could wait.
+    // The holder of the lock is to blame if it has nothing to wait for.
     let waiting = Held::at("checkpoint-taken", "impatient", &scene.path);
     assert_eq!(named(pool.checkpoint()).0, waiting.child.0.id());
 }
 
-/// Plays a role that is held at a point. It goes on with each line it is sent.
+/// A child that is held at a point. It continues with each line it is sent.
 struct Held {
     child: Reaped,
     input: ChildStdin,
@@ -531,7 +538,7 @@ impl Held {
         self.input.write_all(b"\n").unwrap();
     }
 
-    /// It is not held any more, nor at the same point later, and ends.
+    /// Releases the child for the rest of its run, and waits for its end.
     fn let_go(mut self) {
         drop(self.input);
         assert!(self.child.0.wait().unwrap().success());
@@ -546,15 +553,15 @@ impl Held {
     }
 }
 
-/// A file as a power cut would leave it, if everything written were durable.
+/// A copy of the file as after a power cut, if everything written were durable.
 fn copy_of(path: &Path) -> PathBuf {
     let copy = path.with_extension("copy");
     std::fs::copy(path, &copy).unwrap();
     copy
 }
 
-/// A checkpoint takes note of the changed pages, and then can neither go on nor take the metadata lock: the pages are still
-/// to be written by the next one.
+/// A checkpoint collects the changed pages, and then can neither continue nor take the metadata
+/// lock: the next one must still write these pages.
 #[test]
 fn a_checkpoint_that_is_given_up_forgets_no_page() {
     let scene = scene();
@@ -582,7 +589,8 @@ fn a_checkpoint_that_is_given_up_forgets_no_page() {
     drop(held.child);
 }
 
-/// The same when the one that took note has died, and its successor cannot take the metadata lock at first.
+/// The same if the process that collected them has died, and its successor cannot take the metadata
+/// lock at first.
 #[test]
 fn who_follows_a_dead_checkpoint_may_be_late() {
     let scene = scene();
@@ -602,8 +610,8 @@ fn who_follows_a_dead_checkpoint_may_be_late() {
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
 
-/// Who only reads cannot repair what a dead or stopped process has half done. It sees the metadata whole all the same,
-/// and does not wait.
+/// A reader cannot repair what a dead or stopped process has half done. It sees the metadata whole
+/// all the same, and does not wait.
 #[test]
 fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
     for point in ["apply-odd", "apply-half", "apply-names", "apply-stored", "apply-counted"] {
@@ -611,7 +619,7 @@ fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
         let pool = Pool::open(&scene.path, &options()).unwrap();
         create(&pool, b"own", 1).unwrap();
         create(&pool, b"other", 1).unwrap();
-        // A reader that is patient would not be noticed.
+        // A long timeout would hide a reader that waits.
         let reading = OpenOptions { read_only: true, ..options() };
         let reader = Pool::open(&scene.path, &reading).unwrap();
         drop(pool);

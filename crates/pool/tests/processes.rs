@@ -1,4 +1,5 @@
-//! Several processes and one pool: killed at random moments, and what the others and the next ones see.
+//! Several processes and one pool: killed at random moments, and what the others and later ones
+//! see.
 
 mod common;
 
@@ -17,7 +18,7 @@ use aquifer_testkit::rng::Rng;
 use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Scene, contents, create, find, page, place};
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -42,7 +43,7 @@ fn pool_of_parent() -> Pool {
     Pool::open(environment("POOL"), &OpenOptions::default()).unwrap()
 }
 
-/// Commits 1, 2, 3, … to both pages of its object, and says each number when it is acknowledged.
+/// Commits 1, 2, 3, … to both pages of its object, and prints each number when it is acknowledged.
 fn writer() {
     let pool = pool_of_parent();
     let name = environment("OBJECT").into_bytes();
@@ -60,7 +61,7 @@ fn writer() {
     }
 }
 
-/// Commits what the object has plus one to both of its pages, and gives the lock back each time.
+/// Increments both pages of the object in a commit, and releases the lock each time.
 fn sharer() {
     let pool = pool_of_parent();
     let inode = find(&pool, b"object-0").unwrap().expect("made by the parent");
@@ -79,7 +80,7 @@ fn sharer() {
     }
 }
 
-/// What both pages of the object have, which this handle has locked.
+/// The stamp of both pages of the object, which this handle has locked.
 fn stamp_of_object(pool: &Pool) -> u64 {
     let inode = find(pool, b"object-0").unwrap().unwrap();
     let (first, last) = (place(&inode, 0), place(&inode, 1));
@@ -99,7 +100,7 @@ fn stamp_of_object(pool: &Pool) -> u64 {
     stamps[0]
 }
 
-/// Creates and destroys objects of its own, and says what it has after each.
+/// Creates and destroys its own objects, and prints what it has after each change.
 fn churner() {
     let pool = pool_of_parent();
     let own = environment("OBJECT");
@@ -120,7 +121,7 @@ fn churner() {
     }
 }
 
-/// Holds an object until it is killed.
+/// Holds an object's lock until it is killed.
 fn holder() {
     let pool = pool_of_parent();
     let inode = find(&pool, environment("OBJECT").as_bytes()).unwrap().unwrap();
@@ -137,7 +138,7 @@ fn spawn(role: &str, pool: &Path, object: &str, from: u64) -> Reaped {
     Reaped(command.spawn().unwrap())
 }
 
-/// Waits until a child has said a line with this start.
+/// Waits until a child has printed a line with this start.
 fn hear(child: &mut Reaped, start: &str) -> String {
     let mut output = BufReader::with_capacity(1, child.0.stdout.as_mut().unwrap());
     let mut line = String::new();
@@ -150,7 +151,7 @@ fn hear(child: &mut Reaped, start: &str) -> String {
 
 fn last_acknowledged(said: &[u8]) -> Option<u64> {
     let text = String::from_utf8_lossy(said);
-    // The last line may be cut off by the death.
+    // The death may have cut off the last line.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok()).next_back()
 }
@@ -166,12 +167,12 @@ fn scene() -> Scene {
     scene
 }
 
-/// Writers and one that makes and destroys, all killed again and again; sometimes somebody stays, so that the pool
-/// lives on, sometimes all die, so that it is recovered.
+/// Writers and a churner are killed repeatedly; sometimes one process survives, so that the pool
+/// stays open, and sometimes all die, so that it is recovered.
 #[test]
 fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
     let scene = scene();
-    // Pages that are being zeroed are not free meanwhile.
+    // Without zeroing: pages that are being zeroed are not free.
     let options = OpenOptions { zero_bytes_per_second: 0, ..OpenOptions::default() };
     let mut rng = Rng::new(seed(11));
     let mut known: BTreeMap<String, u64> = BTreeMap::new();
@@ -187,7 +188,7 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
             })
             .collect();
         children.push(("churn".to_owned(), spawn("churner", &scene.path, "churn", rng.next_u64())));
-        // All of them work before the first is killed, at a moment that nobody knows.
+        // All of them work before the first is killed, at a random moment.
         children.iter_mut().for_each(|(_, child)| drop(hear(child, "acknowledged")));
         for _ in 0..rng.below(2000) {
             std::thread::yield_now();
@@ -217,7 +218,7 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
             );
             known.insert(object, stamps[0]);
         }
-        // Pages belong to one object, and none is lost.
+        // Each page belongs to one object at most, and none is lost.
         let layout = pool.layout();
         let named: u64 = pool.inodes().unwrap().iter().map(|inode| inode.content_pages()).sum();
         pool.checkpoint().unwrap();
@@ -227,8 +228,8 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
     println!("{kills} processes killed");
 }
 
-/// Readers that only read follow writers that die and are replaced: whole states, and never an older one than before. The pool
-/// lives on through the readers alone.
+/// Readers follow writers that die and are replaced: they see whole states, and never an older one
+/// than before. In between, readers alone keep the pool open.
 #[test]
 fn a_reader_follows_writers_that_die() {
     let scene = scene();
@@ -305,7 +306,8 @@ fn an_exclusive_opener_keeps_others_out_and_the_other_way_round() {
     assert!(matches!(Pool::open(&scene.path, &exclusive), Err(PoolError::Busy { .. })));
 }
 
-/// Shared memory that cannot be reached (another container's) is an error that says so, and leaves the pool alone.
+/// Shared memory that cannot be reached (another container's) gives a specific error, and the pool
+/// is left alone.
 #[test]
 fn a_pool_whose_shared_memory_is_elsewhere_is_refused() {
     let scene = scene();
@@ -318,12 +320,12 @@ fn a_pool_whose_shared_memory_is_elsewhere_is_refused() {
         Pool::open(&scene.path, &OpenOptions::default()),
         Err(PoolError::BusyElsewhere { .. })
     ));
-    // Who has it open works on.
+    // A process that has it open keeps working.
     create(&pool, b"more", 1).unwrap();
 }
 
-/// Who makes shared memory may die before it is complete. It says whose it is nevertheless, and is removed by the next one;
-/// that of another pool is not.
+/// A process may die while it creates shared memory. Even incomplete, the memory names its pool,
+/// and the next process removes it; that of another pool is left.
 #[test]
 fn shared_memory_that_was_never_complete_is_removed() {
     let scene = scene();
@@ -356,7 +358,8 @@ fn aquifer_sys_unlink(name: &str) {
     std::fs::remove_file(Path::new("/dev/shm").join(name)).unwrap();
 }
 
-/// A reader of a pool that others write sees what is committed, though it cannot bring the media up to date.
+/// A reader of a pool with writers sees what is committed, although it cannot write it to its place
+/// on media.
 #[test]
 fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     let scene = scene();
@@ -376,7 +379,7 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     assert!(matches!(reader.checkpoint(), Err(PoolError::ReadOnly { .. })));
     drop(reader);
 
-    // All writers die; the log is not replayed. A reader alone sees the same, and changes nothing.
+    // All writers die; the log is not replayed. A lone reader sees the same, and changes nothing.
     let copy = scene.path.with_extension("copy");
     std::fs::copy(&scene.path, &copy).unwrap();
     let before = std::fs::read(&copy).unwrap();
@@ -405,7 +408,7 @@ fn a_fork_shares_nothing() {
         let mut writing = writing;
         let _ = writing.write_all(if refused { b"yes" } else { b"no " });
         loop {
-            // SAFETY: waits for its end.
+            // SAFETY: only blocks until a signal ends the child.
             unsafe { libc::pause() };
         }
     }
@@ -415,17 +418,17 @@ fn a_fork_shares_nothing() {
     // The parent's lock is still held ...
     let other = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
     let still_held = other.lock_inode(inode.number, LockMode::Shared).is_err();
-    // ... and gone with the parent's handle, though the child lives.
+    // ... and released with the parent's handle, though the child lives.
     drop(lock);
     let free_again = other.lock_inode(inode.number, LockMode::Exclusive).is_ok();
     drop(pool);
     drop(other);
     let exclusive = OpenOptions { exclusive: true, ..OpenOptions::default() };
     let alone = Pool::open(&scene.path, &exclusive).map(drop);
-    // SAFETY: our child.
+    // SAFETY: our child, not waited for yet.
     unsafe { libc::kill(child, libc::SIGKILL) };
     let mut status = 0;
-    // SAFETY: as above.
+    // SAFETY: our child; `status` outlives the call.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(&answer, b"yes");
     assert!(still_held, "the child gave up its parent's lock");

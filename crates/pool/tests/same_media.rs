@@ -1,4 +1,5 @@
-//! Media of an open pool, given a second time: locks belong to open files and do not keep such openers apart, so they are refused by name.
+//! Opening the media of an open pool a second time: locks belong to open files and do not separate
+//! such openers, so they are refused by other means.
 
 mod support;
 
@@ -22,7 +23,7 @@ fn is_refused<T>(outcome: Result<T, PoolError>) {
     }
 }
 
-/// Tries all that needs the media for itself.
+/// Asserts that everything that needs the media exclusively is refused.
 fn assert_all_are_refused(media: &Arc<dyn Media>) {
     let read_only = OpenOptions { read_only: true, ..alone() };
     for options in [shared(), alone(), reading(), read_only] {
@@ -44,7 +45,7 @@ fn media_of_an_open_pool_are_refused() {
     for options in [shared(), alone(), reading()] {
         let media: Arc<dyn Media> = FileMedia::of(&sample::crashed_image(POOL_BYTES));
         if options.read_only {
-            // Recovered before, so that a reader can show all.
+            // Recovered before, so that a reader can show everything.
             drop(Pool::open_on(media.clone(), &alone()).unwrap());
         }
         let pool = Pool::open_on(media.clone(), &options).unwrap();
@@ -59,7 +60,7 @@ fn media_of_an_open_pool_are_refused() {
             assert!(check::check_on(&*media, &CheckOptions::default()).is_in_use);
         }
         drop(pool);
-        // The one after the other they are fine.
+        // One after another they are accepted.
         drop(Pool::open_on(media.clone(), &shared()).unwrap());
         Pool::grow_on(
             media.clone(),
@@ -75,7 +76,7 @@ fn media_of_an_open_pool_are_refused() {
     }
 }
 
-/// A refusal gives back no lock of the pool that is open.
+/// A refused opening releases no lock of the open pool.
 #[test]
 fn a_refused_opening_leaves_the_locks_of_the_first() {
     let directory = scratch();
@@ -91,7 +92,7 @@ fn a_refused_opening_leaves_the_locks_of_the_first() {
     Pool::open_on(FileMedia::open(&path), &quick).unwrap();
 }
 
-/// Duplicates of one descriptor are one open file; what was opened twice is two.
+/// Duplicates of one descriptor are one open file; a file that was opened twice is two.
 #[test]
 fn other_media_of_the_same_open_file_are_refused() {
     let directory = scratch();
@@ -113,7 +114,7 @@ fn other_media_of_the_same_open_file_are_refused() {
     sample::assert_complete(&again);
 }
 
-/// The locks of a process that may only read the file have no say in which media share an open file.
+/// The locks of a process that may only read the file do not affect which media share an open file.
 #[test]
 fn locks_of_a_reader_do_not_hide_that_media_are_in_use() {
     const FIRST_LOCK: u64 = 1 << 61;
@@ -123,7 +124,7 @@ fn locks_of_a_reader_do_not_hide_that_media_are_in_use() {
     let media: Arc<dyn Media> = FileMedia::open(&path);
     let pool = Pool::open_on(media.clone(), &shared()).unwrap();
     let reader = File::open(&path).unwrap();
-    // All bytes that stand for nothing.
+    // All bytes without a meaning.
     for (start, end) in [(0, FIRST_LOCK), (FIRST_LOCK + (1 << 36), FIRST_LOCK + (1 << 37))] {
         let range = LockRange { offset_bytes: start, len_bytes: end - start };
         assert!(lock::try_lock(reader.as_fd(), range, LockKind::Shared).unwrap());
@@ -134,7 +135,7 @@ fn locks_of_a_reader_do_not_hide_that_media_are_in_use() {
     sample::assert_complete(&pool);
 }
 
-/// Two threads at once: one of them has it.
+/// Two threads open at once: one of them succeeds.
 #[test]
 fn of_two_openings_at_once_one_is_refused() {
     let media: Arc<dyn Media> = FileMedia::of(&sample::crashed_image(POOL_BYTES));

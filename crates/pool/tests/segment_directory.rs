@@ -1,5 +1,5 @@
-//! Shared memory in a directory that the caller has chosen: the pool's own, on a disk, which other containers share and which outlives
-//! the machine's start.
+//! Shared memory in a directory that the caller has chosen: the pool's directory, on a disk, which
+//! other containers share and which survives restarts of the machine.
 
 mod common;
 mod disk;
@@ -16,7 +16,7 @@ use aquifer_testkit::child::{self, Reaped};
 use common::{contents, create};
 use disk::{Disk, succeeds};
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -41,7 +41,7 @@ fn reading() -> OpenOptions {
     OpenOptions { read_only: true, ..OpenOptions::default() }
 }
 
-/// With shared memory beside the pool.
+/// Options with shared memory beside the pool.
 fn beside(pool: &Path) -> OpenOptions {
     OpenOptions { segment_directory: pool.parent().map(Path::to_path_buf), ..default() }
 }
@@ -88,12 +88,12 @@ fn shared_memory_beside_the_pool_is_found_by_all() {
     let pool = Pool::open(&path, &beside(&path)).unwrap();
     let names = names_of_shared_memory(directory.path());
     assert_eq!(names.len(), 2, "{names:?}");
-    // All that is used at first has its room.
+    // The memory that is used at first is allocated.
     for name in &names {
         let found = name.metadata().unwrap();
         assert!(found.blocks() > 0 && found.mode() & 0o777 == 0o600, "{found:?}");
     }
-    // By another process and by handles that know of no directory.
+    // Joined by another process, and by handles whose options have no directory.
     let other = writer_of(&path);
     for options in [beside(&path), default(), reading()] {
         let joined = Pool::open(&path, &options).unwrap();
@@ -108,7 +108,8 @@ fn shared_memory_beside_the_pool_is_found_by_all() {
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
 }
 
-/// The device of a disk may have another number after the machine was started anew, and nothing that is found there is joined.
+/// After a restart of the machine the device of a disk may have another number, and shared memory
+/// found there is not joined.
 #[test]
 fn shared_memory_that_an_earlier_start_has_left_is_removed() {
     let directory = tempfile::tempdir().unwrap();
@@ -118,7 +119,8 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
     assert_eq!(names.len(), 2);
     let findings = check(&path, &CheckOptions::default()).unwrap().findings;
     assert!(findings.iter().any(|finding| finding.kind == FindingKind::SharedMemory));
-    // Other files of the same names and bytes, as it looks when all numbers are others.
+    // Other files with the same names and bytes: what they look like if all device and inode
+    // numbers have changed.
     for name in &names {
         let bytes = std::fs::read(name).unwrap();
         std::fs::remove_file(name).unwrap();
@@ -128,7 +130,7 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
     assert_eq!(contents(&pool).unwrap().len(), 1);
     drop(pool);
-    // Made, and not yet named.
+    // Created, but not named by the superblock yet.
     writer_of(&path).kill();
     for name in names_of_shared_memory(directory.path()) {
         match name.to_str().unwrap().ends_with("-pins") {
@@ -142,7 +144,7 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
 }
 
-/// A copy of a pool that is in use names the same shared memory, and leaves it alone.
+/// A copy of a pool in use names the same shared memory, and leaves it alone.
 #[test]
 fn a_copy_leaves_the_shared_memory_of_its_original() {
     let directory = tempfile::tempdir().unwrap();
@@ -162,7 +164,7 @@ fn mount(arguments: &[&str]) -> bool {
     succeeds("mount", arguments)
 }
 
-/// Each container has a /dev/shm of its own, and both have the pool's directory.
+/// Each container has its own /dev/shm, and both have the pool's directory.
 fn containers() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = created(directory.path());
@@ -223,7 +225,8 @@ fn write_and_die() {
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
 }
 
-/// What a process that died left in a directory of its choice counts, and is removed, where the tools are told of it.
+/// What a dead process left in a directory of its choice counts, and is removed, if the tools get
+/// the directory as an option.
 #[test]
 fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
@@ -251,7 +254,7 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
     }
 }
 
-/// Inodes of 128 bytes have no room for the time of birth.
+/// Inodes of 128 bytes have no room for a birth time.
 fn no_birth_times() {
     let Some(disk) = Disk::new(&["-I", "128"]) else { return };
     let path = created(&disk.mounted());
@@ -267,7 +270,7 @@ fn no_birth_times() {
             }
         }
     }
-    // The pool's owner can do all that a writer can.
+    // The pool's owner can do everything that a writer can.
     std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
     owned_by(12_345);
     drop(Pool::open(&path, &default()).unwrap());
@@ -281,10 +284,10 @@ fn without_birth_times_only_known_owners_are_believed() {
     child::succeeds_with_mounts("no birth times");
 }
 
-/// The byte of the pool file that says who has the pool open: `membership`.
+/// The byte of the pool file that every process with the pool open has locked: see `membership`.
 const OPENERS: u64 = 1 << 61;
 
-/// Leaves an image in the shared memory on the disk that is older than what the pool's media hold.
+/// Leaves an image on the disk of the shared memory that is older than the pool's media.
 fn write_two_states() {
     let path = std::env::var_os("POOL").unwrap();
     let place = PathBuf::from(std::env::var_os("PLACE").unwrap());
@@ -300,7 +303,7 @@ fn write_two_states() {
     common::write(&pool, b"new", 2, 7).unwrap();
     pool.sync().unwrap();
     pool.checkpoint().unwrap();
-    // SAFETY: ends this process.
+    // SAFETY: a signal that ends this process.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
 }
 
@@ -335,14 +338,15 @@ fn shared_memory_that_has_lost_its_own_page_cache_is_not_joined() {
     child::succeeds_with_mounts("lost image");
 }
 
-/// Opens the pool, which names its shared memory, and closes it.
+/// Opens the pool with its shared memory beside it, changes it, and closes it.
 fn open_as_told() {
     let path = PathBuf::from(std::env::var_os("POOL").unwrap());
     let pool = Pool::open(&path, &beside(&path)).unwrap();
     create(&pool, b"opened", 1).unwrap();
 }
 
-/// A container whose boot id is its own opens a copy: what it finds seems to be of another start of the machine, and is in use.
+/// A container with its own boot id opens a copy: the shared memory that it finds seems to be from
+/// another start of the machine, and is in use.
 fn own_boot_id() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = created(directory.path());
@@ -370,7 +374,7 @@ fn shared_memory_that_is_in_use_is_not_taken_for_one_of_an_earlier_start() {
     child::succeeds_with_mounts("own boot id");
 }
 
-/// Another user sees a new file, computes the name that it will get, and is faster.
+/// Another user sees a new file, computes the name that it will get, and takes it first.
 #[test]
 fn a_name_that_another_user_has_taken_is_not_needed() {
     use std::io::{BufRead, BufReader, Write};
@@ -389,7 +393,8 @@ fn a_name_that_another_user_has_taken_is_not_needed() {
             if taken.is_empty() {
                 for pins in names_of_shared_memory(directory.path()) {
                     if let Some(name) = pins.to_str().unwrap().strip_suffix("-pins") {
-                        // A file of another user in a directory with the sticky bit cannot be replaced either, except by root.
+                        // Stands for a file of another user in a sticky directory: it cannot be
+                        // replaced either, except by root.
                         std::fs::create_dir(name).unwrap();
                         taken.push(PathBuf::from(name));
                     }
@@ -405,7 +410,7 @@ fn a_name_that_another_user_has_taken_is_not_needed() {
     assert_eq!(names_of_shared_memory(directory.path()), taken, "what is not the pool's stays");
 }
 
-/// Where the shared memory of a killed process leaves no room for another one, it makes way.
+/// If the shared memory of a killed process leaves no space for another one, it is removed.
 fn little_room() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = created(directory.path());

@@ -1,4 +1,5 @@
-//! Pages between two owners: pins keep them, in whichever process; zeroed ones are zero; nobody ever sees another one's.
+//! Pages between two owners: pins keep them, in any process; zeroed pages are zero; no owner ever
+//! sees bytes of another.
 
 mod support;
 
@@ -27,7 +28,7 @@ use support::*;
 
 type Outcome<T> = aquifer_pool::Result<T>;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[("pinner", pinner), ("opener", opener), ("zeroer", zeroer)]);
@@ -51,7 +52,7 @@ fn say_and_stay(text: &str) {
     }
 }
 
-/// Pins the pages of all files until it is killed; so many times that more than one block is needed.
+/// Pins the pages of all files until it is killed; often enough to need more than one block.
 fn pinner() {
     let pool = pool_of_parent();
     let files = files(&pool);
@@ -71,7 +72,7 @@ fn opener() {
     say_and_stay("opened");
 }
 
-/// Zeroes what is free.
+/// Zeroes free pages.
 fn zeroer() {
     let pool = pool_of_parent();
     pool.zero_free_pages(1 << 20).unwrap();
@@ -95,13 +96,13 @@ fn wait_for(output: &mut impl BufRead, said: &str) {
 }
 
 fn signal(child: &Reaped, number: i32) {
-    // SAFETY: our child, which was not waited for.
+    // SAFETY: the process is our child and was not waited for, so its pid is not reused.
     assert_eq!(unsafe { libc::kill(child.0.id() as i32, number) }, 0);
 }
 
 fn wait_until_stopped(child: &Reaped) {
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: our child; `status` outlives the call.
     unsafe { libc::waitpid(child.0.id() as i32, &raw mut status, libc::WUNTRACED) };
     assert!(libc::WIFSTOPPED(status));
 }
@@ -124,13 +125,13 @@ fn file(pool: &Pool, number: u64) -> Option<FileInode> {
 }
 
 fn put(transaction: &mut Transaction<'_>, file: &FileInode) {
-    // As opening wants it: counted right.
+    // Opening requires a correct count.
     let pages = file.runs.iter().map(|run| run.pages).sum();
     let counted = FileInode { pages, ..file.clone() };
     ChangeSlots::put(transaction, file.number, counted.encode().expect("few runs"));
 }
 
-/// Makes a file of these many pages, all filled with `stamp`, or zero for 0.
+/// Creates a file of this many pages, all filled with `stamp`, or zero for 0.
 fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
     let reservation = pool.reserve_some(pages, None, stamp == 0)?;
     let runs = reservation.runs().to_vec();
@@ -143,8 +144,8 @@ fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
         let incarnation = transaction.new_incarnation(number)?;
         let file = FileInode {
             runs: runs.clone(),
-            // Without a name, as an open file can be.
-            // The file's own: what its pages may hold besides zeros.
+            // Without a name, as an open file can be. The seed records which stamp its pages may
+            // hold besides zeros.
             seed: stamp,
             ..FileInode::new(FileKind::File, number, incarnation)
         };
@@ -153,7 +154,7 @@ fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
     })
 }
 
-/// Gives other runs to a file.
+/// Replaces the runs of a file.
 fn set_runs(pool: &Pool, number: u64, runs: &[Run]) -> Outcome<()> {
     let before = file(pool, number).expect("it is there");
     pool.change_unguarded(vec![], |transaction| {
@@ -197,7 +198,7 @@ fn free_pages(pool: &Pool) -> u64 {
     pool.info().unwrap().free_pages
 }
 
-/// Takes all free pages, and says whether any of them is in `run`.
+/// Takes all free pages, and returns whether any of them is in `run`.
 fn can_be_had(pool: &Pool, run: Run) -> bool {
     let mut held = Vec::new();
     while let Ok(reservation) = pool.reserve_some(u64::MAX, None, false) {
@@ -232,7 +233,8 @@ fn pages_of_a_pinned_file_are_not_reused_while_others_are() {
     assert_eq!(info.pins, 1);
     assert!(can_be_had(&pool, other.runs[0]) && !can_be_had(&pool, one.runs[0]));
     assert!(words(&pool, one.runs[0]).iter().all(|word| *word == 7));
-    // What the file frees of its later pages, the pin keeps as well; what another file frees, not.
+    // The pin also keeps pages of later versions that the file frees, but not pages of another
+    // file.
     for round in 0..20 {
         let third = create(&pool, 50, 9).unwrap();
         remove(&pool, third.number).unwrap();
@@ -264,7 +266,7 @@ fn a_pin_of_a_later_version_keeps_nothing_that_was_freed_before() {
     assert_eq!(free_pages(&pool), free);
 }
 
-/// The pages that a view sees go to another file, which gives them up.
+/// The pages that a view sees move to another file, which frees them.
 #[test]
 fn a_pin_keeps_pages_that_another_file_frees() {
     let pool = pool_alone();
@@ -277,7 +279,7 @@ fn a_pin_keeps_pages_that_another_file_frees() {
     pool.checkpoint().unwrap();
     assert_eq!(free_pages(&pool), free - 20);
     assert!(!can_be_had(&pool, one.runs[0]));
-    // Those it has now it does not pin; nothing tells them apart.
+    // The pin does not cover the file's present pages, but nothing distinguishes them.
     remove(&pool, one.number).unwrap();
     drop(pin);
     pool.checkpoint().unwrap();
@@ -308,7 +310,7 @@ fn what_was_exchanged_is_durable_before_it_is_stored_to() {
     create(&pool, 1, 9).unwrap();
     [one, other].into_iter().for_each(settle);
     assert_eq!(pool.durable_lsn(), durable, "what came later is nobody's business");
-    // Who died in the middle may have made it or not.
+    // A thread that dies in the middle may have made it or not.
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let lock = pool.lock_two_files(one, other).unwrap();
         lock.exchange(|| {
@@ -326,14 +328,14 @@ fn what_was_exchanged_is_durable_before_it_is_stored_to() {
 fn pins_that_keep_too_much_are_an_error() {
     let directory = scratch();
     let path = directory.path().join("pool");
-    // Full of holes: what nobody writes to takes no memory.
+    // A sparse file: pages that are not written take no memory.
     std::fs::File::create(&path).unwrap().set_len(450 << 20).unwrap();
     let options =
         CreateOptions { inodes: Some(15), log_bytes: Some(1 << 20), ..Default::default() };
     let pool = Pool::create_on(FileMedia::open(&path), &options, &alone()).unwrap();
     let made = [7, 8].map(|stamp| create(&pool, 1, stamp).unwrap());
     let pins = made.each_ref().map(|file| pin(&pool, file).unwrap());
-    // They take turns, so that no two freed pages make one run.
+    // They alternate, so that no two freed pages form one run.
     let mut outcome = Ok(());
     while outcome.is_ok() {
         let reserved = pool.reserve(80, 1).unwrap();
@@ -356,7 +358,7 @@ fn pins_that_keep_too_much_are_an_error() {
         matches!(error, PoolError::TooMuchPinned { held_runs } if held_runs >= 1 << 15),
         "{error}"
     );
-    // Other changes go on, and all of it is free when the views are gone.
+    // Other changes continue, and all of it is free when the pins are dropped.
     pool.sync().unwrap();
     drop(pins);
     pool.checkpoint().unwrap();
@@ -379,7 +381,7 @@ fn more_pins_than_there_is_room_for_are_an_error() {
     };
     assert!(matches!(error, PoolError::TooManyPins { limit } if limit == pins.len()), "{error}");
     assert_eq!(pool.info().unwrap().pins, pins.len() as u64);
-    // The place of any of them can be had again.
+    // The place of any of them can be reused.
     drop(pins.swap_remove(pins.len() / 3));
     pins.push(pool.pin(3, 0).unwrap());
     assert!(pool.pin(3, 0).is_err());
@@ -424,7 +426,7 @@ fn a_killed_pinners_pins_vanish_and_a_stopped_ones_stay() {
         pinner.kill();
         pool.checkpoint().unwrap();
         assert_eq!((free_pages(&pool), pool.info().unwrap().pins), (free, 0), "reads: {reads}");
-        // The blocks of the dead are used again.
+        // The blocks of dead processes are reused.
         let pins: Vec<_> = (0..1024).map(|_| pool.pin(5, 1).unwrap()).collect();
         assert_eq!(pool.info().unwrap().pins, pins.len() as u64);
     }
@@ -455,7 +457,7 @@ fn a_file_is_open_as_long_as_a_process_that_opened_it_lives() {
     );
 }
 
-/// Handles of one process are as good as processes, and an owned pin keeps its pool open.
+/// Handles of one process behave like processes, and an owned pin keeps its pool open.
 #[test]
 fn a_handle_that_is_closed_has_no_pins() {
     let directory = scratch();
@@ -483,7 +485,7 @@ fn a_handle_that_is_closed_has_no_pins() {
     assert_eq!(names(&format!("aquifer-{hex}")), 0, "the pins are removed with the segment");
 }
 
-/// A forked child has no pins, and takes none of its parent's away.
+/// A forked child has no pins, and removes none of its parent's.
 #[test]
 fn pins_are_inert_in_a_fork() {
     let directory = scratch();
@@ -495,11 +497,11 @@ fn pins_are_inert_in_a_fork() {
     if child == 0 {
         let refused = matches!(pool.pin(made.number, 1), Err(PoolError::Forked));
         drop(pin);
-        // SAFETY: ends the child.
+        // SAFETY: `_exit` ends the child without running destructors.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: our child; `status` outlives the call.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
     assert_eq!(pool.info().unwrap().pins, 1);
@@ -507,7 +509,7 @@ fn pins_are_inert_in_a_fork() {
     assert_eq!(pool.info().unwrap().pins, 0);
 }
 
-/// Readers look at pages while others free them and fill them with something else.
+/// Readers read pages while other threads free them and fill them with something else.
 #[test]
 fn readers_never_see_the_next_owners_bytes() {
     let directory = scratch();
@@ -536,7 +538,7 @@ fn readers_never_see_the_next_owners_bytes() {
             })
         });
         for round in 0..rounds {
-            // A new file in place of an old one: its pages, when they are free, have its own stamp.
+            // A new file in place of an old one: its pages, when they are free, have another stamp.
             let number = numbers[(round % 3) as usize];
             let stamp = 100 + round;
             let reservation = pool.reserve_some(4, None, false).unwrap();
@@ -584,16 +586,16 @@ fn zeroed_pages_are_zero_and_cost_nothing_when_they_are_taken() {
     let zeroed = Run { start_page: made.runs[0].start_page, pages: 40 };
     assert!(is_zero(&pool, zeroed));
     assert!(!is_zero(&pool, Run { start_page: zeroed.end_page(), pages: 1 }));
-    // Whoever needs no zeros leaves them to those who do.
+    // A reservation that needs no zeros leaves zeroed pages to others that do.
     let others = pool.reserve_some(10, None, false).unwrap();
     assert!(!others.whole().overlaps(zeroed));
     let taken = pool.reserve_some(30, None, true).unwrap();
     assert_eq!((taken.whole().start_page, taken.whole().pages), (zeroed.start_page, 30));
     assert_eq!(pool.info().unwrap().zeroed_pages, 10);
-    // When there are not enough, the rest is zeroed now.
+    // If there are not enough, the rest is zeroed now.
     let more = pool.reserve_zeroed(50, 1).unwrap();
     assert!(is_zero(&pool, more.whole()));
-    // What was taken may have been written to.
+    // Pages that were taken may have been written to.
     pool.store_unguarded(taken.whole().bytes().offset_bytes, &filled(9, 30)).unwrap();
     let whole = taken.whole();
     drop((taken, more, others));
@@ -614,7 +616,7 @@ fn a_thread_zeroes_what_was_freed() {
         std::thread::yield_now();
     }
     assert!(is_zero(&pool, made.runs[0]));
-    // It takes no page from anybody.
+    // Zeroing takes no free page away.
     remove(&pool, create(&pool, free, 7).unwrap().number).unwrap();
     assert_eq!(pool.reserve(free, 1).unwrap().whole().pages, free);
 }
@@ -633,7 +635,7 @@ fn files_grow_in_place_and_long_runs_are_aligned() {
     assert_ne!(elsewhere.whole().start_page, end_page);
     let long = pool.reserve_some(1024, None, false).unwrap();
     assert_eq!((long.whole().start_page % 512, long.whole().pages), (0, 1024));
-    // Behind the end and before the data there is nothing.
+    // There are no pages beyond the end and before the data.
     for near_page in [0, 1, pool.layout().page_count, u64::MAX] {
         let found = pool.reserve_some(1, Some(near_page), false).unwrap();
         assert!(found.whole().start_page >= pool.layout().data_start_page);
@@ -644,7 +646,8 @@ fn files_grow_in_place_and_long_runs_are_aligned() {
     assert!(rest.whole().pages + 1024 > largest, "{:?} of {largest}", rest.whole());
 }
 
-/// Random changes of files, with and without power cuts between them: packed, and so durable in any order.
+/// Random changes of files, with and without power cuts between them: packed, so they become
+/// durable in any order.
 fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recording {
     let options = OpenOptions { mutant, boot: Some(1), ..alone() };
     let fresh = Arc::new(CrashMedia::new(512 << 10, domain).unwrap());
@@ -700,10 +703,10 @@ fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recor
     recording
 }
 
-/// No file shows bytes of another one; whoever takes zeros gets zeros.
+/// No file shows bytes of another one, and zeroed reservations are zero.
 fn check(state: &CrashState<'_>, mutant: Option<Mutant>) -> Verdict {
     let media = Arc::new(state.media()?);
-    // The machine was started anew.
+    // The machine was restarted.
     let options = OpenOptions { mutant, boot: Some(2), ..alone() };
     let pool = Pool::open_on(media, &options)?;
     let mut owners: BTreeMap<u64, u64> = BTreeMap::new();
@@ -769,7 +772,7 @@ fn deliberate_mistakes_show_bytes_of_another_file() {
     assert!(missed.is_empty(), "not noticed: {missed:?}");
 }
 
-/// What a change does not name of the pages that were reserved for it is free again.
+/// Pages that were reserved for a change, but not named by it, are free again.
 #[test]
 fn what_is_reserved_and_not_named_is_given_back() {
     let pool = pool_alone();
@@ -809,7 +812,7 @@ fn what_is_reserved_and_not_named_is_given_back() {
     }
 }
 
-/// What is being zeroed is nobody's.
+/// Pages that are being zeroed have no owner.
 #[test]
 fn pages_count_as_free_while_they_are_zeroed() {
     let directory = scratch();
@@ -827,12 +830,12 @@ fn pages_count_as_free_while_they_are_zeroed() {
     let room = pool.room().unwrap();
     assert_eq!((room.free_pages, pool.info().unwrap().free_pages), (free, free));
     assert!(!can_be_had(&pool, made.runs[0]), "they are just being written to");
-    // It goes on, and is held no more.
+    // It continues, and is not held any more.
     drop(child.0.stdin.take());
     wait_for(&mut output, "zeroed");
     assert_eq!(pool.room().unwrap().free_pages, free);
     assert!(can_be_had(&pool, made.runs[0]));
-    // One that dies meanwhile takes none of them along.
+    // If one dies during zeroing, its pages are not lost.
     let mut command = child::command("zeroer");
     command.env("POOL", directory.path().join("pool")).env("READS", "no");
     command.env("AQUIFER_DIE_AT", "zero-written");

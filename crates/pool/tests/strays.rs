@@ -1,5 +1,6 @@
-//! What a process that may only read a pool can do to it: nothing to the media and the metadata, and to writers no more than
-//! keep pages from being used again. And what safe code can do that forgets a lock.
+//! What a process that may only read a pool can do to it: nothing to the media and the metadata,
+//! and to writers nothing but delay the reuse of pages. And what safe code that forgets a lock can
+//! do.
 
 mod common;
 
@@ -17,7 +18,7 @@ use aquifer_testkit::rng::Rng;
 use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use common::{Scene, contents, create, destroy, write};
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -41,7 +42,7 @@ fn scene_in(directory: tempfile::TempDir) -> Scene {
     scene
 }
 
-/// On a disk, and in memory where that can be had.
+/// Pools on a disk, and in memory if possible.
 fn scenes() -> Vec<Scene> {
     let mut directories = vec![tempfile::tempdir().unwrap()];
     match tempfile::tempdir_in("/dev/shm") {
@@ -55,7 +56,8 @@ fn pool_of_parent() -> PathBuf {
     std::env::var_os("POOL").expect("set by the parent").into()
 }
 
-/// Every shared mapping of this process whose path ends so: start, length, whether it can be stored to.
+/// Every shared mapping of this process whose path has this end: start, length, whether it is
+/// writable.
 fn mappings(end: &str) -> Vec<(usize, usize, bool)> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let found = maps.lines().filter(|line| line.ends_with(end)).map(|line| {
@@ -67,7 +69,7 @@ fn mappings(end: &str) -> Vec<(usize, usize, bool)> {
     found.collect()
 }
 
-/// The end of the name of the shared memory of a pool that is open: what its superblock says.
+/// The end of the name of an open pool's shared memory, from its superblock.
 fn segment_of(pool: &Path) -> String {
     let bytes = std::fs::read(pool).unwrap();
     bytes[96..112].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -76,13 +78,13 @@ fn segment_of(pool: &Path) -> String {
 fn reader() -> (PathBuf, Pool) {
     let path = pool_of_parent();
     let pool = Pool::open(&path, &reading()).unwrap();
-    // Where nothing is mapped before it is read.
+    // A pool may be mapped only at the first read.
     pool.load(0, &mut [0; 8]).unwrap();
     (path, pool)
 }
 
 fn store(address: usize) {
-    // SAFETY: mapped; whether that is allowed is what is asked.
+    // SAFETY: the address is mapped; the test is whether the kernel allows the store.
     unsafe { (address as *mut u64).write_volatile(u64::MAX) };
 }
 
@@ -100,7 +102,7 @@ fn stray_into_the_segment() {
     store(start);
 }
 
-/// Everything that a process can do with the descriptors and mappings it has.
+/// Tries everything that a process can do with its descriptors and mappings.
 fn a_reader_tries() {
     let (path, pool) = reader();
     let segment = segment_of(&path);
@@ -110,16 +112,17 @@ fn a_reader_tries() {
     assert!(mappings("-pins").is_empty(), "a reader has nothing that it could store to");
     for (start, len_bytes, is_writable) in of_pool.into_iter().chain(of_segment) {
         assert!(!is_writable);
-        // SAFETY: asks for more than is allowed, and nothing is stored.
+        // SAFETY: the call must fail: it requests more access than is allowed, and nothing is
+        // stored.
         let made = unsafe {
             libc::mprotect(start as *mut _, len_bytes, libc::PROT_READ | libc::PROT_WRITE)
         };
         assert_eq!((made, aquifer_sys::errno()), (-1, libc::EACCES));
-        // The kernel stores no more than the process may.
+        // The kernel must not store on behalf of the process either.
         let (reading, writing) = std::io::pipe().unwrap();
         std::io::Write::write_all(&mut &writing, b"stray").unwrap();
         use std::os::fd::AsRawFd;
-        // SAFETY: the memory may not be stored to, and so is not.
+        // SAFETY: the memory is read-only, so the call fails without storing.
         let put = unsafe { libc::read(reading.as_raw_fd(), start as *mut _, 5) };
         assert_eq!((put, aquifer_sys::errno()), (-1, libc::EFAULT));
     }
@@ -131,11 +134,11 @@ fn a_reader_tries() {
             continue;
         }
         let number: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
-        // SAFETY: an open descriptor of this process.
+        // SAFETY: the number is an open descriptor of this process, which stays open.
         let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
         let refused = aquifer_sys::io::write_all_at(file.as_fd(), b"stray", 0).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EBADF), "{target}");
-        // SAFETY: as above.
+        // SAFETY: `ftruncate` accesses no memory.
         assert_eq!(unsafe { libc::ftruncate(number, 0) }, -1, "{target}");
     }
     assert!(
@@ -149,7 +152,7 @@ fn a_reader_tries() {
 #[test]
 fn a_stray_store_of_a_reader_does_not_reach_the_media() {
     for scene in scenes() {
-        // Shared memory that readers share: a writer is there.
+        // Shared memory exists: a writer has the pool open.
         let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
         let before = contents(&pool).unwrap();
         let bytes_before = std::fs::read(&scene.path).unwrap();
@@ -170,13 +173,13 @@ fn a_stray_store_of_a_reader_does_not_reach_the_media() {
     }
 }
 
-/// Where readers pin, as docs/format.md says.
+/// The bytes of the readers' pins, as in docs/format.md.
 const READER_USES: u64 = (1 << 61) + (1 << 34);
 const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
 const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
 const READER_LAYOUTS_END: u64 = 1 << 62;
 
-/// Locks and unlocks what it likes of the bytes that readers pin by: such that mean something more often than not.
+/// Randomly locks and unlocks bytes of the readers' pins, mostly bytes with a meaning.
 fn lock_anything(file: &std::fs::File, rng: &mut Rng) {
     for _ in 0..rng.below(400) {
         let inode = rng.below(20);
@@ -196,8 +199,8 @@ fn lock_anything(file: &std::fs::File, rng: &mut Rng) {
     }
 }
 
-/// A reader that locks what it likes costs at most that freed pages are not used again: what is written is as it should be, and what was
-/// kept is free when that reader is gone.
+/// A reader that locks random bytes can at most delay the reuse of freed pages: what is written is
+/// correct, and the kept pages are free when that reader is closed.
 #[test]
 fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
     let scene = scene_in(tempfile::tempdir().unwrap());
@@ -217,7 +220,7 @@ fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
                 Ok(()) => {
                     drop(expected.insert(name.clone(), contents(&pool).unwrap()[&name].clone()))
                 }
-                // In a long run all may be kept.
+                // In a long run all pages may be kept.
                 Err(PoolError::Full { .. }) => break,
                 Err(error) => panic!("round {round}: {error}"),
             },
@@ -238,19 +241,19 @@ fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
     assert_eq!(pool.info().unwrap().free_pages, free_before);
 }
 
-/// A user who may read the pool and its shared memory. Prints "pinned" when it has a pin, and stays.
 /// The first of the bytes that openers lock.
 const OPENERS: u64 = 1 << 61;
 
-/// Of openers, of recovery, and of the process slots behind the first one, which the writer has.
+/// The bytes of openers, of recovery, and of the process slots after the first one, which the
+/// writer has.
 const LOCKS_OF_A_LIVING_WRITER: [LockRange; 3] = [
     LockRange::byte(OPENERS),
     LockRange::byte(OPENERS + 1),
     LockRange { offset_bytes: OPENERS + (1 << 12) + 1, len_bytes: (1 << 12) - 1 },
 ];
 
-/// What the last writer stored without a sync is there when the machine is started again, although a reader has these ranges locked while
-/// the writer closes the pool.
+/// What the last writer stored without a sync survives a restart of the machine, although a reader
+/// has these ranges locked while the writer closes the pool.
 fn outlasts_the_machine(locked: &[LockRange]) {
     let in_boot = |boot| OpenOptions {
         boot: Some(boot),
@@ -269,7 +272,7 @@ fn outlasts_the_machine(locked: &[LockRange]) {
     }
     write(&writer, b"unsynced", 2, 7).unwrap();
     drop(writer);
-    // The locks stay with the file. The shared memory is of the file that was closed, too.
+    // The locks stay with the file. The shared memory belongs to the closed file, too.
     let copy = directory.path().join("copy");
     std::fs::copy(&path, &copy).unwrap();
     let pool = Pool::open(&copy, &in_boot(2)).unwrap();
@@ -289,9 +292,11 @@ fn whatever_a_reader_locks_the_last_writer_leaves_a_durable_pool() {
     outlasts_the_machine(&[openers, recovery, slots]);
 }
 
+/// Another user that may read the pool and its shared memory: prints "pinned" when it has pins, and
+/// stays until it is killed.
 fn reader_of_another_user() {
     const NOBODY: u32 = 65534;
-    // SAFETY: changes this process only, which has one thread that matters.
+    // SAFETY: changes only this process, in which no other thread depends on its credentials.
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setgid(NOBODY), 0);
@@ -317,7 +322,7 @@ fn reader_of_another_user() {
         .map(|inode| pool.pin_owned(inode.number, 0).unwrap())
         .collect();
     println!("pinned");
-    // Until the parent kills it.
+    // Blocks until the parent kills it.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
@@ -360,7 +365,7 @@ fn a_user_who_may_only_read_keeps_pages_and_cannot_harm_writers() {
     assert!(check(&scene.path, &CheckOptions::default()).unwrap().is_sound());
 }
 
-/// Forgets the lock of a file, closes the pool, and goes on taking locks in the same thread.
+/// Forgets the lock of a file, closes the pool, and takes more locks in the same thread.
 fn forgetful() {
     let options = OpenOptions { background: false, ..OpenOptions::default() };
     let lock_of = |pool: &Pool, inode| std::mem::forget(pool.lock_file(inode).unwrap());
@@ -370,7 +375,7 @@ fn forgetful() {
     lock_of(&pool, 2);
     std::mem::forget(pool.lock_two_files(3, 4).unwrap());
     drop(pool);
-    // Where nothing is mapped in place of what was forgotten.
+    // With another pool, so that nothing is mapped in place of what was forgotten.
     create(&other, b"first", 1).unwrap();
     let pool = Pool::open(pool_of_parent(), &options).unwrap();
     lock_of(&pool, 2);

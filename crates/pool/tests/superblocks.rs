@@ -1,5 +1,5 @@
-//! Superblocks that are being written while they are read, ones whose numbers are as high as they may be, and logs that change while they
-//! are read.
+//! Superblocks that change while they are read, superblocks with the highest possible numbers, and
+//! logs that change while they are read.
 
 mod common;
 mod support;
@@ -22,12 +22,13 @@ use support::{FileMedia, alone, reading, small};
 #[derive(Default)]
 struct Unsteady {
     media: Option<Arc<FileMedia>>,
-    /// So many times, superblocks are being written whenever they are read: each time another part is new.
+    /// The number of reads for which the superblocks are torn, each time differently.
     torn_reads: AtomicU64,
-    /// Bytes of which the system lost a write and drops them from memory before they are read for the `n`-th time.
+    /// Bytes whose write the system has lost, and which it drops from memory before their `n`-th
+    /// read.
     lost: Option<ByteRange>,
     reads_before_loss: AtomicU64,
-    /// What there is before metadata is written.
+    /// The image before metadata is written.
     before_metadata: OnceLock<Vec<u8>>,
 }
 
@@ -66,7 +67,7 @@ impl Media for Unsteady {
         let left = self.torn_reads.load(Relaxed);
         if is_superblock && left > 0 {
             self.torn_reads.store(left - 1, Relaxed);
-            // The sequence number, of a copy whose checksum is another's.
+            // The sequence number of a copy whose checksum is that of another.
             bytes[32..40].copy_from_slice(&(1000 + left).to_le_bytes());
         }
         Ok(())
@@ -147,7 +148,7 @@ fn with(image: &[u8], change: impl Fn(&mut Superblock)) -> Vec<u8> {
     image
 }
 
-/// What is as high as it may be can be opened, written to, and opened again.
+/// A pool with the highest possible numbers can be opened, written to, and opened again.
 #[test]
 fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
     const MOST: u64 = u64::MAX / 2;
@@ -193,8 +194,9 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
     }
 }
 
-/// A part of the log whose write the system has lost is dropped from memory at any moment of recovery. What is counted is on media before
-/// metadata goes to its place; or the pool is not opened, and the next opening finds what there is.
+/// A part of the log whose write the system has lost is dropped from memory at any moment of
+/// recovery. Records that count are on media before metadata is written in place; or the pool is
+/// not opened, and the next opening recovers what is there.
 #[test]
 fn a_log_that_changes_during_recovery_does_not_count_and_is_not_applied() {
     let media = FileMedia::of(&image());

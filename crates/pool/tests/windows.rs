@@ -1,4 +1,4 @@
-//! What a stray store of a process that may write reaches, in each mode of write windows.
+//! What a stray store of a process that may write can reach, in each mode of write windows.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,7 +11,7 @@ use aquifer_testkit::child;
 use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_vm::WindowKey;
 
-/// What a child does. Not a test by itself.
+/// Runs a child's role. Not a test by itself.
 #[test]
 fn child() {
     child::play(&[
@@ -27,7 +27,7 @@ fn child() {
     ]);
 }
 
-/// A pool in memory, in a directory of its own.
+/// A pool in memory, in its own directory.
 struct Scene {
     path: PathBuf,
     _directory: tempfile::TempDir,
@@ -49,7 +49,7 @@ impl Scene {
     }
 }
 
-/// Alone: who is to die leaves no shared memory.
+/// Exclusive: a process that will die leaves no shared memory.
 fn options(write_windows: WriteWindows) -> OpenOptions {
     OpenOptions { write_windows, exclusive: true, ..OpenOptions::default() }
 }
@@ -59,7 +59,7 @@ fn last_page(pool: &Pool) -> u64 {
     pool.layout().len_bytes() - 4096
 }
 
-/// Where a file is mapped with these permissions.
+/// The address at which a file is mapped with these permissions.
 fn mapped(path: &Path, permissions: &str) -> Option<usize> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| {
@@ -70,11 +70,11 @@ fn mapped(path: &Path, permissions: &str) -> Option<usize> {
 }
 
 fn store(address: usize) {
-    // SAFETY: mapped; whether that is allowed is what is asked.
+    // SAFETY: the address is mapped; the test is whether the kernel allows the store.
     unsafe { (address as *mut u64).write_volatile(u64::MAX) };
 }
 
-/// What the file has at an offset by now.
+/// The current word of the file at an offset.
 fn in_file(path: &Path, offset_bytes: u64) -> u64 {
     use std::os::unix::fs::FileExt;
     let mut bytes = [0; 8];
@@ -89,7 +89,7 @@ fn stray(windows: WriteWindows) {
     pool.store_unguarded(last_page(&pool), &[7; 8]).unwrap();
     let permissions = if windows == Unguarded { "rw-s" } else { "r--s" };
     let linear = mapped(&scene.path, permissions).unwrap();
-    // A role that is to die leaves nothing behind.
+    // A role that will die leaves nothing behind.
     let at = last_page(&pool);
     std::fs::remove_dir_all(scene.path.parent().unwrap()).unwrap();
     if windows != Unguarded {
@@ -114,7 +114,8 @@ fn stray_on_a_disk() {
     store(linear);
 }
 
-/// A pool guarded by keys, gone from its directory, and where its guarded mapping lies; the role is over where there are no keys.
+/// A pool guarded by keys, removed from its directory, and the address of its guarded mapping;
+/// `None` if there are no keys.
 fn guarded() -> Option<(Pool, usize)> {
     if let Err(error) = WindowKey::of_process() {
         println!("skipped: no protection keys here ({error})");
@@ -160,7 +161,7 @@ extern "C" fn stores(_signal: libc::c_int) {
 fn stray_of_a_signal_handler() {
     let Some((pool, address)) = guarded() else { return };
     TARGET.store(address as *mut u64, Ordering::Relaxed);
-    // SAFETY: the handler makes one store.
+    // SAFETY: the handler only makes one store, which is async-signal-safe.
     unsafe { libc::signal(libc::SIGUSR1, stores as *const () as libc::sighandler_t) };
     let _window = pool.media().write_window().unwrap();
     store(address);
@@ -174,7 +175,7 @@ fn stray_of_a_thread_born_in_a_window() {
     let window = pool.media().write_window().unwrap();
     let born = std::thread::spawn(move || {
         store(address);
-        // The pool's own windows are this thread's from here on.
+        // From here on the pool's own windows belong to this thread.
         pool.store_unguarded(last_page(&pool), &[7; 8]).unwrap();
         println!("storing");
         store(address);
@@ -261,7 +262,7 @@ fn through_an_open_window_stores_arrive() {
     }
 }
 
-/// A guard that was asked for and cannot be had is an error; the best one is always had.
+/// A guard that is requested and not available is an error; the best one is always available.
 #[test]
 fn windows_that_cannot_be_had_are_refused() {
     if !has_memory_directory() {
@@ -283,7 +284,7 @@ fn windows_that_cannot_be_had_are_refused() {
     assert_eq!(pool.media().write_windows(), Unguarded, "there is nothing to guard");
 }
 
-/// What is guarded grows with the media, for those who have it open.
+/// Guarded mappings grow with the media, also in other handles.
 #[test]
 fn guarded_media_grow() {
     use aquifer_pool::media::CreateOptions;
@@ -297,7 +298,7 @@ fn guarded_media_grow() {
         let media = options.create(&path, 1 << 20, &mut |_, _| {}).unwrap();
         let other = aquifer_pool::media::OpenOptions::new().writable(true).write_windows(windows);
         let other = other.open(&path).unwrap();
-        // In the reservation, and beyond it.
+        // Inside of the address reservation, and beyond it.
         for len_bytes in [(1 << 20) + 4096, 8 << 20] {
             media.grow(len_bytes).unwrap();
             for media in [&media, &other] {
@@ -307,7 +308,7 @@ fn guarded_media_grow() {
             assert_eq!(in_file(&path, len_bytes - 8), 0x0505_0505_0505_0505);
             assert_eq!(in_file(&path, len_bytes - 16), 0x0606_0606_0606_0606);
         }
-        // Readers look for what is new without writing.
+        // A handle can find new bytes without writing.
         media.grow(16 << 20).unwrap();
         other.extend_mapping();
         other.store_unguarded((16 << 20) - 8, &[7; 8]).unwrap();

@@ -1,4 +1,4 @@
-//! Asking a broker.
+//! The client side: requests access from a broker.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -18,14 +18,14 @@ use crate::error::Result;
 use crate::pool::OpenOptions;
 use crate::recovery::Shared;
 
-/// What a broker has given.
+/// What a broker has granted.
 pub(crate) struct Granted {
-    /// The pool file, open for writing, by nobody else.
+    /// The pool file, open for writing, in an open file that no other process shares.
     pub file: OwnedFd,
     pub shared: Shared,
 }
 
-/// Asks the broker of the pool at `path`, which is what `metadata` says, for all it takes to write to it.
+/// Asks the broker of the pool at `path`, which has this `metadata`, for write access.
 pub(crate) fn ask(
     path: &Path,
     metadata: &Metadata,
@@ -44,7 +44,7 @@ pub(crate) fn ask(
     };
     let other_pool = || AccessError::OtherPool { socket: socket.clone(), pool: path.into() };
 
-    // Nothing at all would be no limit.
+    // A timeout of zero would mean no limit.
     let timeout = options.stall_timeout.max(Duration::from_millis(1));
     let connection = Connection::connect(&socket, timeout).map_err(|source| {
         let socket = socket.clone();
@@ -82,7 +82,7 @@ pub(crate) fn ask(
     Ok(Granted { file: file.into(), shared })
 }
 
-/// What makes two files the same.
+/// Identifies a file, or a device by its number.
 fn identity(metadata: &Metadata) -> (u64, u64, u64) {
     match metadata.rdev() {
         0 => (metadata.dev(), metadata.ino(), 0),

@@ -1,13 +1,13 @@
-//! Why there is no access.
+//! Errors of access.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Access was not had from a pool's broker, or a broker could not begin.
+/// A broker did not grant access to a pool, or could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// Nobody listens at the socket.
+    /// No process listens at the socket.
     #[error(
         "no broker listens at {} ({source}); start one with `aquifer pool serve`, or name its socket",
         socket.display()
@@ -24,7 +24,7 @@ pub enum AccessError {
         /// The socket.
         socket: PathBuf,
     },
-    /// The broker is that of another pool.
+    /// The broker serves another pool.
     #[error("the broker at {} is that of another pool than {}", socket.display(), pool.display())]
     OtherPool {
         /// The socket.
@@ -32,7 +32,7 @@ pub enum AccessError {
         /// The pool that was wanted.
         pool: PathBuf,
     },
-    /// Who listens is neither the pool's owner nor root, and was told nothing.
+    /// The listening process runs neither as the pool's owner nor as root; it was sent nothing.
     #[error(
         "user {uid} listens at {}, and the pool belongs to user {owner}: the key was not sent; ask the owner",
         socket.display()
@@ -40,20 +40,20 @@ pub enum AccessError {
     NotTheOwner {
         /// The socket.
         socket: PathBuf,
-        /// Who listens.
+        /// The user that listens.
         uid: u32,
-        /// Whose the pool is.
+        /// The pool's owner.
         owner: u32,
     },
-    /// The broker knows the key, and could not hand the pool out.
+    /// The key was right, but the broker could not grant access.
     #[error("the broker at {} cannot give access: {reason}", socket.display())]
     Refused {
         /// The socket.
         socket: PathBuf,
-        /// What it says.
+        /// The broker's reason.
         reason: String,
     },
-    /// What came back is no answer of a broker.
+    /// The answer is not that of a broker of this version.
     #[error("what listens at {} is no broker of this version: {problem}", socket.display())]
     NoAnswer {
         /// The socket.
@@ -67,22 +67,22 @@ pub enum AccessError {
         /// The pool.
         path: PathBuf,
     },
-    /// The pool has a broker already.
+    /// The pool already has a broker.
     #[error("{} has a broker already: one is enough", path.display())]
     BrokerRuns {
         /// The pool.
         path: PathBuf,
     },
-    /// Something else is where the socket is to be.
+    /// Another file or a live socket is at the socket's path.
     #[error("{} is in use, or is no socket; choose another path (`--socket`)", socket.display())]
     SocketTaken {
         /// The socket.
         socket: PathBuf,
     },
-    /// A key is none that can be used.
+    /// A key cannot be used.
     #[error("the key{} cannot be used: {problem}", path_text(path.as_deref()))]
     BadKey {
-        /// The file it comes from.
+        /// The file with the key.
         path: Option<PathBuf>,
         /// What is wrong with it.
         problem: String,

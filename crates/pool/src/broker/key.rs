@@ -1,4 +1,4 @@
-//! Keys that a broker asks for, and files with them.
+//! Keys that a broker requires, and key files.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use super::error::AccessError;
 
 const LABEL: &[u8] = b"aquifer pool access key";
 
-/// A key for writing to a pool. What it is does not show in messages.
+/// A key for writing to a pool. `Debug` does not show its content.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessKey(Vec<u8>);
 
@@ -23,12 +23,12 @@ impl std::fmt::Debug for AccessKey {
 }
 
 impl AccessKey {
-    /// The fewest bytes of a key: shorter ones can be guessed.
+    /// The minimum length of a key: shorter keys can be guessed.
     pub const MIN_BYTES: usize = 16;
-    /// The most bytes of a key.
+    /// The maximum length of a key.
     pub const MAX_BYTES: usize = 1024;
 
-    /// A key that somebody has chosen.
+    /// A key chosen by the caller.
     ///
     /// # Errors
     /// [`AccessError::BadKey`] if it is too short or too long.
@@ -48,10 +48,10 @@ impl AccessKey {
         }
     }
 
-    /// A new key that nobody can guess: 64 hexadecimal digits.
+    /// Generates a random key: 64 hexadecimal digits.
     ///
     /// # Errors
-    /// [`AccessError::BadKey`] if the system has no random numbers.
+    /// [`AccessError::BadKey`] if the system provides no random numbers.
     pub fn generate() -> Result<AccessKey, AccessError> {
         let mut bytes = [0; 32];
         random::fill(&mut bytes).map_err(|error| bad(None, error.to_string()))?;
@@ -59,16 +59,16 @@ impl AccessKey {
         AccessKey::new(digits)
     }
 
-    /// The key in a file: all of it, without the line break at its end.
+    /// Reads the key in a file: its whole content, without a trailing line break.
     ///
     /// # Errors
-    /// [`AccessError::BadKey`] also if others than the file's owner may read it or write to it.
+    /// [`AccessError::BadKey`] also if the file's mode gives access to its group or to other users.
     pub fn from_file(path: impl AsRef<Path>) -> Result<AccessKey, AccessError> {
         let path = path.as_ref();
         let unreadable = |error: std::io::Error| bad(Some(path), error.to_string());
         let file = File::open(path).map_err(unreadable)?;
         let metadata = file.metadata().map_err(unreadable)?;
-        // A pipe has no mode that says anything.
+        // The mode of a pipe does not restrict access.
         if metadata.is_file() && metadata.mode() & 0o077 != 0 {
             let mode = metadata.mode() & 0o777;
             let problem = format!("its mode is {mode:o}: others can reach it; `chmod 600` it");
@@ -83,10 +83,10 @@ impl AccessKey {
         key.check(Some(path)).map(|()| key)
     }
 
-    /// Makes a key, and a file with it that only its owner can reach.
+    /// Generates a key and creates a file with it, which only its owner can access.
     ///
     /// # Errors
-    /// [`AccessError::BadKey`] also if there is something at the path.
+    /// [`AccessError::BadKey`] also if the path exists.
     pub fn create_file(path: impl AsRef<Path>) -> Result<AccessKey, AccessError> {
         let (path, key) = (path.as_ref(), AccessKey::generate()?);
         let mut new = File::options();
@@ -109,7 +109,7 @@ fn bad(path: Option<&Path>, problem: String) -> AccessError {
     AccessError::BadKey { path: path.map(Path::to_path_buf), problem }
 }
 
-/// What a broker keeps of its key.
+/// What a broker stores of its key.
 pub(super) struct KeyHash {
     salt: [u8; 16],
     hash: [u8; 32],
@@ -128,7 +128,7 @@ impl KeyHash {
         Ok(KeyHash { salt, hash: hash(&salt, key.bytes()) })
     }
 
-    /// Whether this is the key, in a time that does not depend on where it differs.
+    /// Whether this is the key; compares in constant time.
     pub fn fits(&self, key: &[u8]) -> bool {
         let asked = hash(&self.salt, key);
         let difference = self.hash.iter().zip(&asked).fold(0, |seen, (a, b)| seen | (a ^ b));

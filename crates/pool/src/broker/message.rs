@@ -1,10 +1,11 @@
-//! What a broker and its clients tell each other: one message there, one back.
+//! The messages between a broker and its clients: one request, one answer.
 //!
 //! ```text
 //! request   [ magic 8 | uuid of the pool, or 0 16 | key ………… ]
 //! answer    [ magic 8 | status 8 | uuid of the pool 16 | id of the segment 16 | reason, if it failed ………… ]
 //! ```
-//! Numbers are little-endian. An answer that grants carries the descriptors of pool file, segment and pins, in this order.
+//! Numbers are little-endian. An answer that grants access carries the descriptors of the pool
+//! file, the segment and the pins, in this order.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,17 +20,17 @@ const REQUEST_MAGIC: &[u8; 8] = b"AQASKS01";
 const ANSWER_MAGIC: &[u8; 8] = b"AQSAYS01";
 const REQUEST_HEAD_BYTES: usize = 24;
 const ANSWER_HEAD_BYTES: usize = 48;
-/// The most bytes of a reason.
+/// The maximum length of a reason.
 const MAX_REASON_BYTES: usize = 1024;
 
-/// What a client wants.
+/// A client's request.
 pub(super) struct Request {
-    /// The pool, if the client knows more of it than its path.
+    /// The pool's uuid, if the client knows it.
     pub pool: Option<Uuid>,
     pub key: Vec<u8>,
 }
 
-/// How a broker answers.
+/// The status of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     Granted = 0,
@@ -39,7 +40,7 @@ pub(super) enum Status {
     Failed = 4,
 }
 
-/// What a broker says.
+/// A broker's answer.
 pub(super) struct Answer {
     pub status: Status,
     pub pool: Uuid,
@@ -82,7 +83,7 @@ impl Answer {
         Answer { status: Status::Granted, pool, segment_id, reason: String::new() }
     }
 
-    /// Says no more than it must: who asks may be anybody.
+    /// Refuses a request, with as little information as possible: the peer is not trusted.
     pub fn refusal(outcome: &Outcome) -> Answer {
         let (status, reason) = match outcome {
             Outcome::WrongKey => (Status::WrongKey, ""),

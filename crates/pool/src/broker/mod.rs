@@ -1,25 +1,28 @@
-//! The broker of a pool: hands the pool, opened for writing, to processes that may only read it.
+//! The broker of a pool: grants write access to processes that may only read it.
 //!
-//! Between users the kernel guards a pool: by the mode of its file, and of the shared memory of its processes. A reader has
-//! descriptors for reading, and nothing it does, by mistake or on purpose, reaches the media. The broker runs as a user who may
-//! write, listens at a Unix socket, and sends a process that knows the *key* three descriptors (`SCM_RIGHTS`):
+//! The kernel protects a pool from other users by the mode of its file and of its shared memory. A
+//! reader has read-only descriptors, and nothing it does, by mistake or on purpose, reaches the
+//! media. The broker runs as a user with write permission, listens at a Unix socket, and sends
+//! three descriptors (`SCM_RIGHTS`) to a process that knows the *key*:
 //!
 //! | descriptor | how it is made |
 //! |---|---|
-//! | the pool file | opened anew for each: locks belong to the open file, and the client's are its own |
-//! | the segment | the broker's: nobody locks it |
+//! | the pool file | opened anew for each client: locks belong to the open file, and each client needs its own |
+//! | the segment | the broker's: it is never locked |
 //! | the pins | the broker's |
 //!
-//! With these the client is a writer like any other, and does not need the broker any more: it commits, locks and recovers
-//! together with all others, also when the broker has ended or was killed. What was given cannot be taken back.
+//! With these the client is a writer like any other, and does not need the broker any more: it
+//! commits, locks and recovers together with the other writers, even after the broker has ended or
+//! was killed. Access that was granted cannot be revoked.
 //!
 //! # Keys
-//! The broker keeps a salt and `SHA-256(salt ‖ label ‖ key)`, in memory only, and compares in a time that does not depend on
-//! where two differ. A client tells its key only to a broker that runs as the pool's owner or as root (`SO_PEERCRED`).
+//! The broker keeps a salt and `SHA-256(salt ‖ label ‖ key)`, in memory only, and compares them in
+//! constant time. A client sends its key only to a broker that runs as the pool's owner or as root
+//! (`SO_PEERCRED`).
 //!
-//! # One at a time
-//! A broker holds a byte of the pool file locked (`membership`), so a pool has one broker, and
-//! what a dead one has left at the socket's path can be removed.
+//! # One broker per pool
+//! A broker keeps a byte of the pool file locked (`membership`), so a pool has at most one broker,
+//! and a socket that a dead broker left at the path can be removed.
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
@@ -35,7 +38,7 @@
 //! # Ok(())
 //! # }
 //!
-//! // Another user's.
+//! Another user's process.
 //! # fn other() -> Result<(), Box<dyn std::error::Error>> {
 //! let reader = Pool::open("data.pool", &OpenOptions { read_only: true, ..OpenOptions::default() })?;
 //! let key = AccessKey::from_file("data.pool.key")?;
@@ -71,12 +74,12 @@ use crate::error::{PoolError, Result};
 use crate::membership::{Byte, HeldByte};
 use crate::pool::{OpenOptions, Pool};
 
-/// How long a client may take to say what it wants.
+/// The timeout for a client's request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Clients that are answered at the same time; others wait.
+/// Client threads at one time. Beyond that the accepting thread answers, and further clients wait.
 const MOST_AT_ONCE: usize = 32;
 
-/// The path of the socket of a pool's broker, where no other is said.
+/// The default path of the socket of a pool's broker.
 pub fn socket_beside(pool: &Path) -> PathBuf {
     let mut path = pool.as_os_str().to_owned();
     path.push(".socket");
@@ -87,28 +90,28 @@ fn socket_of(pool: &Path, options: &OpenOptions) -> PathBuf {
     options.broker_socket.clone().unwrap_or_else(|| socket_beside(pool))
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The pool was handed out.
+    /// Access to the pool was granted.
     Granted,
-    /// The key was another one.
+    /// The key was wrong.
     WrongKey,
-    /// It was about another pool.
+    /// The request named another pool.
     OtherPool,
-    /// It was no request, or none came.
+    /// The message was not a request, or none arrived.
     NoRequest,
-    /// The key was right, and the broker could not hand the pool out.
+    /// The key was right, but the broker could not grant access.
     Failed(String),
 }
 
 /// A request that a broker has answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// Who has asked, as the kernel says.
+    /// The requesting process, as the kernel reports it.
     pub peer: Peer,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -126,7 +129,7 @@ impl std::fmt::Display for Asked {
     }
 }
 
-/// The broker of a pool, listening. See the module's documentation. Its socket is removed when it is dropped.
+/// The broker of a pool, listening. See the module's documentation. Dropping it removes its socket.
 #[derive(Debug)]
 pub struct Broker {
     pool: Pool,
@@ -140,7 +143,7 @@ pub struct Broker {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode: it may be somebody else's by the end.
+    /// Device and inode: another process may have replaced the socket before it is removed.
     identity: Option<(u64, u64)>,
 }
 
@@ -159,12 +162,14 @@ impl Drop for SocketFile {
 }
 
 impl Broker {
-    /// Listens for processes that want to write to `pool`, which is open for writing and shared. Who may read its shared memory
-    /// ([`OpenOptions::segment_mode`]) may ask. Of the options, [`OpenOptions::broker_socket`] counts.
+    /// Listens for processes that want to write to `pool`, which is open for writing and shared. A
+    /// process that may read its shared memory ([`OpenOptions::segment_mode`]) may connect. Of the
+    /// options, only [`OpenOptions::broker_socket`] is used.
     ///
     /// # Errors
-    /// [`AccessError::BrokerRuns`], [`AccessError::SocketTaken`], [`AccessError::System`]; [`PoolError::ReadOnly`] if the pool
-    /// was opened for reading, [`PoolError::Parameter`] if it is not shared.
+    /// [`AccessError::BrokerRuns`], [`AccessError::SocketTaken`], [`AccessError::System`];
+    /// [`PoolError::ReadOnly`] if the pool was opened for reading, [`PoolError::Parameter`] if it
+    /// is not shared.
     pub fn bind(pool: &Pool, key: &AccessKey, options: &OpenOptions) -> Result<Broker> {
         let core = pool.core();
         core.check_writable()?;
@@ -192,20 +197,20 @@ impl Broker {
         let identity = SocketFile::identity(&socket);
         let socket = SocketFile { path: socket, identity };
         let mode = mode_of(core.segment.file()).map_err(failed("ask who may reach"))?;
-        // Connecting is writing.
+        // Connecting to a socket requires write permission.
         let mode = mode | (mode & 0o444) >> 1;
         std::fs::set_permissions(&socket.path, Permissions::from_mode(mode))
             .map_err(failed("set the mode of"))?;
         Ok(Broker { pool: pool.clone(), listener, socket, key: KeyHash::new(key)?, _only_one })
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket.path
     }
 
-    /// Answers requests until `stop` becomes readable, or its other end is closed; then returns when those that have begun are
-    /// answered. `told` hears of each, from several threads.
+    /// Answers requests until `stop` becomes readable or its other end is closed; then finishes the
+    /// requests that have begun, and returns. Calls `told` for each request, from several threads.
     ///
     /// # Errors
     /// [`AccessError::System`] if the socket fails.
@@ -217,7 +222,7 @@ impl Broker {
                     Ok(Some(connection)) => connection,
                     Ok(None) => return Ok(()),
                     Err(error) if is_want_of_memory(&error) => {
-                        // Until somebody closes something: the connection waits.
+                        // Retry until descriptors or memory are free: the connection stays pending.
                         std::thread::sleep(Duration::from_millis(100));
                         continue;
                     }
@@ -228,7 +233,7 @@ impl Broker {
                         );
                     }
                 };
-                // Relaxed: a bound that need not be exact.
+                // Relaxed: the limit need not be exact.
                 let busy = at_once.fetch_add(1, Relaxed);
                 let at_once = &at_once;
                 let work = move || {
@@ -241,7 +246,8 @@ impl Broker {
                     work();
                 } else {
                     let thread = std::thread::Builder::new().name("aquifer-broker".to_owned());
-                    // Without a thread the client is turned away: its connection is closed.
+                    // If no thread can be started, the connection is closed, which rejects the
+                    // client.
                     if thread.spawn_scoped(scope, work).is_err() {
                         at_once.fetch_sub(1, Relaxed);
                     }
@@ -250,7 +256,7 @@ impl Broker {
         })
     }
 
-    /// Answers one request. `None` if who has asked is gone already.
+    /// Answers one request. `None` if the client has closed the connection.
     fn answer(&self, connection: &Connection) -> Option<Asked> {
         connection.set_timeout(PATIENCE).ok()?;
         let peer = connection.peer().ok()?;
@@ -261,7 +267,7 @@ impl Broker {
         let outcome = match outcome {
             Outcome::Granted => self.grant(connection),
             refused => {
-                // Who does not wait for the answer does not need it.
+                // A client that does not wait for the answer does not need it.
                 let _ = Answer::refusal(&refused).send(connection, &[]);
                 refused
             }
@@ -281,7 +287,7 @@ impl Broker {
         }
     }
 
-    /// Hands the pool out.
+    /// Sends the descriptors.
     fn grant(&self, connection: &Connection) -> Outcome {
         let core = self.pool.core();
         let sent = reopen(core.media.file(), libc::O_RDWR).and_then(|file| {
@@ -300,7 +306,7 @@ impl Broker {
     }
 }
 
-/// Listens at a path where nothing is, or the socket of a broker that is gone.
+/// Listens at a path that is free, or has the socket of a broker that has ended.
 fn listen(path: &Path) -> Result<Listener> {
     let failed = |source| AccessError::System { action: "listen at", socket: path.into(), source };
     let error = match Listener::bind(path) {

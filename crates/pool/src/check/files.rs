@@ -1,4 +1,4 @@
-//! Files: what leads to what, explained; and what only the crate of files can tell.
+//! Files: explains flaws of references between slots, and calls the file system's checks.
 
 use super::metadata::place_of;
 use super::report::{FindingKind, Severity};
@@ -12,12 +12,14 @@ use crate::links::LinkFlaw;
 use crate::pool::Pool;
 use crate::slots::ReadSlots;
 
-/// What a file system knows of its files, and the pool does not.
+/// The checks that only a file system can do.
 ///
-/// The pool itself compares what leads to what, because that decides whether it can be opened. In which order names have to lie, what
-/// attributes look like, and how something gets a name is for `aquifer-fs`: it calls the check and the repair with this.
+/// The pool itself compares references between slots, because these decide whether it can be
+/// opened. The order of names, the form of attributes, and naming files are up to `aquifer-fs`,
+/// which passes this to the check and the repair.
 pub trait FileCheck {
-    /// Looks at what the parts of an inode say: names, attributes, the target of a symbolic link. Whatever these are, it ends.
+    /// Checks the content of an inode's parts: names, attributes, the target of a symbolic link.
+    /// Must terminate for any content.
     fn check_parts(
         &self,
         slots: &dyn ReadSlots,
@@ -25,38 +27,39 @@ pub trait FileCheck {
         find: &mut dyn FnMut(PartsFlaw),
     );
 
-    /// Gives names to inodes that none leads to, or frees them if there is nothing in them. Returns what it did, a sentence each.
+    /// Names inodes that no name refers to, or frees them if they are empty. Returns what it did, a
+    /// sentence each.
     ///
     /// # Errors
-    /// Those of the pool.
+    /// The errors of the pool.
     fn adopt(&self, pool: &Pool, lost: &[u64]) -> Result<Vec<String>>;
 }
 
-/// Something wrong in the parts of an inode.
+/// A flaw in the parts of an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartsFlaw {
     /// The slot where it is.
     pub slot: u64,
     /// What cannot be used.
     pub sort: PartsSort,
-    /// What is wrong, as it goes on behind a colon.
+    /// What is wrong, as a phrase to follow a colon.
     pub reason: String,
 }
 
-/// What the parts of an inode say.
+/// The kind of content in the parts of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartsSort {
     /// Names in a directory.
     Names,
     /// Extended attributes.
     Attributes,
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     Target,
     /// The runs of a file.
     Runs,
 }
 
-/// What a file is, in words.
+/// The name of a file's kind.
 fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
@@ -69,7 +72,7 @@ fn inode_of(slots: &Slots<'_>, number: u64) -> Option<FileInode> {
     FileInode::decode(&slots.read(number)?, number).ok()
 }
 
-/// The directory that a leaf belongs to, and a name in it that leads to this inode.
+/// The directory that a leaf belongs to, and a name in it that refers to this inode.
 fn name_in(slots: &Slots<'_>, leaf: u64, inode: u64) -> Option<(u64, String)> {
     let node = Node::decode(&slots.read(leaf)?, leaf).ok()?;
     let NodeContent::Leaf(entries) = node.content else { return None };
@@ -216,7 +219,7 @@ impl Checker<'_> {
         self.find_of_inode(severity, kind, flaw.slot(), place, text(what, meaning, advice));
     }
 
-    /// Has the file system look at all inodes with parts.
+    /// Lets the file system check all inodes with parts.
     pub(super) fn check_parts(&mut self, layout: &Layout, slots: &Slots<'_>, inodes: &[u64]) {
         let Some(files) = self.files else { return };
         for inode in inodes.iter().filter_map(|&number| inode_of(slots, number)) {
@@ -255,7 +258,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Says how many inodes without names wait to be freed. While the pool is in use, somebody has them open.
+    /// Reports how many inodes without names wait to be freed. While the pool is in use, a process
+    /// may have them open.
     pub(super) fn note_orphans(&mut self, orphans: u64) {
         if orphans == 0 || self.presence.is_in_use() {
             return;

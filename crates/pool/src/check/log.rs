@@ -1,4 +1,4 @@
-//! The log: how far it goes, why it ends there, and whether each record says something that can be.
+//! The log: its extent, why it ends there, and whether each record is consistent.
 
 use std::collections::BTreeMap;
 
@@ -20,20 +20,21 @@ use crate::segment_place::Places;
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
-    /// Behind the last whole record.
+    /// The position behind the last whole record.
     pub end_lsn: u64,
-    /// Why there is no record there, in words.
+    /// Why no record follows there, in words.
     pub end_reason: String,
-    /// Whether there is one, and it does not count because what it exposes may not be there.
+    /// Whether a record follows that does not count, because the bytes it exposes may not be
+    /// durable.
     pub is_unmarked: bool,
-    /// How many there are.
+    /// The number of records.
     pub records: u64,
-    /// The last image of each slot that some record changes, and the position of that record.
+    /// The last image of each slot that a record changes, and the position of that record.
     pub slots: BTreeMap<u64, (u64, SlotBytes)>,
 }
 
 impl LogView {
-    /// Makes the changes of slots that a record has, and says which cannot be.
+    /// Applies a record's changes of slots. Returns the flaws found.
     fn change_slots(&mut self, record: &Record, layout: &Layout) -> Vec<String> {
         let mut flaws = Vec::new();
         for change in record.slots() {
@@ -65,7 +66,7 @@ impl LogView {
     }
 }
 
-/// Where in the log a position lies on media.
+/// The place on media of a position in the log.
 fn place_of(layout: &Layout, lsn: u64, len_bytes: u64) -> ByteRange {
     let log = layout.log();
     ByteRange { offset_bytes: log.offset_bytes + lsn % log.len_bytes, len_bytes }
@@ -98,7 +99,7 @@ impl Checker<'_> {
         let mut flaws: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
         let life = life::of(self.media, self.options.boot, None);
-        // While processes have the pool open they know what counts.
+        // While processes have the pool open, they determine which records count.
         let boot = match self.presence.is_in_use() {
             true => superblock.boot,
             false => {
@@ -159,7 +160,8 @@ impl Checker<'_> {
         view
     }
 
-    /// Why the log ends: normally, with a record that a crash cut off, or with acknowledged records missing.
+    /// Determines why the log ends: normally, with a record that a crash cut off, or with
+    /// acknowledged records missing.
     fn check_log_end(&mut self, superblock: &Superblock, view: &LogView) {
         let layout = superblock.layout;
         let lost_to =
@@ -228,7 +230,7 @@ impl Checker<'_> {
     fn explain_unreadable_log(&mut self, layout: &Layout, lsn: u64, error: &str) {
         let place = place_of(layout, lsn, PAGE_BYTES);
         if place.end_bytes() > self.media.len_bytes() {
-            return; // The file was cut short, which was said.
+            return; // The file was cut short, which is reported already.
         }
         self.find(
             Severity::Damage,
@@ -257,7 +259,7 @@ impl Checker<'_> {
         );
     }
 
-    /// Looks at the content in the log once the owners of all pages are known.
+    /// Checks the content in the log, once the owners of all pages are known.
     pub(super) fn check_logged_content(
         &mut self,
         superblock: &Superblock,
@@ -365,7 +367,7 @@ impl Checker<'_> {
     }
 }
 
-/// What a record says that cannot be, seen by itself.
+/// The flaws of a record, without regard to other records.
 fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
     let data = layout.data();
     let mut flaws = Vec::new();
@@ -374,7 +376,7 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
     };
     for entry in &record.entries {
         match *entry {
-            // See `change_slots`.
+            // Checked by `change_slots`.
             Entry::Slot { .. } => {}
             Entry::Pages { inode, target, .. }
             | Entry::Patches { inode, target, .. }

@@ -1,4 +1,4 @@
-//! The slots, as the last record of the log leaves them: each by itself, and then all together.
+//! The slots, as the last record of the log leaves them: first each by itself, then all together.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::links::LinkCounts;
 use crate::media::ByteRange;
 use crate::owners::{Flaw, Owners};
 
-/// What the metadata say.
+/// Totals of the metadata.
 pub(super) struct Metadata {
     /// Objects.
     pub inodes: u64,
@@ -28,7 +28,7 @@ pub(super) struct Metadata {
     pub fresh_pages: u64,
 }
 
-/// Where a slot lies.
+/// The place of a slot on media.
 pub(super) fn place_of(layout: &Layout, slot: u64) -> ByteRange {
     let offset_bytes = layout.slot_offset_bytes(slot);
     ByteRange { offset_bytes, len_bytes: SLOT_BYTES as u64 }
@@ -44,12 +44,12 @@ impl Checker<'_> {
         let slots = Slots::new(self.media, layout, log);
         let mut next = HEAD_SLOT;
         let read = |number| {
-            // What cannot be read and is not in the log is left out, and reported below.
+            // Slots that cannot be read and are not in the log are left out, and reported below.
             let bytes = slots.read(number)?;
             if number == HEAD_SLOT {
                 head = PoolHead::decode(&bytes).and_then(|head| head.validate(&layout)).ok();
             }
-            // Some are asked for again.
+            // Some slots are read again; each is checked once.
             if number >= next {
                 next = number + 1;
                 if !is_canonical(number, &bytes, head.as_ref()) {
@@ -81,7 +81,7 @@ impl Checker<'_> {
         self.check_parts(&layout, &slots, &with_parts);
         self.note_orphans(owners.counts().orphans);
         for range in slots.into_unread() {
-            // Reading again says why.
+            // Reading again reports the error.
             let _ = self.read(range, "Metadata");
         }
         self.check_logged_content(superblock, log, &owners);
@@ -254,7 +254,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether the bytes of a slot are those that would be written for what it says.
+/// Whether a slot has exactly the bytes that encoding its content gives.
 fn is_canonical(number: u64, bytes: &SlotBytes, head: Option<&PoolHead>) -> bool {
     if number == HEAD_SLOT {
         return head.is_none_or(|head| head.encode() == *bytes);
@@ -277,7 +277,7 @@ fn pages_of(run: Run) -> String {
     format!("the pages {} to {}", run.start_page, run.end_page().saturating_sub(1))
 }
 
-/// What the checks of all inodes together need to know of each.
+/// The fields of an object that the checks across all objects need.
 struct Named {
     number: u64,
     name: Vec<u8>,

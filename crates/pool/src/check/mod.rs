@@ -1,40 +1,42 @@
-//! Checking a pool, and repairing what can be repaired without losing anything.
+//! Checks a pool, and repairs what can be repaired without loss.
 //!
-//! [`check`] reads a whole pool and changes nothing, whatever state it is in and whoever has it open. It goes the way
-//! that recovery would go, on copies:
+//! [`check`] reads a whole pool and changes nothing, whatever its state and whether or not it is
+//! open. It follows the steps of recovery, on copies:
 //!
 //! ```text
-//!   superblocks ── which copy counts          both are looked at
+//!   superblocks ── which copy counts          both are checked
 //!      │
-//!   log ── from the tail to where it ends     and why it ends there: a crash, or loss
+//!   log ── from the tail to its end           and why it ends there: a crash, or loss
 //!      │
 //!   slots ── as the last record leaves them   each by itself, then all together (owners, links)
 //!      │
-//!   files ── names, attributes                by who knows of them ([`FileCheck`])
+//!   files ── names, attributes                by the file system ([`FileCheck`])
 //!      │
-//!   run time ── locks, shared memory          who has it open, who died with it
+//!   run time ── locks, shared memory          which processes have it open, or died with it open
 //! ```
 //!
-//! What one step cannot read, the next ones do without: without a superblock there is nothing else to be said, but
-//! a damaged head, inode or record leaves all others to be checked.
+//! If a step cannot read something, the next steps continue without it: without a superblock the
+//! check ends, but a damaged head, inode or record leaves all others to be checked.
 //!
 //! # A pool that is open
-//! is checked as it lies on media, where metadata lags behind what its processes share, and while they change it. If
-//! damage is found then, the check runs again, a few times: what was a change in the making is gone.
+//! An open pool is checked as it lies on media, where metadata lags behind the shared memory of its
+//! processes and changes during the check. If damage is found then, the check runs again, a few
+//! times: a change that was in progress is complete by that time.
 //!
-//! A check locks nothing, so it keeps nobody from opening the pool. That somebody did meanwhile shows afterwards, and the
-//! check runs again, as one of a pool that is open.
+//! A check takes no locks, so it does not prevent other processes from opening the pool. It detects
+//! afterwards that a process has done so, and runs again as the check of an open pool.
 //!
 //! # Files
-//! What leads to what is compared here, because whoever opens the pool for writing does that as well, and both have to come to the same
-//! answer; nothing but the formats is needed for it. What only their readers have to know is left to them: the pool does not depend on
-//! `aquifer-fs`, which passes a [`FileCheck`] to [`check_with`] and [`repair_with`].
+//! References between slots are compared here, because opening the pool for writing compares them
+//! as well and both must come to the same result; this needs nothing but the formats. What only the
+//! readers of files know is left to the file system: the pool does not depend on `aquifer-fs`,
+//! which passes a [`FileCheck`] to [`check_with`] and [`repair_with`].
 //!
 //! # Repair
-//! [`repair`] does what loses nothing: it writes a damaged superblock anew from the other copy, replays the log,
-//! removes shared memory that nobody uses, counts links anew, frees parts that nothing leads to, and gives files that have lost their
-//! names new ones in `/lost+found`. Everything else would be a guess about the content of somebody's object, and is
-//! refused with the reason.
+//! [`repair`] makes only changes that lose nothing: it rewrites a damaged superblock from the other
+//! copy, replays the log, removes unused shared memory, recounts links, frees unreferenced parts,
+//! and names files that have lost their names in `/lost+found`. Everything else would be a guess
+//! about the content of an object, and is refused with the reason.
 
 mod files;
 mod log;
@@ -59,23 +61,25 @@ use run_time::Presence;
 /// What to check.
 #[derive(Debug, Clone, Default)]
 pub struct CheckOptions {
-    /// Reads the pages that count as never used as well, which must be zero. Takes as long as reading the pool.
+    /// Also reads the pages that count as never used, which must be zero. Takes as long as reading
+    /// the pool.
     pub fresh_pages: bool,
-    /// Where the processes that had the pool open put what they shared: as [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory).
+    /// The directory of the shared memory: as
+    /// [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory).
     pub segment_directory: Option<PathBuf>,
-    /// Takes this for the life that the media are in: for tests of power cuts.
+    /// Overrides the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,
 }
 
-/// How often a pool that changes is looked at again.
+/// How often a pool that changes is checked.
 const ATTEMPTS: usize = 5;
 
 /// Checks the pool in a file or device. Writes nothing.
 ///
 /// # Errors
-/// [`PoolError::NotOpened`](crate::PoolError::NotOpened) if it cannot be read at all. Whatever is wrong with the pool is in
-/// the report.
+/// [`PoolError::NotOpened`](crate::PoolError::NotOpened) if it cannot be read at all. Everything
+/// that is wrong with the pool is in the report.
 ///
 /// ```no_run
 /// let report = aquifer_pool::check::check("/var/lib/data.pool", &Default::default())?;
@@ -93,7 +97,7 @@ pub fn check_on(media: &dyn Media, options: &CheckOptions) -> CheckReport {
     check_while(media, options, None, Presence::of(media))
 }
 
-/// [`check_on`], with files looked into by who knows of them.
+/// [`check_on`], with `files` checking the content of files.
 pub fn check_with(media: &dyn Media, options: &CheckOptions, files: &dyn FileCheck) -> CheckReport {
     check_while(media, options, Some(files), Presence::of(media))
 }
@@ -129,7 +133,7 @@ fn check_while(
     }
 }
 
-/// One look at a pool.
+/// One pass over a pool.
 struct Checker<'a> {
     media: &'a dyn Media,
     options: &'a CheckOptions,
@@ -191,11 +195,11 @@ impl Checker<'_> {
         self.findings.add(Finding { severity, kind, place, inode, what, meaning, advice });
     }
 
-    /// Reads a range; what cannot be read is a finding, and all of its bytes are zero.
+    /// Reads a range. A failure is a finding, and gives `None`.
     fn read(&mut self, range: ByteRange, of: &str) -> Option<Vec<u8>> {
         let mut bytes = vec![0; range.len_bytes as usize];
         if range.end_bytes() > self.media.len_bytes() {
-            return None; // Said once, of the whole file.
+            return None; // Reported once, for the whole file.
         }
         match self.media.read_at(range.offset_bytes, &mut bytes) {
             Ok(()) => Some(bytes),
@@ -216,7 +220,7 @@ impl Checker<'_> {
     }
 }
 
-/// What was found, what it means, and what to do.
+/// The three texts of a finding: what was found, what it means, what to do.
 fn text(
     what: impl Into<String>,
     meaning: impl Into<String>,
@@ -225,7 +229,7 @@ fn text(
     [what.into(), meaning.into(), advice.into()]
 }
 
-/// A range of bytes, in words.
+/// A byte position in words.
 fn at(range: ByteRange) -> String {
     format!("at byte {}", range.offset_bytes)
 }

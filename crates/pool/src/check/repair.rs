@@ -23,29 +23,29 @@ use crate::transaction::Transaction;
 /// What a repair did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepairReport {
-    /// What was found first.
+    /// The report of the check before the repair.
     pub before: CheckReport,
     /// What was done, in words.
     pub done: Vec<String>,
     /// What was not done, and why.
     pub refused: Vec<RefusedRepair>,
-    /// What is found now.
+    /// The report of the check after the repair.
     pub after: CheckReport,
 }
 
-/// Something that was not repaired.
+/// A finding that was not repaired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedRepair {
     /// What was found.
     pub finding: Finding,
-    /// Why it is left as it is.
+    /// Why it was not repaired.
     pub reason: String,
 }
 
-/// Repairs the pool in a file or device, as far as that loses nothing: see the module's documentation.
+/// Repairs the pool in a file or device without loss: see the module's documentation.
 ///
 /// # Errors
-/// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] if others have the pool open,
+/// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] if other processes have the pool open,
 /// [`PoolError::NotOpened`] and [`PoolError::Media`] if it cannot be read or written.
 pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairReport> {
     repair_on(media::open(path.as_ref(), true, None)?, options)
@@ -59,7 +59,7 @@ pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<Repair
     repair_known(media, options, None)
 }
 
-/// [`repair_on`], with files looked into, and named again, by who knows of them.
+/// [`repair_on`], with `files` checking the content of files and naming lost ones.
 ///
 /// # Errors
 /// As for [`repair`].
@@ -100,7 +100,7 @@ fn repair_known(
     let is_recoverable =
         before.is_sound() && before.findings.iter().any(|f| f.severity == Severity::Repairable);
     if is_recoverable {
-        // Opening recovers, and closing leaves nothing behind.
+        // Opening recovers the pool, and closing removes all leftovers.
         let pool = Pool::open_on(media.clone(), &alone)?;
         let records = pool.info()?.recovered_records;
         let mended = mend_links(&pool, files)?;
@@ -159,7 +159,8 @@ fn reason_to_refuse(finding: &Finding, is_sound: bool) -> Option<&'static str> {
 /// Changes in one transaction.
 const AT_ONCE: usize = 32;
 
-/// Counts links anew, frees parts that nothing leads to, and has lost files named. Returns what was done, in words.
+/// Recounts links, frees unreferenced parts, and lets `files` name lost files. Returns what was
+/// done, in words.
 fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>> {
     let owners = image::owners(pool.core());
     let flaws: Vec<LinkFlaw> = (owners.flaws().iter())
@@ -171,7 +172,8 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     let mut done = Vec::new();
     let miscounts: Vec<_> = flaws.iter().filter(|f| f.extent() == Extent::Miscount).collect();
     for some in miscounts.chunks(AT_ONCE) {
-        // SAFETY: a count changes, and no run. Repairing needs the pool alone.
+        // SAFETY: only counts and parents change, no run, and a repair has the pool open
+        // exclusively.
         unsafe {
             pool.change(Vec::new(), |slots| some.iter().try_for_each(|flaw| recount(slots, flaw)))?;
         }
@@ -185,7 +187,8 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     };
     let parts: Vec<u64> = flaws.iter().filter_map(part).collect();
     for some in parts.chunks(AT_ONCE) {
-        // SAFETY: what is given back, no inode refers to. Repairing needs the pool alone.
+        // SAFETY: no inode refers to the parts that are given back, and a repair has the pool open
+        // exclusively.
         unsafe {
             pool.change(Vec::new(), |slots| {
                 some.iter().try_for_each(|&slot| slots.give_back(slot))
@@ -206,11 +209,11 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     Ok(done)
 }
 
-/// Puts the number that was counted in the place of the one that is stated.
+/// Replaces the stated number by the counted one.
 fn recount(slots: &mut Transaction<'_>, flaw: &LinkFlaw) -> Result<()> {
     let mut inode = match FileInode::decode(&slots.slot(flaw.slot())?, flaw.slot()) {
         Ok(inode) => inode,
-        // It was read a moment ago.
+        // It was decoded before; leave it if it cannot be.
         Err(_) => return Ok(()),
     };
     match *flaw {
@@ -225,7 +228,7 @@ fn recount(slots: &mut Transaction<'_>, flaw: &LinkFlaw) -> Result<()> {
     Ok(())
 }
 
-/// Writes a damaged copy anew from the other one.
+/// Rewrites a damaged copy from the other one.
 fn repair_superblock(
     media: &dyn Media,
     before: &CheckReport,
@@ -255,7 +258,7 @@ fn repair_superblock(
             && !is_unknown(&error)
         {
             let page = valid.encode(copy);
-            // SAFETY: no reference to a superblock is ever made.
+            // SAFETY: no reference to the bytes of a superblock is ever made.
             unsafe { media.write_durable(superblocks::place_of(copy).offset_bytes, &page)? };
             done.push(format!("Superblock {copy} was written anew from the other copy."));
         }

@@ -1,4 +1,5 @@
-//! What the check says: findings, each a few sentences that need no source code to be understood.
+//! The report of a check: findings, each a few sentences that can be understood without the source
+//! code.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,16 +13,17 @@ use crate::media::{ByteRange, PersistenceDomain};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
-    /// Nothing is wrong; it is said because somebody who looks may wonder.
+    /// Nothing is wrong, but the state may look unusual.
     Note,
-    /// Nothing is lost, and [`repair`](super::repair) makes it right; often opening the pool for writing does.
+    /// Nothing is lost, and [`repair`](super::repair) fixes it; often opening the pool for writing
+    /// does.
     Repairable,
-    /// Something is lost or cannot be believed.
+    /// Something is lost or cannot be trusted.
     Damage,
 }
 
 impl Severity {
-    /// In one word.
+    /// The name, in one word.
     pub fn name(self) -> &'static str {
         match self {
             Severity::Note => "note",
@@ -37,19 +39,19 @@ impl fmt::Display for Severity {
     }
 }
 
-/// What a finding is about; the names are for programs and stay as they are.
+/// The kind of a finding; the names are for programs and do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// There is no pool in the file.
+    /// The file has no pool.
     NotAPool,
-    /// The pool is of a version that this program does not know.
+    /// The pool has a format version that this program does not know.
     FutureVersion,
     /// A copy of the superblock cannot be used.
     Superblock,
     /// The two copies are of different pools.
     SuperblocksContradict,
-    /// A crash came between the writes of the two copies.
+    /// A crash happened between the writes of the two copies.
     SuperblocksDiffer,
     /// The file is shorter than its pool.
     Truncated,
@@ -65,7 +67,7 @@ pub enum FindingKind {
     SharedPages,
     /// Two inodes have the same name.
     SameName,
-    /// The address of an object is none that it can have.
+    /// The address of an object is not valid.
     Address,
     /// The address ranges of two objects overlap.
     SharedAddresses,
@@ -73,46 +75,46 @@ pub enum FindingKind {
     LogLoss,
     /// A record was cut off by a crash.
     TornRecord,
-    /// A record says what cannot be.
+    /// A record is inconsistent.
     Record,
-    /// Content that was copied beside the log is not what the log says.
+    /// Content that was copied beside the log does not match the log.
     CopiedContent,
-    /// The log has records that are not at their place yet.
+    /// The log has records that are not applied yet.
     Unreplayed,
     /// Pages that count as never used are not zero.
     UsedFreshPage,
-    /// Bytes that mean nothing are not zero.
+    /// Reserved bytes are not zero.
     ReservedBytes,
-    /// The pool was not closed by those who had it open.
+    /// The pool was not closed by the processes that had it open.
     NotClosed,
-    /// Shared memory was left by those who had it open.
+    /// The processes that had the pool open left shared memory.
     SharedMemory,
-    /// The media cannot be read there.
+    /// The media cannot be read at this place.
     Unreadable,
-    /// A slot leads to one that is no part of the same file.
+    /// A slot refers to a slot that is no part of the same file.
     Part,
-    /// Nothing leads to a part of a file.
+    /// No slot refers to a part of a file.
     LostPart,
-    /// A name leads to what it cannot lead to.
+    /// A name refers to something that it must not refer to.
     Name,
-    /// A directory has its names in disorder, has too many names itself, or is inside of itself.
+    /// A directory has its names in disorder, has several names itself, or is inside of itself.
     Directory,
-    /// The runs of a file are not all there.
+    /// The runs of a file are incomplete.
     FilePages,
     /// Links or names are miscounted.
     Links,
-    /// No name leads to a file that is to have one.
+    /// A file that must have a name has none.
     LostFile,
     /// Extended attributes cannot be read.
     Attributes,
-    /// Where a symbolic link leads cannot be read.
+    /// The target of a symbolic link cannot be read.
     Target,
-    /// Files without names wait to be freed.
+    /// Files without names are not freed yet.
     Orphans,
 }
 
 impl FindingKind {
-    /// The name that programs know.
+    /// The stable name for programs.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::NotAPool => "not-a-pool",
@@ -153,20 +155,20 @@ impl FindingKind {
     }
 }
 
-/// Something that the check found.
+/// One finding of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
     /// What it is about.
     pub kind: FindingKind,
-    /// Where on media, if it is at a place.
+    /// Its place on media, if it has one.
     pub place: Option<ByteRange>,
-    /// The inode that it is about, if it is about one.
+    /// The inode concerned, if any.
     pub inode: Option<u64>,
     /// What was found, and where.
     pub what: String,
-    /// What that means for who uses the pool.
+    /// What it means for the users of the pool.
     pub meaning: String,
     /// What to do.
     pub advice: String,
@@ -178,16 +180,16 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What is known of a pool that was checked.
+/// Facts about a pool that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedPool {
-    /// Names the pool.
+    /// The pool's uuid.
     pub uuid: Uuid,
-    /// Version of its format.
+    /// The version of its format.
     pub format_version: u32,
-    /// When it was made, in nanoseconds since 1970.
+    /// When it was created, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// Where its parts lie.
+    /// The places of its parts.
     pub layout: Layout,
     /// The generation of its log.
     pub generation: u64,
@@ -197,9 +199,9 @@ pub struct CheckedPool {
     pub end_lsn: u64,
     /// Why it ends there.
     pub end_reason: String,
-    /// Records between the two.
+    /// Records between tail and end.
     pub records: u64,
-    /// Objects that can be believed.
+    /// Valid objects.
     pub inodes: u64,
     /// Files.
     pub files: u64,
@@ -211,9 +213,9 @@ pub struct CheckedPool {
     pub parts: u64,
     /// Pages that objects and files name.
     pub used_pages: u64,
-    /// Pages of data that nobody names.
+    /// Data pages that no inode names.
     pub free_pages: u64,
-    /// Of those, pages that were never used.
+    /// Free pages that were never used.
     pub fresh_pages: u64,
 }
 
@@ -224,31 +226,31 @@ pub struct CheckReport {
     pub path: PathBuf,
     /// Its length.
     pub len_bytes: u64,
-    /// What makes its bytes durable.
+    /// How its bytes become durable.
     pub domain: PersistenceDomain,
-    /// Whether processes have the pool open for writing. Then this is a snapshot of something that changes, and
-    /// a finding may be of the change and gone when one looks again.
+    /// Whether processes have the pool open for writing. Then the report is a snapshot of changing
+    /// state, and a finding may concern a change in progress and not appear in the next check.
     pub is_in_use: bool,
-    /// The pool, as far as a superblock could be read.
+    /// The pool, if a superblock could be read.
     pub pool: Option<CheckedPool>,
     /// What was found, the worst first.
     pub findings: Vec<Finding>,
-    /// Findings that are not listed because there are very many.
+    /// Findings that are not listed because there are too many.
     pub unlisted: u64,
 }
 
 impl CheckReport {
-    /// The worst there is; `None` if nothing was found.
+    /// The highest severity; `None` if nothing was found.
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
-    /// Whether nothing has to be repaired before the pool can be opened for writing, as far as it is sound.
+    /// Whether a sound pool can be opened for writing without a repair.
     pub fn can_be_written(&self) -> bool {
         self.findings.iter().all(|finding| finding.kind != FindingKind::Links)
     }
 
-    /// Whether nothing is lost or beyond belief.
+    /// Whether nothing is lost and everything can be trusted.
     pub fn is_sound(&self) -> bool {
         self.worst() < Some(Severity::Damage)
     }
@@ -287,14 +289,14 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Findings under construction: many are kept, all are counted.
+/// Findings under construction: at most [`MOST_LISTED`] are kept, all are counted.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     listed: Vec<Finding>,
     unlisted: u64,
 }
 
-/// More findings than anybody reads.
+/// The most findings that are listed.
 const MOST_LISTED: usize = 1000;
 
 impl Findings {
@@ -304,7 +306,7 @@ impl Findings {
             return;
         }
         self.unlisted += 1;
-        // The worst are always among those that are listed.
+        // The most severe findings stay listed.
         if let Some(milder) =
             self.listed.iter_mut().find(|listed| listed.severity < finding.severity)
         {
@@ -316,7 +318,7 @@ impl Findings {
         self.listed.iter().any(|finding| finding.severity == Severity::Damage)
     }
 
-    /// The listed ones, the worst first, and how many are not.
+    /// The listed findings, the most severe first, and the number of the others.
     pub fn into_parts(mut self) -> (Vec<Finding>, u64) {
         self.listed.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         (self.listed, self.unlisted)

@@ -1,4 +1,4 @@
-//! Who has the pool open, and what those left who died with it open.
+//! The processes that have the pool open, and what killed processes left behind.
 
 use std::os::fd::AsFd;
 
@@ -13,22 +13,23 @@ use crate::media::Media;
 use crate::membership::{Byte, Membership};
 use crate::segment_place::{Owner, Places};
 
-/// Whether others use the pool.
+/// Whether other processes use the pool.
 pub(super) struct Presence {
     /// `None` if the caller has the pool for itself.
     watch: Option<Watch>,
     is_in_use: bool,
 }
 
-/// By what it shows that somebody has opened the pool for writing.
+/// What shows that a process has opened the pool for writing.
 struct Watch {
     members: Membership,
-    /// Both superblocks. Whoever opens the pool for writing, formats it or makes it longer writes them.
+    /// Both superblocks. Every process that opens the pool for writing, formats it or grows it
+    /// writes them.
     superblocks: Vec<u8>,
 }
 
 impl Presence {
-    /// Looks who is there.
+    /// Checks whether other processes use the pool.
     pub fn of(media: &dyn Media) -> Presence {
         let Ok(members) = Membership::new(media.file().as_fd()) else {
             return Presence::alone();
@@ -43,15 +44,18 @@ impl Presence {
         Presence { watch: None, is_in_use: false }
     }
 
-    /// Whether others have it open for writing, or had at some time since the first look.
+    /// Whether other processes have the pool open for writing, or had at any time since the first
+    /// check.
     pub fn is_in_use(&self) -> bool {
         self.is_in_use
     }
 
-    /// Whether it is in use as of now, or was in the meantime, and was not before. Says so once.
+    /// Whether use by other processes has begun: the pool is in use now or was in the meantime, and
+    /// was not before. Returns true only once.
     pub fn has_begun(&mut self, media: &dyn Media) -> bool {
         let Some(watch) = self.watch.as_ref().filter(|_| !self.is_in_use) else { return false };
-        // In this order: who closes the pool in between has written before.
+        // In this order: a process that closes the pool in between has written the superblocks
+        // before it releases its locks.
         self.is_in_use = watch.sees_somebody(media) || watch.superblocks != superblocks_of(media);
         self.is_in_use
     }
@@ -59,15 +63,16 @@ impl Presence {
 
 impl Watch {
     fn sees_somebody(&self, media: &dyn Media) -> bool {
-        // Who opens or closes the pool for writing just now holds the first; who has it open, the other one. Locks of these very media
-        // are not seen, but who has them.
+        // A process that is opening or closing the pool for writing locks `Recovery`; one that has
+        // it open locks `Openers`. Locks of these media's own open file do not conflict, so the
+        // list of claims is checked as well.
         Claim::is_taken(media.file()).unwrap_or(false)
             || self.members.is_locked_by_other(Byte::Recovery, LockKind::Shared)
             || self.members.is_locked_by_other(Byte::Openers, LockKind::Exclusive)
     }
 }
 
-/// Their bytes as far as they can be read; that is all that is asked of them here.
+/// The bytes of both superblocks; a copy that cannot be read stays zero.
 fn superblocks_of(media: &dyn Media) -> Vec<u8> {
     let mut bytes = vec![0; (COPIES * PAGE_BYTES) as usize];
     for (copy, page) in (0..COPIES).zip(bytes.chunks_exact_mut(PAGE_BYTES as usize)) {

@@ -1,4 +1,4 @@
-//! Slots as the last record of the log leaves them, read from media a page at a time.
+//! Slots as the last record of the log leaves them, read from media page by page.
 
 use std::cell::RefCell;
 
@@ -27,7 +27,7 @@ impl<'a> Slots<'a> {
         Slots { media, layout, log, page: RefCell::default(), unread: RefCell::default() }
     }
 
-    /// The bytes of a slot; `None` if they cannot be read, or there is none.
+    /// The bytes of a slot; `None` if they cannot be read or the slot does not exist.
     pub fn read(&self, number: u64) -> Option<SlotBytes> {
         if number >= self.layout.slots() {
             return None;
@@ -59,7 +59,7 @@ impl<'a> Slots<'a> {
             Ok(()) => Some(bytes),
             Err(_) => {
                 let mut unread = self.unread.borrow_mut();
-                // Once for a page, and not for each of its slots.
+                // Recorded once per page, not for each of its slots.
                 if !unread.contains(&range) && unread.len() < MOST_UNREAD {
                     unread.push(range);
                 }
@@ -68,13 +68,13 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Pages that could not be read.
+    /// The pages that could not be read.
     pub fn into_unread(self) -> Vec<ByteRange> {
         self.unread.into_inner()
     }
 }
 
-/// More pages than anybody reads about.
+/// The most unreadable pages that are recorded.
 const MOST_UNREAD: usize = 1000;
 
 impl ReadSlots for Slots<'_> {

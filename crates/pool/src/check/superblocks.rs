@@ -1,4 +1,4 @@
-//! Both superblocks, and the file's length against the pool's.
+//! Both superblocks, and the file's length compared with the pool's.
 
 use super::report::{FindingKind, Severity};
 use super::{Checker, RESTORE, at, text};
@@ -6,13 +6,13 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FORMAT_VERSION, FormatError, PAGE_BYTES};
 use crate::media::ByteRange;
 
-/// Where a copy lies.
+/// The place of a copy.
 pub(super) fn place_of(copy: u64) -> ByteRange {
     ByteRange { offset_bytes: copy * PAGE_BYTES, len_bytes: PAGE_BYTES }
 }
 
 impl Checker<'_> {
-    /// The superblock that counts.
+    /// Checks both copies and returns the one that counts.
     pub(super) fn check_superblocks(&mut self) -> Option<Superblock> {
         let pages: Vec<Option<Vec<u8>>> =
             (0..COPIES).map(|copy| self.read(place_of(copy), &name_of(copy))).collect();
@@ -24,7 +24,7 @@ impl Checker<'_> {
             })
             .collect();
         let valid: Vec<&Superblock> = decoded.iter().flatten().collect();
-        // The first of those with the highest number, as recovery has it.
+        // The first of those with the highest sequence number, as in recovery.
         let counts = valid.iter().rev().max_by_key(|superblock| superblock.sequence).copied();
         if counts.is_none() && self.explain_no_pool(&decoded) {
             return None;
@@ -70,7 +70,7 @@ impl Checker<'_> {
         Some(superblock)
     }
 
-    /// Says what the file is if it has no superblock. Whether that is all there is to say.
+    /// Explains a file without a superblock. Returns whether the check ends with that.
     fn explain_no_pool(&mut self, decoded: &[Result<Superblock, FormatError>]) -> bool {
         let errors: Vec<&FormatError> =
             decoded.iter().filter_map(|one| one.as_ref().err()).collect();

@@ -1,7 +1,8 @@
 //! Bytes that belong to an inode and are neither names nor content: a chain of slots.
 //!
-//! Extended attributes lie in one, one after the other: length of the name (1 byte), length of the value (4 bytes), name,
-//! value. So does the target of a symbolic link that is too long for its inode.
+//! Extended attributes lie in one chain, consecutively: length of the name (1 byte), length of the
+//! value (4 bytes), name, value. So does the target of a symbolic link that is too long for its
+//! inode.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,7 +11,7 @@ use super::FormatError;
 use super::inode::{SLOT_BYTES, SlotBytes};
 use super::slot::{check, seal};
 
-/// How such a slot begins.
+/// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQBC";
 /// The most bytes in one slot.
 pub const CHAIN_BYTES: usize = 472;
@@ -24,9 +25,9 @@ pub struct ByteChain {
     pub number: u64,
     /// The inode.
     pub owner: u64,
-    /// The slot with the bytes behind these; 0 if there are none.
+    /// The slot with the following bytes; 0 if there are none.
     pub next: u64,
-    /// The bytes: at least one, and as many as fit unless it is the last slot.
+    /// The bytes: at least one, and a full slot unless it is the last.
     pub bytes: Vec<u8>,
 }
 
@@ -53,7 +54,7 @@ fn check_len(len: usize, next: u64) -> Result<(), FormatError> {
 }
 
 impl ByteChain {
-    /// As bytes.
+    /// Encodes it as bytes.
     ///
     /// # Errors
     /// [`FormatError::Field`] if there are too many of them, or none.
@@ -76,7 +77,7 @@ impl ByteChain {
         Ok(bytes)
     }
 
-    /// Reads the slot `number` of a chain.
+    /// Decodes slot `number` of a chain.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -5,16 +5,19 @@
 //!  interior  │ hash 8 │ child 4 │ hash 8 │ child 4 │ …                       child i has hashes from hash i on, below hash i + 1
 //! ```
 //!
-//! The first hash of an interior node is 0 and means: from where the node itself begins. So a boundary between two nodes is
-//! written down in one place, and a node that loses its first child is the only one that changes. What lies behind the last entry
-//! is zero. No node is without entries: an empty directory has no node.
+//! The first hash of an interior node is 0 and stands for the start of the node's own range. So
+//! each boundary between two nodes is stored in one place, and if a node loses its first child,
+//! only that node changes. The bytes after the last entry are zero. No node is empty: an empty
+//! directory has no node.
 //!
-//! The order by hash never changes while a name is there, so a program that reads a directory piece by piece, and remembers
-//! the hash it has come to, sees every name that was there all the time exactly once. Names of one hash lie in one leaf; more
-//! than fit there cannot be in one directory (the hash has 63 bits, and a seed that is the directory's own).
+//! The order by hash never changes while a name exists, so a program that reads a directory in
+//! pieces, and remembers the last hash, sees every name that existed all the time exactly once.
+//! Names with the same hash lie in one leaf; more than fit there cannot be in one directory (the
+//! hash has 63 bits and a seed per directory).
 //!
-//! `.` and `..` are not stored: the inode of a directory knows its parent. They come before the first name, so a hash is a
-//! position that `telldir` can return: [`FIRST_HASH`] is the one behind them both, and the one behind [`LAST_HASH`] is the end.
+//! `.` and `..` are not stored: the inode of a directory has its parent. They come before the first
+//! name, so a hash is a position that `telldir` can return: [`FIRST_HASH`] is the position after
+//! both, and the position after [`LAST_HASH`] is the end.
 
 mod view;
 
@@ -28,7 +31,7 @@ use super::file::FileKind;
 use super::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
 use super::slot::{UNSEALED, check, seal};
 
-/// How such a slot begins.
+/// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQDN";
 /// Bytes for the entries of a node.
 pub const NODE_BYTES: usize = 480;
@@ -38,22 +41,22 @@ pub const ENTRY_BYTES: usize = 14;
 pub const CHILD_BYTES: usize = 12;
 /// The most children of an interior node.
 pub const MAX_CHILDREN: usize = NODE_BYTES / CHILD_BYTES;
-/// The most entries of a leaf: their names have one byte.
+/// The most entries of a leaf: with names of one byte.
 pub const MAX_ENTRIES: usize = NODE_BYTES / (ENTRY_BYTES + 1);
-/// No tree is deeper: levels are 0 (a leaf) to this one.
+/// The maximum depth of a tree: levels are 0 (a leaf) to this one.
 pub const MAX_LEVEL: u16 = 12;
-/// No name has a smaller hash: the positions before are those of `.` and `..`.
+/// The smallest hash of a name: the positions before are those of `.` and `..`.
 pub const FIRST_HASH: u64 = 2;
-/// No name has a greater hash: the next number, the greatest that `off_t` has, is the position of the end.
+/// The greatest hash of a name: the next number, the greatest `off_t`, is the position of the end.
 pub const LAST_HASH: u64 = i64::MAX as u64 - 1;
 
-/// The place of a name in its directory.
+/// The hash of a name, which is its position in the directory.
 #[inline]
 pub fn hash_name(seed: u64, name: &[u8]) -> u64 {
     (xxhash_rust::xxh3::xxh3_64_with_seed(name, seed) >> 1).clamp(FIRST_HASH, LAST_HASH)
 }
 
-/// A name and what it leads to.
+/// A name and the inode it refers to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DirectoryEntry {
     /// [`hash_name`] of the name.
@@ -62,12 +65,12 @@ pub struct DirectoryEntry {
     pub name: Vec<u8>,
     /// The inode.
     pub inode: u64,
-    /// Of what kind it is; that never changes.
+    /// The inode's kind, which never changes.
     pub kind: FileKind,
 }
 
 impl DirectoryEntry {
-    /// Bytes it takes in a leaf.
+    /// Its length in a leaf.
     pub fn len_bytes(&self) -> usize {
         ENTRY_BYTES + self.name.len()
     }
@@ -82,14 +85,14 @@ pub struct Child {
     pub slot: u64,
 }
 
-/// What a node has.
+/// The content of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeContent {
     /// Names, ascending by hash, then by name: at least one.
     Leaf(Vec<DirectoryEntry>),
     /// Children, ascending: at least one.
     Interior {
-        /// Of its children's children, and so on, until there are leaves; at least 1.
+        /// The number of levels below this node; at least 1.
         level: u16,
         /// The children.
         children: Vec<Child>,
@@ -103,7 +106,7 @@ pub struct Node {
     pub number: u64,
     /// The directory.
     pub owner: u64,
-    /// What it has.
+    /// Its content.
     pub content: NodeContent,
 }
 
@@ -141,7 +144,7 @@ struct RawChild {
 
 const _: () = assert!(size_of::<RawChild>() == CHILD_BYTES);
 
-/// Whether a name can be in a directory.
+/// Whether a name is valid in a directory.
 pub fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= MAX_NAME_BYTES
@@ -155,10 +158,10 @@ fn slot_number(number: u64) -> Result<U32, FormatError> {
     Ok(U32::new(u32::try_from(number).map_err(wrong)?))
 }
 
-/// What comes before the name in an entry of a leaf.
+/// The bytes of a leaf entry before its name.
 ///
 /// # Errors
-/// [`FormatError::Field`] if there can be no such inode, or no such name.
+/// [`FormatError::Field`] if the inode number or the name is too long.
 pub fn entry_head(
     hash: u64,
     inode: u64,
@@ -172,7 +175,8 @@ pub fn entry_head(
     Ok(zerocopy::transmute!(raw))
 }
 
-/// Makes, over any bytes, a leaf of `count` entries, whose bytes are those of `parts`, one behind the other; without the checksum.
+/// Composes, over any bytes, a leaf of `count` entries, whose bytes are the concatenation of
+/// `parts`; without the checksum.
 ///
 /// # Errors
 /// [`FormatError::Field`] if they do not fit.
@@ -211,7 +215,7 @@ fn compose(
 }
 
 impl Node {
-    /// As bytes.
+    /// Encodes it as bytes.
     ///
     /// # Errors
     /// [`FormatError::Field`] if the entries do not fit.
@@ -243,7 +247,7 @@ impl Node {
         Ok(bytes)
     }
 
-    /// Reads the node in slot `number`.
+    /// Decodes the node in slot `number`.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -6,7 +6,8 @@
 //! | directory | | | the root of its tree: a [`Node`](super::directory::Node) | the directory it is in | of its names |
 //! | link | of the target | | the target, if it is long: a [`ByteChain`](super::byte_chain::ByteChain) | | |
 //!
-//! An inode without links is in use as long as a process has it open, and is removed when the pool is recovered.
+//! An inode without links is in use as long as a process has it open, and is removed when the pool
+//! is recovered.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,16 +18,16 @@ use super::run::{RawRun, Run};
 use super::run_list::{pack, unpack};
 use super::slot::{UNSEALED, check, seal};
 
-/// How such a slot begins.
+/// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQFI";
 /// The most runs in an inode of a file.
 pub const FILE_RUNS: usize = 40;
-/// The longest target of a symbolic link that lies in its inode.
+/// The longest target of a symbolic link that is stored in its inode.
 pub const INLINE_TARGET_BYTES: usize = FILE_RUNS * 8;
 /// The inode of the root directory.
 pub const ROOT_INODE: u64 = 1;
 
-/// What a name leads to.
+/// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FileKind {
@@ -64,11 +65,11 @@ pub struct FileInode {
     pub number: u64,
     /// What it is.
     pub kind: FileKind,
-    /// Whether content and attributes are not to be changed.
+    /// Whether content and attributes must not be changed.
     pub is_immutable: bool,
-    /// Whether that is about to end: it still holds, and nobody new may rely on it.
+    /// Whether immutability is about to end: it still holds, but must not be newly relied on.
     pub is_thawing: bool,
-    /// Differs from that of each other inode that the slot has had, or will have.
+    /// Differs from that of every other inode in the same slot, past or future.
     pub incarnation: u64,
     /// Raised whenever its runs change.
     pub layout_version: u64,
@@ -76,31 +77,32 @@ pub struct FileInode {
     pub size_bytes: u64,
     /// Pages that its runs name, holes not counted.
     pub pages: u64,
-    /// When it was made, in nanoseconds since 1970. All times may be before.
+    /// When it was created, in nanoseconds since 1970. All times may be negative.
     pub created_ns: i64,
-    /// When anything of it was last changed.
+    /// When any part of it was last changed.
     pub changed_ns: i64,
     /// When its content was last changed.
     pub modified_ns: i64,
-    /// When its content was last read, as far as anybody said so.
+    /// When its content was last read, if any reader has recorded that.
     pub accessed_ns: i64,
-    /// Permissions: the lowest 12 bits as `chmod` has them.
+    /// Permissions: the lowest 12 bits as in `chmod`.
     pub mode: u32,
     /// The user it belongs to.
     pub uid: u32,
     /// The group it belongs to.
     pub gid: u32,
-    /// Names that lead to it; for a directory, 2 and one for each directory in it.
+    /// The names that refer to it; for a directory, 2 and one for each directory in it.
     pub links: u32,
-    /// The directory that a directory is in; its own number for the root, and 0 for one that was removed.
+    /// The parent of a directory; its own number for the root, and 0 for a removed directory.
     pub parent: u64,
     /// The first part: see the module's documentation. 0 if there is none.
     pub part: u64,
-    /// The first slot of its extended attributes, a [`ByteChain`](super::byte_chain::ByteChain); 0 if there are none.
+    /// The first slot of its extended attributes, a [`ByteChain`](super::byte_chain::ByteChain); 0
+    /// if there are none.
     pub attributes: u64,
-    /// Of the hashes of the names in a directory.
+    /// The seed of the hashes of a directory's names.
     pub seed: u64,
-    /// How many names are in a directory.
+    /// The number of names in a directory.
     pub entries: u64,
     /// The first runs of a file.
     pub runs: Vec<Run>,
@@ -140,30 +142,30 @@ struct RawFile {
 
 const _: () = {
     assert!(size_of::<RawFile>() == SLOT_BYTES);
-    // Readers look at these two in the image as words: `Core::file_version`.
+    // `Core::file_version` loads these two from the image as words.
     assert!(std::mem::offset_of!(RawFile, incarnation) == 16);
     assert!(std::mem::offset_of!(RawFile, layout_version) == 24);
     assert!(std::mem::offset_of!(RawFile, runs) == 184);
     assert!(std::mem::offset_of!(RawFile, checksum) == 504);
 };
 
-/// Where the runs lie.
+/// The byte range of the runs.
 pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
     let start = std::mem::offset_of!(RawFile, runs);
     start..start + FILE_RUNS * 8
 };
 
-/// Whether a slot has a target where others have runs.
+/// Whether a slot holds a symbolic link, whose target lies where other kinds have runs.
 pub(super) fn is_link(bytes: &SlotBytes) -> bool {
     let is_link =
         |raw: &RawFile| raw.magic == MAGIC && raw.kind.get() == FileKind::Link.code().into();
     RawFile::ref_from_bytes(bytes).is_ok_and(is_link)
 }
 
-/// What a reader of an open file asks each time.
+/// The fields that a reader of an open file loads at each access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
-    /// How often the slot has been used.
+    /// Differs from that of every other inode in the same slot, past or future.
     pub incarnation: u64,
     /// Raised whenever the runs change.
     pub layout_version: u64,
@@ -171,14 +173,15 @@ pub struct FileState {
     pub size_bytes: u64,
     /// When its content was last changed, in nanoseconds since 1970.
     pub modified_ns: i64,
-    /// Names that lead to it.
+    /// The names that refer to it.
     pub links: u32,
-    /// Whether it is not to be changed.
+    /// Whether it must not be changed.
     pub is_immutable: bool,
 }
 
 impl FileState {
-    /// From the words of a slot, given by the offset of their first byte; `None` if that is no inode of a file.
+    /// Reads it from the words of a slot, each given by the offset of its first byte; `None` if the
+    /// slot is no inode of a file.
     #[inline]
     pub(crate) fn read(word: impl Fn(usize) -> u64) -> Option<FileState> {
         let first = word(0).to_le_bytes();
@@ -197,42 +200,44 @@ impl FileState {
     pub(crate) const LAYOUT_VERSION_OFFSET: usize = std::mem::offset_of!(RawFile, layout_version);
     const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
     const MODIFIED_OFFSET: usize = std::mem::offset_of!(RawFile, modified_ns);
-    /// In the second half of its word.
+    /// In the upper half of its word.
     const LINKS_OFFSET: usize = std::mem::offset_of!(RawFile, links);
 }
 
 const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
 
-/// Whether a slot that begins with this word, and has these links, is an inode of a file without any; of bytes that are known to be right.
+/// Whether a slot with these two words is an inode of a file without links. The bytes must be known
+/// to be valid.
 pub(crate) fn is_unlinked(first_word: [u8; 8], links: [u8; 8]) -> bool {
     first_word[..4] == MAGIC && links[4..] == [0; 4]
 }
 
-/// The word that has the links of a file, in its second half.
+/// The index of the word with the links of a file, in its upper half.
 pub(crate) const LINKS_WORD: usize = FileState::LINKS_OFFSET / 8;
 
-/// Whether a slot that begins with this word is the inode of a directory.
+/// Whether a slot with this first word is the inode of a directory.
 #[inline]
 pub(crate) fn is_directory(first_word: [u8; 8]) -> bool {
     first_word[..4] == MAGIC && first_word[4..6] == [FileKind::Directory.code(), 0]
 }
 
-/// What a walk along a path asks of a directory, read where it lies.
+/// The fields of a directory that a path walk needs, read in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryFields {
-    /// The directory it is in.
+    /// The parent directory.
     pub parent: u64,
     /// The root of its tree.
     pub part: u64,
-    /// Of the hashes of its names.
+    /// The seed of the hashes of its names.
     pub seed: u64,
 }
 
 impl DirectoryFields {
-    /// From the words of a slot, given by their index; `None` if that is no directory.
+    /// Reads them from the words of a slot, given by their index; `None` if the slot is no
+    /// directory.
     ///
     /// # Errors
-    /// Those of `word`.
+    /// The errors of `word`.
     #[inline]
     pub fn read<E>(
         word: impl Fn(usize) -> Result<[u8; 8], E>,
@@ -255,7 +260,7 @@ const THAWING: u16 = 2;
 const IMMUTABLE_THAWING: u16 = IMMUTABLE | THAWING;
 
 impl FileInode {
-    /// An inode of this kind, empty, without a name.
+    /// Creates an inode of this kind, empty, without a name.
     pub fn new(kind: FileKind, number: u64, incarnation: u64) -> FileInode {
         FileInode {
             number,
@@ -284,7 +289,7 @@ impl FileInode {
         }
     }
 
-    /// As bytes.
+    /// Encodes it as bytes.
     ///
     /// # Errors
     /// [`FormatError::Field`] if there are too many runs, or the target is too long.
@@ -295,7 +300,7 @@ impl FileInode {
         Ok(bytes)
     }
 
-    /// [`FileInode::encode`] for memory, without the checksum, over any bytes.
+    /// [`FileInode::encode`] for memory: without the checksum, and over any previous bytes.
     ///
     /// # Errors
     /// As for [`FileInode::encode`].
@@ -343,7 +348,7 @@ impl FileInode {
         Ok(())
     }
 
-    /// Reads the inode in slot `number`.
+    /// Decodes the inode in slot `number`.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -352,7 +357,8 @@ impl FileInode {
         Self::decode_unsealed(bytes, number)
     }
 
-    /// [`FileInode::decode`] of bytes whose checksum was looked at before: those of a pool's metadata in memory.
+    /// [`FileInode::decode`] of bytes whose checksum was verified before: those of a pool's
+    /// metadata in memory.
     ///
     /// # Errors
     /// As for [`FileInode::decode`].
@@ -418,5 +424,6 @@ impl FileInode {
     }
 }
 
-/// The longest file: as many pages as a pool can have. What a sparse file of that size names fits into the pool.
+/// The longest file: as many pages as a pool can have. The runs of a sparse file of this size fit
+/// into the pool.
 pub const MAX_FILE_BYTES: u64 = super::run::MAX_PAGES * super::PAGE_BYTES;

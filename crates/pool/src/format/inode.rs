@@ -1,8 +1,10 @@
-//! Slots of the metadata: 512 bytes each. Slot 0 is the pool's head, every other one an inode.
+//! Slots of the metadata: 512 bytes each. Slot 0 is the pool's head; this module also has the
+//! inodes of objects and free slots.
 //!
-//! An inode is a named thing with runs of pages; its number is its slot. Objects are the only kind so far. A
-//! slot that was never used is all zero. One that was freed keeps its number and its incarnation,
-//! which is higher for each later inode in the slot, so that two things that had the same number can be told apart.
+//! An inode's number is its slot. Files have inodes of another form ([`file`](super::file)). A slot
+//! that was never used is all zero. A freed slot keeps its number and its incarnation, which is
+//! higher for each later inode in the slot, so that two inodes that had the same number can be
+//! distinguished.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -24,24 +26,24 @@ pub const HEAD_SLOT: u64 = 0;
 pub(super) const INODE_MAGIC: [u8; 4] = *b"AQIN";
 const HEAD_MAGIC: [u8; 4] = *b"AQHD";
 
-/// What an inode is.
+/// The kind of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InodeKind {
-    /// Nothing: the slot can be used.
+    /// A free slot.
     Free,
     /// A persistent object: one contiguous range of pages with a fixed address.
     Object,
 }
 
-/// Who may attach: salted hashes of the keys. A missing one means that no key is asked for.
+/// The keys for attaching: salted hashes. Without a hash, no key is required.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeyHashes {
     /// Hashed together with each key.
     pub salt: [u8; 16],
-    /// Of the key for reading.
+    /// The hash of the key for reading.
     pub read: Option<[u8; 32]>,
-    /// Of the key for writing.
+    /// The hash of the key for writing.
     pub write: Option<[u8; 32]>,
 }
 
@@ -52,19 +54,19 @@ pub struct Inode {
     pub number: u64,
     /// What it is.
     pub kind: InodeKind,
-    /// Differs from that of each other inode that the slot has had, or will have.
+    /// Differs from that of every other inode in the same slot, past or future.
     pub incarnation: u64,
     /// Raised whenever its runs change.
     pub layout_version: u64,
     /// Length of its content in bytes; the runs cover it.
     pub size_bytes: u64,
-    /// Where its content is attached; 0 for what has no fixed address.
+    /// The address where its content is attached; 0 for content without a fixed address.
     pub address: u64,
     /// Whether it may move to another address.
     pub is_relocatable: bool,
-    /// Whether its content is a heap, and nothing else may be stored to it.
+    /// Whether its content is a heap, which only the heap may store to.
     pub is_heap: bool,
-    /// When it was made, in nanoseconds since 1970.
+    /// When it was created, in nanoseconds since 1970.
     pub created_ns: u64,
     /// When its metadata was last changed, in nanoseconds since 1970.
     pub changed_ns: u64,
@@ -72,7 +74,7 @@ pub struct Inode {
     pub runs: Vec<Run>,
     /// Pages that hold a large commit until it is applied.
     pub shadow: Run,
-    /// Who may attach.
+    /// The keys for attaching.
     pub keys: KeyHashes,
     /// Its name: any bytes but NUL.
     pub name: Vec<u8>,
@@ -111,9 +113,9 @@ const _: () = {
     assert!(std::mem::offset_of!(RawInode, checksum) == 504);
 };
 
-/// Where the runs lie: the shadow follows those of the content.
+/// The byte range of the runs: the shadow follows those of the content.
 pub(super) const RUNS_RANGE: std::ops::Range<usize> = 64..128 + 8;
-/// Where the name lies, behind its length in one byte.
+/// The byte range of the name's length, one byte, and of the name after it.
 pub(crate) const NAME_RANGE: std::ops::Range<usize> = 248..504;
 
 const RELOCATABLE: u16 = 1;
@@ -133,7 +135,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 impl Inode {
-    /// An unused inode with this number.
+    /// Creates an unused inode with this number.
     pub fn free(number: u64, incarnation: u64) -> Inode {
         Inode {
             number,
@@ -153,7 +155,7 @@ impl Inode {
         }
     }
 
-    /// Makes these bytes those of [`Inode::free`], unsealed.
+    /// Overwrites the bytes with those of [`Inode::free`], unsealed.
     pub(crate) fn make_free(bytes: &mut SlotBytes, number: u64, incarnation: u64) {
         bytes.fill(0);
         bytes[..4].copy_from_slice(&INODE_MAGIC);
@@ -161,17 +163,17 @@ impl Inode {
         bytes[16..24].copy_from_slice(&incarnation.to_le_bytes());
     }
 
-    /// All pages it names.
+    /// All runs of pages that it names.
     pub fn all_runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.runs.iter().copied().chain([self.shadow]).filter(|run| !run.is_empty())
     }
 
-    /// Pages of its content.
+    /// The number of pages of its content.
     pub fn content_pages(&self) -> u64 {
         self.runs.iter().map(|run| run.pages).sum()
     }
 
-    /// As bytes.
+    /// Encodes it as bytes.
     ///
     /// # Errors
     /// [`FormatError::Field`] if a field does not fit: too many runs, a name too long.
@@ -221,7 +223,7 @@ impl Inode {
         Ok(bytes)
     }
 
-    /// Reads the inode of slot `number`. Zero bytes are a free inode that was never used.
+    /// Decodes the inode in slot `number`. Zero bytes are a free inode that was never used.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -262,7 +264,7 @@ impl Inode {
         if raw.size_bytes.get() > covered {
             return Err(field("size", raw.size_bytes.get()));
         }
-        // Contiguity is what makes an object one mapping.
+        // An object is one mapping because its runs are contiguous.
         if kind == InodeKind::Object
             && (runs.is_empty() || runs.windows(2).any(|w| w[0].end_page() != w[1].start_page))
         {
@@ -294,10 +296,10 @@ impl Inode {
 /// The pool's head: facts about the whole pool that change with its metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolHead {
-    /// From this page on nothing was ever used: those pages are zero as they were when the pool was made.
+    /// Pages from this one on were never used: they are zero since the pool was created.
     pub fresh_from_page: u64,
-    /// From this slot on nothing was ever used: those slots are zero, and no other is. So a slot whose sector was lost
-    /// is told from one that was never used.
+    /// Slots from this one on were never used: they are zero, and no other slot is. This
+    /// distinguishes a slot whose sector was lost from one that was never used.
     pub used_slots: u64,
 }
 
@@ -319,7 +321,7 @@ const _: () = {
 };
 
 impl PoolHead {
-    /// As bytes.
+    /// Encodes it as bytes.
     pub fn encode(&self) -> SlotBytes {
         let mut raw = RawHead {
             magic: HEAD_MAGIC,
@@ -335,12 +337,12 @@ impl PoolHead {
         bytes
     }
 
-    /// Of words of a slot that are known to be right.
+    /// Reads it from words of a slot that are known to be valid.
     pub(crate) fn read(word: impl Fn(usize) -> u64) -> PoolHead {
         PoolHead { fresh_from_page: word(1), used_slots: word(2) }
     }
 
-    /// Reads the head.
+    /// Decodes the head.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -356,10 +358,10 @@ impl PoolHead {
         })
     }
 
-    /// Itself, if its fields can be those of a pool with this layout.
+    /// Returns the head if its fields are possible in a pool with this layout.
     ///
     /// # Errors
-    /// [`FormatError::Field`] names the first that cannot.
+    /// [`FormatError::Field`] names the first field that is not.
     pub fn validate(self, layout: &Layout) -> Result<PoolHead, FormatError> {
         let field = |field, value| Err(FormatError::Field { field, value });
         if !(layout.data_start_page..=layout.page_count).contains(&self.fresh_from_page) {

@@ -1,11 +1,11 @@
-//! Where the parts of a pool lie, computed from its size when it is made, and checked when it is opened.
+//! The places of a pool's parts, computed from its size at creation and checked when it is opened.
 
 use super::inode::SLOT_BYTES;
 use super::run::MAX_PAGES;
 use super::{FormatError, PAGE_BYTES};
 use crate::media::ByteRange;
 
-/// First page of the metadata: behind both superblocks.
+/// The first page of the metadata: after both superblocks.
 pub const METADATA_START_PAGE: u64 = 2;
 /// Slots of one metadata page.
 pub const SLOTS_PER_PAGE: u64 = PAGE_BYTES / SLOT_BYTES as u64;
@@ -14,7 +14,8 @@ pub const MIN_LOG_PAGES: u64 = 16;
 /// The smallest pool, in bytes.
 pub const MIN_POOL_BYTES: u64 = 256 << 10;
 
-/// The parts of a pool, in pages. All of it is fixed when the pool is made, except that `page_count` may grow.
+/// The parts of a pool, in pages. Fixed when the pool is created, except that `page_count` may
+/// grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Pages of the whole pool.
@@ -30,7 +31,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a new pool of `len_bytes`, with at least `slots` slots and a log of about `log_bytes`.
+    /// Computes the layout of a new pool of `len_bytes`, with at least `slots` slots and a log of
+    /// about `log_bytes`.
     ///
     /// # Errors
     /// [`FormatError::Field`] if these do not fit into the pool.
@@ -50,10 +52,10 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Whether the parts are where they must be, none empty, none outside.
+    /// Checks that all parts are in place, that none is empty and none is outside.
     ///
     /// # Errors
-    /// [`FormatError::Field`] names the first that is not.
+    /// [`FormatError::Field`] names the first field that is wrong.
     pub fn validate(&self) -> Result<(), FormatError> {
         let field = |field, value| Err(FormatError::Field { field, value });
         if self.page_count > MAX_PAGES || self.page_count < MIN_POOL_BYTES / PAGE_BYTES {
@@ -78,12 +80,12 @@ impl Layout {
         Ok(())
     }
 
-    /// How many slots the metadata has.
+    /// The number of slots of the metadata.
     pub fn slots(&self) -> u64 {
         self.metadata_pages * SLOTS_PER_PAGE
     }
 
-    /// Bytes of the metadata.
+    /// The bytes of the metadata.
     pub fn metadata(&self) -> ByteRange {
         ByteRange {
             offset_bytes: METADATA_START_PAGE * PAGE_BYTES,
@@ -91,7 +93,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of the log.
+    /// The bytes of the log.
     pub fn log(&self) -> ByteRange {
         ByteRange {
             offset_bytes: self.log_start_page * PAGE_BYTES,
@@ -99,7 +101,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of the data.
+    /// The bytes of the data.
     pub fn data(&self) -> ByteRange {
         ByteRange {
             offset_bytes: self.data_start_page * PAGE_BYTES,
@@ -107,12 +109,12 @@ impl Layout {
         }
     }
 
-    /// Length of the pool in bytes.
+    /// The length of the pool in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.page_count * PAGE_BYTES
     }
 
-    /// Where on media the slot lies.
+    /// The place on media of a slot.
     pub fn slot_offset_bytes(&self, slot: u64) -> u64 {
         METADATA_START_PAGE * PAGE_BYTES + slot * SLOT_BYTES as u64
     }

@@ -1,4 +1,4 @@
-//! Bytes on media, version 1. `docs/format.md` draws them.
+//! The format on media, version 1. `docs/format.md` has its diagrams.
 //!
 //! ```text
 //!  page 0        1        2 …                 log_start …          data_start …              page_count
@@ -8,9 +8,9 @@
 //!  └────────────┴────────┴───────────────────┴────────────────────┴─────────────────────────┘
 //! ```
 //!
-//! Every structure is little-endian, has a magic, a checksum that also covers *which* structure it is (its number,
-//! position or copy), and reserved bytes that are zero. Parsing is a pure function of bytes; it checks
-//! ranges before any arithmetic and never panics.
+//! Every structure is little-endian, has a magic, a checksum that also covers the structure's
+//! identity (its number, position or copy), and reserved bytes that are zero. Parsing is a pure
+//! function of bytes; it checks ranges before any arithmetic and never panics.
 //!
 //! ```
 //! use aquifer_pool::format::superblock::Superblock;
@@ -38,10 +38,11 @@ use xxhash_rust::xxh3::Xxh3;
 /// Size of a page of the pool, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// The version of the format written here. It is frozen: pools of this version stay readable. (Version 0 was experimental.)
+/// The format version written here. It is frozen: pools of this version stay readable. (Version 0
+/// was experimental.)
 pub const FORMAT_VERSION: u32 = 1;
 
-/// No version has a higher number: what does is damage.
+/// The maximum version: a higher number is damage.
 pub const MAX_FORMAT_VERSION: u32 = 0xffff;
 
 /// The checksum of every structure: XXH3 with 64 bits.
@@ -54,12 +55,12 @@ pub fn checksum(parts: &[&[u8]]) -> u64 {
     hash.finish()
 }
 
-/// [`checksum`] of bytes that come piece by piece.
+/// [`checksum`] of bytes that arrive in pieces.
 #[derive(Default)]
 pub struct Checksum(Xxh3);
 
 impl Checksum {
-    /// Of nothing so far.
+    /// Starts without bytes.
     pub fn new() -> Checksum {
         Checksum::default()
     }
@@ -79,7 +80,7 @@ impl Checksum {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// It does not begin as such a structure does.
+    /// It does not begin with the magic.
     #[error("it does not begin like one")]
     Magic,
     /// A version that this program does not know.
@@ -97,12 +98,12 @@ pub enum FormatError {
     /// The checksum does not match.
     #[error("its checksum is {stored:#018x} where the bytes have {computed:#018x}")]
     Checksum {
-        /// What is stored.
+        /// The stored checksum.
         stored: u64,
-        /// What the bytes give.
+        /// The checksum of the bytes.
         computed: u64,
     },
-    /// It is another one than was looked for.
+    /// It has another number than expected.
     #[error("it is number {found} where {expected} belongs")]
     Identity {
         /// The number found.
@@ -110,7 +111,7 @@ pub enum FormatError {
         /// The number that belongs here.
         expected: u64,
     },
-    /// A field has a value that cannot be.
+    /// A field has an invalid value.
     #[error("its field {field} cannot be {value:#x}")]
     Field {
         /// The field.
@@ -118,7 +119,7 @@ pub enum FormatError {
         /// Its value.
         value: u64,
     },
-    /// It is zero where something was.
+    /// It is zero although the slot was used.
     #[error("all its bytes are zero, though something was there")]
     Erased,
     /// Its bytes cannot be read.
@@ -130,7 +131,7 @@ pub enum FormatError {
         /// The other one.
         other: &'static str,
     },
-    /// There are fewer bytes than the structure has.
+    /// There are fewer bytes than the structure needs.
     #[error("it is cut short")]
     Short,
 }

@@ -1,4 +1,4 @@
-//! Patches: of pages that a commit changed little, the bytes that it changed.
+//! Patches: the changed bytes of pages that a commit changed only a little.
 //!
 //! ```text
 //!  ┌──────────┬────────────┬─────────┬────────────┐┌──────────
@@ -6,7 +6,8 @@
 //!  └──────────┴────────────┴─────────┴────────────┘└──────────   offset: inside the page
 //! ```
 //!
-//! Offsets and lengths are multiples of eight. Patches ascend and do not overlap, so each byte is said once.
+//! Offsets and lengths are multiples of eight. Patches ascend and do not overlap, so each byte
+//! occurs at most once.
 //!
 //! ```
 //! use aquifer_pool::format::patch::Patches;
@@ -19,35 +20,36 @@
 //! assert_eq!((patch.page, patch.offset, patch.bytes), (3, 96, &[0, 0, 0, 0, 1, 0, 0, 0][..]));
 //! ```
 //!
-//! # Why replaying them is right
-//! A patch holds what the bytes *became*, and every byte that changed since the durable tail is in some patch, or
-//! some whole page, behind it. At its place a page is as it was at the tail, or later, or torn between such states: each
-//! byte that differs between them is written by replay, the last value last. So the result is the state at the end of
-//! the log wherever replay began, as often as it is repeated.
+//! # Why replay is correct
+//! A patch holds the new values of bytes, and every byte that changed since the durable tail is in
+//! a patch, or a whole page, after the tail. On media a page has its state at the tail, or a later
+//! one, or is torn between such states: replay writes each byte that differs between them, the last
+//! value last. So the result is the state at the end of the log, wherever replay began and however
+//! often it is repeated.
 
 use super::{FormatError, PAGE_BYTES};
 
 /// Patches begin and end at multiples of this.
 pub const GRAIN_BYTES: usize = 8;
-/// Bytes before the content of each.
+/// Bytes before the content of each patch.
 pub const HEADER_BYTES: usize = 8;
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// Compared at a time where nothing differs.
+/// The unit of the comparison where nothing differs.
 const LINE_BYTES: usize = 64;
 
-/// Bytes that a commit gives a page.
+/// New bytes of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patch<'a> {
     /// The page, counted from the start of the target.
     pub page: u32,
-    /// Where in the page.
+    /// Their offset in the page.
     pub offset: u16,
-    /// What is there from now on.
+    /// Their new values.
     pub bytes: &'a [u8],
 }
 
-/// Patches in the form they have in a record: valid by construction.
+/// Patches as they are encoded in a record: valid by construction.
 #[derive(Debug, Clone, Default)]
 pub struct Patches {
     bytes: Vec<u8>,
@@ -55,23 +57,23 @@ pub struct Patches {
 }
 
 impl Patches {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Patches {
         Patches::default()
     }
 
-    /// Forgets all, and keeps the memory.
+    /// Removes all patches and keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.last = None;
     }
 
-    /// Their bytes in a record.
+    /// Their encoding in a record.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// How many bytes that is.
+    /// The length of that encoding.
     pub fn len_bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -81,20 +83,21 @@ impl Patches {
         self.bytes.is_empty()
     }
 
-    /// Pages from the start of the target to behind the last one patched.
+    /// The number of pages from the start of the target up to and including the last patched one.
     pub fn page_count(&self) -> u64 {
         self.last.map_or(0, |(page, _)| u64::from(page) + 1)
     }
 
-    /// All of them, in order.
+    /// All patches, in order.
     pub fn iter(&self) -> impl Iterator<Item = Patch<'_>> {
         iter(&self.bytes)
     }
 
-    /// Adds what makes `now` of `base`, both a page long, if that takes at most `most_bytes`. Says whether it did.
+    /// Adds the patches that turn `base` into `now`, both a page long, if they take at most
+    /// `most_bytes`. Returns whether it did.
     ///
     /// # Panics
-    /// If `page` is not behind all pages patched so far.
+    /// If `page` is not after all pages patched so far.
     pub fn push_difference(
         &mut self,
         page: u32,
@@ -122,8 +125,8 @@ impl Patches {
     }
 }
 
-/// Calls `visit` with each range of grains that differs, until it says no. Ranges that are nearer than a header is long
-/// are joined.
+/// Calls `visit` with each range of grains that differs, until it returns false. Ranges with a gap
+/// of at most a header's length are joined.
 fn for_each_difference(base: &[u8], now: &[u8], mut visit: impl FnMut(usize, usize) -> bool) {
     assert!(base.len() == PAGE && now.len() == PAGE, "pages are compared");
     let mut open: Option<(usize, usize)> = None;
@@ -150,14 +153,14 @@ fn for_each_difference(base: &[u8], now: &[u8], mut visit: impl FnMut(usize, usi
     }
 }
 
-/// Without a call for each line.
+/// Whether two lines differ, without a call of `memcmp` for each.
 fn differ(base: &[u8; LINE_BYTES], now: &[u8; LINE_BYTES]) -> bool {
     let words = base.as_chunks::<8>().0.iter().zip(now.as_chunks::<8>().0);
     words.fold(0, |bits, (base, now)| bits | u64::from_ne_bytes(*base) ^ u64::from_ne_bytes(*now))
         != 0
 }
 
-/// Reads patches of a record, for a target of `pages` pages.
+/// Validates the patches of a record, for a target of `pages` pages.
 ///
 /// # Errors
 /// What is wrong with them.
@@ -190,7 +193,7 @@ fn header(bytes: &[u8]) -> Option<(u32, usize, usize)> {
     Some((u32::from_le_bytes([p0, p1, p2, p3]), offset.into(), len.into()))
 }
 
-/// Valid patches, in order.
+/// Iterates over valid patches, in order.
 pub fn iter(bytes: &[u8]) -> impl Iterator<Item = Patch<'_>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {

@@ -1,12 +1,14 @@
 //! Records of the log.
 //!
-//! A record is one atomic change of the pool: words of metadata slots, pages of objects or patches of them,
-//! or the place where pages too many for the log were put. It never crosses the end of the ring.
+//! A record is one atomic change of the pool: words of metadata slots, pages of objects or patches
+//! of them, or the place where pages that are too many for the log were put. A record never crosses
+//! the end of the ring.
 //!
-//! There are two ways into the log. A *durable* record starts and ends at page boundaries, so that writing it never rewrites
-//! bytes of another. *Packed* records follow one another at multiples of 64 bytes: they are visible to all processes at once,
-//! and nobody has been told that they are durable. Before they become that, a record that *closes* them fills the log up to a
-//! page boundary.
+//! There are two kinds of records. A *durable* record starts and ends at page boundaries, so that
+//! writing it never rewrites bytes of another record. *Packed* records follow one another at
+//! multiples of 64 bytes: they are visible to all processes at once, but have not been acknowledged
+//! as durable. Before they become durable, a record that *closes* them fills the log up to a page
+//! boundary.
 //!
 //! ```text
 //!  0        64                  multiple of 64               multiple of 4096                  len
@@ -16,10 +18,11 @@
 //!  └────────┴───────────────────┴────────────────────────────┴────────────────────────────────┘
 //! ```
 //!
-//! A record counts only if its LSN is the position it lies at, its generation the pool's, its pool
-//! this one, and its checksum that of header, entries and payload. `acknowledged_lsn` says up to where the log was
-//! known to be durable when the record was made: a valid record that claims more than recovery can find
-//! proves that the log was damaged, and not just cut short by a crash.
+//! A record counts only if its LSN is its position, its generation and its pool are those of the
+//! log, and its checksum is that of header, entries and payload. `acknowledged_lsn` states up to
+//! where the log was known to be durable when the record was made: a valid record whose value is
+//! beyond what recovery can find proves that the log was damaged, and not only cut short by a
+//! crash.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -36,7 +39,7 @@ pub const ENTRY_BYTES: usize = 40;
 
 /// Records lie at multiples of this.
 pub const RECORD_UNIT_BYTES: u64 = 64;
-/// The shortest record that closes packed ones: its header and its mark.
+/// The minimum length of a closing record: its header and its mark.
 pub const MIN_CLOSE_BYTES: u64 = 2 * RECORD_UNIT_BYTES;
 
 const MAGIC: [u8; 4] = *b"AQLR";
@@ -44,7 +47,7 @@ const KIND_TRANSACTION: u32 = 1;
 const KIND_SKIP: u32 = 2;
 const KIND_CLOSE: u32 = 3;
 
-/// What distinguishes the records of one pool, of one generation.
+/// Identifies the records of one pool and one generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogIdentity {
     /// The first eight bytes of the pool's uuid.
@@ -57,55 +60,56 @@ pub struct LogIdentity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Entry {
-    /// Words of a metadata slot; the payload has them.
+    /// Words of a metadata slot; their values are in the payload.
     Slot {
         /// The slot.
         slot: u64,
-        /// Which words.
+        /// The words.
         words: SlotWords,
-        /// Where in the record they lie.
+        /// Their offset in the record.
         payload_offset: u64,
     },
-    /// Pages of an object's content; the payload has them.
+    /// Pages of an object's content; they are in the payload.
     Pages {
         /// The object's inode.
         inode: u64,
-        /// Where they belong on media.
+        /// Their place on media.
         target: ByteRange,
-        /// Where in the record they lie.
+        /// Their offset in the record.
         payload_offset: u64,
     },
-    /// Bytes of pages of an object's content; the payload has them.
+    /// Bytes of pages of an object's content; they are in the payload.
     Patches {
         /// The object's inode.
         inode: u64,
-        /// Where on media the pages lie from which patches count theirs.
+        /// The pages on media; patches count pages from its start.
         target: ByteRange,
-        /// Where in the record they lie.
+        /// Their offset in the record.
         payload_offset: u64,
-        /// Their length there.
+        /// Their length in the record.
         len_bytes: u64,
     },
     /// Pages of an object's content that were put elsewhere on media.
     Copied {
         /// The object's inode.
         inode: u64,
-        /// Where they belong on media.
+        /// Their place on media.
         target: ByteRange,
-        /// Where on media they lie.
+        /// The place on media of the copy.
         source_offset_bytes: u64,
-        /// Checksum of these bytes.
+        /// The checksum of these bytes.
         checksum: u64,
     },
-    /// Pages that a name leads to from this record on, and did not before. They were durable before it was written.
+    /// Pages that an inode names from this record on, and did not before. They were durable before
+    /// the record was written.
     NewRun {
-        /// Where they lie.
+        /// Their place on media.
         range: ByteRange,
     },
-    /// Bytes that a name leads to from this record on, and did not before. They are durable where a record that
-    /// closes packed ones behind this one is marked.
+    /// Bytes that an inode names from this record on, and did not before. They are durable if a
+    /// later record that closes packed ones is marked.
     Exposed {
-        /// Where they lie.
+        /// Their place on media.
         range: ByteRange,
     },
 }
@@ -133,7 +137,8 @@ struct RawEntry {
     target: U64,
     len_bytes: U64,
     source: U64,
-    /// Of `Copied`, the checksum of the content; of `Patches`, their length; of a slot, a bit for each of its words.
+    /// For `Copied`, the checksum of the content; for `Patches`, their length; for a slot, a bit
+    /// for each of its words.
     detail: U64,
 }
 
@@ -151,26 +156,26 @@ const ENTRY_NEW_RUN: u32 = 4;
 const ENTRY_PATCHES: u32 = 5;
 const ENTRY_EXPOSED: u32 = 6;
 
-/// A header, validated as far as it can be without the rest of the record.
+/// A header, validated without the rest of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Its position in the log.
     pub lsn: u64,
     /// Length of the whole record.
     pub len_bytes: u64,
-    /// How many entries follow; a record without any only fills space.
+    /// The number of entries that follow; a record without entries only fills space.
     pub entry_count: u32,
-    /// Whether it only fills space; then nothing behind the header counts.
+    /// Whether it only fills space; then the bytes after the header do not count.
     pub is_skip: bool,
-    /// Whether it closes packed records. Such a one fills space as well.
+    /// Whether it closes packed records. Such a record fills space as well.
     pub is_close: bool,
-    /// Up to where the log was known to be durable.
+    /// The position up to which the log was known to be durable.
     pub acknowledged_lsn: u64,
     checksum: u64,
 }
 
-/// The checksum of a record: of the header, and of the checksum of all behind it. In two steps, because the long
-/// one needs no position and is done before space in the log is taken.
+/// The checksum of a record: of the header and the checksum of all bytes after it. Two steps,
+/// because the long one does not depend on the position and is done before log space is reserved.
 fn record_checksum(header: &RawHeader, body_checksum: u64) -> u64 {
     let zeroed = RawHeader { checksum: U64::ZERO, ..*header };
     let mut bytes = [0; HEADER_BYTES + 8];
@@ -183,7 +188,7 @@ impl Header {
     /// Reads the header of the record at `lsn` of a log of `log_bytes`.
     ///
     /// # Errors
-    /// Why there is no record of this log at this place.
+    /// Why this position has no record of this log.
     pub fn decode(
         bytes: &[u8],
         lsn: u64,
@@ -238,13 +243,14 @@ impl Header {
         Ok(header)
     }
 
-    /// The position behind the record.
+    /// The position after the record.
     pub fn end_lsn(&self) -> u64 {
         self.lsn + self.len_bytes
     }
 
-    /// What lies behind the header of a record that closes packed ones if everything that these expose is durable: nothing
-    /// else has these bytes there by accident. It is one aligned word, so it is there or it is not.
+    /// The word after the header of a closing record that states that everything exposed by the
+    /// packed records is durable. No other bytes match it by accident. It is one aligned word, so a
+    /// crash cannot tear it.
     pub fn close_mark(&self) -> [u8; 8] {
         checksum(&[b"exposed bytes are durable", &self.checksum.to_le_bytes()]).to_le_bytes()
     }
@@ -261,7 +267,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads a record from all its bytes, `header.len_bytes` of them (only the header's for one that fills space).
+    /// Decodes a record from its `header.len_bytes` bytes (only the header's for a record that
+    /// fills space).
     ///
     /// # Errors
     /// What is wrong with it.
@@ -280,7 +287,7 @@ impl Record {
         Self::decode_unchecked(header, bytes)
     }
 
-    /// [`Record::decode`] without looking at the checksum: what a test of the checksum's worth calls.
+    /// [`Record::decode`] without verifying the checksum: for a test of what the checksum is worth.
     pub(crate) fn decode_unchecked(header: Header, bytes: Vec<u8>) -> Result<Record, FormatError> {
         let (_, rest) = RawHeader::ref_from_prefix(&bytes).map_err(|_| FormatError::Short)?;
         let (raw_entries, _) =
@@ -309,7 +316,7 @@ impl Record {
         &self.bytes
     }
 
-    /// The inodes for which it has content.
+    /// The inodes for which the record has content.
     pub fn content_inodes(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries.iter().filter_map(|entry| match *entry {
             Entry::Pages { inode, .. }
@@ -319,7 +326,7 @@ impl Record {
         })
     }
 
-    /// What a name leads to from this record on, and is not known to be durable.
+    /// The ranges that are named from this record on and are not known to be durable.
     pub fn exposed(&self) -> impl Iterator<Item = ByteRange> + '_ {
         self.entries.iter().filter_map(|entry| match *entry {
             Entry::Exposed { range } => Some(range),
@@ -327,7 +334,7 @@ impl Record {
         })
     }
 
-    /// Whether it closes packed records, and says that all they expose is durable.
+    /// Whether it closes packed records and states that all bytes they expose are durable.
     pub fn is_marked(&self) -> bool {
         self.header.is_close
             && self.bytes.get(HEADER_BYTES..HEADER_BYTES + 8) == Some(&self.header.close_mark())
@@ -345,7 +352,7 @@ impl Record {
     }
 }
 
-/// Each entry has its own part of the payload, and they follow one another: none can show what is another's.
+/// Checks that the payloads of the entries are consecutive, so that no two entries share bytes.
 fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), FormatError> {
     let small_bytes = (entries.iter())
         .map(|entry| match *entry {
@@ -382,7 +389,8 @@ fn check_payload_order(entries: &[Entry], record_len_bytes: u64) -> Result<(), F
     Ok(())
 }
 
-/// Where in a record with so many entries, and so many bytes of slots and patches, these start, and where pages do.
+/// The offsets of the small payload (slots and patches) and of the pages in a record with this many
+/// entries and small bytes.
 fn payload_places(entry_count: usize, small_bytes: u64) -> (u64, u64) {
     let small =
         ((HEADER_BYTES + entry_count * ENTRY_BYTES) as u64).next_multiple_of(HEADER_BYTES as u64);
@@ -434,7 +442,8 @@ fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
     }
 }
 
-/// A record under construction: entries first, then as many payload bytes as they announced, in their order.
+/// A record under construction: all entries first, then as many payload bytes as they announced, in
+/// the same order.
 #[derive(Debug, Default)]
 pub struct RecordBuilder {
     entries: Vec<RawEntry>,
@@ -449,8 +458,8 @@ impl RecordBuilder {
         RecordBuilder::default()
     }
 
-    /// Forgets everything, and keeps its memory for another record: one that will follow another one closely and has no pages, if
-    /// it is packed.
+    /// Clears the builder and keeps its memory. A packed record starts at the next multiple of 64
+    /// bytes after the one before it, and has no pages.
     pub fn clear(&mut self, is_packed: bool) {
         self.entries.clear();
         (self.small_bytes, self.page_bytes, self.is_packed) = (0, 0, is_packed);
@@ -467,7 +476,7 @@ impl RecordBuilder {
         });
     }
 
-    /// Announces words of a slot: as many of the next bytes of slots and patches.
+    /// Adds words of a slot: the next bytes of slots and patches are theirs.
     pub fn slot(&mut self, slot: u64, words: SlotWords) {
         let target = ByteRange { offset_bytes: slot, len_bytes: words.len_bytes() };
         let kind = if words.is_whole { ENTRY_SLOT } else { ENTRY_SLOT_PATCH };
@@ -475,29 +484,29 @@ impl RecordBuilder {
         self.small_bytes += words.len_bytes();
     }
 
-    /// Announces patches of pages of `target`: the next `len_bytes` of slots and patches.
+    /// Adds patches of pages of `target`: the next `len_bytes` of slots and patches.
     pub fn patches(&mut self, inode: u64, target: ByteRange, len_bytes: u64) {
         self.push(ENTRY_PATCHES, inode, target, self.small_bytes, len_bytes);
         self.small_bytes += len_bytes;
     }
 
-    /// Announces pages of an object: the next `target.len_bytes` of pages.
+    /// Adds pages of an object: the next `target.len_bytes` of pages.
     pub fn pages(&mut self, inode: u64, target: ByteRange) {
         self.push(ENTRY_PAGES, inode, target, self.page_bytes, 0);
         self.page_bytes += target.len_bytes;
     }
 
-    /// Adds pages that lie elsewhere on media.
+    /// Adds pages that were copied to another place on media.
     pub fn copied(&mut self, inode: u64, target: ByteRange, source_offset_bytes: u64, sum: u64) {
         self.push(ENTRY_COPIED, inode, target, source_offset_bytes, sum);
     }
 
-    /// Adds a run that is referenced from now on, and durable.
+    /// Adds a run that is named from this record on, and durable.
     pub fn new_run(&mut self, range: ByteRange) {
         self.push(ENTRY_NEW_RUN, 0, range, 0, 0);
     }
 
-    /// Adds bytes that are referenced from now on, and not durable yet.
+    /// Adds bytes that are named from this record on, and not durable yet.
     pub fn exposed(&mut self, range: ByteRange) {
         self.push(ENTRY_EXPOSED, 0, range, 0, 0);
     }
@@ -511,12 +520,13 @@ impl RecordBuilder {
         (small as usize, pages as usize)
     }
 
-    /// Where in `record` slots and patches lie.
+    /// The part of `record` with slots and patches.
     pub fn small_part<'a>(&self, record: &'a mut [u8]) -> &'a mut [u8] {
         &mut record[self.places().0..][..self.small_bytes as usize]
     }
 
-    /// Copies the words of slots to `record`, as they were announced; `after` has all slots in this order.
+    /// Copies the announced words of slots to `record`; `after` yields the slots in the order of
+    /// the entries.
     pub fn copy_slots<'a>(&self, after: impl Iterator<Item = &'a SlotBytes>, record: &mut [u8]) {
         let mut rest = self.small_part(record);
         for (entry, after) in self.entries.iter().zip(after) {
@@ -527,7 +537,7 @@ impl RecordBuilder {
         }
     }
 
-    /// The changes of slots, from `record`, in which the words of all that were announced are.
+    /// The changes of slots, read from `record`, whose small payload is complete.
     pub fn slots<'a>(&'a self, record: &'a [u8]) -> impl Iterator<Item = SlotChange<'a>> + 'a {
         let payload = &record[self.places().0..][..self.small_bytes as usize];
         self.entries.iter().filter_map(|entry| {
@@ -541,18 +551,19 @@ impl RecordBuilder {
         })
     }
 
-    /// Where in `record` pages lie.
+    /// The part of `record` with pages.
     pub fn page_part<'a>(&self, record: &'a mut [u8]) -> &'a mut [u8] {
         &mut record[self.places().1..][..self.page_bytes as usize]
     }
 
-    /// Length of the whole record.
+    /// The length of the whole record.
     pub fn len_bytes(&self) -> u64 {
         self.places().1 as u64 + self.page_bytes
     }
 
-    /// Writes the entries to the front of `record`, whose payload is complete, and returns the checksum of all
-    /// behind the header, for [`RecordBuilder::seal`]. `record` has [`RecordBuilder::len_bytes`].
+    /// Writes the entries to the front of `record`, whose payload is complete. Returns the checksum
+    /// of all bytes after the header, for [`RecordBuilder::seal`]. `record` has
+    /// [`RecordBuilder::len_bytes`].
     pub fn finish_body(&self, record: &mut [u8]) -> u64 {
         debug_assert_eq!(record.len() as u64, self.len_bytes());
         let (small, pages) = self.places();
@@ -573,7 +584,7 @@ impl RecordBuilder {
         checksum(&[&record[HEADER_BYTES..]])
     }
 
-    /// Writes the header: from here on `record` is the record at `lsn`.
+    /// Writes the header, which makes `record` the record at `lsn`.
     pub fn seal(
         &self,
         record: &mut [u8],
@@ -622,7 +633,7 @@ fn filling_header(
     header
 }
 
-/// A record that fills `len_bytes` of the log at `lsn` and changes nothing: its first page.
+/// The first page of a record that fills `len_bytes` of the log at `lsn` and changes nothing.
 pub fn skip_page(
     lsn: u64,
     len_bytes: u64,
@@ -635,7 +646,8 @@ pub fn skip_page(
     page
 }
 
-/// A record that fills `len_bytes` of the log at `lsn`, closing packed ones, not marked: its first bytes.
+/// The first bytes of a record that fills `len_bytes` of the log at `lsn` and closes packed
+/// records, without the mark.
 pub fn close_start(
     lsn: u64,
     len_bytes: u64,
@@ -716,7 +728,7 @@ mod tests {
         let header = Header::decode(&page, 8192, LOG_BYTES, IDENTITY).unwrap();
         assert!(header.is_skip);
         assert_eq!(header.end_lsn(), 8192 + 40960);
-        // Not across the end of the ring.
+        // A skip cannot cross the end of the ring.
         assert!(Header::decode(&page, 8192, 40960, IDENTITY).is_err());
     }
 }

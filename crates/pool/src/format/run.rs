@@ -1,7 +1,7 @@
 //! Runs: contiguous pages of the pool in eight bytes, 40 bits of start and 24 of length.
 //!
-//! A hole of a file has no start, so its length has the 40 bits, and the length's bits are zero: however far out the bytes of a
-//! sparse file lie, what is before them is one run.
+//! A hole of a file has no start, so its length takes the 40 bits, and the bits of the length are
+//! zero: however sparse a file is, each of its holes is one run.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,12 +12,12 @@ use crate::media::ByteRange;
 const START_BITS: u32 = 40;
 const LEN_BITS: u32 = 24;
 
-/// The most pages one run can name. A hole can be as long as a file can be.
+/// The most pages one run can name. A hole can be as long as the longest file.
 pub const MAX_RUN_PAGES: u64 = (1 << LEN_BITS) - 1;
-/// Pages that can be named at all.
+/// The number of pages that can be addressed.
 pub const MAX_PAGES: u64 = 1 << START_BITS;
 
-/// A range of pages of the pool; an empty one names nothing.
+/// A range of pages of the pool; an empty one names no page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Run {
     /// The first page.
@@ -35,17 +35,18 @@ impl Run {
         self.pages == 0
     }
 
-    /// Whether it stands for pages of a file that hold nothing: page 0 is the superblock's.
+    /// Whether it is a hole, which stands for pages of a file without content: page 0 is the
+    /// superblock's.
     pub fn is_hole(self) -> bool {
         self.start_page == 0
     }
 
-    /// The first page behind it.
+    /// The first page after it.
     pub fn end_page(self) -> u64 {
         self.start_page.saturating_add(self.pages)
     }
 
-    /// Whether both name a page in common.
+    /// Whether the two have a page in common.
     pub fn overlaps(self, other: Run) -> bool {
         !self.is_empty()
             && !other.is_empty()
@@ -59,7 +60,7 @@ impl Run {
         range.offset_bytes >= own.offset_bytes && range.end_bytes() <= own.end_bytes()
     }
 
-    /// The same as bytes of the media.
+    /// The same range in bytes of the media.
     pub fn bytes(self) -> ByteRange {
         ByteRange {
             offset_bytes: self.start_page.saturating_mul(PAGE_BYTES),
@@ -68,7 +69,7 @@ impl Run {
     }
 }
 
-/// A run as it lies on media.
+/// A run as encoded on media.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -78,13 +79,13 @@ pub struct RawRun(U64);
 const _: () = assert!(size_of::<RawRun>() == 8);
 
 impl RawRun {
-    /// The run that names nothing.
+    /// The run without pages.
     pub const EMPTY: RawRun = RawRun(U64::ZERO);
 
     /// Packs a run.
     ///
     /// # Errors
-    /// [`FormatError::Field`] if it is too long or lies too far out, or names nothing and yet has a start.
+    /// [`FormatError::Field`] if it is too long, starts too far out, or is empty but has a start.
     pub fn pack(run: Run) -> Result<RawRun, FormatError> {
         if run.is_hole() {
             return match run.pages < MAX_PAGES {
@@ -101,7 +102,7 @@ impl RawRun {
         Ok(RawRun(U64::new(run.start_page | run.pages << START_BITS)))
     }
 
-    /// Unpacks it; any bits are a run.
+    /// Unpacks it; any bits are a valid run.
     pub fn unpack(self) -> Run {
         let bits = self.0.get();
         match (bits & (MAX_PAGES - 1), bits >> START_BITS) {
@@ -110,7 +111,8 @@ impl RawRun {
         }
     }
 
-    /// Whether it is what [`RawRun::pack`] makes of the same run. A hole whose length lies where that of other runs does is not.
+    /// Whether the bits are those that [`RawRun::pack`] gives for the same run. False for a hole
+    /// whose length is in the bits of other runs' lengths.
     pub fn is_canonical(self) -> bool {
         RawRun::pack(self.unpack()) == Ok(self)
     }

@@ -1,7 +1,8 @@
 //! Runs of a file that do not fit into its inode: a chain of slots.
 //!
-//! The runs of a file, those of its inode first and then those of the chain, are its pages in order: its *file table*. A run
-//! that starts at page 0, where the superblock lies, is a hole of that many pages. Pages behind the last run are a hole as well.
+//! The runs of a file, those of its inode first and then those of the chain, are its pages in
+//! order: its *file table*. A run that starts at page 0, where the superblock lies, is a hole of
+//! that many pages. Pages after the last run are a hole as well.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -11,7 +12,7 @@ use super::inode::{SLOT_BYTES, SlotBytes};
 use super::run::{RawRun, Run};
 use super::slot::{check, seal};
 
-/// How such a slot begins.
+/// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQRN";
 /// The most runs in one slot.
 pub const LIST_RUNS: usize = 59;
@@ -23,7 +24,7 @@ pub struct RunList {
     pub number: u64,
     /// The file.
     pub owner: u64,
-    /// The slot with the runs behind these; 0 if there are none.
+    /// The slot with the following runs; 0 if there are none.
     pub next: u64,
     /// The runs, in order: at least one.
     pub runs: Vec<Run>,
@@ -49,13 +50,13 @@ pub(super) fn owner(bytes: &SlotBytes) -> Option<u64> {
     RawList::ref_from_bytes(bytes).ok().map(|raw| raw.owner.get())
 }
 
-/// Where the runs lie.
+/// The byte range of the runs.
 pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
     let start = std::mem::offset_of!(RawList, runs);
     start..start + LIST_RUNS * 8
 };
 
-/// Packs runs into as many places; the rest is zero.
+/// Packs runs into the first of `places` and leaves the others unchanged.
 pub(super) fn pack(runs: &[Run], places: &mut [RawRun]) -> Result<(), FormatError> {
     if runs.len() > places.len() {
         return Err(FormatError::Field { field: "run count", value: runs.len() as u64 });
@@ -66,10 +67,11 @@ pub(super) fn pack(runs: &[Run], places: &mut [RawRun]) -> Result<(), FormatErro
     Ok(())
 }
 
-/// Unpacks the first `count` places; the others must be zero, and each of these as [`pack`] makes it and not empty.
+/// Unpacks the first `count` places. Each must be canonical and not empty, and all other places
+/// must be zero.
 pub(super) fn unpack(places: &[RawRun], count: usize) -> Result<Vec<Run>, FormatError> {
     let wrong = FormatError::Field { field: "runs", value: count as u64 };
-    // All of them, without looking at each by itself: nearly always they are zero.
+    // All at once, without a branch for each: nearly always they are zero.
     let rest = places.get(count..).ok_or_else(|| wrong.clone())?.as_bytes();
     if rest.as_chunks::<8>().0.iter().fold(0, |any, run| any | u64::from_ne_bytes(*run)) != 0 {
         return Err(wrong);
@@ -86,7 +88,7 @@ pub(super) fn unpack(places: &[RawRun], count: usize) -> Result<Vec<Run>, Format
 }
 
 impl RunList {
-    /// As bytes.
+    /// Encodes it as bytes.
     ///
     /// # Errors
     /// [`FormatError::Field`] if there are too many runs, or none.
@@ -108,7 +110,7 @@ impl RunList {
         Ok(bytes)
     }
 
-    /// Reads the list in slot `number`.
+    /// Decodes the list in slot `number`.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -1,4 +1,4 @@
-//! What all slots have in common: 512 bytes, the unit of metadata.
+//! The common form of all slots: 512 bytes, the unit of metadata.
 //!
 //! ```text
 //!  0        4      6      8          16                                            504        512
@@ -7,8 +7,8 @@
 //!  └────────┴──────┴──────┴──────────┴─────────────────────────────────────────────┴──────────┘
 //! ```
 //!
-//! A slot is as long as the unit that a disk does not tear. There are two sorts: *inodes*, which are things that have a name,
-//! and *parts*, which belong to one inode and have what does not fit into it:
+//! A slot has the size of the unit that a disk does not tear. There are two sorts: *inodes*, which
+//! can have names, and *parts*, which belong to one inode and hold what does not fit into it:
 //!
 //! | magic | sort | what it is | module |
 //! |---|---|---|---|
@@ -19,13 +19,15 @@
 //! | `AQRN` | part | runs of a file, continued | [`run_list`](super::run_list) |
 //! | `AQBC` | part | bytes: extended attributes, a long symbolic link | [`byte_chain`](super::byte_chain) |
 //!
-//! A part names its owner, and is reached from it in exactly one way. A part that is given back becomes a free inode.
+//! A part names its owner, and exactly one reference leads from the owner to it. A part that is
+//! given back becomes a free inode.
 //!
 //! # Sealed or not
-//! On media each slot has its checksum. In memory a slot that was changed has none: it would be computed with every change, and is of no
-//! use before the slot goes to media. There the checksum is [`UNSEALED`], which none is, and it gets its own on the
-//! way: [`to_media`]. Bytes that come the other way pass [`from_media`], so that what lost its checksum there is not taken for
-//! what needs none.
+//! On media each slot has its checksum. In memory a changed slot has none: it would have to be
+//! computed with every change, and has no use before the slot is written to media. There the
+//! checksum is [`UNSEALED`], a value that no checksum has, and [`to_media`] computes it when the
+//! slot is written. Bytes that are read pass [`from_media`], so that a slot that lost its checksum
+//! on media is not taken for one that needs none.
 
 use super::byte_chain::ByteChain;
 use super::directory::Node;
@@ -36,11 +38,11 @@ use super::run_list::RunList;
 use super::slot_change::SlotChange;
 use super::{FormatError, checksum};
 
-/// Where the checksum lies.
+/// The offset of the checksum.
 pub const CHECKSUM_OFFSET: usize = SLOT_BYTES - 8;
 const NUMBER_OFFSET: usize = 8;
 
-/// Where a slot that has one has its incarnation.
+/// The word with the incarnation, in slots that have one.
 pub(crate) const INCARNATION_WORD: usize = 2;
 
 /// A word of a slot.
@@ -48,12 +50,12 @@ pub(crate) fn word(bytes: &SlotBytes, index: usize) -> [u8; 8] {
     bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes")
 }
 
-/// Whether a slot that begins with this word has an incarnation.
+/// Whether a slot with this first word has an incarnation.
 pub(crate) fn has_incarnation(first_word: [u8; 8]) -> bool {
     matches!(first_word[..4].try_into(), Ok(super::inode::INODE_MAGIC | super::file::MAGIC))
 }
 
-/// In place of the checksum of a slot that was changed in memory.
+/// Replaces the checksum of a slot that was changed in memory.
 pub const UNSEALED: u64 = 0;
 
 /// The checksum of a slot, which is never [`UNSEALED`].
@@ -69,20 +71,20 @@ fn set_checksum(bytes: &mut SlotBytes, sum: u64) {
     bytes[CHECKSUM_OFFSET..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Puts the checksum where it belongs.
+/// Computes and stores the checksum.
 pub fn seal(bytes: &mut SlotBytes) {
     set_checksum(bytes, checksum_of(bytes));
 }
 
-/// Seals a slot on its way from memory to media, if it was changed in memory. One that was never used stays as it is, and so does
-/// a damaged one.
+/// Seals a slot that is written from memory to media, if it was changed in memory. A slot that was
+/// never used, or is damaged, stays as it is.
 pub fn to_media(bytes: &mut SlotBytes) {
     if stored_checksum(bytes) == UNSEALED && bytes[..4] != [0; 4] {
         seal(bytes);
     }
 }
 
-/// Takes a slot from media to memory: one that has no checksum there is damaged, and stays so.
+/// Converts a slot read from media for memory: a slot without a checksum is damaged, and stays so.
 pub fn from_media(bytes: &mut SlotBytes) {
     if stored_checksum(bytes) == UNSEALED && bytes.iter().any(|&byte| byte != 0) {
         let wrong = if checksum_of(bytes) == 1 { 2 } else { 1 };
@@ -90,11 +92,11 @@ pub fn from_media(bytes: &mut SlotBytes) {
     }
 }
 
-/// Whether these are whole bytes of slot `number` that begin with `magic`. The checksum of those that are unsealed is not
-/// looked at.
+/// Checks that these are valid bytes of slot `number` that begin with `magic`. The checksum of an
+/// unsealed slot is not checked.
 ///
 /// # Errors
-/// What is wrong.
+/// What is wrong with it.
 pub fn check(bytes: &SlotBytes, magic: [u8; 4], number: u64) -> Result<(), FormatError> {
     if bytes[..4] != magic {
         return Err(FormatError::Magic);
@@ -108,7 +110,7 @@ pub fn check(bytes: &SlotBytes, magic: [u8; 4], number: u64) -> Result<(), Forma
     Ok(())
 }
 
-/// An error if that is not the checksum of a slot, and the slot is sealed.
+/// Checks the checksum of a sealed slot; an unsealed one passes.
 pub(super) fn check_sum(bytes: &[u8], stored: u64) -> Result<(), FormatError> {
     if stored == UNSEALED {
         return Ok(());
@@ -124,7 +126,7 @@ pub(super) fn check_sum(bytes: &[u8], stored: u64) -> Result<(), FormatError> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Slot {
-    /// It can be used; perhaps it never was.
+    /// A free slot, perhaps never used.
     Free(Inode),
     /// A persistent object.
     Object(Inode),
@@ -139,7 +141,7 @@ pub enum Slot {
 }
 
 impl Slot {
-    /// Reads slot `number`, which is not that of the pool's head.
+    /// Decodes slot `number`, which must not be that of the pool's head.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -161,7 +163,7 @@ impl Slot {
         }
     }
 
-    /// As bytes.
+    /// Encodes it as bytes.
     ///
     /// # Errors
     /// [`FormatError::Field`] if something does not fit.
@@ -175,7 +177,7 @@ impl Slot {
         }
     }
 
-    /// All pages it names.
+    /// All runs of pages that it names.
     pub fn runs(&self) -> Vec<Run> {
         let named = |runs: &[Run]| runs.iter().copied().filter(|run| !run.is_hole()).collect();
         match self {
@@ -186,7 +188,7 @@ impl Slot {
         }
     }
 
-    /// The inode that a part belongs to; `None` for what is an inode itself.
+    /// The inode that a part belongs to; `None` for an inode.
     pub fn owner(&self) -> Option<u64> {
         match self {
             Slot::Node(node) => Some(node.owner),
@@ -197,7 +199,7 @@ impl Slot {
     }
 }
 
-/// Where a slot that begins like this has runs.
+/// The byte range of the runs in a slot with this magic.
 fn place_of_runs(magic: &[u8]) -> Option<std::ops::Range<usize>> {
     match *magic.first_chunk::<4>()? {
         super::inode::INODE_MAGIC => Some(super::inode::RUNS_RANGE),
@@ -207,7 +209,8 @@ fn place_of_runs(magic: &[u8]) -> Option<std::ops::Range<usize>> {
     }
 }
 
-/// All pages that a slot names, of bytes that are known to be right; of others, some pages or none.
+/// Adds all runs of pages that a slot names to `runs`, if its bytes are valid; otherwise some runs
+/// or none.
 pub(crate) fn named_runs(bytes: &SlotBytes, runs: &mut Vec<Run>) {
     use zerocopy::FromBytes;
 
@@ -220,7 +223,7 @@ pub(crate) fn named_runs(bytes: &SlotBytes, runs: &mut Vec<Run>) {
     runs.extend(used.filter(|run| !run.is_empty() && !run.is_hole()));
 }
 
-/// The words that have the runs of a slot that begins with this one.
+/// The words with the runs of a slot with this first word.
 fn words_of_runs(first_word: [u8; 8]) -> std::ops::Range<usize> {
     place_of_runs(&first_word).map_or(0..0, |part| part.start / 8..part.end.div_ceil(8))
 }
@@ -233,7 +236,7 @@ pub(crate) fn changes_runs(before: impl Fn(usize) -> [u8; 8], change: &SlotChang
     if first == after && !change.words.is_whole {
         return change.words.set & bits(&had) != 0;
     }
-    // Without stopping at the first: nearly always there is none.
+    // Without an early exit: nearly always there is none.
     let any = |words: std::ops::Range<usize>, of: u64| {
         let of =
             |index| if of & (1u64 << index) != 0 { u64::from_ne_bytes(before(index)) } else { 0 };
@@ -244,7 +247,7 @@ pub(crate) fn changes_runs(before: impl Fn(usize) -> [u8; 8], change: &SlotChang
     any(had, u64::MAX) || any(has.clone(), left) || sets_any()
 }
 
-/// The inode whose pages slot `number` names, of bytes that are known to be right.
+/// The inode whose pages slot `number` names. The bytes must be known to be valid.
 pub(crate) fn owner_of_runs(bytes: &SlotBytes, number: u64) -> u64 {
     match bytes[..4].try_into().expect("four bytes") {
         super::run_list::MAGIC => super::run_list::owner(bytes).unwrap_or(number),
@@ -252,12 +255,12 @@ pub(crate) fn owner_of_runs(bytes: &SlotBytes, number: u64) -> u64 {
     }
 }
 
-/// Whether there is an object in a slot, by its first word, of bytes that are known to be right.
+/// Whether a slot with this first word has an object. The bytes must be known to be valid.
 pub(crate) fn is_object_slot(bytes: [u8; 8]) -> bool {
     bytes[..4] == super::inode::INODE_MAGIC && !is_free_slot(bytes)
 }
 
-/// Whether there is nothing in a slot, by its first word, of bytes that are known to be right.
+/// Whether a slot with this first word is free. The bytes must be known to be valid.
 pub(crate) fn is_free_slot(bytes: [u8; 8]) -> bool {
     const FREE_KIND: [u8; 2] = [0, 0];
     let magic: [u8; 4] = bytes[..4].try_into().expect("four bytes");

@@ -1,19 +1,21 @@
-//! Changes of slots, as records of the log have them: words that are new.
+//! Changes of slots in records of the log: the words that change.
 //!
-//! A slot is 64 words of eight bytes, the last of which is its checksum. A change says which of the other 63 it sets, a bit each, and to
-//! what:
+//! A slot is 64 words of eight bytes, the last of which is its checksum. A change states which of
+//! the other 63 words it sets, one bit each, and their values:
 //!
 //! | change | sets | and all others |
 //! |---|---|---|
 //! | *whole* | the words that are not zero | become zero |
 //! | *patch* | the words that differ | stay |
 //!
-//! Either says what words become, and not by how much they differ, so it does no harm to make changes again, in order, on a slot that
-//! already has some of them.
+//! Both kinds state the new values of words, not differences, so it does no harm to apply changes
+//! again, in order, to a slot that already has some of them.
 //!
-//! The first change of a slot behind the tail of the log is whole. So replay needs nothing of what the slot has on media: that may be
-//! of any later moment, torn, or damaged, since a checkpoint writes slots before it moves the tail. A whole change leaves
-//! its slot [`UNSEALED`](super::slot::UNSEALED). A patch leaves the checksum as it is: it makes no slot believed that was not before.
+//! The first change of a slot after the tail of the log is whole. So replay does not need the
+//! slot's content on media: that may be of any later moment, torn, or damaged, because a checkpoint
+//! writes slots before it moves the tail. A whole change leaves its slot
+//! [`UNSEALED`](super::slot::UNSEALED). A patch leaves the checksum unchanged: it does not make an
+//! invalid slot valid.
 
 use super::inode::{SLOT_BYTES, SlotBytes};
 use super::slot::{CHECKSUM_OFFSET, word};
@@ -23,30 +25,30 @@ pub const SLOT_WORDS: usize = SLOT_BYTES / 8;
 /// Words of a slot that can be set: all but its checksum.
 pub const SETTABLE_WORDS: u64 = (1 << (CHECKSUM_OFFSET / 8)) - 1;
 
-/// Which words of a slot are set.
+/// The words of a slot that a change sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotWords {
-    /// Whether all others become zero.
+    /// Whether all other words become zero.
     pub is_whole: bool,
     /// The words that are set, the first one in the lowest bit.
     pub set: u64,
 }
 
 impl SlotWords {
-    /// Those that make `after` of any slot.
+    /// The words that turn any slot into `after`.
     pub fn whole(after: &SlotBytes) -> SlotWords {
         SlotWords { is_whole: true, set: different(|_| [0; 8], after) }
     }
 
-    /// Those that make `after` of a slot that has these words before.
+    /// The words that turn a slot with the words `before` into `after`.
     pub fn patch(before: impl Fn(usize) -> [u8; 8], after: &SlotBytes) -> SlotWords {
         SlotWords { is_whole: false, set: different(before, after) }
     }
 
-    /// As [`SlotWords::patch`], or as [`SlotWords::whole`] where that is shorter: a slot that is given back would be a patch of all that it
-    /// had.
+    /// As [`SlotWords::patch`], or as [`SlotWords::whole`] if that is shorter: for a slot that is
+    /// given back, a patch would contain all its former words.
     pub fn shortest(before: impl Fn(usize) -> [u8; 8], after: &SlotBytes) -> SlotWords {
-        // Nearly all changes are of a few words, and no slot is made of fewer.
+        // Such short patches, which are nearly all changes, are kept without a comparison.
         const FEW: u32 = 8;
         let patch = SlotWords::patch(before, after);
         if patch.set.count_ones() <= FEW {
@@ -56,12 +58,12 @@ impl SlotWords {
         if whole.len_bytes() < patch.len_bytes() { whole } else { patch }
     }
 
-    /// Bytes that they take in a record.
+    /// Their length in a record.
     pub fn len_bytes(self) -> u64 {
         u64::from(self.set.count_ones()) * 8
     }
 
-    /// Copies these words out of a slot, one behind the other.
+    /// Copies these words of a slot to `words`, consecutively.
     pub fn copy_from(self, after: &SlotBytes, words: &mut [u8]) {
         for (index, place) in bits(self.set).zip(words.chunks_exact_mut(8)) {
             place.copy_from_slice(&word(after, index));
@@ -69,7 +71,7 @@ impl SlotWords {
     }
 }
 
-/// The numbers of the bits of a word, ascending.
+/// The indices of the bits that are set, ascending.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         let index = (word != 0).then(|| word.trailing_zeros() as usize)?;
@@ -78,7 +80,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-/// Eight words at a time: most of them are the same.
+/// The words that differ. Compares eight words at a time: most of them are equal.
 fn different(before: impl Fn(usize) -> [u8; 8], after: &SlotBytes) -> u64 {
     let mut set = 0;
     for group in (0..SLOT_WORDS).step_by(8) {
@@ -100,9 +102,9 @@ fn different(before: impl Fn(usize) -> [u8; 8], after: &SlotBytes) -> u64 {
 pub struct SlotChange<'a> {
     /// The slot.
     pub slot: u64,
-    /// Which words it sets.
+    /// The words it sets.
     pub words: SlotWords,
-    /// To what: eight bytes each, one behind the other.
+    /// Their values: eight bytes each, consecutive.
     pub bytes: &'a [u8],
 }
 
@@ -113,7 +115,7 @@ impl<'a> SlotChange<'a> {
         bits(self.words.set).zip(values)
     }
 
-    /// The first word of the slot afterwards.
+    /// The first word of the slot after the change.
     pub(crate) fn first_word(&self, before: [u8; 8]) -> [u8; 8] {
         match self.bytes.first_chunk() {
             Some(word) if self.words.set & 1 != 0 => *word,
@@ -122,7 +124,7 @@ impl<'a> SlotChange<'a> {
         }
     }
 
-    /// Makes the change.
+    /// Applies the change.
     pub fn apply(&self, slot: &mut SlotBytes) {
         if self.words.is_whole {
             slot.fill(0);

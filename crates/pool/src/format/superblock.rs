@@ -1,9 +1,9 @@
-//! The superblock: what a pool is, where its parts lie, and from where its log counts.
+//! The superblock: identifies the pool, locates its parts, and states where its log starts.
 //!
-//! There are two copies. Both are written at each change, one durably after the other, and what the change permits
-//! (overwriting log records, appending in the new generation) begins only when *both* are durable: so
-//! either copy alone leads to a correct recovery, and a damaged one is replaced by the other. The valid copy with
-//! the higher sequence number counts.
+//! There are two copies. Each change writes both, one durably after the other. What the change
+//! permits (overwriting log records, appending in the new generation) begins only when *both* are
+//! durable: so either copy alone allows a correct recovery, and a damaged one is replaced by the
+//! other. The valid copy with the higher sequence number counts.
 
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
@@ -13,48 +13,53 @@ use super::layout::Layout;
 use super::{FORMAT_VERSION, FormatError, MAX_FORMAT_VERSION, PAGE_BYTES, checksum};
 
 const MAGIC: [u8; 8] = *b"AQUIFER\0";
-/// How many copies there are; copy `i` lies in page `i`.
+/// The number of copies; copy `i` lies in page `i`.
 pub const COPIES: u64 = 2;
 
 /// A superblock, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Names the pool; never changes.
+    /// The pool's uuid; never changes.
     pub uuid: Uuid,
-    /// Raised by one with every change.
+    /// Incremented with every change.
     pub sequence: u64,
     /// Where the parts lie.
     pub layout: Layout,
-    /// Records of the log count only if they carry this generation. Raised durably whenever the pool was
-    /// opened by its first process, so that what a crash left behind the end of the log stays dead.
+    /// Records of the log count only if they have this generation. Raised durably whenever the pool
+    /// is opened by its first process, so that records that a crash left after the end of the log
+    /// never count.
     pub generation: u64,
-    /// The durable tail: the first record that recovery must replay.
+    /// The durable tail: the position from which recovery must replay.
     pub tail_lsn: u64,
-    /// Names the segment that the processes of the pool share; nil when nobody has it open.
+    /// Identifies the segment that the processes of the pool share; nil if no process has the pool
+    /// open.
     pub segment: Uuid,
-    /// When the pool was made, in nanoseconds since 1970.
+    /// When the pool was created, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// The life in which this generation began, as a number ([`aquifer_sys::cache_life`]): as long as it lasts, everything that was
-    /// written is there, whoever has died. 0 if that is not known; [`ANY_BOOT`] once all of it is durable.
+    /// The number of the life in which this generation began ([`aquifer_sys::cache_life`]): while
+    /// that life lasts, everything that was written is present, whichever processes have died. 0 if
+    /// the life is unknown; [`ANY_BOOT`] once all of it is durable.
     pub boot: u64,
 }
 
-/// In place of the number of a life: it is not known whether what was written is there.
+/// Replaces the number of a life: it is not known whether what was written is present.
 pub const UNKNOWN_BOOT: u64 = 0;
-/// In place of the number of a life: the log is durable up to its end, and so is all that it exposes.
+/// Replaces the number of a life: the log is durable up to its end, and so is everything it
+/// exposes.
 pub const ANY_BOOT: u64 = u64::MAX;
 
-/// The highest generation, sequence number and position.
+/// The maximum of generation, sequence number and position.
 const MOST: u64 = u64::MAX / 2;
 
-/// The number after a sequence number. After the last one comes 1: until both copies have it the other one counts, which is as good, since
-/// what the change permits begins when both are durable.
+/// The sequence number after `sequence`. After the maximum it is 1: until both copies have it the
+/// other copy counts, which is equally correct, because what the change permits begins when both
+/// are durable.
 pub(crate) fn next_sequence(sequence: u64) -> u64 {
     if sequence < MOST { sequence + 1 } else { 1 }
 }
 
 impl Superblock {
-    /// Whether both describe one pool: what never changes is the same in them.
+    /// Whether both describe the same pool: their fixed fields are equal.
     pub fn is_of_same_pool(&self, other: &Superblock) -> bool {
         let fixed = |superblock: &Superblock| Superblock {
             layout: Layout { page_count: 0, ..superblock.layout },
@@ -73,16 +78,16 @@ impl Superblock {
         next_sequence(self.sequence)
     }
 
-    /// Another generation, which `random` makes one that nobody can know.
+    /// The next generation, which `random` makes unpredictable.
     pub fn next_generation(&self, random: u64) -> u64 {
         match self.generation + 1 + (random >> 33) {
             next if next <= MOST => next,
-            // The order of generations means nothing, and of all numbers few were ever used.
+            // The order of generations has no meaning, and few of all numbers were ever used.
             _ => 1 + (random >> 2),
         }
     }
 
-    /// Whether records count, in this life, that expose what no mark says is durable.
+    /// Whether, in this life, records count whose exposed bytes are not marked as durable.
     pub fn counts_unmarked_in(&self, life: u64) -> bool {
         self.boot == ANY_BOOT || (self.boot != 0 && self.boot == life)
     }
@@ -131,7 +136,7 @@ impl Raw {
 }
 
 impl Superblock {
-    /// Copy `copy` as a page of bytes.
+    /// Encodes copy `copy` as a page of bytes.
     pub fn encode(&self, copy: u64) -> Vec<u8> {
         let mut raw = Raw {
             magic: MAGIC,
@@ -160,12 +165,12 @@ impl Superblock {
         page
     }
 
-    /// Reads copy `copy` from the bytes of its page.
+    /// Decodes copy `copy` from the bytes of its page.
     ///
     /// # Errors
-    /// What is wrong with it. The magic and the version are looked at first, so that a foreign file and a future
-    /// version are told from damage. Damage that hit nothing but the version is told from another version, too:
-    /// the rest still has the checksum of this one.
+    /// What is wrong with it. The magic and the version are checked first, to distinguish a foreign
+    /// file and a future version from damage. Damage of the version alone is distinguished from
+    /// another version as well: the rest still matches the checksum of this one.
     pub fn decode(bytes: &[u8], copy: u64) -> Result<Superblock, FormatError> {
         let (raw, _) = Raw::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
         if raw.magic != MAGIC {
@@ -173,7 +178,7 @@ impl Superblock {
         }
         let computed = raw.computed_checksum();
         let damaged = FormatError::Checksum { stored: raw.checksum.get(), computed };
-        // Before the checksum, which another version may compute otherwise.
+        // Before the checksum, which another version may compute differently.
         let version = raw.version.get();
         if version != FORMAT_VERSION {
             let of_this_version = Raw { version: U32::new(FORMAT_VERSION), ..raw.clone() };
@@ -204,7 +209,7 @@ impl Superblock {
             data_start_page: raw.data_start_page.get(),
         };
         layout.validate()?;
-        // A position near the end of the numbers could not be counted on from.
+        // Positions near the maximum would overflow when the log grows.
         if raw.tail_lsn.get() > MOST || raw.tail_lsn.get() % PAGE_BYTES != 0 {
             return Err(FormatError::Field { field: "tail", value: raw.tail_lsn.get() });
         }

@@ -1,11 +1,12 @@
-//! Making media: a file where there is none, or what a device holds made zero.
+//! Creates media: a new file, or an existing file or device whose bytes become zero.
 //!
-//! Every byte is allocated and written once before media are handed out, so that no later write needs a change of
-//! the file system's metadata and none finds the disk full.
+//! Every byte is allocated and written once before media are handed out, so that no later write
+//! needs a change of the file system's metadata and none fails for want of disk space.
 //!
-//! A new file is at its path when that is done, and when a pool is made in it, when it holds the pool: nobody ever finds
-//! half of one there, also when its maker is killed. What is overwritten, a device or a file that is there already, is
-//! locked meanwhile against all who open it as a pool; whoever is killed over it leaves something that is no pool.
+//! A new file appears at its path when that is done; if a pool is created in it, when it holds the
+//! pool. So no process finds a partial file there, even if the creating process is killed. A device
+//! or an existing file that is overwritten is locked during that time against processes that open
+//! it as a pool; if the creating process is killed, what remains is not a pool.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -48,18 +49,18 @@ impl Default for CreateOptions {
 }
 
 impl CreateOptions {
-    /// A new file that only its owner may open.
+    /// Options for a new file that only its owner may open.
     pub fn new() -> CreateOptions {
         CreateOptions::default()
     }
 
-    /// Whether a file that is there and not empty is overwritten. Off by default.
+    /// Whether an existing file that is not empty is overwritten. Off by default.
     pub fn overwrite(mut self, overwrite: bool) -> CreateOptions {
         self.overwrite = overwrite;
         self
     }
 
-    /// Permissions of a new file, from which the process's mask is taken away. 0o600 by default.
+    /// The permissions of a new file, minus the process's umask. 0o600 by default.
     pub fn mode(mut self, mode: u32) -> CreateOptions {
         self.mode = mode;
         self
@@ -71,19 +72,21 @@ impl CreateOptions {
         self
     }
 
-    /// What guards it against stray stores of this process, as for [`OpenOptions::write_windows`].
+    /// How the media are guarded against stray stores of this process, as for
+    /// [`OpenOptions::write_windows`].
     pub fn write_windows(mut self, windows: WriteWindows) -> CreateOptions {
         self.windows = windows;
         self
     }
 
-    /// Makes media of `len_bytes` at a path where there is nothing, an empty file, or a device. On return every
-    /// byte is zero, allocated and durable, and so is the name. `progress` is told now and then how many bytes
-    /// of how many are done. Of a device that is longer, the first `len_bytes` are zeroed and all are media.
-    /// A new file lies at the path when all of that is done.
+    /// Creates media of `len_bytes` at a path that is free, or names an empty file or a device. On
+    /// return every byte is zero, allocated and durable, and so is the name. Calls `progress`
+    /// repeatedly with the number of finished bytes and the total. If a device is longer, its first
+    /// `len_bytes` are zeroed and all of it becomes the media. A new file appears at the path when
+    /// all of that is done.
     ///
     /// # Errors
-    /// All of [`OpenError`], and then nothing new is at the path; what was overwritten is lost.
+    /// All of [`OpenError`]; then nothing new is at the path, but overwritten content is lost.
     pub fn create(
         &self,
         path: impl AsRef<Path>,
@@ -93,7 +96,8 @@ impl CreateOptions {
         self.prepare(path.as_ref(), len_bytes, progress)?.publish()
     }
 
-    /// Makes media that nobody else can reach or lock before they are [published](Prepared::publish).
+    /// Creates media that no other process can reach or lock before they are
+    /// [published](Prepared::publish).
     pub(crate) fn prepare(
         &self,
         path: &Path,
@@ -110,7 +114,8 @@ impl CreateOptions {
                 (self.claim(path, kind)?, kind, None)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A link to nothing: a file made for it would not be found at its own path.
+                // A dangling symbolic link: a file created for it would not be found at its own
+                // path.
                 if path.is_symlink() {
                     return Err(OpenError::Exists { path: path.to_path_buf() });
                 }
@@ -126,7 +131,7 @@ impl CreateOptions {
         Ok(Prepared { media, new })
     }
 
-    /// A file that holds something is overwritten only when that was said.
+    /// Refuses to overwrite a file with content unless that was requested.
     fn check_overwrite(
         &self,
         metadata: &Metadata,
@@ -139,12 +144,12 @@ impl CreateOptions {
         }
     }
 
-    /// Opens what is there, if nobody uses it, and locks all of it.
+    /// Opens an existing file or device that is not in use, and locks all of it.
     fn claim(&self, path: &Path, kind: Kind) -> Result<File, OpenError> {
         let in_use = || OpenError::InUse { path: path.to_path_buf() };
         let open = |flags| File::options().read(true).write(true).custom_flags(flags).open(path);
         if kind == Kind::BlockDevice {
-            // Refused while it is mounted or part of another device.
+            // The kernel refuses this while the device is mounted or part of another device.
             open(libc::O_EXCL).map_err(|source| match source.raw_os_error() {
                 Some(libc::EBUSY) => in_use(),
                 _ => refused(path, true, "open", source),
@@ -156,7 +161,7 @@ impl CreateOptions {
             return Err(in_use());
         }
         if kind == Kind::File {
-            // Asked now that nobody else can be making it.
+            // Checked again under the lock: no other process can be creating it now.
             let metadata =
                 file.metadata().map_err(|source| refused(path, true, "inspect", source))?;
             self.check_overwrite(&metadata, path, kind)?;
@@ -165,7 +170,7 @@ impl CreateOptions {
         Ok(file)
     }
 
-    /// Gives an empty file or a device its bytes.
+    /// Allocates and zeroes an empty file or a device.
     fn fill(
         &self,
         file: File,
@@ -199,7 +204,7 @@ impl CreateOptions {
         if kind != Kind::DaxDevice {
             sync.sync_all().map_err(failed)?;
         }
-        // That takes long, too: the last moment for somebody who wants to give up.
+        // The sync takes long, too: the last chance for the caller to cancel.
         progress(len_bytes, len_bytes);
         Ok(form.into_media())
     }
@@ -230,18 +235,18 @@ impl CreateOptions {
     }
 }
 
-/// Media that are made, and not handed out yet.
+/// Media that are complete and not handed out yet.
 pub(crate) struct Prepared {
-    /// If nothing was there before, it has no name yet. Otherwise all of it is locked.
+    /// A new file has no name yet. An overwritten file or device is locked as a whole.
     pub(crate) media: Arc<dyn Media>,
     new: Option<NewFile>,
 }
 
 impl Prepared {
-    /// Puts a new file at its path, durably, and gives up the lock on what was there.
+    /// Puts a new file at its path, durably, and releases the lock of an overwritten one.
     ///
     /// # Errors
-    /// [`OpenError::Exists`] if somebody else was faster.
+    /// [`OpenError::Exists`] if another process has created a file there first.
     pub(crate) fn publish(mut self) -> Result<Arc<dyn Media>, OpenError> {
         self.name()?;
         let unlocked = lock::unlock(self.media.file(), LockRange::WHOLE);
@@ -249,7 +254,7 @@ impl Prepared {
         Ok(self.media)
     }
 
-    /// Puts a new file at its path; the caller has its own locks.
+    /// Puts a new file at its path; the caller holds its own locks.
     pub(crate) fn name(&mut self) -> Result<(), OpenError> {
         let named = self.new.take().map_or(Ok(()), NewFile::publish);
         named.map_err(|source| refused(self.media.path(), true, "give a name to", source))
@@ -260,7 +265,7 @@ fn bad_length(path: &Path, len_bytes: u64, reason: String) -> OpenError {
     OpenError::BadLength { path: path.to_path_buf(), len_bytes, reason }
 }
 
-/// Makes media, with the domain that is found or with a forced one: [`CreateOptions`] in short.
+/// Creates media with the detected or a forced domain: a short form of [`CreateOptions`].
 ///
 /// # Errors
 /// As for [`CreateOptions::create`].

@@ -1,25 +1,30 @@
-//! Open file descriptions to sync through, one for each sync while it runs.
+//! Open file descriptions to sync through: each sync has one to itself while it runs.
 //!
 //! # Why
-//! When a page could not be written back, the kernel says so once to each open file description, at its next
-//! sync, whichever pages that sync is about. If two threads synced through one description at the same
-//! time, the one whose page was lost could be told that all is well, because the other one had been told
-//! already. With a description of its own, a sync that succeeds says that nothing at all was lost since
-//! the description was used last, and so nothing of this sync.
+//! If a page could not be written back, the kernel reports it once to each open file description,
+//! at its next sync, whichever pages that sync covers. If two threads synced through one
+//! description at the same time, the thread whose page was lost could see success, because the
+//! other thread had received the report. With a description that no other sync uses, a sync that
+//! succeeds proves that nothing was lost since the description was used last, and so nothing of
+//! this sync.
 //!
-//! The reverse follows, too: a failure is told again to every other description. [`Descriptor::is_repeat`]
-//! tells whether that may be so, and the sync can be tried again.
+//! Conversely, a failure is reported again through every other description.
+//! [`Descriptor::is_repeat`] returns whether that may be the case; then the sync can be retried.
 //!
-//! Once a description of *any* program was told of a failure, it is not told to those that are opened later. So a sync through one of them
-//! proves nothing about bytes that were written before: the *witness* does, which was there from the start and syncs nothing. It is asked after
-//! each sync ([`Descriptors::ask_witness`]), one thread at a time, since it is told once.
+//! After a failure was reported through a description of *any* program, it is not reported through
+//! descriptions that are opened later. So a sync through one of these proves nothing about bytes
+//! that were written before: the *witness* does, which was opened at the start and syncs nothing.
+//! It is checked after each sync ([`Descriptors::ask_witness`]), one thread at a time, because it
+//! receives the report once.
 //!
-//! What remains is a failure that another program was told of before this process opened the file. Processes that had it open then
-//! know of it at their next sync or when they close it, unless they are killed first.
+//! What remains is a failure that was reported to another program before this process opened the
+//! file. Processes that had it open then learn of it at their next sync or when they close it,
+//! unless they are killed first.
 //!
 //! # Invariants
 //! * A descriptor is in the list or lent to one sync.
-//! * There is at least one, so that a process that runs out of descriptors waits and does not fail.
+//! * There is at least one, so that a process that runs out of descriptors waits instead of
+//!   failing.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +33,7 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use aquifer_sys::io::{SyncableRange, reopen, write_back_error};
 
-/// Descriptors kept when nobody needs them.
+/// The most idle descriptors that are kept.
 const IDLE_MAX: usize = 16;
 
 /// The descriptions of one file.
@@ -36,9 +41,9 @@ const IDLE_MAX: usize = 16;
 pub(super) struct Descriptors {
     idle: Mutex<Vec<Descriptor>>,
     returned: Condvar,
-    /// Failures of write-back that some description was told of.
+    /// Failures of write-back that were reported through some description.
     failures: AtomicU64,
-    /// `None` where one description does everything.
+    /// `None` if one description must do everything.
     witness: Option<Mutex<OwnedFd>>,
 }
 
@@ -46,18 +51,19 @@ pub(super) struct Descriptors {
 #[derive(Debug)]
 pub(super) struct Descriptor {
     file: OwnedFd,
-    /// The file's first page, to flush the device by.
+    /// The file's first page, used to flush the device.
     first_page: OnceLock<SyncableRange>,
-    /// How many failures there had been when this description was last told of one, or made.
+    /// The number of failures when this description was opened or last reported one.
     failures_known: u64,
 }
 
 impl Descriptors {
-    /// For a file that is open for writing.
+    /// Opens descriptions of a file that is open for writing.
     pub(super) fn new(file: BorrowedFd<'_>) -> io::Result<Descriptors> {
-        // Before all others: what any of them is told the witness is told as well.
+        // Opened before all others: what is reported to any of them is reported to the witness as
+        // well.
         let witness = reopen(file, libc::O_RDWR).ok().map(Mutex::new);
-        // Without /proc the one that is there must do: it is then lent to one sync after the other.
+        // Without /proc the existing description must do: it is lent to one sync at a time.
         let first = reopen(file, libc::O_RDWR).or_else(|_| file.try_clone_to_owned())?;
         Ok(Descriptors {
             idle: Mutex::new(vec![Descriptor::new(first, 0)]),
@@ -67,19 +73,19 @@ impl Descriptors {
         })
     }
 
-    /// Whether some page was lost, since the start or since this was asked last, whatever program was told of it: then `note` is called
-    /// with the error before another thread asks.
+    /// Fails if a page was lost since the start or since the last call, whichever program it was
+    /// reported to: then `note` is called with the error before another thread can ask.
     pub(super) fn ask_witness(&self, note: impl FnOnce(io::Error) -> io::Error) -> io::Result<()> {
         let Some(witness) = &self.witness else { return Ok(()) };
         let witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
         write_back_error(witness.as_fd()).map_err(|error| {
-            // Relaxed: a count, compared for being the same.
+            // Relaxed: a count, compared for equality only.
             self.failures.fetch_add(1, Ordering::Relaxed);
             note(error)
         })
     }
 
-    /// Does `work` with a description that nobody else uses meanwhile.
+    /// Runs `work` with a description that no other thread uses in that time.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Descriptor) -> T) -> T {
         let mut descriptor = self.take();
         let result = work(&mut descriptor);
@@ -96,11 +102,11 @@ impl Descriptors {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(descriptor) = idle.pop() {
-                // The last one is copied before it is lent, if that can be done.
+                // If possible, the last one is duplicated before it is lent.
                 if idle.is_empty()
                     && let Ok(another) = reopen(descriptor.file.as_fd(), libc::O_RDWR)
                 {
-                    // Relaxed: a count, compared for being the same.
+                    // Relaxed: a count, compared for equality only.
                     idle.push(Descriptor::new(another, self.failures.load(Ordering::Relaxed)));
                 }
                 return descriptor;
@@ -109,9 +115,9 @@ impl Descriptors {
         }
     }
 
-    /// Notes that a description was told of a failure that was not told before.
+    /// Records that a description has reported a failure that was not reported before.
     pub(super) fn note_failure(&self, descriptor: &mut Descriptor) {
-        // Relaxed: a count, compared for being the same.
+        // Relaxed: a count, compared for equality only.
         descriptor.failures_known = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
     }
 }
@@ -125,15 +131,15 @@ impl Descriptor {
         self.file.as_fd()
     }
 
-    /// Whether what this description was just told may be a failure that another one has been told of.
-    /// From now on it counts as known.
+    /// Whether the failure that this description has just reported may be one that another
+    /// description has reported. Afterwards all failures so far count as known.
     pub(super) fn is_repeat(&mut self, of: &Descriptors) -> bool {
-        // Relaxed: a count, compared for being the same.
+        // Relaxed: a count, compared for equality only.
         let failures = of.failures.load(Ordering::Relaxed);
         std::mem::replace(&mut self.failures_known, failures) != failures
     }
 
-    /// The file's first page; an error where it cannot be mapped.
+    /// The file's first page; an error if it cannot be mapped.
     pub(super) fn first_page(&self) -> io::Result<&SyncableRange> {
         if let Some(page) = self.first_page.get() {
             return Ok(page);

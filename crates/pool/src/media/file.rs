@@ -1,23 +1,25 @@
 //! Media in a regular file on a disk, or on a block device: the domain `PageCache`.
 //!
-//! Everything goes through the page cache, so that bytes written are visible to all at once, outlive the
-//! process, and can be mapped.
+//! Everything goes through the page cache, so that written bytes are visible to all processes
+//! immediately, outlive the process, and can be mapped.
 //!
 //! # Durability by range
-//! A sync of the whole file would write what others have dirtied in it, too, and takes as long as they have
-//! been busy. So nothing here syncs more than it was asked for: [`aquifer_sys::range_sync`] says how. `write_durable`
-//! is `pwritev2(RWF_DSYNC)` where ranges are written back with `sync_file_range`, else `pwrite` and a sync of the range.
+//! A sync of the whole file would also write what other threads and processes have dirtied, and
+//! takes as long as that needs. So nothing here syncs more than requested: see
+//! [`aquifer_sys::range_sync`]. `write_durable` is `pwritev2(RWF_DSYNC)` if ranges are written back
+//! with `sync_file_range`, otherwise `pwrite` and a sync of the range.
 //!
 //! # Failures
-//! The kernel does not say which page it lost, only that it lost one (see `descriptors`). So after any such
-//! failure since the file was opened here, whatever program was told of it, every later `write_back` and `flush` of this object fails with it:
-//! bytes written earlier, by anybody, may be the ones that are gone. `write_durable` goes on
-//! working, since it writes what it vouches for. Opening the file anew starts afresh, and recovery writes
-//! again what is not known to be durable.
+//! The kernel reports that it lost a page, but not which one (see `descriptors`). So after any such
+//! failure since the file was opened here, whichever program it was reported to, every later
+//! `write_back` and `flush` of this object fails with that error: any bytes written earlier may be
+//! the lost ones. `write_durable` keeps working, because it writes the bytes that it makes durable.
+//! Opening the file again clears the state, and recovery rewrites what is not known to be durable.
 //!
 //! # Growing
-//! New blocks are allocated and then written once: a block that is only allocated needs a change of metadata,
-//! and so a commit of the file system's journal, at its first write. [`Media::grow`] writes zeros.
+//! New blocks are allocated and then written once: a block that is only allocated needs a metadata
+//! change, and so a commit of the file system's journal, at its first write. [`Media::grow`] writes
+//! zeros.
 
 use std::fs::File;
 use std::io;
@@ -40,22 +42,23 @@ use super::{
     opened_for_reading,
 };
 
-/// Zeros written at a time. The page cache keeps them in folios of this size: a small write into one of 2 MiB takes eight times as long, since
-/// the file system looks at each of its blocks.
+/// The unit in which zeros are written. The page cache keeps them in folios of this size: a small
+/// write into a folio of 2 MiB takes eight times as long, because the file system checks each of
+/// its blocks.
 const ZEROS_BYTES: usize = 256 << 10;
-/// How much may be dirty while zeros are written.
+/// The most dirty bytes while zeros are written.
 const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
 
 /// A file or block device as media. See the module's documentation.
 ///
-/// Safe to use from any thread; transfers to the same bytes at the same time mix.
+/// Safe to use from any thread; concurrent transfers to the same bytes mix.
 #[derive(Debug)]
 pub struct FileMedia {
     path: PathBuf,
     file: File,
-    /// Length of a block device; `None` for a file, which is asked.
+    /// The length of a block device; `None` for a file, whose length is read each time.
     device_bytes: Option<u64>,
-    /// None if opened for reading.
+    /// `None` if opened for reading.
     descriptors: Option<Descriptors>,
     ranges: RangeSync,
     /// Whether `RWF_DSYNC` works. Only ever goes from true to false.
@@ -63,25 +66,26 @@ pub struct FileMedia {
     /// Errno of the first failure of write-back; 0 if there was none.
     lost: AtomicI32,
     growing: Mutex<()>,
-    /// Whether the mapping can only be read. Bytes are written by calls anyway.
+    /// Whether the mapping is read-only. Bytes are written by system calls in either case.
     is_guarded: bool,
-    /// Made when it is asked for; `None` inside if there can be none.
+    /// Created on first use; the inner value is `None` if the file cannot be mapped.
     mapping: OnceLock<Option<FileMapping>>,
 }
 
 impl FileMedia {
-    /// Takes an open regular file or block device; `path` is for messages. `writable` says how it was opened.
+    /// Takes an open regular file or block device; `path` is for messages. `writable` states how it
+    /// was opened.
     ///
     /// # Errors
-    /// What the system says to questions about the file.
+    /// The system's errors when the file is inspected.
     pub fn new(file: File, path: PathBuf, writable: bool) -> io::Result<FileMedia> {
         let is_device = file.metadata()?.file_type().is_block_device();
         let magic = file_system::magic(file.as_fd())?;
         let device_bytes =
             is_device.then(|| file_io::block_device_len_bytes(file.as_fd())).transpose()?;
         let descriptors = writable.then(|| Descriptors::new(file.as_fd())).transpose()?;
-        // Of a device node the number tells about the file system with the node. Files in memory have nothing
-        // to commit.
+        // For a device node the magic is that of the file system with the node. Files in memory
+        // have no journal to commit.
         let commits =
             is_device || commits_whole_inodes(magic) || file_system::in_memory(magic).is_some();
         Ok(FileMedia {
@@ -98,12 +102,12 @@ impl FileMedia {
         })
     }
 
-    /// The same with a mapping that cannot be stored to.
+    /// Makes the mapping read-only.
     pub(super) fn guarded(self) -> FileMedia {
         FileMedia { is_guarded: true, ..self }
     }
 
-    /// How bytes become durable here, for people.
+    /// Describes how bytes become durable, for people.
     pub fn describe(&self) -> &'static str {
         match self.ranges.commits_whole_inodes() {
             true => "page cache, written back by range, one flush",
@@ -122,7 +126,7 @@ impl FileMedia {
         self.descriptors.as_ref().ok_or_else(opened_for_reading)
     }
 
-    /// Range checks and errors of one operation in one place.
+    /// Runs one operation with its range check, and gives its errors their context.
     fn run<T>(
         &self,
         operation: MediaOperation,
@@ -135,11 +139,11 @@ impl FileMedia {
             .map_err(MediaError::at(&self.path, operation, range))
     }
 
-    /// A failure of write-back, kept for all later syncs.
+    /// Records a failure of write-back, for all later syncs.
     fn lose(&self, error: io::Error) -> io::Error {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        // Relaxed: the flag stands for itself. Who finds 0 was not told of this failure either, or will be by
-        // its own description.
+        // Relaxed: the value orders nothing else. A thread that loads 0 has not been told of this
+        // failure either, or its own file description will report it.
         let _ = self.lost.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
         error
     }
@@ -152,7 +156,7 @@ impl FileMedia {
         }
     }
 
-    /// Runs a sync through a description of its own. Its failure is final.
+    /// Runs a sync through a file description that no other sync uses. A failure is final.
     fn sync_with(&self, sync: impl FnOnce(&mut Descriptor) -> io::Result<()>) -> io::Result<()> {
         let descriptors = self.writing()?;
         self.check_nothing_lost()?;
@@ -164,7 +168,8 @@ impl FileMedia {
         });
         synced?;
         descriptors.ask_witness(|error| self.lose(error))?;
-        // Another thread may have been told meanwhile of the loss of what this one has written.
+        // The loss of what this thread has written may have been reported to another thread during
+        // the sync.
         self.check_nothing_lost()
     }
 
@@ -180,7 +185,7 @@ impl FileMedia {
         let Err(error) = attempt(descriptor) else {
             return Ok(());
         };
-        // Where the write itself is refused (no space, a limit), nothing was lost.
+        // If the write itself is refused (no space, a limit), nothing was lost.
         file_io::write_all_at(descriptor.file(), bytes, offset_bytes)?;
         if descriptor.is_repeat(descriptors) && attempt(descriptor).is_ok() {
             return Ok(());
@@ -195,7 +200,7 @@ impl FileMedia {
         offset_bytes: u64,
         bytes: &[u8],
     ) -> io::Result<()> {
-        // Relaxed: a thread that still sees true is refused as the one before was.
+        // Relaxed: a thread that still loads true gets the same refusal.
         if self.has_durable_writes.load(Ordering::Relaxed) {
             match file_io::write_all_at_durably(descriptor.file(), bytes, offset_bytes) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
@@ -208,7 +213,7 @@ impl FileMedia {
         sync_range(descriptor.file(), offset_bytes..offset_bytes + bytes.len() as u64)
     }
 
-    /// Allocates and zeroes what lies between the lengths.
+    /// Allocates and zeroes the bytes between the two lengths.
     fn lengthen(
         &self,
         from_bytes: u64,
@@ -222,12 +227,12 @@ impl FileMedia {
             allocated => allocated?,
         }
         write_zeros(file, from_bytes, to_bytes, progress)?;
-        // With the length, which is metadata that a sync of data may leave out.
+        // Includes the length, which is metadata that a sync of data may omit.
         self.file.sync_all()
     }
 }
 
-/// Writes zeros with a bounded number of dirty pages, and forgets them as it goes.
+/// Writes zeros with a bounded number of dirty pages, and drops them from the cache as it proceeds.
 pub(super) fn write_zeros(
     file: BorrowedFd<'_>,
     from_bytes: u64,
@@ -243,7 +248,7 @@ pub(super) fn write_zeros(
         file_io::write_all_at(file, &zeros[..len], at_bytes)?;
         at_bytes += len as u64;
         if at_bytes - window_bytes >= ZEROS_WINDOW_BYTES {
-            // Both are for the sake of memory; the sync at the end answers for the bytes.
+            // Both only limit memory; the sync at the end makes the bytes durable.
             let _ = file_io::start_write_back(file, window_bytes, at_bytes - window_bytes);
             let before = window_bytes.saturating_sub(ZEROS_WINDOW_BYTES).max(from_bytes);
             if before < window_bytes {
@@ -275,7 +280,7 @@ impl Media for FileMedia {
     }
 
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
-        // No check before: a read tells by itself that there is less.
+        // No check before: a short read shows that the range is outside.
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         let file = self.file.as_fd();
         let error = match file_io::read_exact_at(file, bytes, offset_bytes) {
@@ -291,7 +296,7 @@ impl Media for FileMedia {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 self.read_at(offset_bytes, bytes).map(|()| true)
             }
-            // What is wrong with it, an ordinary read tells better.
+            // An ordinary read reports the error better.
             Err(_) => Ok(false),
             Ok(got) => Ok(got == bytes.len()),
         }
@@ -375,15 +380,15 @@ impl Media for FileMedia {
                 ));
             }
             self.lengthen(present_bytes, len_bytes, progress).inspect_err(|_| {
-                // What was allocated is given back. If not even that works, the file stays too long, which
-                // does no harm.
+                // Give back what was allocated. If that fails as well, the file stays too long,
+                // which does no harm.
                 let _ = self.file.set_len(present_bytes);
             })
         })
     }
 
     fn forget_cached(&self, range: ByteRange) {
-        // A hint: pages that are dirty or in use stay.
+        // A hint: dirty pages and pages in use stay.
         let _ = aquifer_sys::memory::drop_cached(
             self.file.as_fd(),
             range.offset_bytes,
@@ -397,7 +402,7 @@ impl Media for FileMedia {
 
     fn mapping(&self) -> Option<&FileMapping> {
         let map = || {
-            // A load from a page that is gone then ends in an error.
+            // With the router, a load from a page that no longer exists ends in an error.
             aquifer_vm::router::install().ok()?;
             let len_bytes = self.present_len_bytes().ok()?;
             let options = MappingOptions {
@@ -419,7 +424,7 @@ impl Media for FileMedia {
 
     fn extend_mapping(&self) {
         let Some(mapping) = self.mapping() else { return };
-        // Who finds it too short sees that.
+        // On failure the mapping stays short, which its users check.
         let len_bytes = self.present_len_bytes().and_then(in_memory);
         let _ = len_bytes.and_then(|len_bytes| mapping.extend(self.file.as_fd(), len_bytes));
     }
@@ -438,8 +443,8 @@ mod tests {
     use super::*;
     use aquifer_testkit::failing_device::FailingDevice;
 
-    /// The system says of a lost page that it is lost to each descriptor that was opened before; but not to one that was opened after some
-    /// program was told.
+    /// The kernel reports a lost page to each file description that was opened earlier, but not to
+    /// one that was opened after some program was told.
     #[test]
     fn what_another_program_was_told_is_known_whatever_descriptor_syncs() {
         let Some(device) = FailingDevice::new() else {
@@ -454,7 +459,7 @@ mod tests {
         unsafe { media.write_at(page.offset_bytes, &[1; 4096]) }.unwrap();
         other.sync_all().expect_err("there is no room for it");
         device.empty();
-        // All descriptors that were there are in use.
+        // All descriptors that existed at that time are in use.
         media.writing().unwrap().with(|_first| {
             media.write_back(&[page]).expect_err("it is lost");
             media.flush().expect_err("it is lost");

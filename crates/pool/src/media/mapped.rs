@@ -1,6 +1,7 @@
 //! Media whose bytes are memory: the domains `Dax` and `Volatile`.
 //!
-//! The file or device is mapped shared and whole, and everything is a copy to or from the mapping:
+//! The file or device is mapped shared as a whole, and every transfer is a copy to or from the
+//! mapping:
 //!
 //! | | `Dax` | `Volatile` |
 //! |---|---|---|
@@ -9,19 +10,22 @@
 //! | `flush` | a store fence | nothing |
 //! | `write_durable` | non-temporal stores; lines covered in part are written back; a fence | stores |
 //!
-//! `write_back` flushes what *others* have stored through mappings of their own as well, as long as they have done
-//! it before: a cache line belongs to no process.
+//! `write_back` also flushes earlier stores of other processes through their own mappings: a cache
+//! line belongs to no process.
 //!
-//! How stores are made in a process that guards itself against its own stray ones is in [`WriteWindows`].
+//! [`WriteWindows`] describes how a process stores if it guards itself against its own stray
+//! stores.
 //!
 //! # Forcing
-//! Any file that can be mapped can be taken as `Dax`, to test and to measure: the same instructions run, but
-//! where the mapping is page cache, a power cut loses what the kernel has not written back by itself.
+//! Any file that can be mapped can be opened as `Dax`, for tests and measurements: the same
+//! instructions run, but if the mapping is page cache, a power cut loses what the kernel has not
+//! written back on its own.
 //!
 //! # Length
-//! It is looked at before each transfer, so that a file cut short gives an error, and a file that another process
-//! made longer is mapped as far as it goes. A file that is cut short *during* a transfer, broken memory and a
-//! page that cannot be had are errors, too (`sys::fallible`).
+//! Reads and `store_at` try the mapping first. If that fails, and in all other operations, the
+//! length is checked: a file that was cut short gives an error, and a file that another process
+//! made longer is mapped up to its new end. A file that is cut short *during* a transfer, broken
+//! memory and a page that cannot be allocated give errors, too (`sys::fallible`).
 
 use std::fs::File;
 use std::io;
@@ -41,14 +45,14 @@ use super::{
     opened_for_reading,
 };
 
-/// Zeros written at a time.
-/// Made huge pages of at a time.
+/// The unit in which new pages are made huge.
 const COLLAPSED_BYTES: u64 = 32 << 20;
+/// The unit in which zeros are written.
 const ZEROS_BYTES: u64 = 4 << 20;
 
 /// A file or device whose bytes are memory. See the module's documentation.
 ///
-/// Safe to use from any thread; transfers to the same bytes at the same time mix, but never within an
+/// Safe to use from any thread; concurrent transfers to the same bytes mix, but never within an
 /// aligned word of eight bytes.
 #[derive(Debug)]
 pub struct MappedMedia {
@@ -56,9 +60,9 @@ pub struct MappedMedia {
     file: File,
     mapping: FileMapping,
     stores: Stores,
-    /// How lines are flushed; `None` in the domain `Volatile`.
+    /// How cache lines are flushed; `None` in the domain `Volatile`.
     flush: Option<FlushForm>,
-    /// Length of a device; `None` for a file, which is asked.
+    /// The length of a device; `None` for a file, whose length is read each time.
     device_bytes: Option<u64>,
     maps_privately: bool,
     growing: Mutex<()>,
@@ -71,7 +75,7 @@ enum Stores {
     Nowhere,
     /// By stores to the linear mapping.
     Linear,
-    /// By stores to another mapping of the same, in windows.
+    /// By stores to a second mapping of the same bytes, in windows.
     Guarded { mapping: FileMapping, key: WindowKey },
     /// By system calls.
     Calls,
@@ -87,30 +91,32 @@ impl Stores {
     }
 }
 
-/// How a file that is to be mapped is treated.
+/// The requirement on a file that is to be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Persistence {
-    /// Persistent memory, or refused.
+    /// It must be persistent memory.
     Checked,
-    /// As if it were persistent memory.
+    /// It is treated as persistent memory.
     Forced,
     /// Not persistent.
     Volatile,
 }
 
 impl MappedMedia {
-    /// Maps an open file or device; `path` is for messages. `writing` says how it is written, if it was opened for that.
+    /// Maps an open file or device; `path` is for messages. `writing` selects how it is written, or
+    /// is `None` if it was opened for reading.
     ///
     /// # Errors
-    /// What the system says; `EOPNOTSUPP` or `EINVAL` where persistent memory was wanted and it is none;
-    /// [`io::ErrorKind::Unsupported`] where the CPU cannot flush a cache line, or has no keys and they were asked for.
+    /// The system's errors; `EOPNOTSUPP` or `EINVAL` if persistent memory was required and it is
+    /// not; [`io::ErrorKind::Unsupported`] if the CPU cannot flush a cache line, or has no
+    /// protection keys although these were requested.
     pub(super) fn new(
         file: File,
         path: PathBuf,
         writing: Option<WriteWindows>,
         persistence: Persistence,
     ) -> io::Result<MappedMedia> {
-        // A load from a page that is gone then ends in an error.
+        // With the router, a load from a page that no longer exists ends in an error.
         aquifer_vm::router::install().map_err(io::Error::other)?;
         let flush = match persistence {
             Persistence::Volatile => None,
@@ -178,7 +184,7 @@ impl MappedMedia {
         }
     }
 
-    /// Range checks and errors of one operation in one place.
+    /// Runs one operation with its range check, and gives its errors their context.
     fn run(
         &self,
         operation: MediaOperation,
@@ -190,7 +196,7 @@ impl MappedMedia {
             .map_err(MediaError::at(&self.path, operation, range))
     }
 
-    /// Makes sure that a range is there and mapped.
+    /// Checks that a range lies in the file, and maps it if necessary.
     fn reach(&self, range: ByteRange) -> io::Result<()> {
         let len_bytes = self.present_len_bytes()?;
         check_inside(range, len_bytes)?;
@@ -200,7 +206,8 @@ impl MappedMedia {
         Ok(())
     }
 
-    /// Maps what the file has got; the linear mapping last, whose length is asked.
+    /// Maps the file up to its new length; the linear mapping last, because its length is the one
+    /// that is checked.
     fn extend(&self, len_bytes: u64) -> io::Result<()> {
         if let Stores::Guarded { mapping, .. } = &self.stores {
             mapping.extend(self.file.as_fd(), in_memory(len_bytes)?)?;
@@ -208,7 +215,7 @@ impl MappedMedia {
         self.mapping.extend(self.file.as_fd(), in_memory(len_bytes)?)
     }
 
-    /// What a failed copy means.
+    /// The error of a failed copy.
     fn explain(&self, range: ByteRange) -> impl FnOnce(Inaccessible) -> io::Error {
         move |_| {
             let outside = self.present_len_bytes().and_then(|len| check_inside(range, len));
@@ -227,14 +234,15 @@ impl MappedMedia {
     ) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes: offset, len_bytes: bytes.len() as u64 };
         self.run(operation, range, || {
-            // No reference covers the range: the callers of `Media`'s operations promise it, and new pages have none.
+            // No reference covers the range: the callers of the unsafe operations of `Media`
+            // guarantee it, and new pages have no references.
             let by_memory = |mapping: &FileMapping| match self.flush {
                 Some(flush) => {
-                    // SAFETY: as said above.
+                    // SAFETY: no reference covers the range, as stated above.
                     let stored = unsafe { mapping.persist(offset, bytes, flush) };
                     stored.map_err(self.explain(range))
                 }
-                // SAFETY: as said above.
+                // SAFETY: no reference covers the range, as stated above.
                 None => unsafe { mapping.write(offset, bytes) }.map_err(self.explain(range)),
             };
             match &self.stores {
@@ -255,21 +263,23 @@ impl MappedMedia {
         })
     }
 
-    /// By ordinary stores, of what is mapped and there; false if that is not enough.
+    /// Stores to the mapping with ordinary stores; false if the range is not mapped or not
+    /// accessible.
     fn store_mapped(&self, offset: u64, bytes: &[u8]) -> bool {
         match &self.stores {
             Stores::Nowhere | Stores::Calls => false,
-            // SAFETY: the caller of `Media::store_at` promises that no reference covers the range.
+            // SAFETY: the caller of `Media::store_at` guarantees that no reference covers the
+            // range.
             Stores::Linear => unsafe { self.mapping.write(offset, bytes) }.is_ok(),
             Stores::Guarded { mapping, key } => {
                 let _window = key.open();
-                // SAFETY: as above.
+                // SAFETY: as above: no reference covers the range.
                 unsafe { mapping.write(offset, bytes) }.is_ok()
             }
         }
     }
 
-    /// Gives the file its length and memory to every page of it, and zeros where there may be none yet.
+    /// Sets the file's length, allocates every new page, and makes new bytes zero.
     fn lengthen(
         &self,
         from_bytes: u64,
@@ -278,7 +288,7 @@ impl MappedMedia {
     ) -> io::Result<()> {
         let total_bytes = to_bytes - from_bytes;
         match file_io::allocate(self.file.as_fd(), from_bytes, total_bytes) {
-            // ramfs: no limit to run into either.
+            // ramfs: it has no limit that could be exceeded.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 self.file.set_len(to_bytes)?;
             }
@@ -286,7 +296,7 @@ impl MappedMedia {
         }
         self.extend(to_bytes)?;
         if self.flush.is_some() {
-            // A page that is only allocated needs a change of metadata at its first store.
+            // A page that is only allocated needs a metadata change at its first store.
             self.write_zeros(from_bytes, to_bytes, progress)?;
             self.file.sync_all()?;
         } else {
@@ -295,8 +305,8 @@ impl MappedMedia {
         Ok(())
     }
 
-    /// Has a file in memory consist of huge pages as far as it can: a file of a pool is then reached with few faults and few entries of the
-    /// TLB (views of 4 KiB are two to three times as fast).
+    /// Makes a file in memory consist of huge pages where possible: accesses then take few faults
+    /// and few TLB entries (views of 4 KiB are two to three times as fast).
     pub(super) fn use_huge_pages(
         &self,
         from_bytes: u64,
@@ -310,7 +320,7 @@ impl MappedMedia {
         while at_bytes < end_bytes {
             let part_bytes = (end_bytes - at_bytes).min(COLLAPSED_BYTES);
             if !self.mapping.use_huge_pages(at_bytes, part_bytes as usize) {
-                // It cannot, or has none left: small ones serve.
+                // Not supported, or no huge pages left: small ones remain.
                 break;
             }
             at_bytes += part_bytes;
@@ -340,9 +350,9 @@ impl MappedMedia {
     }
 }
 
-/// What the mapping of media of this length is aligned to.
+/// The alignment of the mapping of media of this length.
 pub(super) fn alignment_bytes(len_bytes: u64) -> u64 {
-    // hugetlbfs shares page tables of whole such ranges.
+    // hugetlbfs shares page tables between mappings of whole ranges of this size.
     const LARGE_BYTES: u64 = 1 << 30;
     match len_bytes {
         large if large >= LARGE_BYTES => LARGE_BYTES,
@@ -350,7 +360,7 @@ pub(super) fn alignment_bytes(len_bytes: u64) -> u64 {
     }
 }
 
-/// A length as addresses have it.
+/// Converts a length to `usize`.
 pub(super) fn in_memory(len_bytes: u64) -> io::Result<usize> {
     usize::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
@@ -376,7 +386,7 @@ impl Media for MappedMedia {
     }
 
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
-        // What is mapped and there needs no question.
+        // Mapped bytes can be read without a length check.
         if self.mapping.read(offset_bytes, bytes).is_ok() {
             return Ok(());
         }
@@ -393,8 +403,8 @@ impl Media for MappedMedia {
     unsafe fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         match self.store_mapped(offset_bytes, bytes) {
             true => Ok(()),
-            // Behind what is mapped; or it says what is wrong.
-            // SAFETY: the caller's promise is the same.
+            // Beyond the mapping, or in error: `write_at` extends the mapping or reports the error.
+            // SAFETY: the caller's guarantee is the same.
             false => unsafe { self.write_at(offset_bytes, bytes) },
         }
     }
@@ -457,8 +467,8 @@ impl Media for MappedMedia {
                 ));
             }
             self.lengthen(present_bytes, len_bytes, progress).inspect_err(|_| {
-                // What was allocated is given back. If not even that works, the file stays too long, which
-                // does no harm.
+                // Give back what was allocated. If that fails as well, the file stays too long,
+                // which does no harm.
                 let _ = self.file.set_len(present_bytes);
             })
         })
@@ -473,7 +483,7 @@ impl Media for MappedMedia {
     }
 
     fn extend_mapping(&self) {
-        // Who finds it too short sees that.
+        // On failure the mapping stays short, which its users check.
         let _ = self.present_len_bytes().and_then(|len_bytes| self.extend(len_bytes));
     }
 

@@ -1,23 +1,23 @@
 //! Media: the file or device under a pool, and how bytes written to it become durable.
 //!
 //! # The model
-//! All domains are used through the same five operations, so that the code above is written once and a
-//! recording medium can enumerate what a crash may leave behind:
+//! All domains are used through the same five operations, so that the code above is written once
+//! and a recording medium can enumerate the possible states after a crash:
 //!
 //! | operation | `PageCache` | `Dax` | `Volatile` | after it |
 //! |---|---|---|---|---|
 //! | [`write_at`](Media::write_at) | `pwrite` | stores | stores | visible to every process; may or may not reach the media, in any order |
 //! | [`write_back`](Media::write_back) | `sync_file_range` | cache-line flush | nothing | handed to the media; may or may not be there yet |
 //! | [`flush`](Media::flush) | device flush | store fence | nothing | everything handed over before is durable |
-//! | [`write_durable`](Media::write_durable) | `pwritev2(RWF_DSYNC)` | non-temporal stores, fence | stores | *these* bytes are durable; nothing is said about others |
+//! | [`write_durable`](Media::write_durable) | `pwritev2(RWF_DSYNC)` | non-temporal stores, fence | stores | *these* bytes are durable; others may not be |
 //! | [`read_at`](Media::read_at) | `pread` | loads | loads | |
 //!
-//! What is written is torn by a crash at sectors (512 bytes) in `PageCache`, at 8 bytes in `Dax`.
+//! A crash tears writes at sectors (512 bytes) in `PageCache`, at 8 bytes in `Dax`.
 //!
 //! # Errors
-//! A failed `write_back` or `flush` is final for what it covered: the kernel may have marked the pages clean, so
-//! asking again must never be taken for success. A failed `write_durable` may be repeated with the same bytes at
-//! the same place: it writes them again.
+//! A failed `write_back` or `flush` is final for the bytes it covered: the kernel may have marked
+//! the pages clean, so success of a retry proves nothing. A failed `write_durable` may be repeated
+//! with the same bytes at the same place: it writes them again.
 //!
 //! # Forms
 //! | form | domains | what it is |
@@ -68,16 +68,16 @@ use aquifer_vm::file_mapping::FileMapping;
 /// What makes bytes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PersistenceDomain {
-    /// Cache-line flush and fence do: persistent memory, reached without the page cache.
+    /// Cache-line flush and fence: persistent memory, accessed without the page cache.
     Dax,
-    /// Range write-back and a device flush do: a file on a disk.
+    /// Range write-back and a device flush: a file on a disk.
     PageCache,
-    /// Nothing does: memory files survive a process, not a power cut.
+    /// Nothing: files in memory survive a process, not a power cut.
     Volatile,
 }
 
 impl PersistenceDomain {
-    /// The unit that a crash never tears, in bytes.
+    /// The largest unit, in bytes, that a crash never tears.
     pub fn atomic_bytes(self) -> usize {
         match self {
             PersistenceDomain::PageCache => 512,
@@ -101,17 +101,17 @@ impl fmt::Display for PersistenceDomain {
 pub struct ByteRange {
     /// First byte.
     pub offset_bytes: u64,
-    /// How many.
+    /// The length.
     pub len_bytes: u64,
 }
 
 impl ByteRange {
-    /// The first byte behind the range.
+    /// The first byte after the range.
     pub fn end_bytes(self) -> u64 {
         self.offset_bytes.saturating_add(self.len_bytes)
     }
 
-    /// What lies in both; of length 0 if nothing does.
+    /// The common part; of length 0 if there is none.
     pub fn intersection(self, other: ByteRange) -> ByteRange {
         let offset_bytes = self.offset_bytes.max(other.offset_bytes);
         let end_bytes = self.end_bytes().min(other.end_bytes());
@@ -119,7 +119,7 @@ impl ByteRange {
     }
 }
 
-/// What was being done to the media when it failed.
+/// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MediaOperation {
@@ -164,9 +164,9 @@ pub struct MediaError {
     pub operation: MediaOperation,
     /// The file or device.
     pub path: PathBuf,
-    /// Where.
+    /// The first byte concerned.
     pub offset_bytes: u64,
-    /// How much.
+    /// The number of bytes concerned.
     pub len_bytes: u64,
     /// The system's error.
     #[source]
@@ -174,7 +174,7 @@ pub struct MediaError {
 }
 
 impl MediaError {
-    /// Who makes errors of one medium at one place.
+    /// Returns a function that wraps the system's error of an operation.
     fn at(
         path: &Path,
         operation: MediaOperation,
@@ -190,7 +190,7 @@ impl MediaError {
     }
 }
 
-/// Refuses a range that is not wholly inside of `len_bytes`.
+/// Refuses a range that is not completely inside of `len_bytes`.
 fn check_inside(range: ByteRange, len_bytes: u64) -> io::Result<()> {
     match range.offset_bytes.checked_add(range.len_bytes) {
         Some(end_bytes) if end_bytes <= len_bytes => Ok(()),
@@ -201,64 +201,70 @@ fn check_inside(range: ByteRange, len_bytes: u64) -> io::Result<()> {
     }
 }
 
-/// What writing to media opened for reading gives.
+/// The error of writing to media that were opened for reading.
 fn opened_for_reading() -> io::Error {
     io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "it was opened for reading only")
 }
 
-/// The file or device under a pool. See the module's documentation for what each operation promises.
+/// The file or device under a pool. See the module's documentation for the guarantees of each
+/// operation.
 ///
-/// Ranges lie inside [`Media::len_bytes`]; one that does not is an error with
-/// [`io::ErrorKind::UnexpectedEof`]. No operation is ever short. All are safe to call from any thread.
+/// Ranges lie inside [`Media::len_bytes`]; a range outside is an error with
+/// [`io::ErrorKind::UnexpectedEof`]. No operation is ever short. All operations are safe to call
+/// from any thread.
 pub trait Media: Send + Sync + 'static {
     /// The path, for messages.
     fn path(&self) -> &Path;
 
-    /// Present length.
+    /// The current length.
     fn len_bytes(&self) -> u64;
 
     /// What makes its bytes durable.
     fn domain(&self) -> PersistenceDomain;
 
-    /// Whether writing can succeed at all.
+    /// Whether the media can be written.
     fn is_writable(&self) -> bool;
 
     /// Fills `bytes` from `offset_bytes`.
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError>;
 
-    /// As [`Media::read_at`], if that takes no I/O; says whether it did. Where that cannot be told, it reads.
+    /// As [`Media::read_at`], if that takes no I/O; returns whether it read. If that cannot be
+    /// determined, it reads.
     fn read_resident_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<bool, MediaError> {
         self.read_at(offset_bytes, bytes).map(|()| true)
     }
 
-    /// Writes `bytes`, visible to all at once, durable at some time or never.
+    /// Writes `bytes`: visible to all processes at once, durable at an unspecified time or never.
     ///
     /// # Safety
-    /// Memory mapped from the media may be borrowed as plain references: by a [lease](https://docs.rs/aquifer-fs) of an immutable file,
-    /// and by typed values of an attached object. The caller ensures that no such reference covers the range: while a pool is open on the
-    /// media, only the pool, and the layers above it within the inodes they own, may write.
+    /// Memory mapped from the media may be borrowed as plain references: by a
+    /// [lease](https://docs.rs/aquifer-fs) of an immutable file, and by typed values of an attached
+    /// object. The caller must ensure that no such reference covers the range: while a pool is open
+    /// on the media, only the pool, and the layers above it within the inodes they own, may write.
     unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
-    /// As [`Media::write_at`], by ordinary stores where that is how bytes get there: for what is soon written again, or read.
+    /// As [`Media::write_at`], with ordinary stores where bytes are stored: for bytes that are soon
+    /// rewritten or read.
     ///
     /// # Safety
     /// As for [`Media::write_at`].
     unsafe fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's guarantee is the same.
         unsafe { self.write_at(offset_bytes, bytes) }
     }
 
-    /// Writes `bytes` and returns when exactly they are durable.
+    /// Writes `bytes` and returns when exactly these are durable.
     ///
     /// # Safety
     /// As for [`Media::write_at`].
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
-    /// Hands what was written in these ranges to the media: durable after the next [`Media::flush`] that
-    /// begins after this has returned.
+    /// Hands what was written in these ranges to the media: durable after the next [`Media::flush`]
+    /// that begins after this has returned.
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError>;
 
-    /// Whether the system has said, to any program, that it lost bytes of these media since they were opened here. Waits for nothing.
+    /// Fails if the system has reported, to any program, that it lost bytes of these media since
+    /// they were opened here. Does not block.
     fn check_kept(&self) -> Result<(), MediaError> {
         Ok(())
     }
@@ -266,12 +272,14 @@ pub trait Media: Send + Sync + 'static {
     /// Makes everything durable that was handed over before.
     fn flush(&self) -> Result<(), MediaError>;
 
-    /// Makes it longer; new bytes are zero, allocated and durable on return. Does nothing if it is that long
-    /// already. After an error it is as long as before, unless that fails, too. Nobody uses the new bytes before
-    /// it has returned, though the length may show earlier.
+    /// Makes the media longer; new bytes are zero, allocated and durable on return. Does nothing if
+    /// they are already that long. After an error the length is as before, unless restoring it
+    /// fails, too. The new bytes must not be used before this has returned, though the length may
+    /// show earlier.
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError>;
 
-    /// As [`Media::grow`], telling now and then how many of how many new bytes are there.
+    /// As [`Media::grow`], calling `progress` repeatedly with the number of finished new bytes and
+    /// the total.
     fn grow_with_progress(
         &self,
         len_bytes: u64,
@@ -281,25 +289,25 @@ pub trait Media: Send + Sync + 'static {
         self.grow(len_bytes)
     }
 
-    /// Says that the cached bytes of a range are not worth keeping in the form they are cached in. Changes nothing
-    /// that anybody reads.
+    /// Hints that the cached pages of a range need not be kept. Changes no content.
     fn forget_cached(&self, range: ByteRange) {
         let _ = range;
     }
 
-    /// The descriptor: to map parts of it privately, and to lock.
+    /// The descriptor, for private mappings of parts, and for locks.
     fn file(&self) -> BorrowedFd<'_>;
 
-    /// All bytes as memory, mapped shared: for accesses without system calls. `None` where there is no such mapping; then
-    /// transfers serve. It may be shorter than the media, after these have grown.
+    /// All bytes as memory, mapped shared: for accesses without system calls. `None` if there is no
+    /// such mapping; then transfers are used. It may be shorter than the media, after these have
+    /// grown.
     ///
-    /// What is stored through it is visible as by [`Media::write_at`], and is handed over by [`Media::write_back`]. It cannot be
-    /// stored to where there are [write windows](Media::write_windows).
+    /// Stores through it are visible as by [`Media::write_at`], and are handed over by
+    /// [`Media::write_back`]. It is read-only if there are [write windows](Media::write_windows).
     fn mapping(&self) -> Option<&FileMapping> {
         None
     }
 
-    /// Makes [`Media::mapping`] as long as the media are, if it can.
+    /// Extends [`Media::mapping`] to the length of the media, if possible.
     fn extend_mapping(&self) {}
 
     /// What guards the bytes against stray stores of this process: never [`WriteWindows::Best`].
@@ -307,19 +315,21 @@ pub trait Media: Send + Sync + 'static {
         WriteWindows::None
     }
 
-    /// Where all bytes can be stored to; `None` where they can only be written. Where protection keys guard them, that is no place to
-    /// load from, and one to store to only in a thread that has a [window](Media::write_window).
+    /// The mapping that all bytes can be stored to; `None` if they can only be written by calls. If
+    /// protection keys guard it, it must not be loaded from, and a thread may only store to it
+    /// while it has a [window](Media::write_window).
     fn mapping_to_store(&self) -> Option<&FileMapping> {
         None
     }
 
-    /// Lets the calling thread store to all that protection keys guard in this process, until the result is dropped; `None` where these
-    /// media have no keys. No operation of the media needs it.
+    /// Lets the calling thread store to all memory that protection keys guard in this process,
+    /// until the result is dropped; `None` if these media have no keys. The operations of the media
+    /// do not need it.
     fn write_window(&self) -> Option<WriteWindow> {
         None
     }
 
-    /// Whether parts of [`Media::file`] can be mapped by small pages, and `mmap(MAP_PRIVATE)` copies single ones. Not so on hugetlbfs (2 MiB
-    /// at a time) and on device DAX (refused).
+    /// Whether parts of [`Media::file`] can be mapped by small pages, and `mmap(MAP_PRIVATE)`
+    /// copies single ones. False on hugetlbfs (2 MiB at a time) and on device DAX (refused).
     fn maps_privately(&self) -> bool;
 }

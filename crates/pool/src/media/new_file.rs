@@ -1,4 +1,5 @@
-//! A file that is at its path when it is whole, and not before: whoever makes it may be killed at any time.
+//! A file that appears at its path only when it is complete, even if the creating process is
+//! killed.
 
 use std::fs::File;
 use std::io;
@@ -12,12 +13,13 @@ use aquifer_sys::{file_name, io as file_io, random};
 pub(super) struct NewFile {
     file: File,
     path: PathBuf,
-    /// Where it lies meanwhile, on file systems without files without names. Whoever is killed leaves it there.
+    /// Its temporary path, on file systems that do not support unnamed files. A killed process
+    /// leaves the file there.
     meanwhile: Option<PathBuf>,
 }
 
 impl NewFile {
-    /// An empty file, with these permissions less the process's mask.
+    /// Creates an empty file, with these permissions minus the process's umask.
     pub(super) fn make(path: &Path, mode: u32) -> io::Result<NewFile> {
         match file_name::unnamed(directory_of(path), mode) {
             Ok(file) => Ok(NewFile { file, path: path.to_path_buf(), meanwhile: None }),
@@ -26,7 +28,7 @@ impl NewFile {
         }
     }
 
-    /// The same under another name in the same directory.
+    /// Creates it under another name in the same directory.
     fn beside(path: &Path, mode: u32) -> io::Result<NewFile> {
         let name = format!(".aquifer-{:016x}.new", random::next_u64()?);
         let meanwhile = directory_of(path).join(name);
@@ -39,7 +41,8 @@ impl NewFile {
         &self.file
     }
 
-    /// Puts it at its path, durably; an error if there is something by now. After an error it is gone.
+    /// Puts the file at its path, durably; an error if the path exists. After an error the file is
+    /// removed.
     pub(super) fn publish(mut self) -> io::Result<()> {
         match &self.meanwhile {
             None => file_name::link(self.file.as_fd(), &self.path)?,

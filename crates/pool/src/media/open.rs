@@ -1,4 +1,4 @@
-//! Opening media: which form, which domain, and why not.
+//! Opens media: chooses the form, detects the domain, explains failures.
 //!
 //! # Detection
 //! | what lies at the path | domain |
@@ -8,9 +8,9 @@
 //! | another file, and `mmap(MAP_SYNC)` of it succeeds | `Dax` |
 //! | another file, a block device | `PageCache` |
 //!
-//! The page cache is never taken for DAX. A domain can be forced, for tests and measurements: `Dax` and
-//! `Volatile` on everything that can be mapped, `PageCache` on everything that has a `write` call. What a
-//! forced domain promises is what its instructions and calls do on that file, and no more.
+//! The page cache is never taken for DAX. A domain can be forced, for tests and measurements: `Dax`
+//! and `Volatile` on everything that can be mapped, `PageCache` on everything that has a `write`
+//! call. A forced domain guarantees only what its instructions and calls do on that file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -26,7 +26,7 @@ use super::file::write_zeros;
 use super::mapped::Persistence;
 use super::{FileMedia, MappedMedia, Media, PersistenceDomain, WriteWindows};
 
-/// Media could not be opened or made.
+/// Media could not be opened or created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -36,7 +36,7 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// It is nothing that holds bytes.
+    /// It is not a file or device that holds bytes.
     #[error(
         "{} is {what}; name a regular file, a block device or a /dev/dax device",
         path.display()
@@ -47,27 +47,27 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
-    /// There are no bytes in it.
+    /// The file is empty.
     #[error("{} is empty; make a pool in it with `aquifer pool create`", path.display())]
     Empty {
         /// The path.
         path: PathBuf,
     },
-    /// The user may not open it so.
+    /// The user has no permission for this access.
     #[error("no permission to {} {}; {}", access(*writable), path.display(), remedy(*writable))]
     NoPermission {
         /// The path.
         path: PathBuf,
-        /// Whether it was to be written.
+        /// Whether it was opened for writing.
         writable: bool,
     },
-    /// It lies on something that cannot be written.
+    /// It lies on read-only media.
     #[error("{} lies on read-only media; open it for reading", path.display())]
     ReadOnlyMedia {
         /// The path.
         path: PathBuf,
     },
-    /// A file to be made is there already.
+    /// A file to be created exists already.
     #[error("{} exists already; remove it, or choose another path", path.display())]
     Exists {
         /// The path.
@@ -79,7 +79,7 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// There is no room for a file to be made, or for the holes or the mapping of one to be opened.
+    /// There is no space for a new file, or for the holes or the mapping of an existing one.
     #[error(
         "no room for {len_bytes} bytes at {} ({source}); free space or huge pages, or make it smaller",
         path.display()
@@ -87,22 +87,22 @@ pub enum OpenError {
     NoSpace {
         /// The path.
         path: PathBuf,
-        /// Bytes asked for.
+        /// The requested length.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
     },
-    /// The length is none that can be had there.
+    /// The length is not possible there.
     #[error("{} cannot have {len_bytes} bytes: {reason}", path.display())]
     BadLength {
         /// The path.
         path: PathBuf,
-        /// Bytes asked for.
+        /// The requested length.
         len_bytes: u64,
         /// Why, and what to do.
         reason: String,
     },
-    /// The domain asked for cannot be had there.
+    /// The requested domain is not possible there.
     #[error("{} cannot be used as {domain} media: {reason}", path.display())]
     BadDomain {
         /// The path.
@@ -112,20 +112,20 @@ pub enum OpenError {
         /// Why, and what to do.
         reason: String,
     },
-    /// The write windows asked for cannot be had.
+    /// The requested write windows are not available.
     #[error("{} cannot be guarded by {windows}: {reason}; ask for others, or for the best there are", path.display())]
     NoWriteWindows {
         /// The path.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested windows.
         windows: WriteWindows,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The system refused.
+    /// The system returned an error.
     #[error("cannot {action} {}: {source}", path.display())]
     System {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The path.
         path: PathBuf,
@@ -135,13 +135,13 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// What it means that the system does not tell about a path.
+    /// The error of a path that cannot be inspected.
     pub(crate) fn of(path: &Path, source: io::Error) -> OpenError {
         refused(path, false, "inspect", source)
     }
 }
 
-/// What lies at a path.
+/// What the path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     File,
@@ -195,17 +195,17 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// For reading, with the domain that is found.
+    /// Options for reading, with the detected domain.
     pub fn new() -> OpenOptions {
         OpenOptions::default()
     }
 
-    /// For media to be made.
+    /// Options for media that are being created.
     pub(super) fn made(domain: Option<PersistenceDomain>, windows: WriteWindows) -> OpenOptions {
         OpenOptions { writable: true, domain, windows }
     }
 
-    /// Whether it can be written. Off by default.
+    /// Whether the media can be written. Off by default.
     pub fn writable(mut self, writable: bool) -> OpenOptions {
         self.writable = writable;
         self
@@ -217,27 +217,29 @@ impl OpenOptions {
         self
     }
 
-    /// What guards what can be written against stray stores of this process. Nothing by default.
+    /// How writable media are guarded against stray stores of this process. No guard by default.
     pub fn write_windows(mut self, windows: WriteWindows) -> OpenOptions {
         self.windows = windows;
         self
     }
 
-    /// Opens what lies at the path.
+    /// Opens the file or device at the path.
     ///
     /// # Errors
-    /// All of [`OpenError`] that is not about making files.
+    /// All of [`OpenError`] except what concerns creating files.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Arc<dyn Media>, OpenError> {
         let path = path.as_ref();
         let refused = |source| self.refused(path, "open", source);
-        // Before opening: opening a pipe waits, and opening a character device can do anything.
+        // Before opening: opening a pipe blocks, and opening a character device can have any side
+        // effect.
         let metadata = std::fs::metadata(path).map_err(refused)?;
         kind_of(&metadata, path)?;
         let file = File::options().read(true).write(self.writable).open(path).map_err(refused)?;
         self.open_file(file, path)
     }
 
-    /// Takes a file that is open already, in the way that these options say; `path` is for messages.
+    /// Takes an open file, which must have been opened as these options state; `path` is for
+    /// messages.
     ///
     /// # Errors
     /// As for [`OpenOptions::open`].
@@ -257,7 +259,7 @@ impl OpenOptions {
         self.adopt(file, path, kind).map(Form::into_media)
     }
 
-    /// Makes media of a file that is not empty, in the first form that it can have.
+    /// Makes media of a file that is not empty, in the first form that works.
     pub(super) fn adopt(&self, file: File, path: PathBuf, kind: Kind) -> Result<Form, OpenError> {
         let refused = |source| self.refused(&path, "open", source);
         let magic = file_system::magic(file.as_fd()).map_err(refused)?;
@@ -312,7 +314,7 @@ impl OpenOptions {
                 Err(error) if is_not_dax(&error) && attempts.peek().is_some() => {}
                 Err(error) if is_not_dax(&error) => return Err(bad_domain(&error.to_string())),
                 Err(source) if source.raw_os_error() == Some(libc::ENOMEM) => {
-                    // No huge pages or no address space for it.
+                    // There are no huge pages or no address space for it.
                     let len_bytes = file.metadata().map_or(0, |metadata| metadata.len());
                     return Err(OpenError::NoSpace { path, len_bytes, source });
                 }
@@ -322,7 +324,7 @@ impl OpenOptions {
         unreachable!("every list of attempts has a last one, which returns")
     }
 
-    /// The windows that are to be had for a file that may be mapped.
+    /// The write windows that are available for a file that may be mapped.
     fn windows_for(
         &self,
         path: &Path,
@@ -366,7 +368,7 @@ enum Attempt {
     Mapped(Persistence),
 }
 
-/// A form that was had.
+/// The form that worked.
 pub(super) enum Form {
     File(FileMedia),
     Mapped(MappedMedia),
@@ -380,7 +382,7 @@ impl Form {
         }
     }
 
-    /// Zeroes the first bytes, durably where the domain has any durability.
+    /// Zeroes the first bytes, durably if the domain has any durability.
     pub(super) fn write_zeros(
         &self,
         len_bytes: u64,
@@ -388,7 +390,7 @@ impl Form {
     ) -> io::Result<()> {
         match self {
             Form::File(media) => write_zeros(media.file(), 0, len_bytes, progress)?,
-            // Fresh memory is zero.
+            // Newly allocated memory is zero.
             Form::Mapped(media) if media.domain() == PersistenceDomain::Volatile => {
                 media.use_huge_pages(0, len_bytes, progress);
             }
@@ -398,21 +400,21 @@ impl Form {
     }
 }
 
-/// Whether a mapping was refused because it would not be of persistent memory, or cannot be made so.
+/// Whether a mapping failed because the file is not persistent memory.
 fn is_not_dax(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported
         || matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV))
 }
 
-/// Gives a file that will be stored to its memory now: a store to a hole has nobody to tell that there is no
-/// room, and is a signal.
+/// Allocates the holes of a file that will be stored to: a store to a hole that cannot be allocated
+/// raises a signal and cannot return an error.
 fn fill_holes(file: &File, path: &Path) -> Result<(), OpenError> {
     let filled = file.metadata().and_then(|metadata| {
         // The unit of `st_blocks` is 512 bytes everywhere.
         let is_sparse = metadata.blocks().saturating_mul(512) < metadata.len();
         let len_bytes = metadata.len();
         let fill = || match file_io::allocate(file.as_fd(), 0, len_bytes) {
-            // ramfs: no limit to run into either.
+            // ramfs: it has no limit that could be exceeded.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
             filled => filled,
         };
@@ -465,7 +467,7 @@ pub(super) fn refused(
     }
 }
 
-/// Opens media, with the domain that is found or with a forced one: [`OpenOptions`] in short.
+/// Opens media with the detected or a forced domain: a short form of [`OpenOptions`].
 ///
 /// # Errors
 /// As for [`OpenOptions::open`].

@@ -1,21 +1,24 @@
 //! Pins of writers: words of shared memory, in blocks that handles claim.
 //!
-//! A block has 512 words. A handle claims it with an exclusive lock on the block's byte of the pool file, and the claim lasts as long as
-//! the lock: so a process that dies, however, has no pins from then on, and one that is stopped keeps them.
+//! A block has 512 words. A handle claims a block with an exclusive lock on the block's byte of the
+//! pool file. The claim lasts as long as the lock: the pins of a process that dies in any way end
+//! with it, and a stopped process keeps its pins.
 //!
 //! | step of a claim | afterwards |
 //! |---|---|
-//! | lock the block's byte | no other handle has the block |
-//! | the owner's number becomes this handle's | |
-//! | clear all words: they may be a dead process's | a look finds no pins |
-//! | the block is one of this handle's | |
+//! | lock the block's byte | no other handle owns the block |
+//! | store this handle's nonce as the owner's | |
+//! | clear all words: a dead process may have left pins there | a scan finds no pins |
+//! | add the block to this handle's list | |
 //!
-//! # A look and a claim at the same time
-//! Locks tell handles apart, and not the threads of one handle: a lock of this handle never stands against it. So a look changes nothing. It loads
-//! the number of the owner and the words, and then asks for the lock, unless the number is its own handle's; it leaves the words
-//! out if no other handle has the lock. Another thread of the same handle may claim the block and set a pin there between these steps, and the pin
-//! is left out as well. That is no harm: the look loaded the number of the owner behind its fence and found the earlier one, so the pin was set
-//! behind that fence, and its setter finds what was published before it ([`word`](super::word)).
+//! # A scan and a claim at the same time
+//! The locks separate handles, not the threads of one handle: a handle's own lock never conflicts
+//! with itself. So a scan changes nothing. It loads the owner's nonce and the words; if the nonce
+//! is not its own handle's, it then tests the lock, and skips the words if no other handle holds
+//! it. Between these steps another thread of the same handle may claim the block and set a pin,
+//! which the scan then skips as well. That is safe: after its fence the scan loaded the earlier
+//! nonce, so the pin was set after that fence, and the thread that set it sees what was published
+//! before the fence ([`word`](super::word)).
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -31,16 +34,16 @@ use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::membership::{Byte, Membership};
 
-/// How many words are looked at for a free one before another block is claimed.
+/// Words that are tried before another block is claimed.
 const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
-/// How far apart threads begin: two cache lines.
+/// Distance between the first words of two threads: two cache lines.
 const THREAD_PINS: usize = 16;
 
 /// The number of threads that have set a pin.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Where this thread looks for a free word first, in any pool.
+    /// The word that this thread tries first, in any pool.
     static NEXT: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
@@ -56,12 +59,12 @@ fn next_of_thread() -> usize {
     })
 }
 
-/// The words of all handles, as one of them sees them.
+/// The words of all handles, as one handle uses them.
 pub(crate) struct Blocks {
     memory: PinMemory,
-    /// This handle's number in the blocks it owns.
+    /// The nonce that marks the blocks this handle owns.
     nonce: u64,
-    /// Blocks of this handle, in the order of their places; as many as `own_count`.
+    /// Blocks of this handle, in the order of their places; `own_count` entries are valid.
     own: Box<[AtomicU32]>,
     own_count: AtomicUsize,
     claiming: Mutex<()>,
@@ -78,7 +81,7 @@ impl Blocks {
         })
     }
 
-    /// The descriptor of their memory, where others share it.
+    /// The descriptor of the memory, if it is shared.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.memory.file()
     }
@@ -88,17 +91,17 @@ impl Blocks {
         self.memory.is_shared()
     }
 
-    /// Sets a pin. Returns its place.
+    /// Sets a pin and returns its place.
     #[inline]
     pub fn set(&self, members: &Membership, value: PinValue) -> Result<usize> {
         loop {
-            // Acquire: pairs with the Release in `claim`; the blocks are there, and cleared.
+            // Acquire: pairs with the Release in `claim`; the blocks are listed and cleared.
             let places = self.own_count.load(Acquire) * BLOCK_PINS;
             if let Some(place) = self.set_within(places, places.min(MOST_LOOKED_AT), value) {
                 return Ok(place);
             }
             if let Err(full) = self.claim(members, places) {
-                // There may be one further on.
+                // No block could be claimed: try every word.
                 return self.set_within(places, places, value).ok_or(full);
             }
         }
@@ -112,7 +115,7 @@ impl Blocks {
                 place = 0;
             }
             let (block, index) = self.locate(place);
-            // Relaxed: before the pin itself, which whoever looks sees together with this.
+            // Relaxed: stored before the pin itself, so a scan that sees the pin sees this too.
             let used_words = &self.memory.owner(block).used_words;
             if used_words.load(Relaxed) <= index as u64 {
                 used_words.fetch_max(index as u64 + 1, Relaxed);
@@ -128,7 +131,7 @@ impl Blocks {
 
     #[inline]
     fn locate(&self, place: usize) -> (usize, usize) {
-        // Relaxed: the place is one that `own_count` covers.
+        // Relaxed: `own_count` covers this place, and its Acquire load ordered the entry.
         (self.own[place / BLOCK_PINS].load(Relaxed) as usize, place % BLOCK_PINS)
     }
 
@@ -136,11 +139,11 @@ impl Blocks {
     pub fn clear(&self, place: usize) {
         let (block, index) = self.locate(place);
         self.memory.block(block)[index].clear();
-        // It is in the cache.
+        // The word is in the cache.
         NEXT.with(|next| next.set(place));
     }
 
-    /// Claims another block, unless another thread has done it since there were `places`.
+    /// Claims another block, unless another thread has done so since there were `places`.
     #[cold]
     fn claim(&self, members: &Membership, places: usize) -> Result<()> {
         let _claiming = self.claiming.lock().unwrap_or_else(|broken| broken.into_inner());
@@ -149,16 +152,16 @@ impl Blocks {
             return Ok(());
         }
         for block in 0..BLOCKS {
-            // Its own byte would let it in once more.
+            // The handle's own lock would not stop it from claiming the block twice.
             if self.memory.owner(block).nonce.load(Relaxed) == self.nonce
                 || !self.take_block(members, block)
             {
                 continue;
             }
-            // Relaxed: before any pin in the block, which a look sees together with this.
+            // Relaxed: stored before any pin in the block, so a scan that sees a pin sees this too.
             self.memory.used_blocks().fetch_max(block as u64 + 1, Relaxed);
             self.own[count].store(block as u32, Relaxed);
-            // Release: pairs with `set`.
+            // Release: pairs with the Acquire in `set`.
             self.own_count.store(count + 1, Release);
             NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
             return Ok(());
@@ -166,13 +169,14 @@ impl Blocks {
         Err(PoolError::TooManyPins { limit: BLOCKS * BLOCK_PINS })
     }
 
-    /// Makes a block that no handle has this handle's, without pins. See the module's documentation.
+    /// Claims a block that no handle owns and clears its pins. See the module's documentation.
     fn take_block(&self, members: &Membership, block: usize) -> bool {
         let byte = Byte::PinBlock(block);
         if self.is_shared() && !members.try_lock(byte, LockKind::Exclusive).unwrap_or(false) {
             return false;
         }
-        // Relaxed: the lock orders it behind what an earlier owner has done, and whoever sees a pin that is set later sees this.
+        // Relaxed: the lock orders this after the earlier owner's stores, and a scan that sees a
+        // pin set later sees these stores too.
         let owner = self.memory.owner(block);
         owner.nonce.store(self.nonce, Relaxed);
         self.memory.block(block).iter().for_each(|word| word.store(0, Relaxed));
@@ -180,14 +184,16 @@ impl Blocks {
         true
     }
 
-    /// The pins that are wanted. The caller has published what it wants to know the pins for, and had a fence behind that.
+    /// Returns the pins that `is_wanted` accepts. The caller has published its change, followed by
+    /// a fence.
     pub fn look(
         &self,
         members: &Membership,
         is_wanted: impl Fn(PinValue) -> bool,
     ) -> Vec<PinValue> {
         let mut values = Vec::new();
-        // Relaxed, here and below: stored before the first pin of the block, so seen if that is.
+        // Relaxed, here and below: stored before the first pin of the block, so visible if the pin
+        // is.
         let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(BLOCKS);
         for block in 0..used_blocks {
             let owner = self.memory.owner(block);
@@ -204,14 +210,15 @@ impl Blocks {
                 && !is_own
                 && !members.is_locked_by_other(Byte::PinBlock(block), LockKind::Exclusive)
             {
-                // A dead process's, until a handle claims the block.
+                // The owner is dead: its pins do not count, and remain until a handle claims the
+                // block.
                 values.truncate(first);
             }
         }
         values
     }
 
-    /// Gives all blocks up. The handle has no pins any more.
+    /// Gives up all blocks. The handle has no pins any more.
     pub fn leave(&self) {
         for own in &self.own[..self.own_count.load(Acquire)] {
             self.memory.owner(own.load(Relaxed) as usize).nonce.store(0, Release);

@@ -1,7 +1,8 @@
 //! Pins of readers: shared locks of the pool file.
 //!
-//! A process that opened the pool for reading stores to nothing that others use. Its pins are open-file-description locks, which its descriptor for
-//! reading allows, on bytes far behind the end of the file:
+//! A process that opened the pool for reading does not store to memory that other processes use.
+//! Its pins are open-file-description locks, which a read-only descriptor allows, on bytes far
+//! beyond the end of the file:
 //!
 //! ```text
 //!  READER_USES                READER_GROUPS       READER_LAYOUTS                             2⁶²
@@ -12,24 +13,27 @@
 //!  │            │             │ inodes            │ one layout version: the value of the pin │
 //! ```
 //!
-//! The kernel drops them with their handle, however that ends. A handle has one lock for all its pins with the same byte and counts
-//! them, since a lock of its own never stands against it.
+//! The kernel drops the locks when the handle's descriptors close, however the process ends. A
+//! handle has one lock for all its pins with the same byte and counts the pins, because its own
+//! locks never conflict with each other.
 //!
-//! # Who sees whom
-//! As with words ([`word`](super::word)): the reader sets its lock, has a fence, and loads the layout version; who frees stores the version, has a fence,
-//! and asks for locks. The kernel keeps the locks of a file in a list with a lock of its own, which orders the two already; with the fences
-//! it does not matter how the kernel does it.
+//! # Visibility
+//! As with words ([`word`](super::word)): the reader sets its lock, executes a fence and loads the
+//! layout version; the thread that frees pages stores the version, executes a fence and tests the
+//! locks. The kernel keeps the locks of a file in a list that it guards with a lock, which already
+//! orders the two; the fences make the code independent of how the kernel does it.
 //!
-//! # How many
-//! The kernel goes through all locks of a file, one after the other, each time that one of them is set or asked for: 10,000 of them make that
-//! a hundred times slower, for all processes. So a handle has at most [`MOST_LAYOUTS`] locks of layouts at a time. Further pins
-//! are locks of groups of 64 inodes, all versions of them, and the kernel makes one lock of groups side by side: they keep more pages than they
-//! need to.
+//! # Number of locks
+//! The kernel walks all locks of a file whenever one is set or tested: 10,000 locks make that a
+//! hundred times slower, for all processes. So a handle has at most [`MOST_LAYOUTS`] locks of
+//! layouts at a time. Further pins are locks of groups of 64 inodes, in all their versions; the
+//! kernel merges adjacent ones. They keep more pages than necessary.
 //!
-//! # Looking
-//! Where no reader has a pin, which is what nearly every look finds, it is one system call. Otherwise each answer names one lock, and what lies before and behind
-//! it is asked for next. After [`MOST_FOUND`] locks, or [`PATIENCE`], the rest counts as locked: a reader that locks a million bytes delays
-//! that pages are used again, and nothing else.
+//! # Scanning
+//! If no reader has a pin, as in nearly every scan, one system call finds that out. Otherwise each
+//! call returns one lock, and the ranges before and after it are queried next. After [`MOST_FOUND`]
+//! locks or [`PATIENCE`], the rest counts as locked: a reader that locks a million bytes only
+//! delays the reuse of pages.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -46,13 +50,13 @@ use crate::membership::{
     Membership, READER_GROUPS, READER_LAYOUTS, READER_LAYOUTS_END, READER_USES,
 };
 
-/// Locks of layouts that a handle has at a time.
+/// The most layout locks that a handle has at a time.
 const MOST_LAYOUTS: usize = 128;
-/// Locks that a look tells apart.
+/// The most locks that a scan tells apart.
 const MOST_FOUND: usize = 1024;
-/// How long a look goes on asking.
+/// The longest time for which a scan queries locks.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Inodes from this one on have no bytes for their layouts.
+/// Inodes from this one on have no layout bytes.
 const LAYOUT_INODES: u64 = (READER_LAYOUTS_END - READER_LAYOUTS) >> 32;
 const GROUP_INODES: u64 = 64;
 
@@ -79,9 +83,9 @@ pub(crate) struct Locks {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// How many pins a locked byte stands for.
+    /// The number of pins that each locked byte stands for.
     pins: HashMap<u64, u64>,
-    /// How many of these bytes are of layouts.
+    /// The number of these bytes that are layout bytes.
     layouts: usize,
 }
 
@@ -97,7 +101,7 @@ impl Held {
 }
 
 impl Locks {
-    /// Sets a pin. Returns its byte.
+    /// Sets a pin and returns its byte.
     pub fn set(&self, members: &Membership, value: PinValue) -> Result<u64> {
         let inode = value.inode();
         let mut held = self.held.lock().unwrap_or_else(|broken| broken.into_inner());
@@ -105,10 +109,10 @@ impl Locks {
         match held.pins.entry(byte) {
             Entry::Occupied(mut pins) => *pins.get_mut() += 1,
             Entry::Vacant(none) => {
-                // Locked before another thread finds it counted.
+                // Locked while `held` is locked, so before another thread can count on this byte.
                 match members.try_lock_range(LockRange::byte(byte), LockKind::Shared) {
                     Ok(true) => drop(none.insert(1)),
-                    // Only a process that may write to the file can have done that.
+                    // Only a process with write access can hold a conflicting lock.
                     Ok(false) => {
                         let source = io::Error::from_raw_os_error(libc::EAGAIN);
                         return Err(PoolError::CannotLock { inode, source });
@@ -123,7 +127,7 @@ impl Locks {
         Ok(byte)
     }
 
-    /// Takes a pin away.
+    /// Removes a pin.
     pub fn clear(&self, members: &Membership, byte: u64) {
         let mut held = self.held.lock().unwrap_or_else(|broken| broken.into_inner());
         let Entry::Occupied(mut pins) = held.pins.entry(byte) else { return };
@@ -136,19 +140,20 @@ impl Locks {
     }
 }
 
-/// Whether a reader has an inode in use in this way. The caller has had a fence.
+/// Whether a reader uses an inode in this way. The caller has executed the fence.
 pub(super) fn is_used(members: &Membership, inode: u64, usage: InodeUse) -> bool {
     let byte = use_byte(inode, usage.low());
-    // What cannot be asked for may be in use.
+    // An error counts as in use.
     !matches!(members.locked_by_other_in(&(byte..byte + 1)), Ok(None))
 }
 
-/// What readers have locked of the pages of inodes: ranges that do not overlap. The caller has had a fence.
+/// Returns the ranges that readers have locked to pin pages, without overlaps. The caller has
+/// executed the fence.
 pub(super) fn look(members: &Membership) -> Vec<Range<u64>> {
     locked_in(members, READER_GROUPS..READER_LAYOUTS_END)
 }
 
-/// What readers have locked of the inodes in use.
+/// Returns the ranges that readers have locked to mark inodes as in use.
 pub(super) fn look_at_uses(members: &Membership) -> Vec<Range<u64>> {
     locked_in(members, READER_USES..READER_GROUPS)
 }
@@ -173,8 +178,8 @@ fn locked_in(members: &Membership, within: Range<u64>) -> Vec<Range<u64>> {
     found
 }
 
-/// Whether a locked range keeps pages that a change of `freed.inode()` freed; of its layout versions, the `newer` ones behind the freed one
-/// do not.
+/// Whether a locked range keeps pages that a change of `freed.inode()` freed. The `newer` layout
+/// versions after the freed one do not keep them.
 pub(super) fn covers(locked: &Range<u64>, freed: PinValue, newer: u32) -> bool {
     if locked.contains(&group_byte(freed.inode())) {
         return true;
@@ -184,7 +189,7 @@ pub(super) fn covers(locked: &Range<u64>, freed: PinValue, newer: u32) -> bool {
     if start >= end {
         return false;
     }
-    // The versions of the range, counted from the freed one on.
+    // The versions of the range, counted from the freed one.
     let after = u64::from(((start - first) as u32).wrapping_sub(freed.low()));
     let are_newer = after > 0 && after + (end - start) - 1 <= u64::from(newer);
     !are_newer
@@ -274,14 +279,14 @@ mod tests {
         assert!(!found.covers(PinValue::of_freed(30_000, 3), Some(4)));
         places.into_iter().for_each(|place| locks.clear(&reader, place));
         assert!(look(&writer).is_empty());
-        // Inodes that have no bytes of their own.
+        // Inodes that have no layout bytes.
         let far = locks.set(&reader, version(u64::from(u32::MAX), 3)).unwrap();
         assert!(seen(&writer).covers(PinValue::of_freed(u64::from(u32::MAX), 3), Some(4)));
         locks.clear(&reader, far);
         assert!(look(&writer).is_empty());
     }
 
-    /// What a look does not find out counts as locked.
+    /// Locks beyond what a scan tells apart count as locked.
     #[test]
     fn more_locks_than_a_look_tells_apart_keep_everything() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! The memory that the pins of writers lie in: a second segment. Readers do not open it.
+//! The memory of the writers' pins: a second segment, which readers do not open.
 //!
 //! ```text
 //!  ┌────────────────────────────────────┬───────────────┬───────────────┬───
@@ -7,7 +7,8 @@
 //!  └────────────────────────────────────┴───────────────┴───────────────┴───
 //! ```
 //!
-//! It lies beside the segment, is named after it, has the same permissions, and comes and goes with it.
+//! It lies beside the segment, is named after it, has the same permissions, and is created and
+//! removed with it.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -27,10 +28,10 @@ pub(crate) const BLOCK_PINS: usize = 512;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"AQPINS02");
 
-/// Whose a block is.
+/// The owner of a block.
 #[repr(C)]
 pub(crate) struct Owner {
-    /// A number of the handle's own; 0 if there has been none since the block was cleared.
+    /// The owning handle's nonce; 0 if the block has had no owner since it was cleared.
     pub nonce: AtomicU64,
     /// Words from this one on have not been used by this owner.
     pub used_words: AtomicU64,
@@ -40,7 +41,7 @@ pub(crate) struct Owner {
 struct Header {
     magic: AtomicU64,
     uuid: [AtomicU64; 2],
-    /// Blocks from this one on have not been claimed by anybody.
+    /// No handle has claimed blocks from this one on.
     used_blocks: AtomicU64,
     owners: [Owner; BLOCKS],
 }
@@ -50,29 +51,29 @@ const LEN_BYTES: usize = HEADER_BYTES + BLOCKS * BLOCK_PINS * 8;
 
 /// The memory of pins, mapped into this process.
 pub(crate) enum PinMemory {
-    /// That of all processes that have the pool open.
+    /// Shared by all processes that have the pool open for writing.
     Shared(SharedMemory),
-    /// That of a process that nobody shares anything with.
+    /// Private to a process that has the pool for itself.
     Private(PrivateMemory),
 }
 
-/// Zeros, had when they are touched.
+/// Anonymous zero pages, allocated on first access.
 pub(crate) struct PrivateMemory(*mut u8);
 
-// SAFETY: only reached as atomics.
+// SAFETY: the memory is only accessed as atomics, and this value owns its mapping.
 unsafe impl Send for PrivateMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PrivateMemory {}
 
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length by `private`, and only reached through this.
+        // SAFETY: `private` mapped it with this length, and it is only reached through this value.
         let _ = unsafe { memory::unmap(self.0, LEN_BYTES) };
     }
 }
 
 impl PinMemory {
-    /// Makes a segment that other writers can open.
+    /// Creates a segment that other writers can open.
     pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<PinMemory> {
         let memory = SharedMemory::create_at(path, LEN_BYTES, LEN_BYTES, mode)
             .map_err(PoolError::SharedMemory)?;
@@ -80,12 +81,13 @@ impl PinMemory {
         let (high, low) = pool.as_u64_pair();
         made.header().uuid[0].store(high, Relaxed);
         made.header().uuid[1].store(low, Relaxed);
-        // Others find it through the superblock, which is written later.
+        // Relaxed: other processes find the segment through the superblock, which is written later.
         made.header().magic.store(MAGIC, Relaxed);
         Ok(made)
     }
 
-    /// The segment that another process made; the error says why it does not belong to this pool.
+    /// Adopts the segment that another process created; the error says why it does not belong to
+    /// this pool.
     pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<PinMemory, String> {
         if memory.len_bytes() < LEN_BYTES {
             return Err("its part for pins is too small".to_owned());
@@ -99,7 +101,7 @@ impl PinMemory {
         }
     }
 
-    /// Memory for this process alone.
+    /// Allocates memory private to this process.
     pub fn private() -> Result<PinMemory> {
         let memory = memory::map_anonymous(LEN_BYTES).map_err(|source| {
             let len_bytes = LEN_BYTES as u64;
@@ -108,7 +110,7 @@ impl PinMemory {
         Ok(PinMemory::Private(PrivateMemory(memory)))
     }
 
-    /// The descriptor, where there is one.
+    /// The descriptor, if the memory is shared.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match self {
             PinMemory::Shared(memory) => Some(memory.file()),
@@ -128,11 +130,12 @@ impl PinMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the memory is at least this long, page-aligned, lives as long as `self`, and all of `Header` is atomics.
+        // SAFETY: the memory is at least this long, page-aligned and lives as long as `self`;
+        // `Header` consists of atomics only.
         unsafe { &*self.start().cast::<Header>() }
     }
 
-    /// How many blocks have been claimed, at most.
+    /// An upper bound of the blocks that have been claimed.
     pub fn used_blocks(&self) -> &AtomicU64 {
         &self.header().used_blocks
     }
@@ -144,7 +147,7 @@ impl PinMemory {
     #[inline]
     pub fn block(&self, block: usize) -> &[AtomicU64; BLOCK_PINS] {
         assert!(block < BLOCKS);
-        // SAFETY: inside the memory.
+        // SAFETY: the block lies within the memory's `LEN_BYTES`.
         let start = unsafe { self.start().add(HEADER_BYTES + block * BLOCK_PINS * 8) };
         // SAFETY: aligned, inside the memory, which lives as long as `self`; atomics.
         unsafe { &*start.cast::<[AtomicU64; BLOCK_PINS]>() }

@@ -1,36 +1,43 @@
-//! Pins: who looks at pages says so, so that these are not used again under it.
+//! Pins: a reader of pages pins them, so that they are not reused while it reads.
 //!
-//! Nobody is asked and nobody waits: whoever frees pages looks at the pins before it gives them out again ([`freed`](crate::freed)). How a pin is set
-//! depends on what the handle may do:
+//! Setting a pin involves no other process and no wait: a thread that frees pages checks the pins
+//! before it reuses the pages ([`freed`](crate::freed)). The kind of pin depends on what the handle
+//! may do:
 //!
-//! | the pool is open | a pin is | what setting it takes |
+//! | the pool is open | a pin is | cost of setting it |
 //! |---|---|---|
-//! | for writing | a word of shared memory that writers share ([`blocks`], in [`memory`]) | a store, in a word that the handle has for itself |
+//! | for writing | a word of shared memory that writers share ([`blocks`], in [`memory`]) | a store, to a word that only this handle stores to |
 //! | for reading | a shared lock on a byte of the pool file ([`locks`]) | a system call, unless another pin of the handle has the same lock |
-//! | for reading, without writers | a word of the process's own memory: no writer can open the pool meanwhile | a store |
+//! | for reading, without writers | a word of the process's private memory: no writer can open the pool in that time | a store |
 //!
-//! So readers store to nothing that a writer relies on. [`word`] says what is in a pin and why the order of loads and stores suffices.
-//! A process that dies, however, has no pins from then on, and one that is stopped keeps them.
+//! So readers store to nothing that a writer relies on. [`word`] describes the content of a pin and
+//! why the order of loads and stores suffices. The pins of a process that dies in any way end with
+//! it, and a stopped process keeps its pins.
 //!
 //! # Open
-//! A pin of the inode itself says how somebody uses it ([`InodeUse`]), and nothing about its pages. An *open* pin keeps a file that has no name any more in existence: its inode
-//! is given back by whoever takes the last open pin away, or when the pool is recovered. Who opens a file pins it *and then* looks whether it still has a
-//! name; who removes the last name *first* makes that visible *and then* looks for open pins. So at least one of them sees the other.
+//! A pin of the inode itself states how a process uses it ([`InodeUse`]), and says nothing about
+//! its pages. An *open* pin keeps a file that has no name any more: its inode is given back by the
+//! process that removes the last open pin, or when the pool is recovered. A thread that opens a
+//! file pins it *and then* checks whether it still has a name; a thread that removes the last name
+//! *first* makes that visible *and then* checks for open pins. So at least one of them sees the
+//! other.
 //!
-//! A name is nearly always removed of a file that nobody has open, and then the transaction that does it gives the inode back as well. What
-//! it makes visible first is a *claim*: the inode's number in a word of the segment.
+//! The file whose name is removed is nearly always closed, and then the transaction that removes
+//! the name gives the inode back as well. In that case it first makes a *claim* visible: the
+//! inode's number in a word of the segment.
 //!
-//! | who opens | | who removes the last name, with the metadata mutex |
+//! | opening thread | | thread that removes the last name, with the metadata mutex |
 //! |---|---|---|
 //! | stores the pin | | stores the claim |
 //! | **fence** | | **fence** |
 //! | loads the claim: none | | loads the pins: none, or it leaves the inode for later |
-//! | looks whether it has a name | | publishes the change; then takes the claim away |
+//! | checks whether it has a name | | publishes the change; then removes the claim |
 //!
-//! As with pins of pages, not both find none. Who finds the claim waits until it is gone, which is as long as the mutex is held, and
-//! looks for the name then. A holder that dies leaves its claim to whoever repairs.
+//! As with pins of pages, the two cannot both find none. A thread that finds the claim waits until
+//! it is removed, at most as long as the mutex is held, and then checks for the name. If the holder
+//! of the mutex dies, the process that repairs removes the claim.
 //!
-//! In a forked child pins are inert: they stay the parent's.
+//! In a forked child pins are inert: they remain the parent's.
 
 mod blocks;
 mod locks;
@@ -58,7 +65,7 @@ use crate::pool::Pool;
 use aquifer_sys::patience::Waited;
 use aquifer_sys::shared_memory::SharedMemory;
 
-/// The pins of one handle, and how it sees those of others.
+/// The pins of one handle, and its view of the pins of other handles.
 pub(crate) enum Pins {
     /// Of a writer, or of a handle that has the pool for itself.
     Blocks(Blocks),
@@ -67,22 +74,22 @@ pub(crate) enum Pins {
 }
 
 impl Pins {
-    /// Makes the pins of a segment that other writers can open.
+    /// Creates the pins of a segment that other writers can open.
     pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<Pins> {
         Self::in_memory(PinMemory::create(path, pool, mode)?)
     }
 
-    /// Those in memory that is there already.
+    /// Adopts the pins in existing memory.
     pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<Pins, String> {
         Self::in_memory(PinMemory::adopt(memory, pool)?).map_err(|error| error.to_string())
     }
 
-    /// Pins that no other handle sees.
+    /// Creates pins that no other handle sees.
     pub fn private() -> Result<Pins> {
         Self::in_memory(PinMemory::private()?)
     }
 
-    /// Those of a reader of a pool that writers have open.
+    /// Creates the pins of a reader of a pool that writers have open.
     pub fn of_reader() -> Pins {
         Pins::Locks(Locks::default())
     }
@@ -91,7 +98,7 @@ impl Pins {
         Ok(Pins::Blocks(Blocks::new(memory)?))
     }
 
-    /// The descriptor of their memory, where others share it.
+    /// The descriptor of the memory, if it is shared.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Pins::Blocks(blocks) => blocks.file(),
@@ -99,7 +106,7 @@ impl Pins {
         }
     }
 
-    /// Sets a pin. Returns its place.
+    /// Sets a pin and returns its place.
     #[inline]
     fn set(&self, members: &Membership, value: PinValue) -> Result<u64> {
         match self {
@@ -116,9 +123,10 @@ impl Pins {
         }
     }
 
-    /// Looks at all pins of pages. A pin that is set later finds everything that the caller has stored before.
+    /// Scans all pins of pages. A pin that is set later is set by a thread that sees everything
+    /// that the caller has stored before.
     ///
-    /// With the metadata mutex.
+    /// The caller holds the metadata mutex.
     pub fn look(&self, members: &Membership) -> PinSet {
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
         match self {
@@ -134,17 +142,18 @@ impl Pins {
         }
     }
 
-    /// Whether any handle has a pin of this kind of an inode; as for [`Pins::look`]. Of readers it takes one system call to know.
+    /// Whether any handle has a pin of this kind of an inode; as for [`Pins::look`]. Checking
+    /// readers takes one system call.
     fn is_used(&self, members: &Membership, inode: u64, usage: InodeUse) -> bool {
         let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
         let Pins::Blocks(blocks) = self else { return true };
         !blocks.look(members, |value| value == wanted).is_empty()
-            // A reader stores to no file.
+            // Readers have no writable pins.
             || (blocks.is_shared() && usage != InodeUse::Writable && locks::is_used(members, inode, usage))
     }
 
-    /// How many pins of any kind there are; with the metadata mutex.
+    /// The number of pins of any kind. The caller holds the metadata mutex.
     pub fn count(&self, members: &Membership) -> u64 {
         let uses = match self {
             Pins::Blocks(blocks) if blocks.is_shared() => locks::look_at_uses(members).len(),
@@ -153,7 +162,8 @@ impl Pins {
         (self.look(members).len() + uses) as u64
     }
 
-    /// Gives all blocks up. The handle has no pins any more; those that are locks end with the handle's other locks.
+    /// Gives up all blocks. The handle has no pins any more; pins that are locks end with the
+    /// handle's other locks.
     pub fn leave(&self) {
         if let Pins::Blocks(blocks) = self {
             blocks.leave();
@@ -161,7 +171,7 @@ impl Pins {
     }
 }
 
-/// Keeps pages from being used again, while it lives. Ends with its process.
+/// Keeps pages from being reused while it lives. Ends with its process.
 ///
 /// It cannot be cloned: see the top of `pins/word.rs`.
 #[must_use = "the pages are kept only as long as this lives"]
@@ -177,7 +187,7 @@ impl std::fmt::Debug for Pin<'_> {
 }
 
 impl Pin<'_> {
-    /// The same pin, for something that keeps the pool open by itself: `pool` is the one that it was made by.
+    /// Turns it into a pin that keeps the pool open as well; `pool` must be the one that made it.
     pub fn into_owned(self, pool: &Pool) -> OwnedPin {
         assert!(std::ptr::eq(self.core, &**pool.core()), "a pin of another pool");
         let pin = std::mem::ManuallyDrop::new(self);
@@ -220,14 +230,15 @@ impl Core {
         self.pins.set(&self.membership, value)
     }
 
-    /// Waits until no transaction is about to give an inode back without having looked at a pin that was just set.
+    /// Waits while a transaction that may have missed a pin set just before gives the inode back.
     fn wait_while_claimed(&self, inode: u64) -> Result<()> {
-        // Acquire: pairs with the Release when the claim is taken away; the inode is as that transaction left it.
+        // Acquire: pairs with the Release that removes the claim; the inode is as that transaction
+        // left it.
         let is_claimed = || self.control().claimed_inode.load(Acquire) == inode;
         let mut waited = Waited::new();
         while is_claimed() {
             if self.is_writable {
-                // It waits for whoever runs, and repairs what a dead one left.
+                // This waits for the holder of the mutex, and repairs what a dead holder left.
                 drop(self.lock()?);
             } else if waited.look() > self.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
@@ -240,35 +251,37 @@ impl Core {
 
     #[inline]
     fn unpin(&self, place: u64) {
-        // In a fork the pin is the parent's.
+        // In a forked child the pin is the parent's.
         if self.process.is_current() {
             self.pins.clear(&self.membership, place);
         }
     }
 
-    /// What a file's inode has for incarnation and layout version; `None` if it is none.
+    /// Returns the incarnation and layout version of a file's inode; `None` if it is not a file's.
     #[inline]
     pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
         image_words::version_of_file(self.segment.slot(inode)?)
     }
 
-    /// Whether anybody has a pin of this kind of an inode. With the metadata mutex.
+    /// Whether any handle has a pin of this kind of an inode. The caller holds the metadata mutex.
     pub fn is_used(&self, _locked: &crate::core::Locked<'_>, inode: u64, usage: InodeUse) -> bool {
         self.pins.is_used(&self.membership, inode, usage)
     }
 }
 
 impl Pool {
-    /// Pins the pages that an inode has as of `layout_version`: those that a later change of it frees are not used again while the result
-    /// lives, in any process. Takes some nanoseconds where the pool is open for writing, and a system call where it is open for reading, unless the handle
-    /// has a pin of these pages already; so does dropping the last one. Safe from any thread.
+    /// Pins the pages that an inode has as of `layout_version`: pages that a later change of it
+    /// frees are not reused while the result lives, in any process. Takes some nanoseconds if the
+    /// pool is open for writing. If it is open for reading, takes a system call, unless the handle
+    /// already pins these pages; so does dropping the last such pin. Safe from any thread.
     ///
-    /// The pages may have been freed before the pin was there. The caller looks at the layout version again *afterwards*, as
-    /// [`Pool::pin_current`] does.
+    /// The pages may have been freed before the pin was set. The caller must check the layout
+    /// version again *afterwards*, as [`Pool::pin_current`] does.
     ///
     /// # Errors
-    /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in one that is open for reading;
-    /// [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode that cannot be.
+    /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in
+    /// one that is open for reading; [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode
+    /// number that cannot exist.
     #[inline]
     pub fn pin(&self, inode: u64, layout_version: u64) -> Result<Pin<'_>> {
         let core = self.core();
@@ -276,8 +289,9 @@ impl Pool {
         Ok(Pin { core, place })
     }
 
-    /// Pins the pages that a file has, if incarnation and layout version of its inode are still these; else `None`, and the caller
-    /// reads the inode again. While the result lives, the pages that the inode named then hold what this file has written to them.
+    /// Pins the pages of a file if its inode still has this incarnation and layout version;
+    /// otherwise returns `None`, and the caller reads the inode again. While the result lives, the
+    /// pages that the inode named then hold what was written to this file.
     ///
     /// # Errors
     /// As for [`Pool::pin`]; [`PoolError::Stalled`].
@@ -294,8 +308,8 @@ impl Pool {
         )
     }
 
-    /// As [`Pool::pin_current`], if nothing at all was changed in the pool since its metadata had this version
-    /// ([`Pool::metadata_version`]), when the inode had this layout version.
+    /// As [`Pool::pin_current`], if nothing in the pool has changed since its metadata had this
+    /// version ([`Pool::metadata_version`]), when the inode had this layout version.
     ///
     /// # Errors
     /// As for [`Pool::pin`].
@@ -308,12 +322,12 @@ impl Pool {
     ) -> Result<Option<Pin<'_>>> {
         pin_in_time(
             || self.pin(inode, layout_version),
-            // A change of the layout is one of the metadata.
+            // Every change of a layout changes the metadata version.
             || Ok(self.core().metadata_version() == metadata_version),
         )
     }
 
-    /// As [`Pool::pin`], for something that keeps the pool open by itself.
+    /// As [`Pool::pin`]; the result keeps the pool open as well.
     ///
     /// # Errors
     /// As for [`Pool::pin`].
@@ -322,11 +336,12 @@ impl Pool {
         Ok(OwnedPin { pool: self.clone(), place })
     }
 
-    /// Says that an inode is in use, while the result lives; nothing about its pages. Who opens a file looks *afterwards* whether the
-    /// inode still has a link.
+    /// Marks an inode as in use while the result lives; its pages are not pinned. A caller that
+    /// opens a file checks *afterwards* whether the inode still has a link.
     ///
     /// # Errors
-    /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is open for reading.
+    /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is
+    /// open for reading.
     pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
         if usage == InodeUse::Writable && !self.is_writable() {
             return Err(PoolError::ReadOnly {
@@ -340,10 +355,11 @@ impl Pool {
         Ok(pin)
     }
 
-    /// Whether any process says that it uses an inode so: [`Pool::pin_inode`].
+    /// Whether any process uses an inode in this way: see [`Pool::pin_inode`].
     ///
-    /// An inode may be given back when it had no link *before* this was called, by a transaction that was visible then, and this says
-    /// that it is not open. [`Transaction::is_used`](crate::Transaction::is_used) is the same inside a transaction.
+    /// An inode may be given back if it had no link *before* this call, by a transaction that was
+    /// visible then, and this returns that it is not open.
+    /// [`Transaction::is_used`](crate::Transaction::is_used) is the same inside a transaction.
     ///
     /// # Errors
     /// [`PoolError::Stalled`]; [`PoolError::ReadOnly`] for readers.
@@ -376,8 +392,9 @@ mod tests {
         (file, members)
     }
 
-    /// One thread of a handle sets its first pin, and so takes the block of a dead process, while another thread of the handle looks at
-    /// the pins. The locks of one handle never stand against each other, and the pin stays all the same.
+    /// One thread of a handle sets its first pin, and so claims the block of a dead process, while
+    /// another thread of the handle scans the pins. The locks of one handle never conflict, and the
+    /// pin must still persist.
     #[test]
     fn a_look_takes_no_pin_from_another_thread_of_its_handle() {
         let file = tempfile::NamedTempFile::new().unwrap();

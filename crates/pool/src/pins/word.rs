@@ -1,35 +1,39 @@
-//! What a pin is, and the order in which readers and whoever frees pages touch pins.
+//! The representation of a pin, and the order in which readers and freeing threads access pins.
 //!
 //! ```text
 //!  63            32 31             0
 //!  ┌───────────────┬───────────────┐
-//!  │ inode         │ layout version│      0: no pin. Inode 0 is the pool's head, which nobody pins.
+//!  │ inode         │ layout version│      0: no pin. Inode 0, the pool's head, is never pinned.
 //!  └───────────────┴───────────────┘
 //! ```
 //!
-//! # Who sees whom
-//! A reader takes the layout version *v* and the runs out of the image, pins (inode, *v*), and looks at the layout version
-//! again. If it is still *v*, the pages of these runs are not reused until it takes its pin away; otherwise it begins anew.
-//! Whoever changes the runs stores the new version in the image; later, with the metadata mutex, pages that the change freed
-//! are looked at, and kept if there is a pin:
+//! # Visibility
+//! A reader loads the layout version *v* and the runs from the image, pins (inode, *v*), and loads
+//! the layout version again. If it is still *v*, the pages of these runs are not reused until the
+//! reader removes its pin; otherwise the reader retries. A thread that changes the runs stores the
+//! new version in the image. Later, a thread that holds the metadata mutex checks the pins of the
+//! pages that the change freed, and keeps those that are pinned:
 //!
-//! | reader | | who frees |
+//! | reader | | freeing thread |
 //! |---|---|---|
 //! | stores the pin | | stores the new version (`image::apply`) |
 //! | **fence** | | **fence** ([`PinWord::fence_before_look`]) |
 //! | loads the version: still the old one | | loads the pins: none |
 //!
-//! Not both can come out like this. The two fences have an order; whichever is second, the load behind it sees the store before
-//! the other one. The mutex carries the store of the version to whoever looks, also if that is another process. (With a weaker order both
-//! stores could wait in the buffers of their CPUs: `loom_models` finds that.)
+//! At most one of the two can have this outcome. The two fences have an order; the load after the
+//! second fence sees the store before the first. The mutex makes the store of the version visible
+//! to the freeing thread, also if that is in another process. (With a weaker order both stores
+//! could wait in the store buffers of their CPUs: `loom_models` finds that.)
 //!
-//! Taking a pin away is a store with Release, and the look loads with Acquire: what the reader has loaded from the pages, it has loaded
-//! before their next owner stores to them.
+//! A pin is removed with a Release store, and the scan loads it with Acquire: all that the reader
+//! has loaded from the pages is ordered before the stores of their next owner.
 //!
-//! The pin of a process that opened the pool for reading is a lock and no word; the same holds of it ([`locks`]).
+//! The pin of a process that opened the pool for reading is a lock instead of a word; the same
+//! argument holds ([`locks`]).
 //!
-//! A reader never makes a pin of an old version out of another one: the look goes over the pins one after the other, and would
-//! miss a pin that is made behind its back while the first one is taken away. So pins cannot be cloned.
+//! A reader never derives a pin of an old version from an existing pin: a scan reads the pins one
+//! after another, and would miss a pin that is set behind its position while the first one is
+//! removed. So pins cannot be cloned.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -37,19 +41,19 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use super::locks;
 use crate::sync::{AtomicU64, fence, fence_behind_locked_instruction};
 
-/// How somebody uses an inode, besides its pages.
+/// A way to use an inode, apart from its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InodeUse {
     /// It is open.
     Open,
-    /// Its bytes can be stored to behind everybody's back.
+    /// Its bytes can be stored to directly, without a system call or a lock.
     Writable,
-    /// Its bytes are taken for constant.
+    /// Its bytes are taken to be constant.
     Leased,
 }
 
 impl InodeUse {
-    /// The low half of a pin of this kind. No pin of a version has it.
+    /// The low half of a pin of this kind. No pin of a version has this value.
     pub fn low(self) -> u32 {
         match self {
             InodeUse::Open => u32::MAX,
@@ -59,21 +63,22 @@ impl InodeUse {
     }
 }
 
-/// The least of them.
+/// The lowest of these values.
 pub(super) const LEAST_USE: u32 = u32::MAX - 2;
 
-/// A pin: that an inode is in use, or that its pages as of one layout version are.
+/// A pin: of an inode that is in use, or of its pages as of one layout version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PinValue(u64);
 
 impl PinValue {
-    /// A pin of the pages that the inode has as of `layout_version`; `None` for an inode that cannot be pinned.
+    /// The pin of an inode's pages as of `layout_version`; `None` for an inode that cannot be
+    /// pinned.
     pub fn of_version(inode: u64, layout_version: u64) -> Option<PinValue> {
-        // An older version keeps more.
+        // Clamped below the use values: a pin of an older version only keeps more pages.
         Self::new(inode, (layout_version as u32).min(LEAST_USE - 1))
     }
 
-    /// A pin of the inode itself.
+    /// The pin of the inode itself.
     pub fn of_use(inode: u64, usage: InodeUse) -> Option<PinValue> {
         Self::new(inode, usage.low())
     }
@@ -83,7 +88,8 @@ impl PinValue {
         Some(PinValue(u64::from(inode) << 32 | u64::from(low)))
     }
 
-    /// Of pages that a change freed: their inode and its layout version before. What pins either keeps them.
+    /// The key of pages that a change freed: their inode and its layout version before the change.
+    /// See [`PinSet::covers`].
     pub fn of_freed(inode: u64, layout_version: u64) -> PinValue {
         PinValue(inode << 32 | u64::from(layout_version as u32))
     }
@@ -105,26 +111,26 @@ impl PinValue {
     }
 }
 
-/// A place that holds a pin or nothing.
+/// A word that holds a pin or is empty.
 pub(crate) trait PinWord {
-    /// Sets a pin if there is none; what the caller loads after this, it loads after the pin can be seen.
+    /// Sets a pin if the word is empty. The caller's later loads come after the pin is visible.
     fn try_set(&self, value: PinValue) -> bool;
-    /// Takes the pin away; what the caller loaded before this, it loaded before.
+    /// Removes the pin. The caller's earlier loads come before the removal.
     fn clear(&self);
-    /// The pin.
+    /// The pin, if any.
     fn get(&self) -> Option<PinValue>;
-    /// Between the stores of whoever changed something and its look at the pins.
+    /// The fence between a thread's stores and its scan of the pins.
     fn fence_before_look();
 }
 
 impl PinWord for AtomicU64 {
     #[inline]
     fn try_set(&self, value: PinValue) -> bool {
-        // Relaxed: only to leave the cache line alone if it is in vain.
+        // Relaxed: avoids acquiring the cache line when the word is taken.
         if self.load(Relaxed) != 0 {
             return false;
         }
-        // SeqCst: see the table above.
+        // SeqCst: see the table at the top.
         let is_set = self.compare_exchange(0, value.0, SeqCst, Relaxed).is_ok();
         fence_behind_locked_instruction();
         is_set
@@ -148,18 +154,18 @@ impl PinWord for AtomicU64 {
     }
 }
 
-/// Between the system call that sets a reader's lock and the loads behind it.
+/// The fence between the system call that sets a reader's lock and the loads after it.
 pub(super) fn fence_after_lock() {
     // SeqCst: pairs with `fence_before_look`. See the table at the top.
     fence(SeqCst);
 }
 
-/// All pins there were at one look.
+/// All pins that one scan found.
 #[derive(Debug, Default)]
 pub(crate) struct PinSet {
     /// Ascending.
     values: Vec<PinValue>,
-    /// What readers have locked: see [`locks`].
+    /// The ranges that readers have locked: see [`locks`].
     locked: Vec<Range<u64>>,
 }
 
@@ -169,7 +175,7 @@ impl PinSet {
         PinSet { values, locked }
     }
 
-    /// How many pins there are; a range that readers have locked is one.
+    /// The number of pins; a range that readers have locked counts as one.
     pub fn len(&self) -> usize {
         self.values.len() + self.locked.len()
     }
@@ -180,14 +186,16 @@ impl PinSet {
         &self.values[first..first + count]
     }
 
-    /// Whether pages that a change of `freed.inode()` freed are pinned: the version before the change, or an older one.
-    /// `current_version` is the inode's now; `None` if it is none that has versions.
+    /// Whether pages that a change of `freed.inode()` freed are pinned: as of the version before
+    /// the change, or an older one. `current_version` is the inode's current version; `None` if the
+    /// inode has no versions.
     ///
-    /// Pins have the low half of a version, so "older" is found out the other way round: only those that pin one of the versions since the
-    /// change are newer, of which there are few. A pin would have to stay for 2³² changes to be taken for one of them.
+    /// Pins hold only the low half of a version, so "older" is tested by exclusion: a pin is newer
+    /// only if it pins one of the few versions since the change. A pin would have to outlive 2³²
+    /// changes to be mistaken for one of these.
     pub fn covers(&self, freed: PinValue, current_version: Option<u64>) -> bool {
         let since = current_version.map_or(0, |now| (now as u32).wrapping_sub(freed.low()));
-        // An inode that is used anew begins with a lower version.
+        // An inode that is reused starts at a lower version.
         let since = if since > u32::MAX / 2 { 0 } else { since };
         self.of_inode(freed.inode()).iter().any(|pin| {
             let after = pin.low().wrapping_sub(freed.low());
@@ -215,7 +223,7 @@ mod tests {
         assert!(pins.covers(freed(5), Some(9)));
         assert!(pins.covers(freed(8), Some(9)));
         assert!(!pins.covers(PinValue::of_freed(8, 8), Some(9)), "another inode");
-        // The inode was freed, and perhaps used again: nothing is known, so it stays.
+        // The inode was freed and perhaps reused: nothing is known, so the pages are kept.
         assert!(pins.covers(freed(4), None));
         assert!(pins.covers(freed(4), Some(1)) && pins.covers(freed(8), Some(1)));
     }
@@ -227,7 +235,7 @@ mod tests {
             for version in wrap - 6..current {
                 for pinned in wrap - 6..=current {
                     let is_covered = pins(&[pinned]).covers(freed(version), Some(current));
-                    // The last versions before the wrap are taken for the one before them.
+                    // The last versions before the wrap count as the version before them.
                     let is_doubtful = pinned < wrap && (wrap - 4..pinned).contains(&version);
                     assert_eq!(
                         is_covered,
@@ -262,7 +270,8 @@ mod tests {
     }
 }
 
-/// Who opens an inode against whoever removes its last name, explored by loom. Readers of pages are in `loom_models`.
+/// Opening an inode against removing its last name, explored by loom. Readers of pages are in
+/// `loom_models`.
 #[cfg(all(test, loom))]
 mod loom_models {
     use std::sync::Arc;
@@ -287,7 +296,7 @@ mod loom_models {
         claim: AtomicU64,
         links: AtomicU64,
         mutex: Mutex<()>,
-        /// Loom ends the model if it is looked at while it is given back.
+        /// Loom fails the model if it is read while it is being given back.
         inode: UnsafeCell<u64>,
     }
 
@@ -298,7 +307,8 @@ mod loom_models {
                 drop(self.mutex.lock().unwrap());
             }
             if self.links.load(Acquire) == 1 {
-                // SAFETY: loom sees to it that nobody writes meanwhile.
+                // SAFETY: loom fails the model if another thread writes to the cell during this
+                // access.
                 self.inode.with(|inode| assert_eq!(unsafe { *inode }, 1));
             }
             self.pin.clear();
@@ -313,7 +323,7 @@ mod loom_models {
             let is_unused = self.pin.get().is_none();
             self.links.store(0, Release);
             if is_unused {
-                // SAFETY: as above.
+                // SAFETY: as above: loom fails the model on any concurrent access.
                 self.inode.with_mut(|inode| unsafe { *inode = 2 });
             }
             self.claim.store(0, Release);

@@ -1,4 +1,4 @@
-//! A small store of named objects over a pool, its plain model, and random work on both.
+//! A small store of named objects in a pool, a plain model of it, and random changes of both.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
@@ -15,19 +15,20 @@ use aquifer_pool::{
 use aquifer_testkit::rng::Rng;
 use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 
-/// Every page of an object, each by the stamp it is filled with: 0 is never written.
+/// The stamps that fill an object's pages; a page with stamp 0 was never written.
 pub type Content = Vec<u64>;
 /// All objects by name.
 pub type Model = BTreeMap<Vec<u8>, Content>;
 
-/// A directory with a pool in it. Both are gone at the end, and what those shared who were killed.
+/// A directory with a pool in it. Dropping it removes both, and the shared memory that killed
+/// processes have left.
 pub struct Scene {
     _directory: tempfile::TempDir,
     pub path: PathBuf,
 }
 
 impl Scene {
-    /// The pool is still to be made.
+    /// The pool is created later.
     pub fn new(directory: tempfile::TempDir) -> Scene {
         Scene { path: directory.path().join("pool"), _directory: directory }
     }
@@ -35,7 +36,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Whoever opens the pool removes the shared memory that killed processes have left.
+        // Opening the pool removes the shared memory that killed processes have left.
         drop(Pool::open(&self.path, &OpenOptions::default()));
     }
 }
@@ -45,7 +46,8 @@ pub fn small() -> CreateOptions {
     CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..CreateOptions::default() }
 }
 
-/// Opens for this process alone, without background work: the order of operations is the program's.
+/// Opens for this process alone, without background work, so that the order of operations is
+/// deterministic.
 pub fn alone(mutant: Option<Mutant>) -> OpenOptions {
     OpenOptions { exclusive: true, background: false, mutant, ..OpenOptions::default() }
 }
@@ -63,7 +65,7 @@ fn stamp_of(page: &[u8]) -> std::result::Result<u64, String> {
     }
 }
 
-/// What a change does to the model.
+/// A change of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     Create {
@@ -73,8 +75,8 @@ pub enum Change {
     Destroy {
         name: Vec<u8>,
     },
-    /// Written to new pages, and then named: visible at once, durable when somebody asks for it. There may be an object of that
-    /// name, whose pages are free then.
+    /// Written to new pages, and then named: visible at once, durable after a sync. If an object
+    /// has that name, its pages become free.
     Write {
         name: Vec<u8>,
         pages: u64,
@@ -84,13 +86,13 @@ pub enum Change {
     Remove {
         name: Vec<u8>,
     },
-    /// Visible at once, and names no new pages.
+    /// Visible at once; names no new pages.
     Rename {
         name: Vec<u8>,
         to: Vec<u8>,
     },
     Sync,
-    /// Pages with their new stamps, of several objects at once.
+    /// Pages of several objects at once, with their new stamps.
     Commit {
         pages: Vec<(Vec<u8>, u64, u64)>,
         is_large: bool,
@@ -159,12 +161,12 @@ impl Change {
         }
     }
 
-    /// Whether it is durable, and all before it, when it has returned.
+    /// Whether it and all earlier changes are durable when it has returned.
     pub fn is_durable(&self) -> bool {
         !matches!(self, Change::Write { .. } | Change::Remove { .. } | Change::Rename { .. })
     }
 
-    /// Does it to the pool.
+    /// Applies it to the pool.
     pub fn run(&self, pool: &Pool) -> Result<()> {
         match self {
             Change::Create { name, pages } => create(pool, name, *pages),
@@ -204,7 +206,8 @@ pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
     let inode = find(pool, name)?.expect("it is in the model");
     let _lock = loop {
         match pool.lock_inode(inode.number, LockMode::Exclusive) {
-            // Whose object had the number before waits until its end is durable.
+            // The lock of an object that had this number before is held until its removal is
+            // durable.
             Err(PoolError::Locked { .. } | PoolError::AlreadyLocked { .. }) => {
                 std::thread::yield_now();
             }
@@ -244,7 +247,7 @@ pub fn write(pool: &Pool, name: &[u8], pages: u64, stamp: u64) -> Result<()> {
     })
 }
 
-/// Gives an object up; durable when somebody asks for it.
+/// Removes an object; durable after a sync.
 pub fn remove(pool: &Pool, name: &[u8]) -> Result<()> {
     let number = find(pool, name)?.expect("it is in the model").number;
     pool.change_unguarded(vec![], |transaction| {
@@ -254,7 +257,7 @@ pub fn remove(pool: &Pool, name: &[u8]) -> Result<()> {
     })
 }
 
-/// Gives an object another name; durable when somebody asks for it.
+/// Renames an object; durable after a sync.
 pub fn rename(pool: &Pool, name: &[u8], to: &[u8]) -> Result<()> {
     let number = find(pool, name)?.expect("it is in the model").number;
     pool.change_unguarded(vec![], |transaction| {
@@ -293,7 +296,7 @@ fn commit_through_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<
     .finish()
 }
 
-/// What is done for commits too large for the log: the pages go to a run of their own first.
+/// Commits as for commits too large for the log: the pages are first written to a separate run.
 fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<()> {
     let number = targets[0].0;
     let reservation = pool.reserve(targets.len() as u64, 1)?;
@@ -327,7 +330,7 @@ fn commit_beside_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<(
     })
 }
 
-/// All objects as they are on media, at their place.
+/// All objects as they are in place on media.
 pub fn contents(pool: &Pool) -> std::result::Result<Model, String> {
     let mut model = Model::new();
     for inode in pool.inodes().map_err(|error| error.to_string())? {
@@ -354,7 +357,7 @@ pub fn contents(pool: &Pool) -> std::result::Result<Model, String> {
     Ok(model)
 }
 
-/// Opens a pool over media, whatever `Arc` they are in.
+/// Opens a pool over any kind of media.
 pub fn open(
     media: &Arc<impl Media>,
     options: &OpenOptions,

@@ -1,4 +1,4 @@
-//! A disk of a test's own: ext4 on a loop device, in a mount namespace of its own.
+//! A disk for a test: ext4 on a loop device, in a private mount namespace.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::os::fd::AsRawFd;
@@ -7,24 +7,24 @@ use std::process::{Command, Stdio};
 
 /// `_IOR('X', 125, __u32)`.
 const FS_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
-/// Nothing that waits to be written is.
+/// Discards everything that is not written yet.
 const NO_LOG_FLUSH: u32 = 2;
 
-/// Runs a program, quietly.
+/// Runs a program without output. Returns whether it succeeded.
 pub fn succeeds(program: &str, arguments: &[&str]) -> bool {
     let mut command = Command::new(program);
     let done = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
     done.is_ok_and(|status| status.success())
 }
 
-/// An ext4 file system on a loop device, mounted. All of it goes when this is dropped.
+/// An ext4 file system on a loop device, mounted. Dropping it removes all of it.
 pub struct Disk {
     directory: tempfile::TempDir,
     device: PathBuf,
 }
 
 impl Disk {
-    /// `None` where there can be none; says why.
+    /// `None` if it cannot be created; prints the reason.
     pub fn new(format: &[&str]) -> Option<Disk> {
         let is_own = std::fs::read_link("/proc/self/ns/mnt").ok()
             != std::fs::read_link(format!("/proc/{}/ns/mnt", std::os::unix::process::parent_id()))
@@ -54,7 +54,7 @@ impl Disk {
         Some(disk)
     }
 
-    /// Where it is.
+    /// Its mount point.
     pub fn mounted(&self) -> PathBuf {
         self.directory.path().join("mounted")
     }
@@ -64,7 +64,7 @@ impl Disk {
         self.mounted().join("pool")
     }
 
-    /// Mounts it, and says whether it is mounted.
+    /// Mounts it. Returns whether it is mounted.
     pub fn mount(&self) -> bool {
         let (device, place) = (self.device.to_str().unwrap(), self.mounted());
         succeeds("mount", &["-t", "ext4", device, place.to_str().unwrap()])
@@ -74,13 +74,13 @@ impl Disk {
         assert!(succeeds("umount", &[self.mounted().to_str().unwrap()]), "it is in use");
     }
 
-    /// Attaches the image as another device, perhaps of the same number.
+    /// Attaches the image as another device, perhaps with the same number.
     pub fn attach_anew(&mut self) {
         assert!(succeeds("losetup", &["--detach", self.device.to_str().unwrap()]));
         self.device = attach(&self.directory.path().join("image")).unwrap();
     }
 
-    /// Loses all that the cache has and the device has not.
+    /// Loses everything that is in the cache and not on the device.
     pub fn shut_down(&self) {
         let place = std::fs::File::open(self.mounted()).unwrap();
         // SAFETY: the request reads one `u32`, which outlives the call.

@@ -1,4 +1,4 @@
-//! Making media.
+//! Creating media.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -48,7 +48,7 @@ fn new_media_are_zero_and_allocated() {
 #[test]
 fn what_exists_is_overwritten_only_when_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    // Nothing is lost with an empty file.
+    // An empty file has nothing to lose.
     let media = create(file.path(), 8192, None).unwrap();
     media.write_unguarded(0, &[7; 8192]).unwrap();
     drop(media);
@@ -96,7 +96,7 @@ fn what_cannot_be_made_leaves_nothing() {
 
 #[test]
 fn a_file_beside_the_program_is_made() {
-    // A path without a directory in it: the parent is the present one.
+    // A path without a directory: the parent is the current one.
     let name = format!("aquifer-media-{:016x}", aquifer_sys::random::next_u64().unwrap());
     let made = create(name.as_ref(), 4096, None);
     let removed = std::fs::remove_file(&name);

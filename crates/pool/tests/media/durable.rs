@@ -1,4 +1,4 @@
-//! What becomes durable, what is left alone, and what is said when it is lost.
+//! What becomes durable, what is left alone, and the errors when it is lost.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +23,8 @@ fn state(media: &dyn Media, range: ByteRange) -> io::Result<CacheStat> {
     cachestat(media.file(), range.offset_bytes, range.len_bytes)
 }
 
-/// A page that the kernel writes back by itself looks as if the media had done it; that takes seconds, so
-/// one of a few attempts is undisturbed.
+/// A page that the kernel writes back on its own looks as if the media had done it; the kernel
+/// takes seconds, so at least one of a few attempts is undisturbed.
 fn undisturbed(check: impl Fn() -> bool) -> bool {
     (0..5).any(|_| check())
 }
@@ -54,7 +54,7 @@ fn ranges_become_clean_and_others_stay_dirty() {
         let stat = state(&*media, range).unwrap();
         assert_eq!((stat.dirty, stat.writeback), (0, 0), "{range:?}");
     };
-    // btrfs, for one, may find that it has to sync all of a file.
+    // btrfs, for example, may have to sync all of a file.
     let magic = aquifer_sys::file_system::magic(media.file()).unwrap();
     let by_range = aquifer_sys::file_system::commits_whole_inodes(magic);
     if !by_range {
@@ -156,16 +156,16 @@ fn what_was_lost_is_never_reported_as_durable() {
     media.write_unguarded(100 * PAGE_BYTES, &[2; 4096]).unwrap();
     media.write_back(&[pages(100, 1)]).expect_err("it could not be written");
     device.empty();
-    // The kernel takes the page for clean, so asking it again would succeed.
+    // The kernel treats the page as clean, so a retry would succeed.
     assert_eq!(state(&*media, pages(100, 1)).unwrap().dirty, 0);
     for _ in 0..3 {
         media.write_back(&[pages(100, 1)]).expect_err("it is still lost");
         media.write_back(&[pages(7, 1)]).expect_err("nobody knows what else is");
         media.flush().expect_err("it is still lost");
     }
-    // What is written again vouches for itself.
+    // A durable write makes its own bytes durable.
     media.write_durable_unguarded(200 * PAGE_BYTES, &[3; 4096]).unwrap();
-    // Opened anew, others are not blamed for it.
+    // Media that are opened afterwards are not affected.
     let anew = open(path, true, None).unwrap();
     anew.write_unguarded(100 * PAGE_BYTES, &[4; 4096]).unwrap();
     anew.write_back(&[pages(100, 1)]).unwrap();
@@ -195,7 +195,7 @@ fn a_durable_write_that_failed_can_be_repeated() {
     media.write_back(&[pages(0, 1)]).expect_err("a page may have been lost with the failed write");
 }
 
-/// Of threads that sync at once, each is told about what it has lost, and whatever is told, the right ones are.
+/// Several threads sync concurrently on a device without room: each gets an error for its own page.
 #[test]
 fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
     let Some(device) = FailingDevice::new() else {
@@ -224,7 +224,8 @@ fn of_many_threads_none_is_told_that_a_lost_page_is_durable() {
     }
 }
 
-/// On a machine that has one: `AQUIFER_DAX_DEVICE` names a device DAX whose bytes may be lost.
+/// On a machine that has one: `AQUIFER_DAX_DEVICE` names a device DAX whose bytes may be
+/// overwritten.
 #[test]
 fn a_dax_device_is_media() {
     let Some(path) = std::env::var_os("AQUIFER_DAX_DEVICE") else {
@@ -281,7 +282,7 @@ fn a_device_is_made_into_media_and_has_its_length() {
     }
 }
 
-/// A small file system of its own, in memory, or on a block device in memory.
+/// A small private file system in memory, or on a block device in memory.
 fn small_file_system(on_device: bool) -> Option<(tempfile::TempDir, Undo)> {
     let directory = tempfile::tempdir().unwrap();
     let mut undo = Undo::default();

@@ -1,4 +1,4 @@
-//! The forms of media that can be had on this machine, found and forced.
+//! The forms of media that are available on this machine, detected and forced.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
 use aquifer_pool::media::{Media, OpenError, OpenOptions, PersistenceDomain, WriteWindows};
 
-/// A form with a file of its own, which is removed when this is dropped.
+/// A form with its own file, which is removed when this is dropped.
 pub struct Form {
     pub name: String,
     pub media: Arc<dyn Media>,
-    /// Opens the same file once more; through /proc where it has no name.
+    /// The path to reopen the file; in /proc if it has no name.
     pub path: PathBuf,
     how: How,
     /// The unit of its length.
@@ -28,10 +28,10 @@ struct How {
     windows: WriteWindows,
 }
 
-/// As it is found, and not guarded.
+/// The detected domain, without a guard.
 const FOUND: How = How { forced: None, windows: WriteWindows::None };
 
-/// What holds the file.
+/// Keeps the file.
 enum Place {
     Named(#[allow(dead_code, reason = "removes the file")] tempfile::TempPath),
     Unnamed(#[allow(dead_code, reason = "keeps the file")] File),
@@ -54,7 +54,7 @@ fn memfd(len_bytes: u64, flags: libc::c_uint) -> Option<File> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: a new descriptor, which nothing else owns.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(len_bytes).ok().map(|()| file)
 }

@@ -1,4 +1,5 @@
-//! Media over every form that this machine has: the same bytes come back, and what cannot be done is an error.
+//! Media in every form that this machine has: the same bytes are read back, and impossible
+//! operations give errors.
 
 mod create;
 mod durable;

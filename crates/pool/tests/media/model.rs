@@ -54,7 +54,7 @@ fn what_is_written_is_read() {
                     media.flush().unwrap();
                 }
                 _ => {
-                    // Also through another descriptor, at once.
+                    // Also through another descriptor, immediately.
                     for reader in [media, &other] {
                         let mut read = vec![1; place.len()];
                         reader.read_at(range.offset_bytes, &mut read).unwrap();
@@ -66,14 +66,14 @@ fn what_is_written_is_read() {
         let mut read = vec![1; model.len()];
         other.read_at(0, &mut read).unwrap();
         assert!(read == model, "{}", form.name);
-        // And through the system's own calls.
+        // And through system calls.
         read.fill(1);
         aquifer_sys::io::read_exact_at(form.file().as_fd(), &mut read, 0).unwrap();
         assert!(read == model, "{}", form.name);
     }
 }
 
-/// The error says where, and is about the end of the file.
+/// The error has the range, and is about the end of the file.
 fn assert_outside(form: &Form, result: Result<(), MediaError>, range: ByteRange) {
     let error = result.expect_err(&form.name);
     assert_eq!(error.source.kind(), std::io::ErrorKind::UnexpectedEof, "{}: {error}", form.name);
@@ -132,11 +132,11 @@ fn a_file_cut_short_gives_errors_and_one_made_longer_is_followed() {
             assert_eq!(file.metadata().unwrap().len(), short_bytes, "nothing put it back");
             media.write_unguarded(short_bytes - 1, &[5]).unwrap();
         }
-        // Past what was reserved for it as well.
+        // Also beyond its address reservation.
         for times in [2, 3, 9] {
             let len_bytes = long_bytes * times;
             if file.set_len(len_bytes).is_err() || form.unit_bytes > 1 {
-                // Huge pages there are not enough of, and a store would say so by an error of its own.
+                // There are too few huge pages, and a store would fail for that reason.
                 continue;
             }
             assert_eq!(media.len_bytes(), len_bytes);
@@ -191,7 +191,7 @@ fn what_grows_is_zero_allocated_and_reported() {
         assert!(bytes[3..].iter().all(|byte| *byte == 0), "{}", form.name);
         let blocks = form.file().metadata().unwrap().blocks();
         assert!(blocks * 512 >= 9_000_000, "{}: {blocks}", form.name);
-        // Again, or shorter: nothing to do.
+        // To the same length, or shorter: nothing to do.
         media.grow(long_bytes).unwrap();
         media.grow(1).unwrap();
         assert_eq!(media.len_bytes(), long_bytes);
@@ -214,7 +214,7 @@ fn it_is_used_while_it_grows() {
                     let mut round = 0u8;
                     while !done.load(Ordering::Relaxed) {
                         round = round.wrapping_add(1);
-                        // In the newest part as well, once it is there.
+                        // Also in the newest part, once it exists.
                         let newest = usable_bytes.load(Ordering::Relaxed) - 2000;
                         for offset_bytes in [0, newest].map(|start| start + thread * 1000) {
                             media.write_unguarded(offset_bytes, &[round; 900]).unwrap();
@@ -243,7 +243,7 @@ fn it_is_used_while_it_grows() {
 fn words_of_mapped_media_are_not_torn() {
     for form in forms::all(LEN_BYTES) {
         let media = &form.media;
-        // The kernel copies as it likes.
+        // The kernel may copy in any order.
         let by_calls = media.write_windows() == WriteWindows::Calls;
         if by_calls || media.domain() == PersistenceDomain::PageCache {
             continue;
@@ -254,7 +254,8 @@ fn words_of_mapped_media_are_not_torn() {
                 for round in 0..steps(10_000) {
                     let bytes = [if round % 2 == 0 { 0 } else { 0xff }; 505];
                     let by_call = round % 3 == 0;
-                    // Short ones as well: some instructions copy those byte by byte. All end with a word.
+                    // Also short ones: some instructions copy these byte by byte. All end with a
+                    // word.
                     let len = [17, 25, 41, 505][round / 2 % 4];
                     match by_call {
                         true => media.write_unguarded(4096 + 7, &bytes[..len]).unwrap(),

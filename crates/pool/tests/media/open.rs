@@ -1,4 +1,4 @@
-//! What is found at a path, and what is said where nothing usable is.
+//! What is detected at a path, and the errors if nothing usable is there.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -35,8 +35,8 @@ fn domains_are_detected_and_forced() {
         match form.forced() {
             Some(forced) => assert_eq!(domain, forced, "{}", form.name),
             None if is_memory => assert_eq!(domain, Volatile, "{}", form.name),
-            // The temporary directory may lie on persistent memory, but this says when the page cache is taken
-            // for it: no machine without the device passes.
+            // The temporary directory may lie on persistent memory, but a page cache that is taken
+            // for it must not pass: no machine without the device may.
             None if !Path::new("/dev/pmem0").exists() => {
                 assert_eq!(domain, PageCache, "{}", form.name);
             }
@@ -171,7 +171,7 @@ fn a_domain_that_cannot_be_had_is_refused() {
         return eprintln!("skipped: no huge pages on this kernel");
     }
     use std::os::fd::FromRawFd;
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: a new descriptor, which nothing else owns.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(2 << 20).unwrap();
     let forced = OpenOptions::new().domain(PageCache);
@@ -180,7 +180,7 @@ fn a_domain_that_cannot_be_had_is_refused() {
     assert_eq!(*domain, PageCache);
     assert!(reason.contains("hugetlbfs"), "{error}");
 
-    // Without a free page that is told now, and not by a signal at the first access.
+    // Without a free huge page the opening fails now, instead of a signal at the first access.
     match OpenOptions::new().open_file(file, "huge") {
         Ok(media) => {
             assert_eq!(media.domain(), Volatile);
@@ -192,7 +192,8 @@ fn a_domain_that_cannot_be_had_is_refused() {
     }
 }
 
-/// A store to a hole of a full file system has nobody to tell: room is made when the file is opened.
+/// A store to a hole of a full file system cannot return an error: holes are allocated when the
+/// file is opened.
 #[test]
 fn holes_of_memory_files_are_filled_or_refused() {
     let Some(mount) = Mount::new(c"tmpfs", 0, "size=1M") else { return };
@@ -204,7 +205,7 @@ fn holes_of_memory_files_are_filled_or_refused() {
         assert_eq!((*len_bytes, source.raw_os_error()), (2 << 20, Some(libc::ENOSPC)));
     }
     open(&path, false, None).unwrap().read_at(1 << 20, &mut [0; 100]).unwrap();
-    // Through the page cache a write can say so itself.
+    // Through the page cache a write can return the error itself.
     let media = open(&path, true, Some(PageCache)).unwrap();
     let ballast = mount.0.path().join("ballast");
     let _ = std::fs::write(&ballast, vec![1; 2 << 20]);
@@ -224,7 +225,8 @@ fn holes_of_memory_files_are_filled_or_refused() {
     media.write_unguarded(0, &vec![3; 512 << 10]).expect("there is room for what was opened");
 }
 
-/// Punching a hole into a file of a full file system and storing to it: an error and no signal.
+/// Punching a hole into a file of a full file system and storing to it gives an error and no
+/// signal.
 #[test]
 fn memory_that_cannot_be_had_is_an_error() {
     let Some(mount) = Mount::new(c"tmpfs", 0, "size=1M") else { return };
@@ -235,7 +237,7 @@ fn memory_that_cannot_be_had_is_an_error() {
         let media = open(&path, true, Some(domain)).unwrap();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         use std::os::fd::AsRawFd;
-        // SAFETY: integers only.
+        // SAFETY: the arguments are integers only.
         let punched = unsafe { libc::fallocate(file.as_raw_fd(), mode, 8192, 256 << 10) };
         assert_eq!(punched, 0);
         let ballast = mount.0.path().join("ballast");
@@ -244,7 +246,7 @@ fn memory_that_cannot_be_had_is_an_error() {
             let error = result.expect_err("there is no page");
             assert_eq!(error.source.raw_os_error(), Some(libc::EIO), "{error}");
         };
-        // Beginning in a line, at a line, and before the hole.
+        // Starting inside of a cache line, at a line, and before the hole.
         for offset_bytes in [8192 + 100, 8192 + 128, 8000] {
             for len in [1000, 100_000] {
                 refused(media.write_unguarded(offset_bytes, &vec![9; len]));

@@ -1,4 +1,4 @@
-//! Changing bytes of a pool as an adversary does who makes the checksums right again.
+//! Changes bytes of a pool like an adversary that recomputes the checksums.
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::checksum;
@@ -9,7 +9,7 @@ use aquifer_pool::format::superblock::{SUPERBLOCK_BYTES, Superblock};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// The superblock that a sample has, whichever copy is whole.
+/// The superblock of a sample, from any valid copy.
 pub fn superblock(image: &[u8]) -> Superblock {
     (0..2)
         .find_map(|copy| {
@@ -18,7 +18,7 @@ pub fn superblock(image: &[u8]) -> Superblock {
         .expect("one copy is whole")
 }
 
-/// Whether one copy is.
+/// Whether a copy of the superblock is valid.
 pub fn is_readable(image: &[u8]) -> bool {
     (0..2).any(|copy| {
         image
@@ -27,19 +27,19 @@ pub fn is_readable(image: &[u8]) -> bool {
     })
 }
 
-/// What records of the pool carry.
+/// The identity in records of the pool.
 pub fn identity(superblock: &Superblock) -> LogIdentity {
     LogIdentity { pool: superblock.uuid.as_u64_pair().0, generation: superblock.generation }
 }
 
-/// Makes the checksum of a superblock right.
+/// Recomputes the checksum of a superblock.
 pub fn seal_superblock(image: &mut [u8], copy: usize) {
     let bytes = &mut image[copy * PAGE..copy * PAGE + SUPERBLOCK_BYTES];
     let sum = checksum(&[&bytes[..SUPERBLOCK_BYTES - 8]]);
     bytes[SUPERBLOCK_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Makes the checksum of a slot right.
+/// Recomputes the checksum of a slot.
 pub fn seal_slot(slot: &mut [u8]) {
     let sum = checksum(&[&slot[..SLOT_BYTES - 8]]);
     slot[SLOT_BYTES - 8..SLOT_BYTES].copy_from_slice(&sum.to_le_bytes());
@@ -51,7 +51,7 @@ pub fn slot<'a>(image: &'a mut [u8], layout: &Layout, number: u64) -> &'a mut [u
     &mut image[start..start + SLOT_BYTES]
 }
 
-/// A record of the log: where it lies in the image.
+/// The place of a record in the image.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub offset: usize,
@@ -59,7 +59,7 @@ pub struct Place {
     pub lsn: u64,
 }
 
-/// Records of the log from its tail on, those that only fill space left out.
+/// The records of the log from its tail on, without those that only fill space.
 pub fn records(image: &[u8]) -> Vec<Place> {
     let superblock = superblock(image);
     let log = superblock.layout.log();
@@ -78,9 +78,9 @@ pub fn records(image: &[u8]) -> Vec<Place> {
     }
 }
 
-/// Makes the checksum of a record right.
+/// Recomputes the checksum of a record.
 pub fn seal_record(record: &mut [u8]) {
-    // Of one that only fills space, or closes packed ones, what is behind the header does not count.
+    // Bytes after the header do not count in a record that only fills space or closes packed ones.
     let body = match record[4] {
         1 => checksum(&[&record[HEADER_BYTES..]]),
         _ => 0,

@@ -1,5 +1,5 @@
-//! What the tests share that look at damaged and full pools: media over a plain file, and a pool with something of
-//! everything in it.
+//! Shared by the tests of damaged and full pools: media over a plain file, and a pool with
+//! something of everything in it.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod forge;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions};
 
-/// A directory in memory, where there is one: these tests need no disk.
+/// A directory in memory if possible: these tests need no disk.
 pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
 }
@@ -42,7 +42,7 @@ pub fn reading() -> OpenOptions {
     OpenOptions { read_only: true, background: false, ..OpenOptions::default() }
 }
 
-/// Media over a file, without any of the cost of making it durable: no power is cut here.
+/// Media over a file, without the cost of durability: no power is cut in these tests.
 #[derive(Debug)]
 pub struct FileMedia {
     path: PathBuf,
@@ -62,18 +62,18 @@ impl FileMedia {
         Self::new(path, file, true, NOTHING)
     }
 
-    /// The same for reading.
+    /// Opens it for reading.
     pub fn open_read_only(path: &Path) -> Arc<FileMedia> {
         Self::new(path, File::open(path).expect("a file"), false, NOTHING)
     }
 
-    /// The same with a hole that cannot be read.
+    /// Opens it with a range that cannot be read.
     pub fn open_with_unreadable(path: &Path, unreadable: ByteRange) -> Arc<FileMedia> {
         let file = FileOptions::new().read(true).write(true).open(path).expect("a file");
         Self::new(path, file, true, unreadable)
     }
 
-    /// A file without a name that holds `image`.
+    /// An unnamed file that holds `image`.
     pub fn of(image: &[u8]) -> Arc<FileMedia> {
         let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile());
         let file = file.expect("a file");

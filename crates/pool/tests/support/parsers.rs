@@ -1,8 +1,8 @@
-//! What is done with arbitrary bytes: by the fuzzer for hours, by a test for a moment.
+//! The tests of arbitrary bytes: run by the fuzzer for hours, and by a test for a moment.
 //!
-//! Each parser is given the bytes as they are, and again with its magic and checksum made right, or nothing but those
-//! would ever be tested. What it accepts has to come back from its own encoding, and all that is computed from it
-//! has to be computable.
+//! Each parser gets the bytes as they are, and again with correct magic and checksum, or only these
+//! would ever be tested. What it accepts must survive a round trip through its encoding, and
+//! everything computed from it must be computable.
 
 use std::sync::OnceLock;
 
@@ -26,14 +26,14 @@ use super::{FileMedia, forge, sample};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// At least `len` bytes.
+/// Pads `data` with zeros to at least `len` bytes.
 fn padded(data: &[u8], len: usize) -> Vec<u8> {
     let mut bytes = data.to_vec();
     bytes.resize(bytes.len().max(len), 0);
     bytes
 }
 
-/// Any bytes as a superblock.
+/// Tests any bytes as a superblock.
 pub fn superblock(data: &[u8]) {
     for copy in 0..2 {
         accept_superblock(data, copy);
@@ -66,7 +66,7 @@ fn accept_superblock(bytes: &[u8], copy: u64) {
     assert_eq!(Superblock::decode(&page, copy), Ok(superblock));
 }
 
-/// Any bytes as an inode and as the head.
+/// Tests any bytes as an inode and as the head.
 pub fn slot(data: &[u8]) {
     for magic in [None, Some(b"AQIN"), Some(b"AQHD")] {
         let mut bytes = padded(data, SLOT_BYTES);
@@ -94,15 +94,15 @@ pub fn slot(data: &[u8]) {
     file_slots(data);
 }
 
-/// Where content begins in the inode of a file, and in other slots of it.
+/// The offsets of the content in the inode of a file, and in other slots of it.
 const FILE_RUNS_OFFSET: usize = 184;
 const LIST_RUNS_OFFSET: usize = 32;
 
-/// Any bytes as a slot of a file: its inode, more of its runs, bytes.
+/// Tests any bytes as a slot of a file: its inode, more of its runs, bytes.
 fn file_slots(data: &[u8]) {
     let mut bytes: SlotBytes = padded(data, SLOT_BYTES)[..SLOT_BYTES].try_into().expect("512");
     accept_file_slot(&bytes);
-    // Counts, lengths and kinds that can be, and one more; runs that are not counted are zero.
+    // Counts, lengths and kinds: the valid ones, and one more; runs beyond the count are zero.
     let less_than = |bytes: &mut SlotBytes, offset: usize, limit: usize| {
         let value = usize::from(u16::from_le_bytes([bytes[offset], bytes[offset + 1]])) % limit;
         bytes[offset..offset + 2].copy_from_slice(&(value as u16).to_le_bytes());
@@ -142,7 +142,7 @@ fn accept_file_slot(bytes: &SlotBytes) {
     };
     let again = again.expect("it was decoded");
     assert_eq!(Slot::decode(&again, number).as_ref(), Ok(&slot));
-    // What is not counted is zero.
+    // Runs beyond the count are zero.
     let content = if matches!(slot, Slot::File(_)) { FILE_RUNS_OFFSET } else { LIST_RUNS_OFFSET };
     assert_eq!(again[content..SLOT_BYTES - 8], bytes[content..SLOT_BYTES - 8], "{slot:?}");
     for run in slot.runs() {
@@ -150,13 +150,13 @@ fn accept_file_slot(bytes: &SlotBytes) {
     }
 }
 
-/// Any bytes as a node of a directory, decoded, and looked at as lookups do.
+/// Tests any bytes as a node of a directory, decoded, and read as lookups do.
 fn directory_node(data: &[u8]) {
     for is_sealed in [false, true] {
         let mut bytes: SlotBytes = padded(data, SLOT_BYTES)[..SLOT_BYTES].try_into().expect("512");
         if is_sealed {
             bytes[..4].copy_from_slice(b"AQDN");
-            // Levels and counts that can be, and one more.
+            // Levels and counts: the valid ones, and one more.
             (bytes[4], bytes[5]) = (bytes[4] % (MAX_LEVEL + 2) as u8, 0);
             (bytes[6], bytes[7]) = (bytes[6] % (MAX_CHILDREN + 2) as u8, 0);
             forge::seal_slot(&mut bytes);
@@ -183,11 +183,11 @@ fn directory_node(data: &[u8]) {
     }
 }
 
-/// Any bytes as a record of a log.
+/// Tests any bytes as a record of a log.
 pub fn record(data: &[u8]) {
     const LOG_BYTES: u64 = 64 << 10;
     const IDENTITY: LogIdentity = LogIdentity { pool: 3, generation: 7 };
-    // At the beginning of a page, and where packed records lie.
+    // At the start of a page, and at a position of packed records.
     for lsn in [5 * LOG_BYTES + PAGE_BYTES, 5 * LOG_BYTES + PAGE_BYTES + 192] {
         record_at(data, lsn, LOG_BYTES, IDENTITY);
     }
@@ -201,7 +201,7 @@ fn record_at(data: &[u8], lsn: u64, log_bytes: u64, identity: LogIdentity) {
             let unit = if lsn.is_multiple_of(PAGE_BYTES) { PAGE } else { HEADER_BYTES };
             bytes.resize(bytes.len().next_multiple_of(unit).min(14 * PAGE), 0);
             bytes[..4].copy_from_slice(b"AQLR");
-            // The kind is a transaction's more often than the bytes have it.
+            // Makes the kind a transaction more often than random bytes would.
             let kind = 1
                 + u32::from(data.first().is_some_and(|first| first % 4 == 1))
                 + u32::from(data.first().is_some_and(|first| first % 8 == 1));
@@ -261,8 +261,8 @@ fn record_at(data: &[u8], lsn: u64, log_bytes: u64, identity: LogIdentity) {
     }
 }
 
-/// A pool in which some bytes were changed, some of them with the checksum made right: four bytes of `data` each, a
-/// place, a value, and what to seal.
+/// Tests a pool in which some bytes were changed, some of them with a recomputed checksum: four
+/// bytes of `data` each, a place, a value, and what to seal.
 pub fn image(data: &[u8]) {
     static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
     let mut image = SAMPLE.get_or_init(|| sample::crashed_image(320 << 10)).clone();

@@ -1,7 +1,7 @@
-//! A pool with something of everything in it: objects of several sizes, one that was destroyed and one that took its
-//! pages, commits through the log and beside it, and a log that was not replayed.
+//! A pool with something of everything in it: objects of several sizes, one that was destroyed and
+//! one that took its pages, commits through the log and beside it, and a log that was not replayed.
 //!
-//! Every word of an object names the object: whatever bytes are found, it can be told whose they are.
+//! Every word of an object names the object, so the owner of any bytes can be determined.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use aquifer_pool::{
 };
 use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 
-/// Names of the objects, in the order in which they are made. The second one is destroyed.
+/// The names of the objects, in order of creation. The second one is destroyed.
 pub const NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
-/// The one that no longer exists.
+/// The object that no longer exists.
 pub const DESTROYED: &str = "beta";
 
-/// The upper half of each word of an object: far from any other's, whichever bits are flipped.
+/// The upper half of each word of an object: it differs from all others in many bits.
 fn tag(name: &str) -> u64 {
     checksum(&[name.as_bytes()]) >> 32
 }
@@ -29,7 +29,7 @@ pub fn page(name: &str, commit: u64) -> Vec<u8> {
     (tag(name) << 32 | commit).to_le_bytes().repeat(PAGE_BYTES as usize / 8)
 }
 
-/// The object that some word of `bytes` names, if it is not `name`.
+/// Another object than `name` that some word of `bytes` names.
 pub fn find_foreign(name: &[u8], bytes: &[u8]) -> Option<&'static str> {
     let foreign: Vec<(u64, &str)> = (NAMES.iter())
         .filter(|other| other.as_bytes() != name)
@@ -56,7 +56,7 @@ pub fn find_all(bytes: &[u8]) -> Vec<&'static str> {
     (NAMES.into_iter().zip(found)).filter(|(_, is_found)| *is_found).map(|(name, _)| name).collect()
 }
 
-/// Makes an object of so many pages.
+/// Creates an object of this many pages.
 pub fn create(pool: &Pool, name: &str, pages: u64, address: u64) -> Result<Inode> {
     let reservation = pool.reserve_zeroed(pages, 1)?;
     let runs = reservation.runs().to_vec();
@@ -87,7 +87,7 @@ pub fn find(pool: &Pool, name: &str) -> Result<Inode> {
     Ok(found.expect("it was made"))
 }
 
-/// Where one page of an object lies.
+/// The place of one page of an object.
 pub fn place(inode: &Inode, page: u64) -> ByteRange {
     Run { start_page: inode.runs[0].start_page + page, pages: 1 }.bytes()
 }
@@ -116,7 +116,7 @@ pub fn commit(pool: &Pool, objects: &[(&str, u64)], id: u64) -> Result<()> {
     pool.capture_unguarded(&content, fill)?.finish()
 }
 
-/// Commits the first pages of an object through a run of its own.
+/// Commits the first pages of an object through a separate run.
 pub fn commit_beside_log(pool: &Pool, name: &str, pages: u64, id: u64) -> Result<()> {
     let reservation = pool.reserve(pages, 1)?;
     let shadow = reservation.whole();
@@ -144,7 +144,7 @@ pub fn address(index: u64) -> u64 {
     0x2000_0000_0000 + (index << 30)
 }
 
-/// Fills a fresh pool; what happens last is in the log only.
+/// Fills a fresh pool; the last changes are in the log only.
 pub fn fill(pool: &Pool) -> Result<()> {
     for (index, name) in NAMES.iter().enumerate().take(4) {
         create(pool, name, 2 + index as u64 % 3, address(index as u64))?;
@@ -164,7 +164,7 @@ pub fn fill(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of such a pool, as a crash leaves them.
+/// The bytes of such a pool after a crash.
 pub fn crashed_image(len_bytes: usize) -> Vec<u8> {
     let media = super::FileMedia::of(&vec![0; len_bytes]);
     let pool = Pool::create_on(media.clone(), &super::small(), &super::alone()).expect("a pool");
@@ -172,12 +172,12 @@ pub fn crashed_image(len_bytes: usize) -> Vec<u8> {
     media.image()
 }
 
-/// All objects with their content, as whoever attaches them would see it.
+/// All objects with their content, as a process that attaches them sees it.
 pub fn read_all(pool: &Pool) -> Result<Vec<(Inode, Vec<u8>)>> {
     pool.inodes()?.into_iter().map(|inode| Ok((inode.clone(), read(pool, &inode)?))).collect()
 }
 
-/// The content of an object, as whoever attaches it would see it.
+/// The content of an object, as a process that attaches it sees it.
 pub fn read(pool: &Pool, inode: &Inode) -> Result<Vec<u8>> {
     let pages = inode.content_pages();
     let whole = Run { start_page: inode.runs[0].start_page, pages }.bytes();
@@ -191,7 +191,7 @@ pub fn read(pool: &Pool, inode: &Inode) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What an object of the sample holds when nothing was lost: the commit of each page.
+/// The content of an object of the sample if nothing was lost: the commit of each page.
 pub fn expected(name: &str) -> Vec<u64> {
     match name {
         "alpha" => vec![6, 3],

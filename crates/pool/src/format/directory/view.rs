@@ -1,9 +1,10 @@
-//! A node looked at where it lies: how names are found.
+//! A view of a node in place, used to look up names.
 //!
-//! Nothing is decoded and nothing allocated, and the checksum is not computed: what is in the image of a pool was checked when it
-//! came from media. But a reader may have got a slot of which one half is older than the other, and learns that only
-//! afterwards. So every byte is taken for possibly wrong: what is asked of a view ends after as many steps as a node can have
-//! entries, reaches nothing outside of the node, and is answered with an error if need be.
+//! Nothing is decoded or allocated, and the checksum is not computed: the image of a pool was
+//! checked when it was read from media. But a reader may have a torn copy of a slot, one half older
+//! than the other, and detects that only afterwards. So any byte may be wrong: each operation of a
+//! view ends after at most as many steps as a node can have entries, accesses nothing outside of
+//! the node, and returns an error if necessary.
 
 use std::cmp::Ordering;
 
@@ -17,7 +18,7 @@ use crate::format::FormatError;
 use crate::format::file::FileKind;
 use crate::format::inode::SlotBytes;
 
-/// A node as it lies in its slot.
+/// A node in its slot.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
     raw: &'a RawNode,
@@ -25,17 +26,17 @@ pub struct NodeView<'a> {
     count: usize,
 }
 
-/// Where a name is in a leaf, or belongs.
+/// The position of a name in a leaf, existing or not.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
-    /// Where its entry begins among the bytes of the entries.
+    /// The offset of its entry among the bytes of the entries.
     pub offset: usize,
-    /// Its entry, if it is there.
+    /// The name's entry, if it exists.
     pub entry: Option<EntryView<'a>>,
 }
 
 impl<'a> NodeView<'a> {
-    /// The node in slot `number`; its checksum is not looked at.
+    /// Views the node in slot `number`; its checksum is not checked.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -68,7 +69,7 @@ impl<'a> NodeView<'a> {
         self.level
     }
 
-    /// How many entries it has, or children.
+    /// The number of its entries or children.
     #[inline]
     pub fn count(&self) -> usize {
         self.count
@@ -81,7 +82,7 @@ impl<'a> NodeView<'a> {
             .map_or(&[], |(children, _)| children)
     }
 
-    /// The child below which names of this hash belong; 0 in a leaf, which has none.
+    /// The index of the child with names of this hash; 0 in a leaf, which has no children.
     #[inline]
     pub fn child_index(&self, hash: u64) -> usize {
         let behind_first = self.children().get(1..).unwrap_or_default();
@@ -101,7 +102,7 @@ impl<'a> NodeView<'a> {
         Entries::new(&self.raw.entries, if self.level == 0 { self.count } else { 0 })
     }
 
-    /// Where a name is in a leaf, or belongs.
+    /// Finds the position of a name in a leaf, existing or not.
     ///
     /// # Errors
     /// What is wrong with the entries before it.
@@ -132,7 +133,7 @@ impl<'a> NodeView<'a> {
         Ok(&self.raw.entries[..entries.offset])
     }
 
-    /// The entries of a leaf, decoded, each checked as [`Node::decode`](super::Node::decode) does.
+    /// Decodes the entries of a leaf, with the checks of [`Node::decode`](super::Node::decode).
     ///
     /// # Errors
     /// What is wrong with them.
@@ -141,10 +142,10 @@ impl<'a> NodeView<'a> {
     }
 }
 
-/// An entry of a leaf, where it lies.
+/// An entry of a leaf, in place.
 #[derive(Debug, Clone, Copy)]
 pub struct EntryView<'a> {
-    /// Where it begins.
+    /// Its offset.
     pub offset: usize,
     /// [`hash_name`](super::hash_name) of the name.
     pub hash: u64,
@@ -156,13 +157,13 @@ pub struct EntryView<'a> {
 }
 
 impl EntryView<'_> {
-    /// Where the next one begins.
+    /// The offset of the next entry.
     #[inline]
     pub fn end(&self) -> usize {
         self.offset + ENTRY_BYTES + self.name.len()
     }
 
-    /// Of what kind the inode is.
+    /// The kind of the inode.
     ///
     /// # Errors
     /// [`FormatError::Field`].
@@ -173,7 +174,7 @@ impl EntryView<'_> {
     }
 }
 
-/// Entries as they lie in a leaf, one behind the other. After an error there are no more.
+/// The entries of a leaf, in place, in order. After an error the iteration ends.
 #[derive(Debug, Clone)]
 pub struct Entries<'a> {
     bytes: &'a [u8],
@@ -182,13 +183,13 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// The first `count` entries that lie in `bytes`.
+    /// Iterates over the first `count` entries in `bytes`.
     #[inline]
     pub fn new(bytes: &'a [u8], count: usize) -> Entries<'a> {
         Entries { bytes, offset: 0, left: count }
     }
 
-    /// Where the next one begins, or where the last one ended.
+    /// The offset of the next entry, or the end of the last one.
     #[inline]
     pub fn offset(&self) -> usize {
         self.offset
