@@ -391,7 +391,7 @@ fn interrupt_syncs(errnos: Vec<i32>) -> Option<std::thread::JoinHandle<usize>> {
     if listener < 0 {
         return None;
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, so nothing else owns the descriptor.
     give.send(unsafe { OwnedFd::from_raw_fd(listener as i32) }).unwrap();
     Some(answering)
 }

@@ -15,7 +15,7 @@ fn memfd(len_bytes: u64, flags: libc::c_uint) -> std::io::Result<File> {
     if descriptor < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: just made, so nothing else owns the descriptor.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(len_bytes)?;
     Ok(file)

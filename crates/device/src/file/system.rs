@@ -30,7 +30,7 @@ pub(super) fn open(path: &Path, flags: libc::c_int) -> io::Result<OwnedFd> {
     loop {
         // SAFETY: `path` is a NUL-terminated string that outlives the call.
         match check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }) {
-            // SAFETY: just opened, owned by nobody else.
+            // SAFETY: just opened, so nothing else owns the descriptor.
             Ok(descriptor) => return Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
