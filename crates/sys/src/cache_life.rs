@@ -1,20 +1,22 @@
-//! For how long what was written to a file is there, durable or not.
+//! Identifies the lifetime of a file's page cache, that is, of writes that are not durable.
 //!
-//! A write that is not durable is in the page cache, and outlives every process. It is gone when the cache is: when the machine stops,
-//! and also while it runs on, when a file system is unmounted after its device has failed, was taken away or was shut down. So the
-//! number of the machine's start does not tell whether it is still there. What does:
+//! A write that is not durable is in the page cache, and survives every process. It is lost with
+//! the cache: at a reboot, and also earlier, when a file system is unmounted after its device has
+//! failed, was removed or was shut down. So the boot ID alone does not tell whether the write still
+//! exists. These values do:
 //!
-//! | what holds the file | the cache is the same as long as these are |
+//! | file is on | the cache is the same while these are unchanged |
 //! |---|---|
-//! | a file system on a disk | the start of the machine, the device, and the *instance* of the file system: what a mount makes and the last unmount ends; with it the sequence number of the disk, where the kernel says it |
-//! | a file system in memory | the start of the machine and the device: memory and file end together |
-//! | a block device | the start of the machine, the device, and the sequence number of the disk, which each attaching raises |
-//! | a device that is memory | the start of the machine and the device |
+//! | a file system on a disk | the boot, the device, and the *instance* of the file system, created by a mount and ended by the last unmount; with it the sequence number of the disk, where the kernel reports it |
+//! | a file system in memory | the boot and the device: memory and file end together |
+//! | a block device | the boot, the device, and the sequence number of the disk, which increases with each attachment |
+//! | a device that is memory | the boot and the device |
 //!
-//! ext4, XFS and F2FS have a directory in sysfs for each instance; the number of that directory is never used again, and is the same for
-//! all processes. Elsewhere the unique number of the mount (`statx`, Linux 6.8) stands for the instance. That is safe, since a mount
-//! never changes its file system, but each mount namespace has mounts of its own: there a process in another container than the one
-//! that has written finds another number.
+//! ext4, XFS and F2FS have a sysfs directory for each instance; its inode number is never reused,
+//! and is the same for all processes. For other file systems the unique mount ID (`statx`, Linux
+//! 6.8) stands for the instance. That is safe, since a mount never changes its file system, but
+//! each mount namespace has separate mounts: a process in another container than the writer gets
+//! another number.
 
 use std::fs::File;
 use std::io;

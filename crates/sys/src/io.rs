@@ -182,7 +182,8 @@ pub unsafe fn write_parts_from(
         }
         let at = behind(offset_bytes, done)?;
         let put = uninterrupted(|| {
-            // SAFETY: `Range` has the layout of an iovec; the kernel reads and checks the rest of the caller's parts.
+            // SAFETY: `Range` has the layout of an iovec; the kernel checks its accesses to the
+            // caller's parts.
             let put = unsafe {
                 libc::pwritev64(file.as_raw_fd(), parts.as_ptr().cast(), parts.len() as i32, at)
             };
