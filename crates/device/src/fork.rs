@@ -25,7 +25,8 @@ pub(crate) fn generation() -> u64 {
     if address == 0 {
         return u64::from(std::process::id());
     }
-    // SAFETY: `map_mark` mapped the page for the life of the process; it is only used as this atomic.
+    // SAFETY: `map_mark` mapped the page for the life of the process; it is only used as this
+    // atomic.
     let mark = unsafe { &*(address as *const AtomicU64) };
     // Acquire: pairs with the release store below, so that a thread that reads MARKED also sees the
     // new generation.

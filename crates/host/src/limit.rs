@@ -1,35 +1,35 @@
-//! The same memory for everybody: a control group around each contender's process.
+//! The same memory limit for every contender: a control group around each contender's process.
 //!
-//! Out-of-core work is only comparable when page cache, own caches, page tables and bookkeeping all count
-//! against one limit. Both versions of control groups do that; which one is used depends on which of them
-//! has the memory controller on this machine:
+//! Out-of-core work is comparable only if page cache, private caches, page tables and bookkeeping
+//! all count against one limit. Both versions of control groups do that; which one is used depends
+//! on which of them has the memory controller on this machine:
 //!
-//! * version 1: a group below the one this process is in;
-//! * version 2: a group with processes in it cannot have limited children, so the nearest ancestor that
-//!   hands the memory controller on and may be written.
+//! * version 1: a group below this process's group;
+//! * version 2: a group that contains processes cannot have limited children, so the nearest
+//!   writable ancestor that delegates the memory controller.
 //!
-//! Nothing is changed in groups that exist. The new group is removed when its owner is dropped, which is why
-//! the bench turns signals into errors ([`crate::interrupt`]).
+//! Existing groups are not changed. The new group is removed when its owner is dropped, which is
+//! why the bench turns signals into errors ([`crate::interrupt`]).
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Why no process can be limited here.
+/// The reason why no process can be limited here.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
-    /// The memory controller is not mounted, or not handed on to where this process is.
+    /// The memory controller is not mounted, or not delegated to this process's group.
     #[error("no control group with a memory controller is reachable from this process")]
     NoController,
-    /// There is one, but this user may not make groups in it.
+    /// There is one, but this user may not create groups in it.
     #[error(
         "no permission to make a memory control group in {path}; run as root, or under \
          `systemd-run --user --scope -p Delegate=yes`"
     )]
     NotPermitted {
-        /// Where it was tried last.
+        /// The last directory that was tried.
         path: PathBuf,
     },
     /// A group was made but could not be used.
@@ -101,7 +101,8 @@ impl Limiter {
             .map_err(|_| LimitError::NotPermitted { path: self.parent.clone() })?;
         let limit = MemoryLimit { directory };
         limit.write(self.version.limit_file(), limit_bytes)?;
-        // Kernels without swap accounting do not have these files; then there is nothing to switch off.
+        // Kernels without swap accounting do not have these files; then there is nothing to switch
+        // off.
         let _ = match self.version {
             Version::V1 => limit.write("memory.swappiness", 0),
             Version::V2 => limit.write("memory.swap.max", 0),
@@ -170,8 +171,8 @@ fn candidates(mountinfo: &str, own_groups: &str) -> Vec<Limiter> {
             ),
         }
     }
-    // The controller belongs to one of the hierarchies; where both are mounted, version 1 has it or its
-    // directory would not list it.
+    // The controller belongs to one of the hierarchies; where both are mounted, version 1 has it or
+    // its directory would not list it.
     found.sort_by_key(|limiter| limiter.version == Version::V2);
     found
 }
@@ -202,7 +203,8 @@ impl<'a> Mount<'a> {
         Some(Self { root, point, file_system, source, options: rest.next().unwrap_or("") })
     }
 
-    /// The directory of a control group. In a container the mount shows only a part of the hierarchy.
+    /// The directory of a control group. In a container the mount shows only a part of the
+    /// hierarchy.
     fn directory_of(&self, group: &str) -> PathBuf {
         let below = match self.root {
             "/" => group,

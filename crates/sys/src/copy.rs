@@ -322,8 +322,8 @@ mod x86 {
     /// workspace.
     ///
     /// # Safety
-    /// AVX-512F is available; `lines` > 0 lines are valid at both, which do not overlap; the destination
-    /// is aligned to a line.
+    /// AVX-512F is available; `lines` > 0 lines are valid at both, which do not overlap; the
+    /// destination is aligned to a line.
     pub(super) unsafe fn stream_avx512(destination: *mut u8, source: *const u8, lines: usize) {
         // SAFETY: touches exactly the two ranges; every vector register is declared clobbered, as
         // `vzeroupper` clears the upper parts.
@@ -382,8 +382,8 @@ mod tests {
         (0..len_bytes).map(|at| (at * 31 + at / 251) as u8).collect()
     }
 
-    /// Copies at every combination of small misalignments and around every line boundary, and checks
-    /// that nothing outside the range changed.
+    /// Copies at every combination of small misalignments and around every line boundary, and
+    /// checks that nothing outside the range changed.
     fn check(copy: impl Fn(*mut u8, *const u8, usize)) {
         let lengths = (0..=200).chain([255, 256, 257, 1000, 4095, 4096, 4097, 10_000]);
         for len_bytes in lengths {

@@ -193,7 +193,8 @@ mod code {
         )
     }
 
-    /// Returns the eight bytes in the low half, and in the high half 0 if they could be loaded, else 1.
+    /// Returns the eight bytes in the low half, and in the high half 0 if they could be loaded,
+    /// else 1.
     ///
     /// # Safety
     /// `address` is mapped for eight bytes.

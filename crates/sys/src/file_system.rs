@@ -20,8 +20,8 @@ const MADE_UP: [(u64, &str); 8] = [
     (0x6165_676c, "pstore"),
 ];
 
-/// File systems on which `sync_file_range` and a later sync of any one page make a range durable. See
-/// [`commits_whole_inodes`].
+/// File systems on which `sync_file_range` and a later sync of any one page make a range durable.
+/// See [`commits_whole_inodes`].
 const COMMITTING_WHOLE_INODES: [u64; 2] = [EXT, XFS];
 
 const TMPFS: u64 = 0x0102_1994;

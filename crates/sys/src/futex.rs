@@ -130,7 +130,8 @@ impl<T: ?Sized> Mutex<T> {
     /// The guarded value is as that thread left it.
     ///
     /// # Safety
-    /// The calling thread is the only one of a process just forked, and does not hold the lock itself.
+    /// The calling thread is the only one of a process just forked, and does not hold the lock
+    /// itself.
     pub unsafe fn reset_in_child(&self) {
         self.state.store(UNLOCKED, Ordering::Relaxed);
     }

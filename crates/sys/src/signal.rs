@@ -134,7 +134,8 @@ mod syndrome {
 
         #[test]
         fn loads_stores_and_jumps_are_told_apart() {
-            // Exception class, instruction length, the bits under test, a level 3 translation fault.
+            // Exception class, instruction length, the bits under test, a level 3 translation
+            // fault.
             let data_abort = |bits: u64| with_syndrome(0x24 << 26 | 1 << 25 | bits | 0b111);
             assert_eq!(store_bit(&data_abort(0)), Some(false));
             assert_eq!(store_bit(&data_abort(1 << 6)), Some(true));

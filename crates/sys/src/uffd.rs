@@ -228,7 +228,8 @@ impl Uffd {
         self.ioctl(ioctl::UFFDIO_WAKE, &mut range)
     }
 
-    /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are discarded.
+    /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are
+    /// discarded.
     pub fn poison(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut argument = Poison {
             range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },

@@ -144,7 +144,8 @@ fn enter_pid_namespace() -> std::io::Result<()> {
     if alone != 0 && unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the only thread of a forked process, and async-signal-safe calls follow on both sides.
+    // SAFETY: the only thread of a forked process, and async-signal-safe calls follow on both
+    // sides.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {

@@ -1,4 +1,5 @@
-//! The barrier of a file device: `fdatasync`, shared by concurrent callers, and final when it fails.
+//! The barrier of a file device: `fdatasync`, shared by concurrent callers, and final when it
+//! fails.
 //!
 //! * *Shared.* A caller needs a sync that *starts* after its call. Callers that arrive while one is
 //!   running wait for it to end; then one of them runs the next for all: two syncs serve any number

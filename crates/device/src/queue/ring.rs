@@ -190,8 +190,8 @@ struct Flight<'ring> {
     free: Vec<usize>,
     /// Occupied slots.
     in_flight: usize,
-    /// Legs pushed whose completion was not yet taken out of the ring. Not the same as `in_flight` while
-    /// completions are being handed to the batch, which may panic in the middle of them.
+    /// Legs pushed whose completion has not been reaped yet. Differs from `in_flight` while
+    /// completions are being reported to the batch, which may panic halfway.
     pending_legs: usize,
 }
 
