@@ -40,8 +40,8 @@ impl Guard {
                 continue;
             }
             if old.sa_sigaction == libc::SIG_IGN {
-                // As under `nohup`: the parent process asked to ignore the signal. SAFETY: `old`
-                // came from the kernel for this signal.
+                // As under `nohup`: the parent process asked to ignore the signal.
+                // SAFETY: `old` came from the kernel for this signal.
                 unsafe { libc::sigaction(signal, &raw const old, std::ptr::null_mut()) };
             } else {
                 former.push((signal, old));

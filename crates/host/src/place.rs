@@ -47,7 +47,7 @@ pub enum PlaceError {
     System {
         /// The action that failed.
         action: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -66,8 +66,8 @@ impl Area {
     fn anonymous(len_bytes: usize) -> io::Result<Area> {
         let base = memory::map_anonymous(len_bytes + REGION_BYTES)?;
         let area = Area { base, len_bytes: len_bytes + REGION_BYTES };
-        // Fails where huge pages are not supported, and then there are none to avoid. SAFETY: the
-        // area was just mapped here; the advice keeps contents.
+        // Fails where huge pages are not supported, and then there are none to avoid.
+        // SAFETY: the area was just mapped here; the advice keeps contents.
         let _ = unsafe { memory::advise(base, area.len_bytes, Advice::NoHugePage) };
         Ok(area)
     }

@@ -405,8 +405,8 @@ pub unsafe fn try_store(source: *const u8, target: *mut u8, len_bytes: usize) ->
             return false;
         }
         let (to, from) = at(head_bytes);
-        // Stores of 16 bytes at multiples of 8 tear, if at all, at the end of a cache line. SAFETY:
-        // whole lines inside both ranges.
+        // Stores of 16 bytes at multiples of 8 tear, if at all, at the end of a cache line.
+        // SAFETY: whole lines inside both ranges.
         if !unsafe { store_lines(to, from, lines) } {
             return false;
         }

@@ -79,6 +79,7 @@ pub fn open_at(directory: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(opened as i32) })
 }
 
+/// Returns an offset as the kernel's offset type.
 fn signed(offset_bytes: u64) -> io::Result<libc::off64_t> {
     libc::off64_t::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
@@ -405,8 +406,8 @@ pub fn write_in_place(file: BorrowedFd<'_>) {
     let known = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFLAGS, &raw mut flags) };
     flags |= FS_NOCOW_FL;
     if known == 0 {
-        // A file system that refuses keeps copying each write. SAFETY: the request reads one `int`,
-        // which outlives the call.
+        // A file system that refuses keeps copying each write.
+        // SAFETY: the request reads one `int`, which outlives the call.
         let _ = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_SETFLAGS, &raw const flags) };
     }
 }

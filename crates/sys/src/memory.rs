@@ -211,8 +211,8 @@ pub fn map_private_at_free(
     if mapped == address {
         return Ok(());
     }
-    // Linux before 4.17 does not know the flag and treats the address as a hint. SAFETY: the
-    // mapping is new, and no other code has its address.
+    // Linux before 4.17 does not know the flag and treats the address as a hint.
+    // SAFETY: the mapping is new, and no other code has its address.
     unsafe { unmap(mapped, len_bytes) }?;
     Err(io::Error::from_raw_os_error(libc::EEXIST))
 }

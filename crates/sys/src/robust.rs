@@ -14,7 +14,7 @@
 //!                     └─────────────▶ owner dead ────┘
 //! ```
 //!
-//! # What it is built on
+//! # Implementation
 //! Taking, releasing and detecting a death use the C library's robust, process-shared mutex: the
 //! kernel walks a dying thread's list of held mutexes. *Waiting* does not. While a thread waits in
 //! `pthread_mutex_lock`, its list marks the mutex as about to be taken, and if the thread dies
@@ -180,7 +180,7 @@ impl RobustMutex {
             check(unsafe {
                 libc::pthread_mutexattr_setrobust(&raw mut attributes, PTHREAD_MUTEX_ROBUST)
             })?;
-            // SAFETY: inside the place the caller vouches for.
+            // SAFETY: inside `place`, which is valid by the caller's contract.
             let mutex = unsafe { &raw mut (*place).mutex };
             // SAFETY: as above; not in use yet.
             check(unsafe { libc::pthread_mutex_init(mutex.cast(), &raw const attributes) })
@@ -188,7 +188,7 @@ impl RobustMutex {
         // SAFETY: initialised above, and not used afterwards.
         unsafe { libc::pthread_mutexattr_destroy(&raw mut attributes) };
         made?;
-        // SAFETY: inside the place the caller vouches for.
+        // SAFETY: inside `place`, which is valid by the caller's contract.
         unsafe { (&raw mut (*place).waiting).write(AtomicU32::new(0)) };
         // SAFETY: as above.
         unsafe { (&raw mut (*place).holder).write(AtomicU32::new(0)) };

@@ -206,7 +206,7 @@ impl SharedMemory {
     /// as they are.
     ///
     /// # Errors
-    /// [`SharedMemoryError::NoSpace`]; the unallocated part still must not be touched.
+    /// [`SharedMemoryError::NoSpace`]; the range then still must not be touched.
     pub fn allocate(&self, range: Range<usize>) -> Result<(), SharedMemoryError> {
         allocate(&self.file, self.len_bytes, range, "(open)")
     }

@@ -59,7 +59,7 @@ impl FileOptions {
     }
 
     /// Sets whether batches may use io_uring; on by default. If it is off, the kernel refuses it,
-    /// or `AQUIFER_NO_IO_URING` is set to anything but `0`, a thread pool runs them.
+    /// or `AQUIFER_NO_IO_URING` is set and neither empty nor `0`, a thread pool runs them.
     pub fn io_uring(mut self, io_uring: bool) -> Self {
         self.io_uring = io_uring;
         self

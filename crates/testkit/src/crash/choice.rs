@@ -6,7 +6,7 @@
 //!
 //! 1. nothing open has arrived; everything has;
 //! 2. writes whole or absent: all combinations of the last few, every prefix of their sequence,
-//!    each alone, all but each; each;
+//!    each alone, all but each;
 //! 3. in turns: the newest write torn (its first units, its last units, one, all but one), over
 //!    media that have no other open write and over media that have all of them; each unit alone;
 //!    all but each unit; each older version of a unit that was written several times; and random

@@ -433,7 +433,7 @@ fn write_sparsely(file: &File, image: &[u8]) -> io::Result<()> {
             end = page_end(end);
         }
         file.write_all_at(&image[start..end], start as u64)?;
-        start = page_end(end); // behind the run there is a page of zeros, or the end
+        start = page_end(end); // after the run there is a page of zeros, or the end
     }
     Ok(())
 }
