@@ -107,7 +107,7 @@
 //! # Conventions
 //! * *Units.* Lengths, offsets and budgets are in bytes; names of other quantities include the
 //!   unit. Pools and objects are rounded to pages of 4,096 bytes.
-//! * *Errors.* Every failure that can be returned is: [`Error`] for caches, [`MapError`] for mapped
+//! * *Errors.* Failures are returned as values: [`Error`] for caches, [`MapError`] for mapped
 //!   files, [`PoolError`] for pools, [`ObjectError`] for objects, [`FsError`] for the files of a
 //!   pool. Each names the object concerned and says what to do next. Only a load through a raw
 //!   pointer still raises SIGBUS, as with mmap.
