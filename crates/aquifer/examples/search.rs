@@ -1,18 +1,19 @@
-//! A text search over a source tree: which lines of which files contain a string.
+//! A text search over a source tree: finds the lines that contain a string.
 //!
 //! ```sh
 //! cargo run --release --example search -- 'struct stat' /usr/include
 //! cargo run --release --example search -- --with mapper --repeat 5 --count main /usr/include
 //! ```
 //!
-//! Hidden files and directories are skipped, and binary files: those with a zero byte near their start. Symbolic links
-//! are not followed. Threads share a list of directories to look into. Each file's bytes come by one of three ways, to
-//! compare them and to copy from:
+//! Skips hidden files and directories, and binary files: those with a zero byte near their start.
+//! Symbolic links are not followed. Threads share a list of directories to search. Each file is
+//! read in one of three ways, to compare them and to copy from:
 //!
-//! * `read`: into a buffer that each thread keeps. The best there is for a single pass over small files.
-//! * `mmap`: a mapping for each file. Unsafe: who cuts a file short meanwhile ends this program.
-//! * `mapper`: a view ([`Mapper`]). Who cuts a file short gets an error here; a file searched again is mapped still, which
-//!   `--repeat` shows.
+//! * `read`: into a buffer that each thread keeps. The fastest for a single pass over small files.
+//! * `mmap`: a mapping for each file. Unsafe: a process that truncates a file during the search
+//!   crashes this program.
+//! * `mapper`: a view ([`Mapper`]). Truncation of a file gives an error here; a file that is
+//!   searched again is still mapped, which `--repeat` shows.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -32,7 +33,7 @@ use memchr::{memchr, memchr_iter, memmem};
 
 const USAGE: &str =
     "search [--with read|mmap|mapper] [--threads N] [--repeat N] [--count] TEXT [PATH]…";
-/// So much of a file decides whether it is text.
+/// This many bytes of a file decide whether it is text.
 const LOOKED_AT: usize = 8 << 10;
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -128,7 +129,7 @@ fn run() -> Result<bool, Failure> {
             options: &options,
             mapper: &mapper,
             finder: memmem::Finder::new(&options.text),
-            // Only the last round says what it finds.
+            // Only the last round prints what it finds.
             is_quiet: options.only_count || round < options.repeat,
             work: Work::new(options.paths.iter().cloned()),
             totals: Totals::default(),
@@ -173,7 +174,7 @@ struct Totals {
     failed: AtomicU64,
 }
 
-/// What is to be looked into: directories, and the files named by the caller.
+/// The work list: directories, and the files named by the caller.
 struct Work {
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -181,7 +182,7 @@ struct Work {
 
 struct Queue {
     waiting: VecDeque<PathBuf>,
-    /// Threads that look into something, and may find more.
+    /// Threads that are searching a directory, and may add more.
     busy: usize,
 }
 
@@ -196,11 +197,11 @@ impl Work {
         self.changed.notify_one();
     }
 
-    /// The next, or none when all is done.
+    /// Returns the next entry, or `None` when all is done.
     fn take(&self) -> Option<PathBuf> {
         let mut queue = self.queue.lock().expect("nobody panics here");
         loop {
-            // The newest first: deep rather than wide, so that few wait.
+            // The newest first: depth-first order keeps the list short.
             if let Some(path) = queue.waiting.pop_back() {
                 queue.busy += 1;
                 return Some(path);
@@ -252,7 +253,7 @@ impl Search<'_> {
         eprintln!("search: {}: {error}", path.display());
     }
 
-    /// A directory, or a file that the caller has named.
+    /// Searches a directory, or a file that the caller named.
     fn path(&self, path: &Path, buffer: &mut Vec<u8>) -> io::Result<()> {
         if !fs::metadata(path)?.is_dir() {
             self.file(path, buffer);
@@ -285,13 +286,13 @@ impl Search<'_> {
         }
     }
 
-    /// The way this example is about. What the closure finds is not printed before it is known to be the file's: a fault
-    /// makes it an error.
+    /// The method that this example demonstrates. The output is printed only after the read has
+    /// succeeded: a fault makes it an error.
     fn view(&self, path: &Path) -> io::Result<Found> {
         let view = self.mapper.map(path, FileAccess::Read, ..).map_err(plain)?;
         let look = |bytes: aquifer::Bytes<'_>| {
-            // SAFETY: a source file that somebody edits meanwhile shows old bytes or new ones, as with any search. The
-            // bytes are only compared and copied.
+            // SAFETY: if another process edits a source file concurrently, the search sees old or
+            // new bytes, as with any search. The bytes are only compared and copied.
             self.look(path, unsafe { bytes.as_slice() })
         };
         view.read(look).map_err(plain)
@@ -330,9 +331,9 @@ impl Search<'_> {
         add(&self.totals.binary, u64::from(found.is_binary));
         add(&self.totals.matching, u64::from(found.lines > 0));
         add(&self.totals.lines, found.lines);
-        // One call for the lines of a file: they stay together.
+        // One call for all lines of a file: they stay together.
         if !found.output.is_empty() && print(&found.output).is_err() {
-            // Who reads this has seen enough.
+            // Standard output was closed: its reader has seen enough.
             std::process::exit(0);
         }
     }
@@ -350,7 +351,7 @@ fn print(bytes: &[u8]) -> io::Result<()> {
     io::stdout().lock().write_all(bytes)
 }
 
-/// The system's error, without the path, which is printed anyway.
+/// Returns the system's error, without the path, which is printed anyway.
 fn plain(error: MapError) -> io::Error {
     match error {
         MapError::Open { source, .. } | MapError::Map { source, .. } => source,
@@ -358,7 +359,7 @@ fn plain(error: MapError) -> io::Error {
     }
 }
 
-/// Reads until there is no more, into a buffer that is used again.
+/// Reads a whole file into a reused buffer.
 fn read<'a>(path: &Path, buffer: &'a mut Vec<u8>) -> io::Result<&'a [u8]> {
     let mut file = File::open(path)?;
     let mut len = 0;
@@ -375,7 +376,7 @@ fn read<'a>(path: &Path, buffer: &'a mut Vec<u8>) -> io::Result<&'a [u8]> {
     }
 }
 
-/// Maps a file for one look at it.
+/// Maps a file for one search.
 fn mmap<T>(path: &Path, look: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
     let file = File::open(path)?;
     let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
@@ -383,16 +384,17 @@ fn mmap<T>(path: &Path, look: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
         return Ok(look(&[]));
     }
     let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-    // SAFETY: a new mapping, at an address of the system's choice.
+    // SAFETY: a new mapping, at an address of the kernel's choice.
     let start =
         unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: mapped above. That nobody changes the file or cuts it short is hoped for: this is why there is a `Mapper`.
+    // SAFETY: mapped above. Nothing ensures that no process changes or truncates the file: that is
+    // the reason for `Mapper`.
     let bytes = unsafe { std::slice::from_raw_parts(start.cast(), len) };
     let result = look(bytes);
-    // SAFETY: mapped above, and not used any more.
+    // SAFETY: mapped above, and not used after this.
     unsafe { libc::munmap(start, len) };
     Ok(result)
 }

@@ -1,7 +1,7 @@
 //! Aquifer: memory as the interface to storage.
 //!
 //! # Files larger than memory
-//! Mapped through a DRAM cache of a size the application chooses.
+//! Mapped through a DRAM cache whose size the application chooses.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -12,7 +12,7 @@
 //! let cache = Cache::builder().budget_bytes(8 << 20).build()?;
 //! let mapping = cache.map_mut(device)?;
 //! mapping.set(4096, 42u64)?; //                        a call that returns errors
-//! // SAFETY: inside the mapping, which lives on.
+//! // SAFETY: inside the mapping, which outlives the load.
 //! let first = unsafe { *mapping.as_ptr() }; //         or a plain load
 //! assert_eq!(first, 7);
 //! mapping.flush_all()?; //                             durable from here on
@@ -22,10 +22,11 @@
 //!
 //! * [`Cache`] owns a DRAM budget; many devices share it.
 //! * [`Mapping`] is a device as memory; [`Pages`] is a device as guarded pages.
-//! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; [`Device`] is a trait for your own.
+//! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; implement the trait [`Device`]
+//!   for others.
 //!
 //! # Ordinary files, mapped well
-//! What a program that calls mmap today switches to: parked mappings, many unmapped at a time, faults that are errors.
+//! A replacement for mmap: cached mappings, batched unmapping, and faults that are errors.
 //!
 //! ```
 //! use aquifer::{FileAccess, Mapper};
@@ -36,18 +37,19 @@
 //! # std::fs::write(&path, "some text")?;
 //! let mapper = Mapper::builder().build()?;
 //! let view = mapper.map(&path, FileAccess::Write, ..)?;
-//! let length = view.read(|bytes| bytes.len())?; //     an error if the file was cut short meanwhile
+//! let length = view.read(|bytes| bytes.len())?; //     an error if the file was truncated
 //! view.write_at(5, b"TEXT")?; //                       private until
-//! view.flush()?; //                                    exactly what was stored to is written and durable
+//! view.flush()?; //                                    writes exactly what changed, durably
 //! assert_eq!((length, std::fs::read(&path)?), (9, b"some TEXT".to_vec()));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! * [`Mapper`] maps files and keeps mappings for use again; [`FileView`] is a range of a file. More in [`mapper`].
+//! * [`Mapper`] maps files and keeps mappings for reuse; [`FileView`] is a range of a file. More in
+//!   [`mapper`].
 //!
 //! # Data structures that survive
-//! Named objects in a pool, at addresses that stay, crash-consistent by one call.
+//! Named objects in a pool, at stable addresses, made crash-consistent by one call.
 //!
 //! ```
 //! use aquifer::{Access, CreateObject, CreateOptions, Objects, OpenOptions, Pool};
@@ -68,12 +70,14 @@
 //! # }
 //! ```
 //!
-//! * [`Pool`] is a formatted file or device that holds them; [`Objects`] are those of a pool.
-//! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one, and [`object::collections`] lie in it.
-//! * The format has version 1, which is frozen: later versions of Aquifer read pools that are made now.
+//! * [`Pool`] is a formatted file or device that holds objects; [`Objects`] gives access to the
+//!   objects of a pool.
+//! * [`Attachment`] is an object as memory. [`ObjectHeap`] allocates inside one;
+//!   [`object::collections`] are stored in it.
+//! * Format version 1 is frozen: later versions of Aquifer read pools made now.
 //!
 //! # Files that processes share, and read without system calls
-//! The same pool holds a file system: names, directories, links, with the methods of `std::fs`.
+//! The same pool holds a file system: names, directories and links, with the methods of `std::fs`.
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -85,33 +89,37 @@
 //! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
 //! let files = Files::new(pool);
 //! files.create_dir_all("/logs/2026")?;
-//! files.create_file("/logs/2026/today")?.write_all(b"started\n")?; // a copy into the pool, seen by every process
-//! files.rename("/logs/2026/today", "/logs/current")?; //               all at once, also after a crash
+//! files.create_file("/logs/2026/today")?.write_all(b"started\n")?; // copied in, visible to every process
+//! files.rename("/logs/2026/today", "/logs/current")?; //               atomic, also in a crash
 //! let mut text = String::new();
-//! files.open_file("/logs/current")?.read_to_string(&mut text)?; //     a copy out of it, without a lock
+//! files.open_file("/logs/current")?.read_to_string(&mut text)?; //     a copy out, without a lock
 //! assert_eq!(text, "started\n");
 //! files.sync()?; //                                                    durable from here on
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! * [`Files`] are the files of a pool, by path; [`File`] is an open one. More in [`fs`].
-//! * From a shell: `aquifer put`, `ls`, `cat`, `get` and others, with paths like `data.pool:/logs/current`.
+//! * [`Files`] gives access to the files of a pool, by path; [`File`] is an open one. More in
+//!   [`fs`].
+//! * From a shell: `aquifer put`, `ls`, `cat`, `get` and other commands, with paths like
+//!   `data.pool:/logs/current`.
 //!
-//! # What holds everywhere
-//! * *Units.* Lengths, offsets and budgets are bytes; what counts something else says so in its name. Pools and objects
-//!   are rounded to pages of 4,096 bytes.
-//! * *Errors.* Every failure that can be a value is one: [`Error`] for caches, [`MapError`] for mapped files, [`PoolError`] for pools,
-//!   [`ObjectError`] for objects, [`FsError`] for the files of a pool. Each names what it is about and says what to do next. Only a load through a bare pointer still raises SIGBUS,
-//!   as with mmap.
-//! * *Durability.* Nothing is promised before a call that makes durable has returned: [`Mapping::flush_all`],
-//!   [`Attachment::psync`], [`FileView::flush`], [`Files::sync`], [`File::sync_all`]. Creating, resizing and destroying objects is
-//!   durable on return.
-//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`], [`Objects`], [`Files`] and [`File`] are shared
-//!   between threads freely. An [`Attachment`] is changed by one thread at a time, as `&mut` says.
-//! * *Processes.* A cache belongs to one process. A pool is opened by many; an object has one writer or many readers, a file
-//!   any number of both. A
-//!   forked child gets errors from what it inherited, and opens anew.
+//! # Conventions
+//! * *Units.* Lengths, offsets and budgets are in bytes; names of other quantities include the
+//!   unit. Pools and objects are rounded to pages of 4,096 bytes.
+//! * *Errors.* Failures are returned as values: [`Error`] for caches, [`MapError`] for mapped
+//!   files, [`PoolError`] for pools, [`ObjectError`] for objects, [`FsError`] for the files of a
+//!   pool. Each names the object concerned and says what to do next. Only a load through a raw
+//!   pointer still raises SIGBUS, as with mmap.
+//! * *Durability.* Nothing is durable before a call that makes it durable has returned:
+//!   [`Mapping::flush_all`], [`Attachment::psync`], [`FileView::flush`], [`Files::sync`],
+//!   [`File::sync_all`]. Creating, resizing and destroying objects is durable on return.
+//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`], [`Objects`],
+//!   [`Files`] and [`File`] can be shared between threads. An [`Attachment`] is changed by one
+//!   thread at a time, as `&mut` requires.
+//! * *Processes.* A cache belongs to one process. Many processes can open a pool; an object has one
+//!   writer or many readers, a file any number of both. In a forked child, inherited objects return
+//!   errors; the child must reopen them.
 //!
 //! ```
 //! fn shared_between_threads<T: Send + Sync>() {}
@@ -150,7 +158,7 @@ pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
 pub use aquifer_vm::prepare_thread;
 
-/// The example of the README is compiled with the documentation's.
+/// Compiles the README's example with the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

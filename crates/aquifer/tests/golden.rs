@@ -1,7 +1,8 @@
-//! A pool of format version 1, made when that was frozen, and everything that is in it.
+//! A pool of format version 1, made when that version was frozen, and everything that it contains.
 //!
-//! The pool is kept as the 512-byte blocks of its file that are not zero, as it was while it was open and then a power cut came: with
-//! records in the log that are durable and not at their place, and with others that are not durable. `make_the_pool` made it:
+//! The pool is stored as the non-zero 512-byte blocks of its file, as left by a power failure while
+//! it was open: the log contains records that are durable but not yet applied in place, and others
+//! that are not durable. `make_the_pool` made it:
 //!
 //! ```text
 //! cargo test -p aquifer --test golden -- --ignored make_the_pool
@@ -23,7 +24,7 @@ const POOL_BYTES: u64 = 8 << 20;
 const MANY: usize = 60;
 const BLOCK: usize = 512;
 const TYPE: u64 = 9;
-/// Not that of a machine which reads the pool.
+/// Differs from that of any machine that reads the pool.
 const BOOT: u64 = 0x0a91_f3e2_0000_0001;
 
 fn blocks_path() -> PathBuf {
@@ -31,7 +32,7 @@ fn blocks_path() -> PathBuf {
 }
 
 fn content(seed: u8, len: usize) -> Vec<u8> {
-    // Little in each page, so that the blocks are few.
+    // Few non-zero bytes in each page, so that there are few blocks.
     let byte = |at: usize| match at % PAGE < 40 {
         true => (at as u8).wrapping_mul(31).wrapping_add((at >> 12) as u8 ^ seed),
         false => 0,
@@ -43,7 +44,7 @@ fn long_target() -> String {
     "long/".repeat(100)
 }
 
-/// What is there, and its content; of links, the target.
+/// Returns the expected files, and their content; for links, the target.
 fn tree() -> Vec<(String, FileKind, Vec<u8>)> {
     let mut all = vec![
         ("/empty".to_owned(), FileKind::File, Vec::new()),
@@ -98,7 +99,7 @@ fn make(path: &Path) {
     for page in 0..100 {
         let bytes = &content(2, 100 * PAGE)[page * PAGE..][..PAGE];
         many.write_atomic(bytes, (page * PAGE) as u64).unwrap();
-        // Small ones lie in between.
+        // Small extents are placed in between.
         other.write_atomic(&[0; 8], page as u64 % 2 * PAGE as u64).unwrap();
     }
     assert!(many.runs().unwrap().len() > 45, "more than an inode has room for");
@@ -126,7 +127,7 @@ fn make(path: &Path) {
     bytes.psync().unwrap();
     pool.checkpoint().unwrap();
 
-    // From here on it is in the log only.
+    // From here on changes are in the log only.
     bytes.as_mut_slice().unwrap()[PAGE..2 * PAGE].copy_from_slice(&content(10, PAGE));
     bytes.psync().unwrap();
     let mut attached = objects.attach("heap", Access::Write, None).unwrap();
@@ -150,7 +151,7 @@ fn make(path: &Path) {
     files.remove_file("/spare").unwrap();
     files.sync().unwrap();
 
-    // And here there is the power cut: this was not durable.
+    // The power fails before this becomes durable.
     write("/unsynced", b"lost");
     files.rename("/empty", "/renamed").unwrap();
     bytes.as_mut_slice().unwrap()[0] = 0xff;
@@ -178,7 +179,7 @@ fn from_blocks(blocks: &[u8]) -> Vec<u8> {
     image
 }
 
-/// The pool as it was found after the power cut.
+/// Returns the pool as found after the power failure.
 fn found() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool");
@@ -244,7 +245,7 @@ fn assert_objects(objects: &Objects) {
 fn version_1_stays_readable() {
     let (_directory, path) = found();
     assert_not_worse(&path, Severity::Repairable);
-    // Without writing anything; and as whoever writes finds it.
+    // Read-only, and as a writer opens it.
     let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
     for options in [read_only, OpenOptions::default()] {
         let pool = Pool::open(&path, &options).unwrap();
@@ -274,7 +275,7 @@ fn version_1_stays_writable() {
     assert_objects(&Objects::new(files.pool().clone()));
 }
 
-/// Only to be run when a new version of the format is frozen.
+/// Run this only when a new version of the format is frozen.
 #[test]
 #[ignore = "it makes the pool that the other tests read"]
 fn make_the_pool() {

@@ -1,11 +1,11 @@
-//! The example that searches a tree finds the same by all ways, and what a naive search finds.
+//! The search example finds the same in all modes, and the same as a naive search.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The example, which is built with the tests of this package.
+/// Runs the example, which is built with the tests of this package.
 fn search(arguments: &[&str], path: &Path) -> Output {
     let mut program = std::env::current_exe().unwrap();
     program.pop();
@@ -19,7 +19,7 @@ fn search(arguments: &[&str], path: &Path) -> Output {
     Command::new(program).args(arguments).arg(path).output().unwrap()
 }
 
-/// Makes a tree with text, binary and hidden files; returns those to be searched.
+/// Creates a tree with text, binary and hidden files; returns those to be searched.
 fn tree(root: &Path) -> Vec<PathBuf> {
     let mut texts = Vec::new();
     let mut write = |name: &str, bytes: &[u8], is_text: bool| {
@@ -60,7 +60,7 @@ fn tree(root: &Path) -> Vec<PathBuf> {
     texts
 }
 
-/// What should be found, line by line.
+/// Returns the expected output, line by line.
 fn naive(texts: &[PathBuf], needle: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for path in texts {
@@ -119,7 +119,7 @@ fn what_is_not_there_and_what_is_wrong_is_said() {
     for way in ["read", "mmap", "mapper"] {
         let none = search(&["--with", way, "needle"], directory.path());
         assert_eq!((none.status.code(), none.stdout.len(), none.stderr.len()), (Some(1), 0, 0));
-        // A file may be named; something that is not there too.
+        // A file may be named, and also a path that does not exist.
         let one = search(&["--with", way, "text"], &directory.path().join("file"));
         assert_eq!(one.status.code(), Some(0));
         let missing = search(&["--with", way, "text"], &directory.path().join("missing"));

@@ -1,20 +1,21 @@
-//! A device of one's own: two devices that hold the same bytes.
+//! A custom device: two devices that hold the same bytes.
 //!
-//! Every write goes to both, a read is served by one and repeated on the other when that fails, and
-//! what could only be read there is written back to the first. The program makes a pair of files, breaks
-//! one of them with a [`Faulty`] decorator, and shows that nobody notices.
+//! Every write goes to both. A read is served by one and repeated on the other if it fails; bytes
+//! that only the second could read are written back to the first. The program makes a pair of
+//! files, breaks one of them with a [`Faulty`] decorator, and shows that callers are not affected.
 //!
 //! ```text
 //! cargo run -p aquifer-device --example custom_device
 //! ```
 //!
-//! What to look at when writing a device:
-//! * the contract in the crate's documentation: no short transfers, no writes past the end, no allocation
-//!   and no lock in `read_at`;
-//! * a failed write is reported, even if one copy was written: the caller keeps its data and repeats it;
-//! * `run` is optional. The default performs a batch one transfer at a time, which is right here, because a
-//!   read that fails needs a second look. `dax` and `page_cache_file` stay `None`: whoever
-//!   mapped one copy would leave the other behind.
+//! What to consider when writing a device:
+//! * the contract in the crate's documentation: no short transfers, no writes past the end, no
+//!   allocation and no lock in `read_at`;
+//! * a failed write is reported, even if one copy was written: the caller keeps its data and
+//!   retries;
+//! * `run` is optional. The default performs a batch one transfer at a time, which is right here,
+//!   because a read that fails has to be repeated on the other device. `dax` and `page_cache_file`
+//!   stay `None`: stores through a mapping of one copy would not reach the other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,8 +58,8 @@ impl<A: Device, B: Device> Device for Mirror<A, B> {
             Ok(got_bytes) => Ok(got_bytes),
             Err(_) => {
                 let got_bytes = self.second.read_at(offset_bytes, buffer)?;
-                // A disk replaces a sector it could not read when that is written. Should it not, the
-                // next read comes here again.
+                // A disk remaps an unreadable sector when it is written. If it does not, the next
+                // read gets here again.
                 if self.first.is_writable()
                     && self.first.write_at(offset_bytes, &buffer[..got_bytes]).is_ok()
                 {
@@ -70,7 +71,7 @@ impl<A: Device, B: Device> Device for Mirror<A, B> {
     }
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        // Both are attempted, so that a failure of one does not leave the other with old bytes too.
+        // Both are attempted, so that a failure of one does not leave old bytes in the other.
         let first = self.first.write_at(offset_bytes, buffer);
         let second = self.second.write_at(offset_bytes, buffer);
         first.and(second)
@@ -87,7 +88,8 @@ impl<A: Device, B: Device> Device for Mirror<A, B> {
     }
 }
 
-/// Writes through a mirror, breaks one side, and reads all back; returns the repairs made.
+/// Writes through a mirror, breaks one side, and reads everything back; returns the number of
+/// repairs.
 fn demonstrate() -> Result<u64, Box<dyn std::error::Error>> {
     const LEN_BYTES: u64 = 1 << 20;
     const PAGE_BYTES: usize = 4096;
@@ -110,7 +112,7 @@ fn demonstrate() -> Result<u64, Box<dyn std::error::Error>> {
     }
     mirror.sync()?;
 
-    // From here on the first side cannot read a stretch in its middle.
+    // From here on the first side cannot read a range in its middle.
     const EIO: i32 = 5;
     let broken = LEN_BYTES / 4..LEN_BYTES / 2;
     control.inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(EIO)).range(broken));

@@ -1,10 +1,10 @@
-//! Memory with the alignment direct I/O asks for.
+//! Memory with the alignment that direct I/O requires.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// A zeroed byte buffer whose start is aligned, as [`Device::alignment_bytes`] demands of memory.
+/// A zeroed byte buffer with an aligned start, as [`Device::alignment_bytes`] requires.
 ///
 /// ```
 /// use aquifer_device::AlignedBuffer;
@@ -22,7 +22,7 @@ pub struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// A buffer of `len_bytes` aligned to `alignment_bytes`.
+    /// Allocates a buffer of `len_bytes` aligned to `alignment_bytes`.
     ///
     /// # Panics
     /// If the alignment is not a power of two.
@@ -54,7 +54,7 @@ impl DerefMut for AlignedBuffer {
 
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout, freed only here.
+        // SAFETY: allocated in `new` with this layout, freed only here.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::DeviceError;
 
-/// How many of `len_bytes` at `offset_bytes` a device of `device_bytes` can deliver to a read.
+/// Returns how many of `len_bytes` at `offset_bytes` a read of a device of `device_bytes` can
+/// return.
 pub(crate) fn readable_bytes(
     offset_bytes: u64,
     len_bytes: usize,
@@ -15,7 +16,7 @@ pub(crate) fn readable_bytes(
     Ok(len_bytes.min(left_bytes))
 }
 
-/// Refuses a write that would leave the device: writes never extend it.
+/// Refuses a write that would exceed the device: writes never extend it.
 pub(crate) fn check_write(
     offset_bytes: u64,
     len_bytes: usize,

@@ -1,4 +1,4 @@
-//! Files and devices whose bytes are memory, mapped once and linearly.
+//! Memory-backed files and devices, mapped once and linearly.
 //!
 //! # What qualifies
 //! | | persistence | sync |
@@ -7,20 +7,20 @@
 //! | tmpfs, ramfs, hugetlbfs, memfd | [`Persistence::Volatile`] | nothing |
 //! | anything else: its mapping is page cache | refused; open it as a [`FileDevice`] | |
 //!
-//! The page cache is never taken for DAX: the kernel writes it back when it likes, and flushing cache lines
-//! would make nothing durable.
+//! A page-cache mapping is never treated as DAX: the kernel writes it back at any time, and
+//! flushing cache lines would make nothing durable.
 //!
 //! # Durability
-//! [`Device::write_at`] on persistent memory stores past the cache and flushes the lines it covers in
-//! part, so the bytes are durable when it returns, and `sync` only orders. Whoever stores through [`Device::dax`]
-//! flushes the lines it touched (`aquifer_sys::copy::flush_cache_lines`) before `sync`. On volatile
-//! memory nothing survives a reboot, whatever is called.
+//! [`Device::write_at`] on persistent memory uses non-temporal stores and flushes partial lines, so
+//! the bytes are durable when it returns, and `sync` only orders. A caller that stores through
+//! [`Device::dax`] must flush the lines it touched (`aquifer_sys::copy::flush_cache_lines`) before
+//! `sync`. On volatile memory nothing survives a reboot, not even after `sync`.
 //!
 //! # Truncation
-//! The mapping is made once: growth is not seen. Before each transfer the file's length is looked at, so
-//! one that was cut short gives [`DeviceError::OutOfBounds`] or a short read; a truncation in
-//! the middle of a copy still raises SIGBUS, as in any mapping. Files opened writable are fully allocated
-//! first, so that a store never meets a full file system.
+//! The mapping is made once: growth is not noticed. Each transfer checks the file's length first,
+//! so a truncated file gives [`DeviceError::OutOfBounds`] or a short read; a truncation during a
+//! copy still raises SIGBUS, as in any mapping. Files opened writable are fully allocated first, so
+//! that no store finds the file system full.
 //!
 //! [`FileDevice`]: crate::FileDevice
 
@@ -75,7 +75,7 @@ pub struct DaxDevice {
     medium: &'static str,
 }
 
-/// How to open a [`DaxDevice`]; made by [`DaxDevice::options`].
+/// Options for opening a [`DaxDevice`]; made by [`DaxDevice::options`].
 #[derive(Debug, Clone, Default)]
 pub struct DaxOptions {
     writable: bool,
@@ -83,13 +83,14 @@ pub struct DaxOptions {
 }
 
 impl DaxOptions {
-    /// Whether the device can be written to. Off by default. A regular file is fully allocated at open.
+    /// Sets whether the device can be written to. Off by default. If on, a regular file is fully
+    /// allocated at open.
     pub fn writable(mut self, writable: bool) -> Self {
         self.writable = writable;
         self
     }
 
-    /// Whether volatile memory is refused. Off by default.
+    /// Sets whether volatile memory is refused. Off by default.
     pub fn persistent(mut self, persistent: bool) -> Self {
         self.persistent = persistent;
         self
@@ -98,8 +99,8 @@ impl DaxOptions {
     /// Opens and maps `path`.
     ///
     /// # Errors
-    /// [`DeviceError::Open`] where the system refuses, also for want of space;
-    /// [`DeviceError::Unsuitable`] where the bytes of the file are not memory.
+    /// [`DeviceError::Open`] where the system refuses, also for lack of space;
+    /// [`DeviceError::Unsuitable`] where the file is not memory-backed.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<DaxDevice, DeviceError> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -185,7 +186,7 @@ impl DaxOptions {
             }
         };
         if magic == file_system::HUGETLBFS && !self.writable {
-            // A hole is filled at the first read of it, which raises SIGBUS when no page is left.
+            // A hole is filled at its first read, which raises SIGBUS when no huge page is free.
             region.populate_for_reading().map_err(open_error)?;
         }
         Ok(DaxDevice {
@@ -210,17 +211,17 @@ impl DaxDevice {
         Self::options().open(path)
     }
 
-    /// Ways to open: writable, persistent memory only.
+    /// Returns options for opening: writable, persistent memory only.
     pub fn options() -> DaxOptions {
         DaxOptions::default()
     }
 
-    /// What makes stores durable here.
+    /// Returns what makes stores durable.
     pub fn persistence(&self) -> Persistence {
         self.persistence
     }
 
-    /// Length of the mapping: what the file had when it was opened.
+    /// Returns the length of the mapping: the file's length when it was opened.
     pub fn mapped_bytes(&self) -> usize {
         self.region.len_bytes()
     }
@@ -235,7 +236,7 @@ impl Device for DaxDevice {
         self.identity
     }
 
-    /// The mapped length, or what a truncation has left of it.
+    /// Returns the mapped length, or the file's length if it was truncated below that.
     fn len_bytes(&self) -> Result<u64, DeviceError> {
         let mapped_bytes = self.region.len_bytes() as u64;
         if !self.is_regular {
@@ -278,7 +279,8 @@ impl Device for DaxDevice {
         true
     }
 
-    /// A store fence on persistent memory, since writes have flushed their lines; nothing on volatile.
+    /// A store fence on persistent memory, since writes have flushed their lines; a no-op on
+    /// volatile memory.
     fn sync(&self) -> Result<(), DeviceError> {
         if self.persistence == Persistence::CacheLineFlush {
             copy::store_fence();
@@ -286,7 +288,7 @@ impl Device for DaxDevice {
         Ok(())
     }
 
-    /// Readable, and writable where the device was opened so. The caller minds truncation.
+    /// Readable, and writable if the device was opened writable. The caller must handle truncation.
     fn dax(&self) -> Option<(*mut u8, usize)> {
         Some((self.region.start(), self.region.len_bytes()))
     }
@@ -299,10 +301,10 @@ impl Device for DaxDevice {
     }
 }
 
-/// Gives every page of the file its memory, keeping what it holds.
+/// Allocates every page of the file, keeping its content.
 fn allocate(file: &File, len_bytes: usize) -> io::Result<()> {
     match aquifer_sys::io::allocate(file.as_fd(), 0, len_bytes as u64) {
-        // ramfs has no fallocate, and no limit to run into either.
+        // ramfs has no fallocate, and no size limit either.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
         allocated => allocated,
     }

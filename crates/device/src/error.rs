@@ -1,4 +1,4 @@
-//! What can go wrong at a device.
+//! Errors of devices.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub enum IoOperation {
     Write,
     /// The barrier that makes writes durable.
     Sync,
-    /// Asking for length or alignment.
+    /// Querying length or alignment.
     Inspect,
 }
 
@@ -26,14 +26,15 @@ impl std::fmt::Display for IoOperation {
     }
 }
 
-/// An error of a device. Holds no heap memory on the transfer paths, so the fault path may make one.
+/// An error of a device. Errors of transfers hold no heap memory, so the fault path may create
+/// them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The system refused or failed a transfer.
     #[error("{operation} of {len_bytes} bytes at offset {offset_bytes} failed: {source}")]
     Io {
-        /// What was attempted.
+        /// The failed operation.
         operation: IoOperation,
         /// Start of the transfer.
         offset_bytes: u64,
@@ -42,7 +43,7 @@ pub enum DeviceError {
         /// The system's error.
         source: io::Error,
     },
-    /// A read ended before the bytes asked for, inside the length the device claims.
+    /// A read returned less than requested, inside the length that the device reports.
     #[error(
         "read of {len_bytes} bytes at offset {offset_bytes} returned only {got_bytes}: the device is \
          shorter than it says, or was truncated meanwhile"
@@ -50,12 +51,13 @@ pub enum DeviceError {
     ShortRead {
         /// Start of the transfer.
         offset_bytes: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: usize,
-        /// Bytes that came.
+        /// Bytes returned.
         got_bytes: usize,
     },
-    /// A write ended before its last byte. What is on the device in its place is unknown until it is written again.
+    /// A write ended before its last byte. The device's content in the range is unknown until it is
+    /// rewritten.
     #[error(
         "write of {len_bytes} bytes at offset {offset_bytes} ended after {wrote_bytes}: the device breaks the \
          contract of a batch, in which no write is short; write again, and correct the device"
@@ -63,9 +65,9 @@ pub enum DeviceError {
     ShortWrite {
         /// Start of the transfer.
         offset_bytes: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: usize,
-        /// Bytes that the device says it wrote.
+        /// Bytes that the device reported as written.
         wrote_bytes: usize,
     },
     /// The device ended a batch without completing a transfer of it.
@@ -74,7 +76,7 @@ pub enum DeviceError {
          {offset_bytes}: it breaks the contract of `Device::run`; transfer again, and correct the device"
     )]
     Unfinished {
-        /// What was asked for.
+        /// The requested operation.
         operation: IoOperation,
         /// Start of the transfer.
         offset_bytes: u64,
@@ -91,7 +93,7 @@ pub enum DeviceError {
         /// The device's length.
         device_bytes: u64,
     },
-    /// Offset, length or memory not aligned as the device needs.
+    /// Offset, length or memory not aligned as the device requires.
     #[error(
         "transfer at offset {offset_bytes} of {len_bytes} bytes is not aligned to {alignment_bytes} bytes"
     )]
@@ -100,7 +102,7 @@ pub enum DeviceError {
         offset_bytes: u64,
         /// Its length.
         len_bytes: usize,
-        /// What the device needs.
+        /// The alignment that the device requires.
         alignment_bytes: usize,
     },
     /// A write to a device opened for reading.
@@ -111,7 +113,7 @@ pub enum DeviceError {
     Unsuitable {
         /// The path as given.
         path: String,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// Opening failed.

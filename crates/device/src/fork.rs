@@ -1,11 +1,11 @@
-//! Tells a forked child from its parent.
+//! Detects that the process is a forked child.
 //!
-//! A child inherits copies of descriptors and memory, but not the threads of its parent, and an
-//! io_uring it inherits is still the parent's. What a process made for itself is therefore stamped with
-//! a *generation*, and whoever finds an older stamp makes its own anew.
+//! A child inherits copies of descriptors and memory, but not its parent's threads, and an
+//! inherited io_uring is still the parent's. Per-process state is therefore stamped with a
+//! *generation*; code that finds an older stamp creates the state anew.
 //!
-//! The mark is a page the kernel zeroes in a child (`MADV_WIPEONFORK`). A process id would do almost
-//! as well, but a daemon's grandchild may be given the id of the process that started it.
+//! The mark is a page that the kernel zeroes in a child (`MADV_WIPEONFORK`). A process ID would do
+//! almost as well, but a daemon's grandchild may get the ID of the process that started it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +14,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static MARK: OnceLock<usize> = OnceLock::new();
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// The mark's values: 0 in a fresh child, `RAISING` while one thread raises the generation, `MARKED`.
+/// The mark's values: 0 in a new child, `RAISING` while one thread increments the generation,
+/// `MARKED`.
 const RAISING: u64 = 1;
 const MARKED: u64 = 2;
 
-/// A number that is constant within a process and differs from its parent's.
+/// Returns a number that is constant within a process and differs from its parent's.
 pub(crate) fn generation() -> u64 {
     let address = *MARK.get_or_init(map_mark);
     if address == 0 {
         return u64::from(std::process::id());
     }
-    // SAFETY: `map_mark` mapped the page for the life of the process; it is only used as this atomic.
+    // SAFETY: `map_mark` mapped the page for the life of the process; it is only used as this
+    // atomic.
     let mark = unsafe { &*(address as *const AtomicU64) };
-    // Acquire: pairs with the release below, so that whoever sees the page marked sees the raise too.
+    // Acquire: pairs with the release store below, so that a thread that reads MARKED also sees the
+    // new generation.
     while mark.load(Ordering::Acquire) != MARKED {
         if mark.compare_exchange(0, RAISING, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -40,7 +43,7 @@ pub(crate) fn generation() -> u64 {
 }
 
 fn map_mark() -> usize {
-    // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice.
+    // SAFETY: a new private anonymous mapping at an address of the kernel's choice.
     let page = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -54,7 +57,7 @@ fn map_mark() -> usize {
     if page == libc::MAP_FAILED {
         return 0;
     }
-    // SAFETY: the page just mapped, which nobody else knows.
+    // SAFETY: the page just mapped, which no other code uses yet.
     if unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
         // SAFETY: as above; it is not used afterwards.
         unsafe { libc::munmap(page, 4096) };
@@ -77,7 +80,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let differs = generation() != here && generation() == generation();
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any of the parent's code.
             unsafe { libc::_exit(i32::from(!differs)) };
         }
         let mut status = 0;

@@ -1,24 +1,26 @@
-//! Devices: where bytes live.
+//! Devices: storage for bytes.
 //!
-//! A [`Device`] is what the cache loads pages from and writes them back to: a file opened for direct
-//! I/O, a byte-addressable region, or anything a user implements. The trait is small on purpose: two
-//! blocking transfers, one batch, one barrier. Everything that wants real queue depth goes through
-//! [`Device::run`], which *pulls* requests from a [`Batch`] while the device has room and hands every
-//! completion back at once, so that installing a page overlaps with the reads still in flight.
+//! A [`Device`] is what the cache loads pages from and writes them back to: a file opened for
+//! direct I/O, a byte-addressable region, or a user's implementation. The trait is small on
+//! purpose: two blocking transfers, one batch, one barrier. Queue depth comes from [`Device::run`],
+//! which *pulls* requests from a [`Batch`] while the device has capacity and reports every
+//! completion at once, so that installing a page overlaps with the reads still in flight.
 //!
 //! # Contract
-//! * A transfer is never short, except for a read that crosses the end of the device: it returns the
-//!   bytes there were. A read that starts exactly at the end returns 0, one that starts beyond it is
-//!   [`DeviceError::OutOfBounds`]. Retrying after `EINTR` or a short transfer is the device's job.
-//! * Offsets and lengths handed in are multiples of [`Device::alignment_bytes`], except that a transfer may
-//!   end at the device's length, or at a length that the device had earlier: a cache keeps the one that it found,
-//!   and its last page is still written when the device has grown.
-//! * Nothing here allocates on the way of a single [`Device::read_at`]: it is called from the fault path,
-//!   which may be a signal handler. The same holds for [`Device::write_at`] of a device that says so
-//!   ([`Device::writes_are_signal_safe`]).
+//! * A transfer is never short, except for a read that crosses the end of the device: it returns
+//!   the bytes before the end. A read that starts exactly at the end returns 0, one that starts
+//!   beyond it fails with [`DeviceError::OutOfBounds`]. Retrying after `EINTR` or a short transfer
+//!   is the device's job.
+//! * Offsets and lengths are multiples of [`Device::alignment_bytes`], except that a transfer may
+//!   end at the device's length, or at a length that the device had earlier: a cache keeps the
+//!   length it found when it attached the device, and still writes its last page after the device
+//!   has grown.
+//! * [`Device::read_at`] does not allocate: it is called from the fault path, which may be a signal
+//!   handler. The same holds for [`Device::write_at`] if [`Device::writes_are_signal_safe`] returns
+//!   true.
 //! * Written bytes are durable once a later [`Device::sync`] returned `Ok`, and only then.
 //!
-//! # What is here
+//! # Contents
 //! | | |
 //! |---|---|
 //! | [`FileDevice`] | a regular file or block device, `O_DIRECT`, io_uring or a thread pool for depth |
@@ -75,84 +77,88 @@ pub use memory::MemoryDevice;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Where bytes live. See the crate documentation for the contract.
+/// A store of bytes. See the crate documentation for the contract.
 pub trait Device: Send + Sync + 'static {
-    /// A name for messages: the path of a file, or what kind of memory this is.
+    /// Returns a name for messages: the path of a file, or the kind of memory.
     fn name(&self) -> &str;
 
-    /// Which bytes these are: equal for two devices exactly if a write through one changes what the other
-    /// reads. A cache keeps one copy of the bytes of one identity.
+    /// Identifies the bytes: equal for two devices exactly if a write through one changes what the
+    /// other reads. A cache keeps one copy of the bytes of one identity.
     ///
-    /// The default is the device object itself, so that only the same object counts as the same device. A
-    /// device that passes its transfers on to another one returns the identity of that one. Of several devices of
-    /// one identity that are attached at once a cache calls the first, or, where that one cannot write, the first
-    /// that is mapped writable: what another decorator would do to transfers is not done.
+    /// The default is the device object itself, so that only the same object counts as the same
+    /// device. A device that passes its transfers on to another one returns that device's identity.
+    /// If several devices of one identity are attached at once, a cache calls the first, or, if
+    /// that one is not writable, the first that is mapped writable: the transfers do not pass
+    /// through the other decorators.
     fn identity(&self) -> DeviceIdentity {
         DeviceIdentity::of_object(self)
     }
 
-    /// The present length in bytes. Files may grow and shrink.
+    /// Returns the current length in bytes. Files may grow and shrink.
     fn len_bytes(&self) -> Result<u64, DeviceError>;
 
-    /// Power of two that offsets, lengths and memory addresses of transfers must be multiples of; the
-    /// crate documentation names the one exception.
+    /// Returns the power of two that offsets, lengths and memory addresses of transfers must be
+    /// multiples of; the crate documentation names the one exception.
     fn alignment_bytes(&self) -> usize {
         1
     }
 
-    /// Whether [`Device::write_at`] can succeed at all.
+    /// Returns whether [`Device::write_at`] can succeed at all.
     fn is_writable(&self) -> bool;
 
     /// Reads `buffer.len()` bytes at `offset_bytes`; returns less only at the end of the device.
     ///
-    /// Must not allocate, log, or take a lock that may be held while mapped memory is touched.
+    /// Must not allocate, log, or take a lock that may be held while mapped memory is accessed.
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError>;
 
     /// Writes all of `buffer` at `offset_bytes`. Never extends the device.
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError>;
 
-    /// Whether [`Device::write_at`] keeps the rules of [`Device::read_at`]: it does not allocate, log, or
-    /// take a lock that may be held while mapped memory is touched. Only then does a faulting thread that
-    /// needs a page's memory write another page back by itself, perhaps in a signal handler; else it
-    /// waits for a thread of the cache to do so.
+    /// Returns whether [`Device::write_at`] follows the rules of [`Device::read_at`]: it does not
+    /// allocate, log, or take a lock that may be held while mapped memory is accessed. Only then
+    /// does a faulting thread that needs a page's memory write another page back itself, perhaps in
+    /// a signal handler; otherwise it waits for a thread of the cache to do so.
     fn writes_are_signal_safe(&self) -> bool {
         false
     }
 
-    /// Makes every completed write durable. A failure is final for those writes: it must not be turned
-    /// into success by asking again.
+    /// Makes every completed write durable. A failure is final for those writes: a later call must
+    /// not report success for them.
     fn sync(&self) -> Result<(), DeviceError>;
 
-    /// Runs a batch at up to `depth` transfers in flight; returns when the batch has no further one and all
-    /// have completed, each once.
+    /// Runs a batch with up to `depth` transfers in flight; returns when the batch is exhausted and
+    /// all transfers have completed, each once.
     ///
-    /// A write completes with its whole length or an error: a caller takes less for a failure
-    /// ([`DeviceError::ShortWrite`]), and so a transfer that was not completed when this returns
+    /// A write completes with its whole length or an error: a caller treats a shorter length as a
+    /// failure ([`DeviceError::ShortWrite`]), and also a transfer that was not completed on return
     /// ([`DeviceError::Unfinished`]).
     ///
-    /// The default does one transfer after the other. A device that returns or panics here must have no transfer in
-    /// flight any more: the batch's memory is used for something else afterwards.
+    /// The default does one transfer at a time. When this returns or panics, no transfer may still
+    /// be in flight: the batch's memory is reused afterwards.
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
         let _ = depth;
         run_serially(self, batch);
     }
 
-    /// How many transfers in flight this device gains from.
+    /// Returns the number of transfers in flight that this device benefits from.
     fn queue_depth(&self) -> usize {
         1
     }
 
-    /// The bytes themselves, when the device is byte-addressable (DAX): base address and length.
+    /// Returns the bytes themselves if the device is byte-addressable (DAX): base address and
+    /// length.
     fn dax(&self) -> Option<(*mut u8, usize)> {
         None
     }
 
-    /// A descriptor of a regular file whose page cache may be mapped instead, if there is one.
+    /// Returns a descriptor of a regular file whose page cache may be mapped instead, if there is
+    /// one.
     fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// How the device is reached, for reports: `"direct (io_uring)"`, `"buffered: …"`, `"memory"`.
+    /// Returns how the device is accessed, for reports: `"direct (io_uring)"`, `"buffered: …"`,
+    /// `"memory"`.
     fn access_path(&self) -> String;
 }
 
@@ -219,31 +225,32 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 pub struct Request {
     /// Read or write.
     pub operation: IoOperation,
-    /// Where on the device.
+    /// Offset on the device.
     pub offset_bytes: u64,
     /// Start of the memory read into or written from.
     pub memory: *mut u8,
     /// Length of the transfer.
     pub len_bytes: usize,
-    /// Handed back with the completion.
+    /// Returned with the completion.
     pub tag: u64,
 }
 
 /// A source of transfers and the sink of their completions.
 ///
 /// # Safety
-/// From [`Batch::next`] until [`Batch::complete`] with the same tag, the memory of a request is valid,
-/// and for a read nobody else looks at it, for a write nobody changes it.
+/// From [`Batch::next`] until [`Batch::complete`] with the same tag, the memory of a request is
+/// valid; no other code reads or writes it during a read, and no code writes it during a write.
 pub unsafe trait Batch {
-    /// The next transfer to start, or `None` when no further one can start *now*. A batch that returned
-    /// `None` is asked again after each completion, and is done when nothing is in flight any more.
+    /// Returns the next transfer to start, or `None` when none can start *now*. A batch that
+    /// returned `None` is called again after each completion, and is finished when nothing is in
+    /// flight any more.
     fn next(&mut self) -> Option<Request>;
 
-    /// A transfer has ended: with the number of bytes, or the error.
+    /// Reports the end of a transfer: the number of bytes, or the error.
     fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>);
 }
 
-/// Runs a batch with one blocking transfer after the other: the fallback of every device.
+/// Runs a batch with one blocking transfer at a time: the fallback of every device.
 pub fn run_serially<D: Device + ?Sized>(device: &D, batch: &mut dyn Batch) {
     while let Some(request) = batch.next() {
         let result = run_one(device, &request);
@@ -255,12 +262,13 @@ pub fn run_serially<D: Device + ?Sized>(device: &D, batch: &mut dyn Batch) {
 pub fn run_one<D: Device + ?Sized>(device: &D, request: &Request) -> Result<usize, DeviceError> {
     match request.operation {
         IoOperation::Write => {
-            // SAFETY: the contract of `Batch`: valid, and nobody changes it until `complete`.
+            // SAFETY: the contract of `Batch`: valid, and not written by any code until `complete`.
             let bytes = unsafe { std::slice::from_raw_parts(request.memory, request.len_bytes) };
             device.write_at(request.offset_bytes, bytes).map(|()| request.len_bytes)
         }
         _ => {
-            // SAFETY: the contract of `Batch`: valid, and nobody else looks at it until `complete`.
+            // SAFETY: the contract of `Batch`: valid, and not accessed by other code until
+            // `complete`.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(request.memory, request.len_bytes) };
             device.read_at(request.offset_bytes, bytes)

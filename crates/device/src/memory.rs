@@ -1,8 +1,8 @@
 //! Plain memory as a device: for tests, and as a tier of DRAM below a cache.
 //!
-//! Byte-addressable, so a cache may map it instead of copying. Volatile: nothing survives the process,
-//! and [`Device::sync`] has nothing to do. A transfer that overlaps a concurrent write may see some of its
-//! bytes and not others, as on any device.
+//! Byte-addressable, so a cache may map it instead of copying. Volatile: nothing survives the
+//! process, and [`Device::sync`] has nothing to do. A transfer that overlaps a concurrent write may
+//! see some of its bytes and not others, as on any device.
 
 use crate::region::Region;
 use crate::{Device, DeviceError, DeviceIdentity, bounds};
@@ -23,10 +23,11 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// `len_bytes` zeroed bytes, at a page boundary. Memory is taken as it is first touched.
+    /// Creates a device of `len_bytes` zeroed bytes, page-aligned. Memory is allocated when first
+    /// touched.
     ///
     /// # Errors
-    /// [`DeviceError::Open`] where the address space or the memory is not to be had.
+    /// [`DeviceError::Open`] if address space or memory is short.
     pub fn new(len_bytes: usize) -> Result<Self, DeviceError> {
         match Region::anonymous(len_bytes) {
             Ok(region) => Ok(MemoryDevice { region }),
@@ -36,7 +37,7 @@ impl MemoryDevice {
         }
     }
 
-    /// A device that starts with these bytes, and is as long.
+    /// Creates a device with this content and length.
     ///
     /// # Errors
     /// As [`MemoryDevice::new`].
@@ -46,7 +47,7 @@ impl MemoryDevice {
         Ok(device)
     }
 
-    /// A copy of all bytes.
+    /// Returns a copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.region.len_bytes()];
         self.region.read(0, &mut bytes);

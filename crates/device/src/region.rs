@@ -1,6 +1,7 @@
 //! A shared mapping that is unmapped when dropped, and transfers on it by raw copies.
 //!
-//! Never handed out as a reference: other threads, processes or the device itself may change the bytes.
+//! Never exposed as a reference: other threads, processes or the device itself may change the
+//! bytes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,19 +15,19 @@ pub(crate) struct Region {
     len_bytes: usize,
 }
 
-// SAFETY: the region owns its mapping, and is reached by raw copies only, never by references.
+// SAFETY: the region owns its mapping, and is accessed only by raw copies, never by references.
 unsafe impl Send for Region {}
 // SAFETY: as above. Concurrent transfers to the same bytes mix, as on any device.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Anonymous memory, zeroed. A length of 0 maps nothing.
+    /// Maps anonymous zeroed memory. A length of 0 maps nothing.
     pub(crate) fn anonymous(len_bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Self::map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
     }
 
-    /// The first `len_bytes` of a file, with the given sharing `flags`.
+    /// Maps the first `len_bytes` of a file, with the given sharing `flags`.
     pub(crate) fn of_file(
         file: BorrowedFd<'_>,
         len_bytes: usize,
@@ -46,7 +47,7 @@ impl Region {
         if len_bytes == 0 {
             return Ok(Region { start: std::ptr::without_provenance_mut(4096), len_bytes: 0 });
         }
-        // SAFETY: a new mapping at a place of the kernel's choice; nothing existing is replaced.
+        // SAFETY: a new mapping at an address of the kernel's choice; no existing one is replaced.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, protection, flags, file, 0) };
         if start == libc::MAP_FAILED {
@@ -63,7 +64,7 @@ impl Region {
         self.len_bytes
     }
 
-    /// Makes every page present for reading, or says why not.
+    /// Faults every page in for reading.
     pub(crate) fn populate_for_reading(&self) -> io::Result<()> {
         if self.len_bytes == 0 {
             return Ok(());
@@ -77,27 +78,27 @@ impl Region {
     /// Copies out of the region.
     ///
     /// # Panics
-    /// If the range lies outside.
+    /// If the range is outside.
     pub(crate) fn read(&self, offset_bytes: u64, buffer: &mut [u8]) {
         let source = self.at(offset_bytes, buffer.len());
-        // SAFETY: `at` checked the range; the buffer is the caller's own, outside of this mapping.
+        // SAFETY: `at` checked the range; the buffer is the caller's own, outside this mapping.
         unsafe { copy::copy_from_device(buffer.as_mut_ptr(), source, buffer.len()) };
     }
 
     /// Copies into the region with non-temporal stores.
     ///
     /// # Panics
-    /// If the range lies outside.
+    /// If the range is outside.
     pub(crate) fn write(&self, offset_bytes: u64, buffer: &[u8]) {
         let destination = self.at(offset_bytes, buffer.len());
-        // SAFETY: as in `read`; only writable devices get here.
+        // SAFETY: as in `read`; called only for writable devices.
         unsafe { copy::copy_to_device(destination, buffer.as_ptr(), buffer.len()) };
     }
 
     /// Copies into the region and flushes the stores to persistent memory.
     ///
     /// # Panics
-    /// If the range lies outside.
+    /// If the range is outside.
     pub(crate) fn write_persistently(&self, offset_bytes: u64, buffer: &[u8]) {
         let destination = self.at(offset_bytes, buffer.len());
         // SAFETY: as in `write`.

@@ -1,4 +1,4 @@
-//! Decorators: what they inject, and that nothing passes them by.
+//! Decorators: what they inject, and that no operation bypasses them.
 
 mod support;
 
@@ -207,7 +207,7 @@ fn counts_add_up() {
     assert_eq!(counts.most_in_flight, 1);
 }
 
-/// What tells two devices of the same bytes from two devices of different bytes.
+/// Devices of the same bytes have equal identities, devices of different bytes have different ones.
 #[test]
 fn devices_of_the_same_bytes_have_one_identity() {
     let directory = tempfile::tempdir().unwrap();

@@ -123,7 +123,8 @@ fn a_growing_file_is_seen() {
     assert_eq!(std::fs::read(file.path()).unwrap(), [6; 6000]);
 }
 
-/// A caller that knows an earlier length (a mapping keeps the one it was made with) still transfers up to it.
+/// A caller that knows an earlier length (a mapping keeps the length it was made with) can still
+/// transfer up to it.
 #[test]
 fn transfers_end_at_a_length_that_the_file_had_earlier() {
     for direct in [Direct::Auto, Direct::Never] {
@@ -132,7 +133,7 @@ fn transfers_end_at_a_length_that_the_file_had_earlier() {
         file.as_file().write_all_at(&[5; 5000], 10_000).unwrap();
         let mut buffer = AlignedBuffer::new(12_288, 4096);
         buffer.fill(6);
-        // Nothing but the part behind the last whole unit, and more than that.
+        // First only the part after the last whole unit, then more than that.
         device.write_at(9728, &buffer[..10_000 - 9728]).unwrap();
         device.write_at(0, &buffer[..10_000]).unwrap();
         let mut expected = vec![6; 10_000];
@@ -270,7 +271,7 @@ fn buffered_and_direct_writes_of_one_device_are_coherent() {
     assert_eq!(std::fs::read(file.path()).unwrap(), [20; 4196]);
 }
 
-/// A loop device over a file, for as long as this lives.
+/// A loop device over a file, detached when dropped.
 struct LoopDevice(String);
 
 impl LoopDevice {
@@ -364,8 +365,9 @@ fn a_full_file_system_is_named_and_a_write_can_be_repeated() {
     );
 }
 
-/// Answers this thread's first `fdatasync` calls with errnos, and lets the kernel make the later ones: by a filter of
-/// system calls that asks another thread. `None` where the system has no such filters.
+/// Makes this thread's first `fdatasync` calls fail with errnos, and lets the kernel perform the
+/// later ones: with a seccomp filter that notifies another thread. `None` where the system has no
+/// such filters.
 fn interrupt_syncs(errnos: Vec<i32>) -> Option<std::thread::JoinHandle<usize>> {
     const NOTIFY: u32 = 0x7fc0_0000;
     const ALLOW: u32 = 0x7fff_0000;
@@ -377,7 +379,7 @@ fn interrupt_syncs(errnos: Vec<i32>) -> Option<std::thread::JoinHandle<usize>> {
         statement(libc::BPF_RET | libc::BPF_K, NOTIFY, 0, 0),
         statement(libc::BPF_RET | libc::BPF_K, ALLOW, 0, 0),
     ];
-    // Started first: a thread inherits the filter of the one that starts it.
+    // Started first: a thread inherits its creator's filter.
     let (give, given) = std::sync::mpsc::channel();
     let answering = std::thread::spawn(move || answer_syncs(given.recv().ok(), errnos));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -391,12 +393,12 @@ fn interrupt_syncs(errnos: Vec<i32>) -> Option<std::thread::JoinHandle<usize>> {
     if listener < 0 {
         return None;
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, so nothing else owns the descriptor.
     give.send(unsafe { OwnedFd::from_raw_fd(listener as i32) }).unwrap();
     Some(answering)
 }
 
-/// Answers until the thread with the filter has ended; says how often it was asked.
+/// Answers until the thread with the filter has ended; returns the number of requests.
 fn answer_syncs(listener: Option<OwnedFd>, errnos: Vec<i32>) -> usize {
     const LISTEN: libc::c_ulong = 0xc050_2100; // SECCOMP_IOCTL_NOTIF_RECV
     const ANSWER: libc::c_ulong = 0xc018_2101; // SECCOMP_IOCTL_NOTIF_SEND
@@ -411,7 +413,7 @@ fn answer_syncs(listener: Option<OwnedFd>, errnos: Vec<i32>) -> usize {
         if found == 1 && ready.revents & libc::POLLIN == 0 {
             return asked;
         }
-        // SAFETY: all-zero is what the kernel wants to be given.
+        // SAFETY: all-zero is valid, and what the kernel requires.
         let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the request writes one `seccomp_notif`.
         if unsafe { libc::ioctl(listener.as_raw_fd(), LISTEN, &raw mut notice) } != 0 {
@@ -441,7 +443,7 @@ fn a_sync_that_a_signal_interrupts_is_made_again() {
         device.sync().unwrap();
         Some(answering)
     });
-    // The thread with the filter has ended, so the listening one does.
+    // The thread with the filter has ended, which also ends the answering thread.
     let Some(answering) = asked.join().unwrap() else {
         eprintln!("skipped: the system has no filters of system calls that ask another thread");
         return;

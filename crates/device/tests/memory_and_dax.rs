@@ -15,7 +15,7 @@ fn memfd(len_bytes: u64, flags: libc::c_uint) -> std::io::Result<File> {
     if descriptor < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: just made, so nothing else owns the descriptor.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(len_bytes)?;
     Ok(file)
@@ -38,7 +38,7 @@ fn memory_starts_with_its_bytes_and_offers_them() {
     let device = MemoryDevice::from_bytes(&[1, 2, 3]).unwrap();
     assert_eq!(device.to_vec(), [1, 2, 3]);
     let (start, len_bytes) = device.dax().unwrap();
-    // SAFETY: within the device, which nobody else uses.
+    // SAFETY: within the device, which no other code uses.
     assert_eq!((unsafe { start.add(2).read() }, len_bytes), (3, 3));
     device.sync().unwrap();
 }
@@ -162,7 +162,7 @@ fn huge_pages_work_and_their_lack_is_an_error() {
                 assert_eq!(device.access_path(), "memory (hugetlbfs, volatile)");
                 assert_eq!(device.read_at(1 << 20, &mut [1; 4096]).unwrap(), 4096);
             }
-            // No huge page is free: told at open, not by a signal at the first access.
+            // No huge page is free: reported at open, not by a signal at the first access.
             Err(error) => assert!(matches!(error, DeviceError::Open { .. }), "{error}"),
         }
     }

@@ -1,4 +1,4 @@
-//! Batches in both forms of queue depth: the same meaning, whatever the kernel grants.
+//! Batches on both engines: the same semantics, whichever the kernel grants.
 
 mod support;
 
@@ -111,7 +111,7 @@ fn errors_of_the_kernel_come_back_with_their_place() {
     }
 }
 
-/// Replaces the memory of the third transfer by an address where nothing is mapped.
+/// Replaces the memory of the third transfer with an unmapped address.
 struct UnmappedRead<'batch> {
     inner: &'batch mut ListBatch,
     done: bool,
@@ -163,7 +163,8 @@ fn a_panic_leaves_no_transfer_behind() {
             let mut batch = ListBatch::reads(64, LARGE_BYTES);
             batch.panic_at_completion = Some(1);
             assert!(catch_unwind(AssertUnwindSafe(|| device.run(&mut batch, 64))).is_err());
-            // Nobody writes to the memory any more, so everything that was started has arrived.
+            // No transfer writes to the memory any more, so everything that was started has
+            // completed.
             for (block, planned) in batch.planned[..batch.started()].iter().enumerate().rev() {
                 let arrived = planned.buffer.iter().all(|byte| *byte == block as u8 + 1);
                 assert!(arrived, "block {block} is still being read");
@@ -207,7 +208,7 @@ fn a_truncation_during_a_batch_gives_ends_or_errors_never_foreign_bytes() {
             match planned.result.as_ref().unwrap() {
                 Ok(moved) => {
                     let expected = &planned.buffer[..*moved];
-                    // A page cut while it was being read may already show its zeros.
+                    // A page truncated while it was being read may already show zeros.
                     assert!(expected.iter().all(|byte| *byte == block as u8 || *byte == 0));
                     assert!(block * BLOCK_BYTES + moved >= cut_to.min((block + 1) * BLOCK_BYTES));
                 }
@@ -246,7 +247,7 @@ fn a_forked_child_has_its_own_queue() {
     let file = numbered_file(64);
     for io_uring in [true, false] {
         let device = open(file.path(), io_uring);
-        // Gives this thread a ring, or the process its pool, which the child then inherits.
+        // Creates this thread's ring, or the process's pool, which the child then inherits.
         device.run(&mut ListBatch::reads(64, BLOCK_BYTES), 16);
         // SAFETY: the child runs one batch and leaves by `_exit`.
         let child = unsafe { libc::fork() };
@@ -257,7 +258,7 @@ fn a_forked_child_has_its_own_queue() {
                 check_numbered(&batch);
                 device.sync().unwrap();
             }));
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any of the parent's code.
             unsafe { libc::_exit(i32::from(outcome.is_err())) };
         }
         let mut batch = ListBatch::reads(64, BLOCK_BYTES);
@@ -270,7 +271,7 @@ fn a_forked_child_has_its_own_queue() {
     }
 }
 
-/// Runs one ignored test of this file in a process of its own.
+/// Runs one ignored test of this file in a separate process.
 fn run_alone(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
@@ -301,10 +302,10 @@ fn alone_io_uring_is_off_by_environment() {
     check_numbered(&batch);
 }
 
-/// Makes `call` fail with `errno` in this thread and the threads it starts, for good.
+/// Makes `call` fail with `errno` in this thread and the threads it starts, permanently.
 fn forbid(call: libc::c_long, errno: i32) -> bool {
     let filter = [
-        // Loads the number of the call; fails it if it is the one, else allows it.
+        // Loads the number of the system call; fails it if it equals `call`, else allows it.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         libc::sock_filter {
             code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,

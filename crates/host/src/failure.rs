@@ -1,14 +1,14 @@
-//! How a program says why it failed.
+//! Error reports of the programs.
 
 use std::io::{self, Write};
 
-/// Writes an error and what caused it to standard error.
+/// Writes an error and its causes to standard error.
 pub fn print_error(error: &anyhow::Error) {
-    // With standard error closed there is nobody to tell.
+    // If standard error is closed, the message is lost.
     let _ = writeln!(io::stderr(), "error: {}", explain(error));
 }
 
-/// An error and its causes, each said once: many errors name their cause themselves.
+/// Formats an error and its causes, each once: many errors already include their cause's message.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
         match (text.is_empty(), text.contains(&cause)) {
@@ -19,7 +19,7 @@ fn explain(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whether the error is that nobody reads standard output any more.
+/// Returns whether the error is that standard output was closed by its reader.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -1,7 +1,8 @@
-//! Ctrl-C as an error, so that everything the bench changed on the system is put back.
+//! Turns Ctrl-C into an error, so that everything the bench changed on the system is restored.
 //!
-//! A bench makes cgroups, data files and perhaps a device. Their owners undo that when they are dropped,
-//! which a signal's default action would skip. The handler only sets a flag; loops that take long ask for it.
+//! A bench creates cgroups, data files and perhaps a device. Their owners undo that when they are
+//! dropped, which a signal's default action would skip. The handler only sets a flag; long loops
+//! check it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +14,7 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 pub struct Interrupted;
 
 extern "C" fn note(_signal: libc::c_int) {
-    // Relaxed: a flag of its own, nothing is published with it.
+    // Relaxed: an independent flag that publishes nothing else.
     REQUESTED.store(true, Ordering::Relaxed);
 }
 
@@ -24,7 +25,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// From now on the three signals only set the flag that [`check`] reads, except those that were ignored.
+    /// From now on the three signals only set the flag that [`check`] reads, unless they were
+    /// ignored.
     pub fn install() -> Self {
         let mut former = Vec::new();
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -38,8 +40,8 @@ impl Guard {
                 continue;
             }
             if old.sa_sigaction == libc::SIG_IGN {
-                // As under `nohup`: who started us wants it to go on.
-                // SAFETY: `old` came from the kernel for this very signal.
+                // As under `nohup`: the parent process asked to ignore the signal.
+                // SAFETY: `old` came from the kernel for this signal.
                 unsafe { libc::sigaction(signal, &raw const old, std::ptr::null_mut()) };
             } else {
                 former.push((signal, old));
@@ -52,13 +54,13 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         for (signal, action) in &self.former {
-            // SAFETY: `action` came from the kernel for this very signal.
+            // SAFETY: `action` came from the kernel for this signal.
             unsafe { libc::sigaction(*signal, action, std::ptr::null_mut()) };
         }
     }
 }
 
-/// `Err` once the user has asked to stop.
+/// Returns an error once the user has asked to stop.
 pub fn check() -> Result<(), Interrupted> {
     if REQUESTED.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
 }

@@ -1,12 +1,13 @@
-//! What the programs of Aquifer, the command and the benches, need to know of the machine and of the person at it.
+//! What Aquifer's programs (the command and the benches) share: the machine, error reports,
+//! interruption.
 //!
 //! | module | |
 //! |---|---|
-//! | [`failure`] | how a program says why it failed |
-//! | [`units`] | sizes as people write them |
+//! | [`failure`] | error reports |
+//! | [`units`] | human-readable sizes |
 //! | [`interrupt`] | Ctrl-C as an error |
 //! | [`machine`] | processors, memory, kernel |
-//! | [`place`] | a directory, what it is on, and devices made for a run |
+//! | [`place`] | a directory, its file system and device, and devices made for a run |
 //! | [`limit`] | memory limits by control groups |
 
 pub mod failure;

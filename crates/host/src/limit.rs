@@ -1,43 +1,43 @@
-//! The same memory for everybody: a control group around each contender's process.
+//! The same memory limit for every contender: a control group around each contender's process.
 //!
-//! Out-of-core work is only comparable when page cache, own caches, page tables and bookkeeping all count
-//! against one limit. Both versions of control groups do that; which one is used depends on which of them
-//! has the memory controller on this machine:
+//! Out-of-core work is comparable only if page cache, private caches, page tables and bookkeeping
+//! all count against one limit. Both versions of control groups do that; which one is used depends
+//! on which of them has the memory controller on this machine:
 //!
-//! * version 1: a group below the one this process is in;
-//! * version 2: a group with processes in it cannot have limited children, so the nearest ancestor that
-//!   hands the memory controller on and may be written.
+//! * version 1: a group below this process's group;
+//! * version 2: a group that contains processes cannot have limited children, so the nearest
+//!   writable ancestor that delegates the memory controller.
 //!
-//! Nothing is changed in groups that exist. The new group is removed when its owner is dropped, which is why
-//! the bench turns signals into errors ([`crate::interrupt`]).
+//! Existing groups are not changed. The new group is removed when its owner is dropped, which is
+//! why the bench turns signals into errors ([`crate::interrupt`]).
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Why no process can be limited here.
+/// The reason why no process can be limited here.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
-    /// The memory controller is not mounted, or not handed on to where this process is.
+    /// The memory controller is not mounted, or not delegated to this process's group.
     #[error("no control group with a memory controller is reachable from this process")]
     NoController,
-    /// There is one, but this user may not make groups in it.
+    /// There is one, but this user may not create groups in it.
     #[error(
         "no permission to make a memory control group in {path}; run as root, or under \
          `systemd-run --user --scope -p Delegate=yes`"
     )]
     NotPermitted {
-        /// Where it was tried last.
+        /// The last directory that was tried.
         path: PathBuf,
     },
-    /// A group was made but could not be used.
+    /// A group was created but could not be used.
     #[error("cannot write {path}: {source}")]
     Write {
         /// The control file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -58,7 +58,7 @@ impl Version {
     }
 }
 
-/// A place where limited groups can be made.
+/// A parent group in which limited groups can be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limiter {
     version: Version,
@@ -66,7 +66,7 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Finds such a place and proves that it works by making and removing a group.
+    /// Finds such a group and checks that it works by creating and removing a child.
     pub fn find() -> Result<Self, LimitError> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -74,7 +74,7 @@ impl Limiter {
         for candidate in candidates(&mounts, &groups) {
             match candidate.create(64 << 20) {
                 Ok(_removed_at_once) => return Ok(candidate),
-                // What a user can do something about is the more useful thing to say.
+                // Keep the error that the user can do something about.
                 Err(_) if matches!(error, LimitError::NotPermitted { .. }) => {}
                 Err(next) => error = next,
             }
@@ -82,7 +82,7 @@ impl Limiter {
         Err(error)
     }
 
-    /// Which kind of group is used, for reports.
+    /// Returns the kind of group, for reports.
     pub fn describe(&self) -> &'static str {
         match self.version {
             Version::V1 => "memory control group (version 1)",
@@ -90,7 +90,7 @@ impl Limiter {
         }
     }
 
-    /// Makes a group limited to `limit_bytes`, without swap.
+    /// Creates a group limited to `limit_bytes`, without swap.
     pub fn create(&self, limit_bytes: u64) -> Result<MemoryLimit, LimitError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         // Relaxed: only the number itself has to be unique.
@@ -101,7 +101,7 @@ impl Limiter {
             .map_err(|_| LimitError::NotPermitted { path: self.parent.clone() })?;
         let limit = MemoryLimit { directory };
         limit.write(self.version.limit_file(), limit_bytes)?;
-        // Kernels without swap accounting do not have these files; then there is nothing to switch off.
+        // Kernels without swap accounting lack these files; then there is nothing to disable.
         let _ = match self.version {
             Version::V1 => limit.write("memory.swappiness", 0),
             Version::V2 => limit.write("memory.swap.max", 0),
@@ -110,14 +110,16 @@ impl Limiter {
     }
 }
 
-/// A memory-limited control group, removed when dropped. Processes in it must have been waited for.
+/// A memory-limited control group, removed when dropped.
+///
+/// All processes in it must have been reaped before.
 #[derive(Debug)]
 pub struct MemoryLimit {
     directory: PathBuf,
 }
 
 impl MemoryLimit {
-    /// Moves a process, and what it will start, into the group.
+    /// Moves a process, and its future children, into the group.
     pub fn add(&self, process: u32) -> Result<(), LimitError> {
         self.write("cgroup.procs", u64::from(process))
     }
@@ -130,7 +132,7 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // A process that has been waited for may still be leaving the group for an instant.
+        // A process that has been reaped may still be in the group for a moment.
         for _ in 0..10_000 {
             match fs::remove_dir(&self.directory) {
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::yield_now(),
@@ -141,7 +143,7 @@ impl Drop for MemoryLimit {
     }
 }
 
-/// Where groups might be made, best first.
+/// Returns the groups in which children might be created, best first.
 fn candidates(mountinfo: &str, own_groups: &str) -> Vec<Limiter> {
     let mut found = Vec::new();
     for mount in mountinfo.lines().filter_map(Mount::parse) {
@@ -170,29 +172,29 @@ fn candidates(mountinfo: &str, own_groups: &str) -> Vec<Limiter> {
             ),
         }
     }
-    // The controller belongs to one of the hierarchies; where both are mounted, version 1 has it or its
-    // directory would not list it.
+    // The controller belongs to one of the hierarchies; where both are mounted, version 1 has it or
+    // its directory would not list it.
     found.sort_by_key(|limiter| limiter.version == Version::V2);
     found
 }
 
-/// What is needed of a line of `/proc/self/mountinfo`.
+/// The relevant fields of a line of `/proc/self/mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount<'a> {
-    /// Which part of the file system is mounted.
+    /// The part of the file system that is mounted.
     pub root: &'a str,
-    /// Where.
+    /// The mount point.
     pub point: &'a str,
     /// Type of the file system.
     pub file_system: &'a str,
-    /// The device or what stands for it.
+    /// The device, or its substitute.
     pub source: &'a str,
     /// Options of the file system, separated by commas.
     pub options: &'a str,
 }
 
 impl<'a> Mount<'a> {
-    /// Reads one line; `None` when it does not have the form the kernel documents.
+    /// Parses one line; `None` if it does not have the documented form.
     pub fn parse(line: &'a str) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3);
@@ -202,7 +204,8 @@ impl<'a> Mount<'a> {
         Some(Self { root, point, file_system, source, options: rest.next().unwrap_or("") })
     }
 
-    /// The directory of a control group. In a container the mount shows only a part of the hierarchy.
+    /// Returns the directory of a control group. In a container the mount shows only a part of the
+    /// hierarchy.
     fn directory_of(&self, group: &str) -> PathBuf {
         let below = match self.root {
             "/" => group,

@@ -1,4 +1,4 @@
-//! What the figures were taken on, and keeping it awake while they are taken.
+//! The machine on which figures are measured, and keeping its CPUs awake during measurements.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::place::Place;
 
-/// The machine, as the report prints it.
+/// The machine, as printed in the report.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     /// Model of the processor.
@@ -20,12 +20,12 @@ pub struct Machine {
     pub kernel: String,
     /// Type of the file system of the data file.
     pub file_system: String,
-    /// What that file system is on.
+    /// The device that holds the file system.
     pub device: String,
 }
 
 impl Machine {
-    /// Asks the system.
+    /// Collects the description from the system.
     pub fn describe(place: &Place) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Self {
@@ -39,17 +39,17 @@ impl Machine {
     }
 }
 
-/// Memory of the whole machine; 0 where the kernel does not say.
+/// Returns the memory of the whole machine; 0 if unknown.
 pub fn memory_bytes() -> u64 {
     meminfo("MemTotal")
 }
 
-/// Memory that can be had without swapping, as the kernel estimates it.
+/// Returns the memory available without swapping, as estimated by the kernel.
 pub fn available_memory_bytes() -> u64 {
     meminfo("MemAvailable")
 }
 
-/// The kernel's name and release, as `uname -sr` prints them.
+/// Returns the kernel's name and release, as `uname -sr` prints them.
 pub fn kernel_release() -> String {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
     match (read("ostype"), read("osrelease")) {
@@ -64,12 +64,12 @@ fn meminfo(name: &str) -> u64 {
     kib.unwrap_or(0_u64) * 1024
 }
 
-/// Processors this process may run on.
+/// Returns the number of processors this process may run on.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The value of the first `name : value` line.
+/// Returns the value of the first `name : value` line.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -77,15 +77,16 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Keeps idle processors from sleeping deeply while it lives: otherwise whoever waits for a device also
-/// waits for its processor to wake up, and the figures say more about power saving than about I/O.
+/// Keeps idle processors out of deep sleep states while it lives: otherwise a thread that waits for
+/// a device also waits for its processor to wake up, and the figures reflect power saving more than
+/// I/O.
 #[derive(Debug)]
 pub struct Awake(
     #[expect(dead_code, reason = "the kernel keeps the request while this is open")] File,
 );
 
 impl Awake {
-    /// Asks for a wake-up latency of 0; `None` where this user may not.
+    /// Requests a wake-up latency of 0; `None` if this user may not.
     pub fn request() -> Option<Self> {
         let mut file = OpenOptions::new().write(true).open("/dev/cpu_dma_latency").ok()?;
         file.write_all(&0_i32.to_ne_bytes()).ok()?;

@@ -1,8 +1,9 @@
-//! Where the data file lives: a directory of the user's choice, or a zram device made for the run.
+//! The location of the data file: a directory of the user's choice, or a zram device made for the
+//! run.
 //!
-//! zram is a block device in compressed memory: the fast device that most machines have. The device, its
-//! file system and its mount exist only while the [`Place`] does; each step that was taken is undone in
-//! reverse order when it is dropped, also when a later step failed.
+//! zram is a block device in compressed memory: a fast device that most machines have. The device,
+//! its file system and its mount exist only while the [`Place`] does; each step is undone in
+//! reverse order when it is dropped, also if a later step failed.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -13,11 +14,11 @@ use std::process::Command;
 
 use crate::limit::Mount;
 
-/// Why there is no such place.
+/// The reason why a place could not be prepared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// zram devices are made by root.
+    /// Only root can create zram devices.
     #[error("--device zram makes a block device, which only root may do")]
     NotRoot,
     /// The kernel has no zram, or its module is not loaded.
@@ -28,7 +29,7 @@ pub enum PlaceError {
     Format {
         /// The zram device.
         device: PathBuf,
-        /// What went wrong.
+        /// The error message.
         reason: String,
     },
     /// The directory holds its files in memory.
@@ -44,9 +45,9 @@ pub enum PlaceError {
     /// A system call failed.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was tried.
+        /// The action that failed.
         action: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -60,7 +61,7 @@ impl PlaceError {
 
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
-/// A directory for data files, with what had to be made for it.
+/// A directory for data files, with the resources that were created for it.
 #[derive(Debug)]
 pub struct Place {
     directory: PathBuf,
@@ -70,8 +71,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// A directory that exists. `scarce`: the bench is about files larger than memory, which a file system
-    /// in memory cannot show.
+    /// Uses an existing directory. `scarce`: the bench needs files larger than memory, which a file
+    /// system in memory cannot hold.
     pub fn directory(path: &Path, scarce: bool) -> Result<Self, PlaceError> {
         let directory = fs::canonicalize(path)
             .map_err(PlaceError::system(format!("use the directory {}", path.display())))?;
@@ -83,7 +84,7 @@ impl Place {
         Ok(Self { directory, file_system, device, _zram: None })
     }
 
-    /// Makes a zram device with room for `data_bytes` and mounts an ext4 file system on it.
+    /// Creates a zram device with room for `data_bytes` and mounts an ext4 file system on it.
     pub fn zram(data_bytes: u64) -> Result<Self, PlaceError> {
         let zram = Zram::create(data_bytes)?;
         Ok(Self {
@@ -94,29 +95,31 @@ impl Place {
         })
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn path(&self) -> &Path {
         &self.directory
     }
 
-    /// Type of its file system.
+    /// Returns the type of its file system.
     pub fn file_system(&self) -> &str {
         &self.file_system
     }
 
-    /// What the file system is on.
+    /// Returns the device that holds the file system.
     pub fn device(&self) -> &str {
         &self.device
     }
 }
 
-/// Type and source of the file system that holds `path`, by the longest mount point above it.
+/// Returns type and source of the file system that holds `path`, by the longest mount point above
+/// it.
 fn file_system_of(mountinfo: &str, path: &Path) -> (String, String) {
     mountinfo
         .lines()
         .filter_map(Mount::parse)
         .filter(|mount| path.starts_with(mount.point))
-        // Later mounts hide earlier ones at the same point, and `max_by_key` keeps the last maximum.
+        // Later mounts hide earlier ones at the same point, and `max_by_key` keeps the last
+        // maximum.
         .max_by_key(|mount| mount.point.len())
         .map_or_else(
             || ("unknown".to_owned(), "unknown".to_owned()),
@@ -124,7 +127,7 @@ fn file_system_of(mountinfo: &str, path: &Path) -> (String, String) {
         )
 }
 
-/// Bytes an ordinary user can still write below `directory`.
+/// Returns how many bytes an unprivileged user can still write below `directory`.
 pub fn free_bytes(directory: &Path) -> io::Result<u64> {
     let path = CString::new(directory.as_os_str().as_bytes())?;
     // SAFETY: all-zero is a valid `statvfs`: it holds integers only.
@@ -146,12 +149,12 @@ struct Zram {
 
 impl Zram {
     fn create(data_bytes: u64) -> Result<Self, PlaceError> {
-        // SAFETY: takes nothing, returns an integer, cannot fail.
+        // SAFETY: takes no arguments and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             return Err(PlaceError::NotRoot);
         }
         let device = ZramDevice::add()?;
-        // Room for the file system's own tables and journal.
+        // Extra space for the file system's metadata and journal.
         device.set_size(data_bytes + data_bytes / 16 + (128 << 20))?;
         device.format()?;
         let mounted_at = tempfile::Builder::new()
@@ -162,7 +165,7 @@ impl Zram {
         Ok(Self { _mount: mount, mounted_at, device })
     }
 
-    /// The compression in use: the one in brackets.
+    /// Returns the compression in use: the one in brackets.
     fn algorithm(&self) -> String {
         let all = fs::read_to_string(self.device.attribute("comp_algorithm")).unwrap_or_default();
         let chosen = all.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
@@ -170,7 +173,7 @@ impl Zram {
     }
 }
 
-/// A block device of its own: never one that somebody else has set up.
+/// A block device created here: never one that another program has set up.
 #[derive(Debug)]
 struct ZramDevice {
     number: u32,
@@ -238,7 +241,7 @@ pub struct MountGuard {
 }
 
 impl MountGuard {
-    /// Mounts a file system of this kind; needs root.
+    /// Mounts a file system of this type; needs root.
     pub fn mount(device: &Path, target: &Path, kind: &CStr) -> Result<Self, PlaceError> {
         let action = format!("mount {} on {}", device.display(), target.display());
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);

@@ -1,14 +1,15 @@
-//! Sizes as people write them.
+//! Human-readable sizes.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes: parses `256M`, `1.5 GiB`, `4096`; prints `256 MiB`. The units are powers of 1024.
+/// A number of bytes: parses `256M`, `1.5 GiB`, `4096`; prints `256 MiB`. The units are powers of
+/// 1024.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// The size in a metric's name: `32k`.
+    /// Returns the size as used in a metric's name: `32k`.
     pub fn suffix(self) -> String {
         for (unit, shift) in [("g", 30), ("m", 20), ("k", 10)] {
             let whole = self.0 >> shift;
@@ -53,7 +54,7 @@ impl FromStr for Bytes {
             return number.checked_mul(1 << shift).map(Self).ok_or_else(wrong);
         }
         let bytes = number.parse::<f64>().map_err(|_| wrong())? * (1_u64 << shift) as f64;
-        // Above 2^53 not every number of bytes is one of these.
+        // Above 2^53 not every integer is representable.
         let is_whole = bytes.fract() == 0.0 && bytes < (1_u64 << 53) as f64;
         if is_whole { Ok(Self(bytes as u64)) } else { Err(wrong()) }
     }

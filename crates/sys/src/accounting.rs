@@ -1,15 +1,17 @@
-//! What the kernel has put on a thread's account, and what can be told from it.
+//! Per-thread I/O accounting of the kernel.
 
 use std::fs::File;
 use std::io::{self, Read};
 
-/// Bytes of page cache that the calling thread has made dirty so far, from `/proc/thread-self/io`.
+/// Returns the bytes of page cache that the calling thread has dirtied so far, from
+/// `/proc/thread-self/io`.
 ///
-/// A page counts once each time it goes from clean to dirty, whether by a store or by a call, and with *all of its folio*:
-/// so the difference that the first byte stored to clean page cache makes is the size of the folio. 20 to 60 µs.
+/// A page counts each time it changes from clean to dirty, by a store or by a system call, and
+/// counts with its *whole folio*: so the increase caused by the first store to clean page cache is
+/// the size of the folio. Takes 20 to 60 µs.
 ///
 /// # Errors
-/// Where the kernel keeps no such accounts, or `/proc` is not mounted.
+/// If the kernel lacks this accounting, or `/proc` is not mounted.
 pub fn dirtied_bytes() -> io::Result<u64> {
     let mut text = [0; 512];
     let mut len = 0;
@@ -39,7 +41,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let others = std::thread::spawn(dirtied_bytes).join().unwrap().unwrap();
         let own = dirtied_bytes().unwrap() - before;
-        // Files in memory are on nobody's account.
+        // Files in memory are not accounted.
         assert!(own == 0 || own >= 100_000, "{own}");
         assert_eq!(others, 0);
     }

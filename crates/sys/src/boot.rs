@@ -1,16 +1,16 @@
-//! Which start of the machine this is.
+//! Identifies the current boot of the machine.
 //!
-//! What was written to the page cache, or to shared memory, is there as long as the kernel runs, also when all processes
-//! have died. A number that is the kernel's own for each start tells whether it still is the one that somebody else
-//! wrote to.
+//! What was written to the page cache or to shared memory survives the death of all processes, but
+//! not a reboot. Comparing boot IDs tells whether the machine has rebooted since another process
+//! wrote.
 
 use std::sync::OnceLock;
 
-/// A number of this start of the machine; 0 if there is none to be had, and then nothing is known.
+/// Returns an ID of the current boot; 0 if unknown.
 pub fn id() -> u64 {
     static ID: OnceLock<u64> = OnceLock::new();
     *ID.get_or_init(|| {
-        // A UUID in text: half of its random bits will do.
+        // A UUID in text form, folded to 64 bits: half of its random bits suffice.
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
         let whole = u128::from_str_radix(&digits, 16).unwrap_or(0);

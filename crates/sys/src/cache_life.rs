@@ -1,20 +1,22 @@
-//! For how long what was written to a file is there, durable or not.
+//! Identifies the lifetime of a file's page cache, that is, of writes that are not durable.
 //!
-//! A write that is not durable is in the page cache, and outlives every process. It is gone when the cache is: when the machine stops,
-//! and also while it runs on, when a file system is unmounted after its device has failed, was taken away or was shut down. So the
-//! number of the machine's start does not tell whether it is still there. What does:
+//! A write that is not durable is in the page cache, and survives every process. It is lost with
+//! the cache: at a reboot, and also earlier, when a file system is unmounted after its device has
+//! failed, was removed or was shut down. So the boot ID alone does not tell whether the write still
+//! exists. These values do:
 //!
-//! | what holds the file | the cache is the same as long as these are |
+//! | file is on | the cache is the same while these are unchanged |
 //! |---|---|
-//! | a file system on a disk | the start of the machine, the device, and the *instance* of the file system: what a mount makes and the last unmount ends; with it the sequence number of the disk, where the kernel says it |
-//! | a file system in memory | the start of the machine and the device: memory and file end together |
-//! | a block device | the start of the machine, the device, and the sequence number of the disk, which each attaching raises |
-//! | a device that is memory | the start of the machine and the device |
+//! | a file system on a disk | the boot, the device, and the *instance* of the file system, created by a mount and ended by the last unmount; with it the sequence number of the disk, where the kernel reports it |
+//! | a file system in memory | the boot and the device: memory and file end together |
+//! | a block device | the boot, the device, and the sequence number of the disk, which increases with each attachment |
+//! | a device that is memory | the boot and the device |
 //!
-//! ext4, XFS and F2FS have a directory in sysfs for each instance; the number of that directory is never used again, and is the same for
-//! all processes. Elsewhere the unique number of the mount (`statx`, Linux 6.8) stands for the instance. That is safe, since a mount
-//! never changes its file system, but each mount namespace has mounts of its own: there a process in another container than the one
-//! that has written finds another number.
+//! ext4, XFS and F2FS have a sysfs directory for each instance; its inode number is never reused,
+//! and is the same for all processes. For other file systems the unique mount ID (`statx`, Linux
+//! 6.8) stands for the instance. That is safe, since a mount never changes its file system, but
+//! each mount namespace has separate mounts: a process in another container than the writer gets
+//! another number.
 
 use std::fs::File;
 use std::io;
@@ -28,10 +30,11 @@ use crate::{boot, file_system};
 const BLKGETDISKSEQ: libc::Ioctl = request(true, 0x12, 128, 8);
 const SYSFS: u64 = 0x6265_6572;
 
-/// Numbers that are the same as long as what was written to the file is there, by whomever they are asked for. `None` if that is not known.
+/// Returns numbers that stay the same while non-durable writes to the file exist, in every process.
+/// `None` if they are unknown.
 ///
-/// On a disk they are never the same again once it is lost. In memory the file is lost with it; a file system in memory that is made
-/// later may have the same numbers, and has other files.
+/// On a disk the numbers never repeat after the writes are lost. In memory the file is lost as
+/// well; a later file system in memory may have the same numbers, but has other files.
 pub fn of(file: BorrowedFd<'_>) -> Option<[u64; 5]> {
     let boot = Some(boot::id()).filter(|boot| *boot != 0)?;
     let status = status(file).ok()?;
@@ -67,23 +70,23 @@ fn status(file: BorrowedFd<'_>) -> io::Result<libc::statx> {
     Ok(status)
 }
 
-/// The number that no other mount has had since the machine was started.
+/// Returns the mount ID that no other mount has had since boot.
 fn mount(status: &libc::statx) -> Option<u64> {
     (status.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0).then_some(status.stx_mnt_id)
 }
 
-/// Which of all file systems of this kind that were ever mounted it is.
+/// Returns a number unique among all instances of this kind of file system mounted since boot.
 fn instance(magic: u64, device: u64) -> Option<u64> {
     let kind = file_system::with_instances_in_sysfs(magic)?;
     let (major, minor) = (libc::major(device), libc::minor(device));
     let disk = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
     let directory = File::open(format!("/sys/fs/{kind}/{}", disk.file_name()?.to_str()?)).ok()?;
-    // The numbers of other file systems' files are used again.
+    // Other file systems reuse inode numbers.
     let is_sysfs = file_system::magic(directory.as_fd()).ok()? == SYSFS;
     is_sysfs.then(|| directory.metadata().map(|found| found.ino()).ok())?
 }
 
-/// How many disks had been attached when this one was.
+/// Returns the disk's sequence number: how many disks were attached up to this one.
 fn disk_sequence_of(device: BorrowedFd<'_>) -> Option<u64> {
     let mut sequence = 0u64;
     // SAFETY: the request writes one `u64`, which outlives the call.
@@ -91,7 +94,8 @@ fn disk_sequence_of(device: BorrowedFd<'_>) -> Option<u64> {
     (asked == 0 && sequence != 0).then_some(sequence)
 }
 
-/// The same of the disk under a file system; a partition's is that of the whole.
+/// Returns the sequence number of the disk under a file system; for a partition, that of the whole
+/// disk.
 fn disk_sequence(device: u64) -> Option<u64> {
     let place = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
     let text = ["diskseq", "../diskseq"]
@@ -122,7 +126,7 @@ mod tests {
         // SAFETY: a NUL-terminated name.
         let fd = unsafe { libc::memfd_create(c"life".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: just made, owned by nobody else.
+        // SAFETY: just made, so nothing else owns the descriptor.
         unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }
     }
 }

@@ -1,22 +1,23 @@
 //! Copies to and from byte-addressable devices, and the cache-line flush that makes stores durable.
 //!
-//! * Towards the device ([`copy_to_device`]) with *non-temporal* stores: they go to memory without first
+//! * To the device ([`copy_to_device`]) with *non-temporal* stores: they go to memory without first
 //!   reading the line they overwrite, do not displace the working set from the CPU's caches, and on
 //!   persistent memory need no flush afterwards.
-//! * From the device ([`copy_from_device`]) with ordinary stores, because what was just read is about
-//!   to be used. The non-temporal *load* instruction is no different from an ordinary load on write-back
-//!   memory, which all of this is.
+//! * From the device ([`copy_from_device`]) with ordinary stores, because the bytes read are about
+//!   to be used. The non-temporal *load* instruction is no different from an ordinary load on
+//!   write-back memory, which all of this is.
 //!
-//! The widest form this CPU has is found once, at run time. [`CopyForm`] names the forms, so that tests
-//! and measurements can force each.
+//! The widest form that the CPU supports is detected once, at run time. [`CopyForm`] names the
+//! forms, so that tests and measurements can force each.
 //!
 //! # Ordering
-//! Non-temporal stores are weakly ordered. Every copy with them ends with a store fence, so that
-//! for others it is as ordered as a `memcpy`.
+//! Non-temporal stores are weakly ordered. Every copy with them ends with a store fence, so that to
+//! other threads it is as ordered as a `memcpy`.
 
 use std::sync::OnceLock;
 
-/// Cache-line size assumed for splitting copies; smaller lines are only flushed more often than needed.
+/// Cache-line size assumed for splitting copies; smaller lines are only flushed more often than
+/// necessary.
 const LINE_BYTES: usize = 64;
 
 /// An implementation of the non-temporal copy.
@@ -34,21 +35,21 @@ pub enum CopyForm {
 }
 
 impl CopyForm {
-    /// The forms this CPU can execute, widest first. `Portable` is always one of them.
+    /// Returns the forms this CPU can execute, widest first. `Portable` is always one of them.
     pub fn available() -> impl Iterator<Item = CopyForm> {
         [CopyForm::Avx512, CopyForm::Avx2, CopyForm::Sse2, CopyForm::Portable]
             .into_iter()
             .filter(|form| form.is_available())
     }
 
-    /// The form in use; found out once.
+    /// Returns the best available form, detected once.
     #[inline]
     pub fn best() -> CopyForm {
         static BEST: OnceLock<CopyForm> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().next().unwrap_or(CopyForm::Portable))
     }
 
-    /// Whether this CPU can execute this form.
+    /// Returns whether this CPU can execute the form.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
@@ -60,7 +61,7 @@ impl CopyForm {
         return self == CopyForm::Portable;
     }
 
-    /// Whether its stores bypass the cache, so that whole lines need no flush.
+    /// Returns whether its stores bypass the cache, so that whole lines need no flush.
     pub fn is_non_temporal(self) -> bool {
         self != CopyForm::Portable
     }
@@ -73,7 +74,7 @@ impl CopyForm {
         let head_bytes = destination.align_offset(LINE_BYTES).min(len_bytes);
         let lines = (len_bytes - head_bytes) / LINE_BYTES;
         if lines == 0 || self == CopyForm::Portable {
-            // SAFETY: the caller's promise: both ranges are valid and do not overlap.
+            // SAFETY: by the caller's contract both ranges are valid and do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(source, destination, len_bytes) };
             return;
         }
@@ -109,28 +110,28 @@ impl CopyForm {
     }
 }
 
-/// Copies `len_bytes` to a byte-addressable device with non-temporal stores, in the widest form this
-/// CPU has. Ends with a store fence. Lines that the range covers only partly are stored normally.
+/// Copies `len_bytes` to a byte-addressable device with non-temporal stores, in the widest form
+/// this CPU has. Ends with a store fence. Partial lines at the ends are stored normally.
 ///
 /// # Safety
 /// `source` is valid for reads and `destination` for writes of `len_bytes`; they do not overlap.
 #[inline]
 pub unsafe fn copy_to_device(destination: *mut u8, source: *const u8, len_bytes: usize) {
-    // SAFETY: the caller's promise; `best` is available.
+    // SAFETY: forwarded to the caller; `best` is available.
     unsafe { CopyForm::best().copy_to_device(destination, source, len_bytes) }
 }
 
-/// Copies `len_bytes` from a byte-addressable device to memory that is about to be used: an ordinary
-/// `memcpy`, for which the C library picks the widest loads and stores itself.
+/// Copies `len_bytes` from a byte-addressable device to memory that is about to be used: an
+/// ordinary `memcpy`, for which the C library picks the widest loads and stores.
 ///
-/// For a destination that will *not* be read soon (read-ahead into frames that lie cold in memory)
-/// [`copy_to_device`] is the faster one in this direction too.
+/// For a destination that will *not* be read soon (read-ahead into cold frames), [`copy_to_device`]
+/// is faster in this direction too.
 ///
 /// # Safety
 /// `source` is valid for reads and `destination` for writes of `len_bytes`; they do not overlap.
 #[inline]
 pub unsafe fn copy_from_device(destination: *mut u8, source: *const u8, len_bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: forwarded to the caller.
     unsafe { std::ptr::copy_nonoverlapping(source, destination, len_bytes) }
 }
 
@@ -141,7 +142,7 @@ pub unsafe fn copy_from_device(destination: *mut u8, source: *const u8, len_byte
 /// As for [`copy_to_device`].
 pub unsafe fn copy_and_persist(destination: *mut u8, source: *const u8, len_bytes: usize) -> bool {
     let form = CopyForm::best();
-    // SAFETY: the caller's promise; `best` is available.
+    // SAFETY: forwarded to the caller; `best` is available.
     unsafe { form.copy_to_device(destination, source, len_bytes) };
     let Some(flush) = FlushForm::best() else {
         return len_bytes == 0;
@@ -150,7 +151,7 @@ pub unsafe fn copy_and_persist(destination: *mut u8, source: *const u8, len_byte
         // SAFETY: the destination is valid memory.
         unsafe { flush.flush(destination, len_bytes) };
     } else {
-        // Lines at the ends may be covered in part and so have gone through the cache.
+        // Partial lines at the ends were stored through the cache.
         // SAFETY: the first byte of the destination.
         unsafe { flush.flush(destination, 1) };
         // SAFETY: within the destination.
@@ -162,7 +163,8 @@ pub unsafe fn copy_and_persist(destination: *mut u8, source: *const u8, len_byte
     true
 }
 
-/// Orders all earlier stores of this thread, non-temporal ones and flushes included, before later ones.
+/// Orders all earlier stores of this thread, including non-temporal ones and flushes, before later
+/// ones.
 #[inline]
 pub fn store_fence() {
     #[cfg(target_arch = "x86_64")]
@@ -194,21 +196,22 @@ pub enum FlushForm {
 }
 
 impl FlushForm {
-    /// The forms this CPU can execute, cheapest first.
+    /// Returns the forms this CPU can execute, cheapest first.
     pub fn available() -> impl Iterator<Item = FlushForm> {
         [FlushForm::Clwb, FlushForm::ClflushOpt, FlushForm::Clflush, FlushForm::DcCvap]
             .into_iter()
             .filter(|form| form.is_available())
     }
 
-    /// The form in use, or `None` where stores cannot be made durable by user space. Found out once.
+    /// Returns the cheapest available form, detected once; `None` where user space cannot make
+    /// stores durable.
     #[inline]
     pub fn best() -> Option<FlushForm> {
         static BEST: OnceLock<Option<FlushForm>> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().next())
     }
 
-    /// Whether this CPU can execute this form.
+    /// Returns whether this CPU can execute the form.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
@@ -239,7 +242,7 @@ impl FlushForm {
         let lead_bytes = start as usize % LINE_BYTES;
         let first = start.wrapping_sub(lead_bytes);
         for line in 0..(lead_bytes + len_bytes).div_ceil(LINE_BYTES) {
-            // SAFETY: a line that overlaps the caller's mapped range, and so lies in a mapped page.
+            // SAFETY: a line that overlaps the caller's mapped range, and so is in a mapped page.
             unsafe { self.flush_line(first.wrapping_add(line * LINE_BYTES)) };
         }
     }
@@ -250,22 +253,22 @@ impl FlushForm {
     unsafe fn flush_line(self, line: *const u8) {
         #[cfg(target_arch = "x86_64")]
         match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: forwarded to the caller.
             FlushForm::Clwb => unsafe {
                 std::arch::asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: forwarded to the caller.
             FlushForm::ClflushOpt => unsafe {
                 std::arch::asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
             },
-            // SAFETY: the caller's promise; every x86-64 CPU has it.
+            // SAFETY: forwarded to the caller; every x86-64 CPU has the instruction.
             FlushForm::Clflush | FlushForm::DcCvap => unsafe {
                 std::arch::x86_64::_mm_clflush(line);
             },
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: the caller's promise. The encoding is `dc cvap, x`, which assemblers know only with
-        // ARMv8.2 enabled.
+        // SAFETY: forwarded to the caller. The encoding is `dc cvap, x`, which assemblers accept
+        // only with ARMv8.2 enabled.
         unsafe {
             std::arch::asm!("sys #3, c7, c12, #1, {}", in(reg) line, options(nostack, preserves_flags));
         }
@@ -274,8 +277,8 @@ impl FlushForm {
     }
 }
 
-/// Writes the cache lines of a range back to memory; durable after a following [`store_fence`]. False
-/// where this CPU has no instruction for it.
+/// Writes the cache lines of a range back to memory; durable after a following [`store_fence`].
+/// False where this CPU has no instruction for it.
 ///
 /// # Safety
 /// The range is mapped.
@@ -283,7 +286,7 @@ pub unsafe fn flush_cache_lines(start: *const u8, len_bytes: usize) -> bool {
     let Some(form) = FlushForm::best() else {
         return false;
     };
-    // SAFETY: the caller's promise; `best` is available.
+    // SAFETY: forwarded to the caller; `best` is available.
     unsafe { form.flush(start, len_bytes) };
     true
 }
@@ -298,7 +301,7 @@ mod x86 {
     };
     use std::sync::OnceLock;
 
-    /// CPUID leaf 7, EBX; asked once, because virtual machines answer it in microseconds.
+    /// CPUID leaf 7, EBX. Read once, because CPUID takes microseconds in virtual machines.
     pub(super) fn structured_features() -> u32 {
         static FEATURES: OnceLock<u32> = OnceLock::new();
         *FEATURES.get_or_init(ask_structured_features)
@@ -315,11 +318,12 @@ mod x86 {
         unsafe { __cpuid_count(7, 0) }.ebx
     }
 
-    /// Assembly, because the intrinsics need a newer compiler than the rest of the workspace.
+    /// Written in assembly because the intrinsics need a newer compiler than the rest of the
+    /// workspace.
     ///
     /// # Safety
-    /// AVX-512F is available; `lines` > 0 lines are valid at both, which do not overlap; the destination
-    /// is aligned to a line.
+    /// AVX-512F is available; `lines` > 0 lines are valid at both, which do not overlap; the
+    /// destination is aligned to a line.
     pub(super) unsafe fn stream_avx512(destination: *mut u8, source: *const u8, lines: usize) {
         // SAFETY: touches exactly the two ranges; every vector register is declared clobbered, as
         // `vzeroupper` clears the upper parts.
@@ -373,13 +377,13 @@ mod tests {
 
     const GUARD_BYTES: usize = 80;
 
-    /// Bytes whose value depends on their place, so that a shifted copy shows.
+    /// Bytes whose value depends on their position, so that a shifted copy is detected.
     fn pattern(len_bytes: usize) -> Vec<u8> {
         (0..len_bytes).map(|at| (at * 31 + at / 251) as u8).collect()
     }
 
-    /// Copies at every combination of small misalignments and around every line boundary, and checks
-    /// that nothing outside the range changed.
+    /// Copies at every combination of small misalignments and around every line boundary, and
+    /// checks that nothing outside the range changed.
     fn check(copy: impl Fn(*mut u8, *const u8, usize)) {
         let lengths = (0..=200).chain([255, 256, 257, 1000, 4095, 4096, 4097, 10_000]);
         for len_bytes in lengths {

@@ -1,12 +1,12 @@
 //! What the kernel's primitives cost on this machine, measured in a few milliseconds each.
 //!
-//! These are the figures that decide which form of a mechanism is cheapest: a signal, installing a page,
-//! taking pages out, protecting them, a page-cache fault. Everything that changes page tables is measured
-//! *with a second thread running*, because a change then has to be announced to another processor, which
-//! costs several times more; and a cache always has a second thread.
+//! These figures decide which form of a mechanism is cheapest: a signal, installing a page,
+//! discarding pages, protecting them, a page-cache fault. Everything that changes page tables is
+//! measured *with a second thread running*, because the change then requires a TLB shootdown on
+//! another processor, which costs several times more; and a cache always has a second thread.
 //!
-//! Figures are medians of a few passes, in nanoseconds. They are for people and for choosing between forms
-//! that differ by a factor, not for comparisons of a few percent.
+//! Figures are medians of a few passes, in nanoseconds. They are meant for display and for choosing
+//! between forms that differ by a factor, not for comparisons of a few percent.
 
 use std::fs::File;
 use std::io;
@@ -18,17 +18,17 @@ use crate::memory::{self, Advice, Protection, REGION_BYTES, Range, SMALL_PAGE_BY
 use crate::uffd::{Delivery, Uffd};
 
 const PASSES: usize = 5;
-/// Pages in one vectored discard: what the engine uses on the fault path.
+/// Pages per vectored discard, as the engine uses on the fault path.
 const DISCARD_BATCH: usize = 64;
 
-/// The median of what `pass` returns: nanoseconds for one of whatever is measured.
+/// Returns the median of the results of `pass`: nanoseconds per measured operation.
 fn median_of(mut pass: impl FnMut() -> io::Result<f64>) -> io::Result<f64> {
     let mut found = (0..PASSES).map(|_| pass()).collect::<io::Result<Vec<_>>>()?;
     found.sort_by(f64::total_cmp);
     Ok(found[PASSES / 2])
 }
 
-/// Nanoseconds for each of `count` operations that `work` does.
+/// Returns nanoseconds per operation for `work`, which does `count` of them.
 fn each(count: usize, work: impl FnOnce() -> io::Result<()>) -> io::Result<f64> {
     let start = Instant::now();
     work()?;
@@ -55,19 +55,19 @@ fn beside_another_thread<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Memory of this module's own, unmapped when dropped.
+/// Memory private to this module, unmapped when dropped.
 struct Area {
     base: *mut u8,
     len_bytes: usize,
 }
 
 impl Area {
-    /// Fresh memory, aligned to a region, made of small pages.
+    /// Maps zeroed memory, aligned to a region, made of small pages.
     fn anonymous(len_bytes: usize) -> io::Result<Area> {
         let base = memory::map_anonymous(len_bytes + REGION_BYTES)?;
         let area = Area { base, len_bytes: len_bytes + REGION_BYTES };
-        // Refused where there are no huge pages, and then there are none to avoid.
-        // SAFETY: the area is ours; the advice keeps contents.
+        // Fails where huge pages are not supported, and then there are none to avoid.
+        // SAFETY: the area was just mapped here; the advice keeps contents.
         let _ = unsafe { memory::advise(base, area.len_bytes, Advice::NoHugePage) };
         Ok(area)
     }
@@ -84,13 +84,13 @@ impl Drop for Area {
     }
 }
 
-/// A cheap system call.
+/// Measures a cheap system call.
 pub fn system_call_ns() -> io::Result<f64> {
     const COUNT: usize = 2000;
     median_of(|| {
         each(COUNT, || {
             for _ in 0..COUNT {
-                // SAFETY: takes nothing and cannot fail.
+                // SAFETY: takes no arguments and cannot fail.
                 unsafe { libc::syscall(libc::SYS_getppid) };
             }
             Ok(())
@@ -104,8 +104,8 @@ extern "C" fn count_signal(_signal: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A signal this thread sends itself, its handler, and the way back. The signal is SIGURG, which has no
-/// effect by default; its handler is put back afterwards.
+/// Measures a signal that this thread sends itself: delivery, handler and return. The signal is
+/// SIGURG, which is ignored by default; its handler is restored afterwards.
 pub fn signal_round_trip_ns() -> io::Result<f64> {
     const COUNT: usize = 500;
     // SAFETY: an all-zero sigaction is valid: default handler, empty mask.
@@ -134,7 +134,7 @@ pub fn signal_round_trip_ns() -> io::Result<f64> {
     found
 }
 
-/// Installing one page with `UFFDIO_COPY`.
+/// Measures installing one page with `UFFDIO_COPY`.
 pub fn install_page_ns() -> io::Result<f64> {
     let area = Area::anonymous(REGION_BYTES)?;
     let uffd = Uffd::open(Delivery::Sigbus)?;
@@ -147,29 +147,29 @@ pub fn install_page_ns() -> io::Result<f64> {
             let cost = each(pages, || {
                 for page in 0..pages {
                     let target = base.wrapping_add(page * SMALL_PAGE_BYTES);
-                    // SAFETY: a page of the registered area, which nobody else uses.
+                    // SAFETY: a page of the registered area, which no other code uses.
                     unsafe { uffd.copy(target, source.as_ptr(), SMALL_PAGE_BYTES, false) }?;
                 }
                 Ok(())
             });
-            // SAFETY: the area is this function's own.
+            // SAFETY: the area is private to this function.
             unsafe { memory::advise(base, REGION_BYTES, Advice::DontNeed) }?;
             cost
         })
     })
 }
 
-/// Taking out one of 64 pages with one vectored call.
+/// Measures discarding one page as part of a vectored call for 64 pages.
 pub fn vectored_discard_page_ns() -> io::Result<f64> {
     discard_page_ns(DISCARD_BATCH)
 }
 
-/// Taking out one page with a call of its own.
+/// Measures discarding one page with a separate call.
 pub fn single_discard_page_ns() -> io::Result<f64> {
     discard_page_ns(1)
 }
 
-/// Every second page, so that no two ranges are neighbours.
+/// Measures discards of every second page, so that no two ranges are adjacent.
 fn discard_page_ns(batch: usize) -> io::Result<f64> {
     let area = Area::anonymous(REGION_BYTES)?;
     let base = area.aligned();
@@ -186,7 +186,7 @@ fn discard_page_ns(batch: usize) -> io::Result<f64> {
             each(ranges.len(), || {
                 for part in ranges.chunks(batch) {
                     if let [only] = part {
-                        // SAFETY: a page of the area, which is this function's own.
+                        // SAFETY: a page of the area, which is private to this function.
                         unsafe { memory::advise(only.address, only.len_bytes, Advice::DontNeed) }?;
                     } else {
                         // SAFETY: as above.
@@ -201,18 +201,18 @@ fn discard_page_ns(batch: usize) -> io::Result<f64> {
 
 fn populate(base: *mut u8, len_bytes: usize) -> io::Result<()> {
     for offset in (0..len_bytes).step_by(SMALL_PAGE_BYTES) {
-        // SAFETY: the callers pass writable memory of their own.
+        // SAFETY: the callers pass writable memory that they own.
         unsafe { base.add(offset).write_volatile(1) };
     }
     Ok(())
 }
 
-/// Write-protecting a 2 MiB region of resident pages, for each of its pages.
+/// Measures write-protecting a 2 MiB region of resident pages, per page.
 pub fn region_protect_page_ns() -> io::Result<f64> {
     protect_page_ns(REGION_BYTES)
 }
 
-/// Write-protecting pages one by one.
+/// Measures write-protecting pages one by one.
 pub fn single_protect_page_ns() -> io::Result<f64> {
     protect_page_ns(SMALL_PAGE_BYTES)
 }
@@ -237,11 +237,11 @@ fn protect_page_ns(step_bytes: usize) -> io::Result<f64> {
     })
 }
 
-/// A fault on a page of `file` that the page cache holds. The file is at least `len_bytes` long and does not
-/// shrink meanwhile.
+/// Measures a fault on a page of `file` that is in the page cache. The file is at least `len_bytes`
+/// long, and no process truncates it during the measurement.
 ///
-/// The mapping has `MADV_RANDOM` so that a fault loads one page only; neighbours that are cached may still be
-/// mapped along (fault-around), so every sixteenth page is touched.
+/// The mapping has `MADV_RANDOM` so that a fault loads one page only; cached neighbours may still
+/// be mapped along with it (fault-around), so every sixteenth page is touched.
 pub fn page_cache_fault_ns(file: &File, len_bytes: usize) -> io::Result<f64> {
     const STRIDE_BYTES: usize = 16 * SMALL_PAGE_BYTES;
     if file.metadata()?.len() < len_bytes as u64 || len_bytes < STRIDE_BYTES {
@@ -249,15 +249,15 @@ pub fn page_cache_fault_ns(file: &File, len_bytes: usize) -> io::Result<f64> {
     }
     let base = memory::map_file(len_bytes, Protection::Read, file.as_fd(), 0)?;
     let area = Area { base, len_bytes };
-    // SAFETY: the mapping is this function's own; its contents are the file's.
+    // SAFETY: the mapping is private to this function; its contents are the file's.
     unsafe { memory::advise(base, len_bytes, Advice::Random) }?;
-    // Into the page cache.
+    // Load the file into the page cache.
     for offset in (0..len_bytes).step_by(SMALL_PAGE_BYTES) {
-        // SAFETY: inside the file, which the caller keeps at its length.
+        // SAFETY: inside the file, which by contract is not truncated.
         std::hint::black_box(unsafe { base.add(offset).read_volatile() });
     }
     let found = median_of(|| {
-        // SAFETY: the page tables are emptied, the page cache keeps the contents.
+        // SAFETY: only the page tables are emptied; the page cache keeps the contents.
         unsafe { memory::advise(base, len_bytes, Advice::DontNeed) }?;
         each(len_bytes.div_ceil(STRIDE_BYTES), || {
             for offset in (0..len_bytes).step_by(STRIDE_BYTES) {
@@ -271,7 +271,7 @@ pub fn page_cache_fault_ns(file: &File, len_bytes: usize) -> io::Result<f64> {
     found
 }
 
-/// Copying one page between warm buffers, in the form devices in memory use.
+/// Measures copying one page between warm buffers, with the copy that memory-backed devices use.
 pub fn copy_page_ns() -> io::Result<f64> {
     const COUNT: usize = 2000;
     let source = [7u8; SMALL_PAGE_BYTES];
@@ -280,7 +280,7 @@ pub fn copy_page_ns() -> io::Result<f64> {
         each(COUNT, || {
             for _ in 0..COUNT {
                 let target = std::hint::black_box(target.as_mut_ptr());
-                // SAFETY: both buffers have a page and do not overlap.
+                // SAFETY: both buffers are a page long and do not overlap.
                 unsafe { crate::copy::copy_to_device(target, source.as_ptr(), SMALL_PAGE_BYTES) };
             }
             Ok(())
@@ -288,10 +288,11 @@ pub fn copy_page_ns() -> io::Result<f64> {
     })
 }
 
-/// One dependent 8-byte load at a random place of readable memory.
+/// Measures one dependent 8-byte load at a random place of readable memory.
 ///
 /// # Safety
-/// `base` is 8-byte aligned and readable for `len_bytes`, which is at least 8; faults included.
+/// `base` is 8-byte aligned and readable for `len_bytes`, which is at least 8; page faults are
+/// allowed.
 pub unsafe fn random_load_ns(base: *const u8, len_bytes: usize) -> f64 {
     const COUNT: usize = 20_000;
     let words = (len_bytes / 8) as u64;
@@ -300,10 +301,10 @@ pub unsafe fn random_load_ns(base: *const u8, len_bytes: usize) -> f64 {
     for pass in &mut passes {
         let start = Instant::now();
         for _ in 0..COUNT {
-            // The next place depends on what was loaded, so that loads do not overlap.
+            // The next index depends on the loaded value, so that loads do not overlap.
             state = state.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
             let index = ((u128::from(state) * u128::from(words)) >> 64) as usize;
-            // SAFETY: below `words`, by the caller's promise readable.
+            // SAFETY: the index is below `words`, so the word is readable by the caller's contract.
             let word = unsafe { base.cast::<u64>().add(index).read_volatile() };
             state ^= word & 1;
         }
@@ -318,7 +319,7 @@ pub unsafe fn random_load_ns(base: *const u8, len_bytes: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Figures are positive, or there is a reason.
+    /// Checks that a figure is positive, or that there is a reason for its absence.
     fn positive(name: &str, found: io::Result<f64>) {
         match found {
             Ok(cost_ns) => assert!(cost_ns > 0.0, "{name}: {cost_ns}"),

@@ -1,11 +1,11 @@
-//! Which CPU this is and how many there are.
+//! The current CPU, the number of CPUs, and contention for them.
 
-/// CPUs this process may run on.
+/// Returns the number of CPUs this process may run on.
 pub fn count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The CPU the calling thread runs on: a hint, stale as soon as it is read.
+/// Returns the CPU the calling thread runs on: a hint, stale as soon as it is read.
 #[inline]
 pub fn current() -> usize {
     // SAFETY: no arguments; served by the vDSO, async-signal-safe.
@@ -13,7 +13,7 @@ pub fn current() -> usize {
     usize::try_from(cpu).unwrap_or(0)
 }
 
-/// Bytes of physical memory, or of the memory cgroup's limit where that is lower.
+/// Returns the bytes of physical memory, or of the memory cgroup's limit if that is lower.
 pub fn memory_bytes() -> u64 {
     // SAFETY: sysconf has no preconditions.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
@@ -25,12 +25,12 @@ pub fn memory_bytes() -> u64 {
     limit.map_or(physical, |limit| limit.min(physical))
 }
 
-/// How often the calling thread has given its CPU up to wait for something. Async-signal-safe.
+/// Returns the number of voluntary context switches of the calling thread. Async-signal-safe.
 pub fn voluntary_switches() -> u64 {
     u64::try_from(thread_usage().ru_nvcsw).unwrap_or(0)
 }
 
-/// How often the calling thread has lost its CPU to another while it had work to do.
+/// Returns the number of involuntary context switches of the calling thread.
 pub fn involuntary_switches() -> u64 {
     u64::try_from(thread_usage().ru_nivcsw).unwrap_or(0)
 }
@@ -43,8 +43,8 @@ fn thread_usage() -> libc::rusage {
     usage
 }
 
-/// Makes the calling thread run only when nothing else wants its CPU (`SCHED_IDLE`); where that is refused,
-/// with the lowest priority there is. A thread cannot take this back without privilege.
+/// Makes the calling thread run only when its CPU is otherwise idle (`SCHED_IDLE`); if that is
+/// refused, with the lowest priority. Undoing this needs privilege.
 pub fn run_when_idle() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the structure lives on this stack; 0 is the calling thread.
@@ -55,7 +55,7 @@ pub fn run_when_idle() {
     }
 }
 
-/// Whether the calling thread runs only when nothing else wants its CPU.
+/// Returns whether the calling thread runs only when its CPU is otherwise idle.
 pub fn runs_when_idle() -> bool {
     // SAFETY: 0 is the calling thread.
     let policy = unsafe { libc::sched_getscheduler(0) };
@@ -63,22 +63,23 @@ pub fn runs_when_idle() -> bool {
     policy == libc::SCHED_IDLE || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } == 19
 }
 
-/// Asks how many threads of the machine want a CPU.
+/// Reads how many threads of the machine are runnable.
 #[derive(Debug)]
 pub struct Contention(std::fs::File);
 
 impl Contention {
-    /// Opens the source once: asking then costs a microsecond or two.
+    /// Opens the source once: a reading then costs a microsecond or two.
     pub fn open() -> std::io::Result<Contention> {
         std::fs::File::open("/proc/loadavg").map(Contention)
     }
 
-    /// Whether more threads are runnable, the calling one included, than there are CPUs. `false` if that cannot be told.
+    /// Returns whether more threads are runnable, including the caller, than there are CPUs.
+    /// `false` if unknown.
     pub fn is_any_waiting(&self) -> bool {
         use std::os::unix::fs::FileExt;
         let mut text = [0; 128];
         let len = self.0.read_at(&mut text, 0).unwrap_or(0);
-        // "0.20 0.18 0.12 1/80 11206": the fourth is runnable of all.
+        // "0.20 0.18 0.12 1/80 11206": the fourth field is runnable/total threads.
         let runnable = std::str::from_utf8(&text[..len])
             .ok()
             .and_then(|text| text.split(' ').nth(3)?.split('/').next()?.parse::<i64>().ok());

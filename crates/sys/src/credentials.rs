@@ -1,4 +1,4 @@
-//! Who this process acts as.
+//! The user and group of this process.
 
 /// A user and a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,15 +9,15 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-/// Whose files those are that this process makes.
+/// Returns the owner that new files of this process get.
 pub fn effective() -> Credentials {
     // SAFETY: these calls take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     Credentials { uid, gid }
 }
 
-/// Permissions that files made by this process do not get. It is asked for without changing it, which other threads would notice;
-/// where that cannot be, it is 0o022.
+/// Returns the umask. It is read without changing it, which other threads would notice; where that
+/// is not possible, the result is 0o022.
 pub fn umask() -> u32 {
     const USUAL: u32 = 0o022;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -3,19 +3,19 @@
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-/// Whether this is the metadata of a DAX device's node.
+/// Returns whether this is the metadata of a DAX device node.
 pub fn is_devdax(metadata: &Metadata) -> bool {
     metadata.file_type().is_char_device()
         && std::fs::canonicalize(format!("{}/subsystem", sysfs_of(metadata)))
             .is_ok_and(|subsystem| subsystem.file_name().is_some_and(|name| name == "dax"))
 }
 
-/// Length of a DAX device as sysfs states it; 0 if it does not.
+/// Returns the length of a DAX device from sysfs; 0 if unknown.
 pub fn len_bytes(metadata: &Metadata) -> u64 {
     number(metadata, "size")
 }
 
-/// What mappings of a DAX device are aligned to; 0 if sysfs does not say.
+/// Returns the required alignment of mappings of a DAX device; 0 if sysfs does not report it.
 pub fn alignment_bytes(metadata: &Metadata) -> u64 {
     number(metadata, "align")
 }
@@ -27,7 +27,7 @@ fn number(metadata: &Metadata, attribute: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Where sysfs describes a character device.
+/// Returns the sysfs directory of a character device.
 fn sysfs_of(metadata: &Metadata) -> String {
     let device = metadata.rdev();
     format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device))

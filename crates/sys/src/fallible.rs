@@ -1,16 +1,17 @@
 //! Accesses to mapped memory that report failure instead of raising a signal.
 //!
-//! An access to a file mapping raises SIGBUS where the file has been truncated or cannot be read, or
-//! where a page cannot be had. The functions here fault at known addresses only, as the kernel's own
-//! copies from and to user space do: a SIGBUS handler that finds the thread at one of them ([`is_at`])
-//! lets it go on at the function's failure exit ([`fail`]). No memory mapping is changed and no other
-//! thread notices.
+//! An access to a file mapping raises SIGBUS where the file has been truncated or cannot be read,
+//! or where no page can be allocated. The functions here fault only at known addresses, as the
+//! kernel's own copies from and to user space do: a SIGBUS handler that finds the thread at one of
+//! them ([`is_at`]) resumes it at the function's failure exit ([`fail`]). No memory mapping is
+//! changed and no other thread is affected.
 //!
-//! Stores never tear a naturally aligned word of eight bytes, whatever the length: others, and a crash on
-//! persistent memory, see it old or new.
+//! Stores never tear a naturally aligned word of eight bytes, whatever the length: another thread,
+//! or recovery after a crash on persistent memory, sees it old or new.
 //!
-//! This needs a handler that calls [`fail`]; without one the signal takes its usual course. Where the
-//! architecture is not supported, [`SUPPORTED`] is false and the functions are ordinary loads and stores.
+//! This needs a handler that calls [`fail`]; without one the signal has its usual effect. Where the
+//! architecture is not supported, [`SUPPORTED`] is false and the functions are ordinary loads and
+//! stores.
 
 use crate::copy::{self, FlushForm};
 
@@ -20,13 +21,13 @@ pub const SUPPORTED: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarc
 const WORD_BYTES: usize = 8;
 const LINE_BYTES: usize = 64;
 
-/// The code of the functions. The faulting instruction is the first one of each, except in loops: these
-/// begin with a jump over their failure exit, and may fault anywhere.
+/// The machine code of the functions. The faulting instruction is the first one of each, except in
+/// loops: these begin with a jump over their failure exit, and may fault anywhere.
 #[cfg(target_arch = "x86_64")]
 mod code {
     pub const REP_MOVSB_BYTES: usize = 2;
     pub const REP_MOVSQ_BYTES: usize = 3;
-    /// From the start of a loop to its exit, which returns what rcx counts: a short jump.
+    /// Distance from the start of a loop to its exit, which returns the count in rcx: a short jump.
     pub const LOOP_EXIT_BYTES: usize = 2;
     pub const STREAM_BYTES: usize = 59;
     pub const COPY_LINES_BYTES: usize = 59;
@@ -34,11 +35,11 @@ mod code {
     pub const FLUSH_CLWB_BYTES: usize = 21;
     pub const FLUSH_CLFLUSHOPT_BYTES: usize = 21;
     pub const FLUSH_CLFLUSH_BYTES: usize = 20;
-    /// From the load to the exit that reports failure: the load (3), `xor` (2), `ret` (1).
+    /// Distance from the load to the failure exit: the load (3), `xor` (2), `ret` (1).
     pub const LOAD_TO_FAILURE_BYTES: usize = 6;
 
-    /// Returns the bytes *not* copied. The third argument only makes the length the fourth one, which
-    /// arrives in rcx, where `rep movsb` wants it.
+    /// Returns the bytes *not* copied. The third argument exists only to make the length the fourth
+    /// one, which is passed in rcx, where `rep movsb` expects it.
     ///
     /// # Safety
     /// `target` is writable for `len` bytes; `source` is mapped for as many.
@@ -66,7 +67,7 @@ mod code {
         std::arch::naked_asm!("rep movsq", "mov rax, rcx", "ret")
     }
 
-    /// A loop that copies a line in each round. `exit` is done before it returns.
+    /// A loop that copies one line per iteration. The `exit` instructions run before it returns.
     macro_rules! copy_loop {
         ($(#[$attribute:meta])* $name:ident, [$first:literal $(, $more:literal)*], exit: [$($exit:literal),*]) => {
             $(#[$attribute])*
@@ -113,8 +114,8 @@ mod code {
         exit: []
     );
     copy_loop!(
-        /// As [`copy`], by lines of 64 bytes; returns the lines *not* copied. A string move takes longer to start than all of a few
-        /// hundred bytes, and waits for one line after the other.
+        /// As [`copy`], by lines of 64 bytes; returns the lines *not* copied. A string move has a
+        /// start-up cost that exceeds the copy of a few hundred bytes, and handles lines serially.
         ///
         /// # Safety
         /// As for [`copy`], for `lines` > 0 lines.
@@ -192,7 +193,8 @@ mod code {
         )
     }
 
-    /// Returns the eight bytes in the low half, and in the high half 0 if they could be loaded, else 1.
+    /// Returns the eight bytes in the low half, and in the high half 0 if they could be loaded,
+    /// else 1.
     ///
     /// # Safety
     /// `address` is mapped for eight bytes.
@@ -208,16 +210,17 @@ mod code {
     }
 }
 
-/// The code of the functions: each may fault anywhere, and begins with a jump over its failure exit.
+/// The machine code of the functions: each may fault anywhere, and begins with a jump over its
+/// failure exit.
 #[cfg(target_arch = "aarch64")]
 mod code {
-    /// From the start of a function to its exit, which returns what was not done: a jump.
+    /// Distance from the start of a function to its exit, which returns what was not done: a jump.
     pub const EXIT_BYTES: usize = 4;
     pub const COPY_BYTES: usize = 36 * 4;
     pub const FLUSH_BYTES: usize = 10 * 4;
 
-    /// Copies lines of 64 bytes, then words, then bytes; returns the bytes *not* copied. Words are stored whole where
-    /// `target` is aligned to them.
+    /// Copies lines of 64 bytes, then words, then bytes; returns the bytes *not* copied. Words are
+    /// stored whole where `target` is aligned to them.
     ///
     /// # Safety
     /// `target` is mapped for `len` bytes, and so is `source`.
@@ -296,7 +299,7 @@ mod code {
     }
 }
 
-/// Copies lines of 64 bytes by whatever copies them fastest; returns those *not* copied.
+/// Copies lines of 64 bytes by the fastest available form; returns those *not* copied.
 ///
 /// # Safety
 /// As for [`code::copy_lines`].
@@ -311,12 +314,12 @@ unsafe fn copy_lines(target: *mut u8, source: *const u8, lines: usize) -> usize 
     }
 }
 
-/// Copies bytes that others may be changing, as [`copy_racy`](crate::memory::copy_racy) does. False if a
-/// byte could not be read; what was copied before it is unspecified.
+/// Copies bytes that other threads may be changing, as [`copy_racy`](crate::memory::copy_racy)
+/// does. False if a byte could not be read; the bytes copied before it are unspecified.
 ///
 /// # Safety
-/// `target` is writable for `len_bytes`; `source` is mapped readable for as many, whether or not what is
-/// behind the mapping can be read; they do not overlap.
+/// `target` is writable for `len_bytes`; `source` is mapped readable for as many, even if accesses
+/// to the mapping may fail; they do not overlap.
 #[inline]
 pub unsafe fn try_copy(source: *const u8, target: *mut u8, len_bytes: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -352,14 +355,15 @@ pub unsafe fn try_copy(source: *const u8, target: *mut u8, len_bytes: usize) -> 
     }
 }
 
-/// Lines that are asked for at once: those of a page.
+/// Lines prefetched at a time: those of a page.
 #[cfg(target_arch = "x86_64")]
 const FETCHED_LINES: usize = 64;
 
 /// Stores lines of 64 bytes; false if one could not be written.
 ///
-/// A line that is not in the cache is fetched before it is stored to, and stores wait in order, a dozen lines of them. So all are
-/// asked for first: a page takes 390 to 470 ns instead of 530.
+/// A line that is not in the cache is fetched before it is stored to, and stores retire in order,
+/// about a dozen lines at a time. So all lines are prefetched first: a page takes 390 to 470 ns
+/// instead of 530.
 ///
 /// # Safety
 /// As for [`try_store`].
@@ -371,21 +375,21 @@ unsafe fn store_lines(target: *mut u8, source: *const u8, lines: usize) -> bool 
         let count = FETCHED_LINES.min(lines - done);
         let at = |line: usize| (done + line) * LINE_BYTES;
         for line in 0..count {
-            // SAFETY: a prefetch is a hint, and faults nowhere.
+            // SAFETY: a prefetch is a hint, and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(target.wrapping_add(at(line)).cast()) };
         }
         let (to, from) = (target.wrapping_add(at(0)), source.wrapping_add(at(0)));
-        // SAFETY: inside both ranges, which the caller vouches for.
+        // SAFETY: inside both ranges, which are valid by the caller's contract.
         unsafe { copy_lines(to, from, count) == 0 }
     })
 }
 
-/// Copies bytes into mapped memory. False if a byte could not be written; what was copied before it is
-/// unspecified.
+/// Copies bytes into mapped memory. False if a byte could not be written; the bytes copied before
+/// it are unspecified.
 ///
 /// # Safety
-/// `source` is readable for `len_bytes`; `target` is mapped writable for as many, whether or not what is
-/// behind the mapping can be had; they do not overlap.
+/// `source` is readable for `len_bytes`; `target` is mapped writable for as many, even if accesses
+/// to the mapping may fail; they do not overlap.
 pub unsafe fn try_store(source: *const u8, target: *mut u8, len_bytes: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -401,7 +405,7 @@ pub unsafe fn try_store(source: *const u8, target: *mut u8, len_bytes: usize) ->
             return false;
         }
         let (to, from) = at(head_bytes);
-        // Stores of 16 bytes at multiples of 8 are cut, if at all, where a line ends.
+        // Stores of 16 bytes at multiples of 8 tear, if at all, at the end of a cache line.
         // SAFETY: whole lines inside both ranges.
         if !unsafe { store_lines(to, from, lines) } {
             return false;
@@ -448,8 +452,9 @@ pub unsafe fn try_store(source: *const u8, target: *mut u8, len_bytes: usize) ->
     }
 }
 
-/// Copies bytes into mapped persistent memory, past the CPU's caches: on return they are in the persistence
-/// domain. False if a byte could not be written; what was copied before it is unspecified.
+/// Copies bytes into mapped persistent memory, bypassing or flushing the CPU's caches: on return
+/// they are in the persistence domain. False if a byte could not be written; the bytes copied
+/// before it are unspecified.
 ///
 /// # Safety
 /// As for [`try_store`], and `flush` is available.
@@ -508,10 +513,10 @@ unsafe fn try_stream(source: *const u8, target: *mut u8, lines: usize, flush: Fl
 }
 
 /// Writes back every cache line that the range touches; durable after a following
-/// [`store_fence`](copy::store_fence). False if a page of the range could not be had.
+/// [`store_fence`](copy::store_fence). False if a page of the range could not be accessed.
 ///
 /// # Safety
-/// The range is mapped, whether or not what is behind it can be had, and `flush` is available.
+/// The range is mapped, even if accesses to it may fail, and `flush` is available.
 pub unsafe fn try_flush(start: *const u8, len_bytes: usize, flush: FlushForm) -> bool {
     if len_bytes == 0 {
         return true;
@@ -522,7 +527,8 @@ pub unsafe fn try_flush(start: *const u8, len_bytes: usize, flush: FlushForm) ->
         let first = start.wrapping_sub(lead_bytes);
         let lines = (lead_bytes + len_bytes).div_ceil(LINE_BYTES);
         let left = match flush {
-            // SAFETY: lines that overlap the caller's range and so lie in its pages; an available form.
+            // SAFETY: lines that overlap the caller's range and so are in its pages; the form is
+            // available.
             FlushForm::Clwb => unsafe { code::flush_clwb(first, 0, 0, lines) },
             // SAFETY: as above.
             FlushForm::ClflushOpt => unsafe { code::flush_clflushopt(first, 0, 0, lines) },
@@ -538,7 +544,8 @@ pub unsafe fn try_flush(start: *const u8, len_bytes: usize, flush: FlushForm) ->
         let FlushForm::DcCvap = flush else { return false };
         let lead_bytes = start as usize % LINE_BYTES;
         let first = start.wrapping_sub(lead_bytes);
-        // SAFETY: lines that overlap the caller's range and so lie in its pages; the form is available.
+        // SAFETY: lines that overlap the caller's range and so are in its pages; the form is
+        // available.
         unsafe { code::flush(first, (lead_bytes + len_bytes).div_ceil(LINE_BYTES)) == 0 }
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -549,7 +556,7 @@ pub unsafe fn try_flush(start: *const u8, len_bytes: usize, flush: FlushForm) ->
     }
 }
 
-/// Loads one byte and forgets it: brings its page in. False if it could not be read.
+/// Loads one byte and discards it, which faults its page in. False if it could not be read.
 ///
 /// # Safety
 /// `address` is mapped readable.
@@ -563,7 +570,7 @@ pub unsafe fn try_touch(address: *const u8) -> bool {
     #[cfg(target_arch = "aarch64")]
     {
         let mut byte = 0;
-        // SAFETY: forwarded to the caller; the target is this function's own.
+        // SAFETY: forwarded to the caller; the target is a local variable.
         unsafe { code::copy(&raw mut byte, address, 1) == 0 }
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -574,7 +581,7 @@ pub unsafe fn try_touch(address: *const u8) -> bool {
     }
 }
 
-/// Whether a fault came from one of the accesses here. Async-signal-safe.
+/// Returns whether a fault came from one of the accesses here. Async-signal-safe.
 ///
 /// # Safety
 /// `context` is the third argument of a SA_SIGINFO handler.
@@ -583,8 +590,8 @@ pub unsafe fn is_at(context: *const libc::ucontext_t) -> bool {
     unsafe { exit_of(context) }.is_some()
 }
 
-/// Makes the interrupted access return its failure when the handler returns. False, and nothing is changed,
-/// if the fault did not come from one.
+/// Makes the interrupted access return its failure when the handler returns. Returns false and
+/// changes nothing if the fault did not come from one of the accesses here.
 ///
 /// # Safety
 /// As for [`is_at`].
@@ -592,7 +599,7 @@ pub unsafe fn fail(context: *mut libc::ucontext_t) -> bool {
     // SAFETY: forwarded to the caller.
     let Some(exit) = (unsafe { exit_of(context) }) else { return false };
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the context is valid, and the exit lies in the function that was interrupted.
+    // SAFETY: the context is valid, and the exit is in the function that was interrupted.
     unsafe {
         (*context).uc_mcontext.gregs[libc::REG_RIP as usize] = exit as i64;
     }
@@ -607,7 +614,7 @@ pub unsafe fn fail(context: *mut libc::ucontext_t) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
-    // SAFETY: gregs is part of every x86-64 ucontext, which the caller vouches for.
+    // SAFETY: gregs is part of every x86-64 ucontext; the caller passes a valid one.
     let at = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] } as usize;
     let copy = code::copy as *const () as usize;
     let loads = [code::touch as *const () as usize, code::load_eight as *const () as usize];
@@ -620,7 +627,7 @@ unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
         (code::flush_clflushopt as *const () as usize, code::FLUSH_CLFLUSHOPT_BYTES),
         (code::flush_clflush as *const () as usize, code::FLUSH_CLFLUSH_BYTES),
     ];
-    // rcx counts what is left of copies and loops, so their ordinary exits report the failure.
+    // rcx counts the rest of copies and loops, so their ordinary exits report the failure.
     if at == copy {
         Some(copy + code::REP_MOVSB_BYTES)
     } else if at == copy_words {
@@ -636,7 +643,7 @@ unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
 
 #[cfg(target_arch = "aarch64")]
 unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
-    // SAFETY: the program counter is part of every aarch64 ucontext, which the caller vouches for.
+    // SAFETY: the program counter is part of every aarch64 ucontext; the caller passes a valid one.
     let at = unsafe { (*context).uc_mcontext.pc } as usize;
     let functions = [
         (code::copy as *const () as usize, code::COPY_BYTES),
@@ -669,7 +676,8 @@ mod tests {
         assert!(unsafe { try_touch(source.as_ptr()) });
     }
 
-    /// Every offset and length around words and lines, and nothing beside the range.
+    /// Tests every offset and length around words and lines, and that nothing outside the range
+    /// changes.
     #[test]
     fn stored_bytes_arrive_and_no_others() {
         let source: Vec<u8> = (0..400u32).map(|index| (index % 251) as u8 + 1).collect();

@@ -1,4 +1,4 @@
-//! What the running kernel offers, found by trying.
+//! Probes of the features that the running kernel offers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,16 +11,16 @@ use crate::pagemap::Pagemap;
 use crate::pkey;
 use crate::uffd::{Delivery, Uffd};
 
-/// One thing that was tried.
+/// The result of one probe.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// The kernel's name for it.
+    /// The kernel's name for the feature.
     pub name: &'static str,
     /// Whether it works for this process.
     pub available: bool,
-    /// What Aquifer does with it, and without it.
+    /// What Aquifer uses it for, and what it does without it.
     pub purpose: &'static str,
-    /// Particulars, or the reason why not.
+    /// Details, or the reason why it is not available.
     pub detail: String,
 }
 
@@ -31,18 +31,18 @@ fn probe(name: &'static str, purpose: &'static str, result: io::Result<String>) 
     }
 }
 
-/// Whether `process_madvise` takes `MADV_DONTNEED` on the calling process (from Linux 6.13).
+/// Checks that `process_madvise` accepts `MADV_DONTNEED` on the calling process (from Linux 6.13).
 pub fn vectored_dontneed() -> io::Result<()> {
     let base = memory::map_anonymous(SMALL_PAGE_BYTES)?;
     let range = [Range { address: base, len_bytes: SMALL_PAGE_BYTES }];
     // SAFETY: the page was mapped for this.
     let result = unsafe { memory::advise_many(&range, Advice::DontNeed) };
-    // SAFETY: nobody else knows the page.
+    // SAFETY: mapped above, and no other code has its address.
     unsafe { memory::unmap(base, SMALL_PAGE_BYTES) }?;
     result.map(drop)
 }
 
-/// The running kernel's major and minor number.
+/// Returns the running kernel's major and minor version.
 pub fn kernel_version() -> Option<(u32, u32)> {
     // SAFETY: an all-zero utsname is valid.
     let mut name: libc::utsname = unsafe { std::mem::zeroed() };
@@ -58,8 +58,9 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Whether one `MADV_DONTNEED` over many mappings works, and flushes the TLB once for all of them. Earlier kernels than
-/// Linux 6.16 flush once for each; that cannot be seen, only measured, and so their number tells.
+/// Returns whether one `MADV_DONTNEED` over many mappings works and flushes the TLB once for all of
+/// them. Kernels before Linux 6.16 flush once for each. That can only be measured, so the version
+/// decides.
 pub fn range_dontneed_flushes_once() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -87,12 +88,12 @@ fn dontneed_over_two_mappings() -> io::Result<bool> {
         }
         Ok(bytes == [0; 2])
     })();
-    // SAFETY: nobody else knows the pages.
+    // SAFETY: mapped above, and no other code has their address.
     unsafe { memory::unmap(base, 2 * SMALL_PAGE_BYTES) }?;
     dropped
 }
 
-/// Whether userfaultfd in SIGBUS mode works for this process.
+/// Checks that userfaultfd in SIGBUS mode works for this process, and returns its feature bits.
 pub fn userfaultfd_sigbus() -> io::Result<u64> {
     Uffd::open(Delivery::Sigbus).map(|uffd| uffd.features())
 }
@@ -123,7 +124,7 @@ fn io_uring() -> io::Result<String> {
                     error
                 }
             })?;
-    // SAFETY: the descriptor is ours.
+    // SAFETY: the descriptor was just made here.
     unsafe { libc::close(fd as i32) };
     Ok(String::new())
 }
@@ -134,29 +135,29 @@ fn cachestat() -> io::Result<String> {
     memory::cachestat(file.as_fd(), 0, 0).map(|_| String::new())
 }
 
-/// One page of fresh memory for the time of `work`.
+/// Runs `work` with one page of zeroed memory.
 fn with_page<T>(work: impl FnOnce(*mut u8) -> io::Result<T>) -> io::Result<T> {
     let page = memory::map_anonymous(SMALL_PAGE_BYTES)?;
     let result = work(page);
-    // SAFETY: mapped above, and nobody else knows it.
+    // SAFETY: mapped above, and no other code has its address.
     unsafe { memory::unmap(page, SMALL_PAGE_BYTES) }?;
     result
 }
 
-/// Whether PAGEMAP_SCAN works (from Linux 6.7).
+/// Checks that PAGEMAP_SCAN works (from Linux 6.7).
 pub fn pagemap_scan() -> io::Result<()> {
     Pagemap::open()?.can_scan()
 }
 
-/// Whether stores can be tracked without a signal each: a userfaultfd with WP_ASYNC (Linux 6.7, and
-/// system calls that nobody filters).
+/// Checks that stores can be tracked without a signal for each: a userfaultfd with WP_ASYNC (Linux
+/// 6.7, and no seccomp filter in the way).
 pub fn tracked_stores() -> io::Result<()> {
     Uffd::open_tracking().map(drop)
 }
 
 fn advice(advice: Advice) -> io::Result<String> {
     with_page(|page| {
-        // SAFETY: the page is fresh, and none of the advice tried here loses contents.
+        // SAFETY: the page is new, and none of the advice tried here loses contents.
         unsafe { memory::advise(page, SMALL_PAGE_BYTES, advice) }.map(|()| String::new())
     })
 }
@@ -167,7 +168,7 @@ fn read_word(path: &str) -> io::Result<String> {
         .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
 }
 
-/// Transparent huge pages, which the frames of `Pages` are made of.
+/// Transparent huge pages, which back the frames of `Pages`.
 fn huge_pages() -> io::Result<String> {
     let modes = read_word("/sys/kernel/mm/transparent_hugepage/enabled")?;
     let mode = modes.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
@@ -175,11 +176,11 @@ fn huge_pages() -> io::Result<String> {
 }
 
 fn stay_awake() -> io::Result<String> {
-    // Opening it asks for nothing yet; a request would be made by writing.
+    // Opening it changes nothing: a request is made by writing to it.
     OpenOptions::new().write(true).open("/dev/cpu_dma_latency").map(|_| String::new())
 }
 
-/// Tries everything the engine can make use of.
+/// Probes every feature that the engine can use.
 pub fn probe_all() -> Vec<Probe> {
     vec![
         probe(
@@ -242,24 +243,24 @@ pub fn probe_all() -> Vec<Probe> {
     ]
 }
 
-/// Bounds the system sets.
+/// Limits set by the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Mappings one process may have (`vm.max_map_count`).
+    /// Maximum number of mappings of a process (`vm.max_map_count`).
     pub max_mappings: Option<u64>,
-    /// Mappings this process has.
+    /// Current number of mappings of this process.
     pub mappings: Option<u64>,
-    /// Bytes it may lock (`RLIMIT_MEMLOCK`); `None` without a bound.
+    /// Bytes that may be locked (`RLIMIT_MEMLOCK`); `None` if unlimited.
     pub locked_bytes: Option<u64>,
-    /// Bytes of address space (`RLIMIT_AS`); `None` without a bound.
+    /// Bytes of address space (`RLIMIT_AS`); `None` if unlimited.
     pub address_space_bytes: Option<u64>,
-    /// Open files (`RLIMIT_NOFILE`); `None` without a bound.
+    /// Open files (`RLIMIT_NOFILE`); `None` if unlimited.
     pub open_files: Option<u64>,
     /// Physical memory, or the memory control group's limit.
     pub memory_bytes: u64,
 }
 
-/// Asks for them.
+/// Reads the current limits.
 pub fn limits() -> Limits {
     let bound = |resource| {
         let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };

@@ -1,8 +1,9 @@
-//! Names of files that are given to whole files only, and never in the place of another one.
+//! Gives a name to a file only once it is complete, and never replaces another file.
 //!
-//! A file that takes long to make should not lie at its path before it is whole: whoever is killed in between leaves
-//! something there that is neither nothing nor what it should be. [`unnamed`] and [`link`] leave nothing at all; where
-//! a file system has no files without names, a file with another name and [`rename_new`] do.
+//! A file that takes long to create should not appear at its path before it is complete: a process
+//! killed halfway leaves a partial file there. [`unnamed`] and [`link`] leave nothing at all; where
+//! a file system does not support unnamed files, use a file with a temporary name and
+//! [`rename_new`].
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,13 +15,13 @@ use std::path::Path;
 
 use crate::check;
 
-/// A file without a name on the file system of `directory`, open for reading and writing. It is gone when it is closed,
-/// unless it is [linked](link).
+/// Creates a file without a name on the file system of `directory`, open for reading and writing.
+/// It is deleted when it is closed, unless it is [linked](link).
 ///
 /// # Errors
-/// With [`io::ErrorKind::Unsupported`] where there are none, or none that could be linked.
+/// [`io::ErrorKind::Unsupported`] where such files are not supported, or cannot be linked.
 pub fn unnamed(directory: &Path, mode: u32) -> io::Result<File> {
-    // Through it the name is given.
+    // `link` needs it.
     if !Path::new("/proc/self/fd").exists() {
         return Err(io::ErrorKind::Unsupported.into());
     }
@@ -28,16 +29,16 @@ pub fn unnamed(directory: &Path, mode: u32) -> io::Result<File> {
     let made =
         File::options().read(true).write(true).mode(mode).custom_flags(flags).open(directory);
     made.map_err(|error| match error.raw_os_error() {
-        // Who does not know the flag tries to open the directory for writing.
+        // A kernel or file system that ignores the flag tries to open the directory for writing.
         Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL) => io::ErrorKind::Unsupported.into(),
         _ => error,
     })
 }
 
-/// Gives a file that [`unnamed`] has made its name.
+/// Gives a file created by [`unnamed`] its name.
 ///
 /// # Errors
-/// EEXIST if there is something of that name.
+/// EEXIST if the path exists.
 pub fn link(file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let to = CString::new(path.as_os_str().as_bytes())?;
@@ -47,10 +48,10 @@ pub fn link(file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     check(result.into()).map(drop)
 }
 
-/// Renames a file if nothing has the new name.
+/// Renames a file if nothing exists at the new path.
 ///
 /// # Errors
-/// EEXIST if there is something of that name.
+/// EEXIST if the path exists.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let [old, new] =
         [CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?];
@@ -59,7 +60,7 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let result =
         unsafe { libc::syscall(libc::SYS_renameat2, at, old.as_ptr(), at, new.as_ptr(), flags) };
     match check(result) {
-        // Two names for a moment, and never another file's.
+        // For a moment the file has two names; no other file is replaced.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
             std::fs::hard_link(from, to)?;
             std::fs::remove_file(from)

@@ -1,4 +1,4 @@
-//! Which file system a file lies on, as far as that decides how it can be reached and made durable.
+//! The properties of file systems that decide how a file can be accessed and made durable.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,7 +8,7 @@ use crate::check;
 /// File systems whose files are memory.
 const IN_MEMORY: [(u64, &str); 3] = [(TMPFS, "tmpfs"), (RAMFS, "ramfs"), (HUGETLBFS, "hugetlbfs")];
 
-/// File systems whose files are made up by the kernel as they are read.
+/// File systems whose files the kernel generates when they are read.
 const MADE_UP: [(u64, &str); 8] = [
     (0x9fa0, "proc"),
     (0x6265_6572, "sysfs"),
@@ -20,8 +20,8 @@ const MADE_UP: [(u64, &str); 8] = [
     (0x6165_676c, "pstore"),
 ];
 
-/// File systems on which `sync_file_range` and a later sync of any one page make a range durable. See
-/// [`commits_whole_inodes`].
+/// File systems on which `sync_file_range` and a later sync of any one page make a range durable.
+/// See [`commits_whole_inodes`].
 const COMMITTING_WHOLE_INODES: [u64; 2] = [EXT, XFS];
 
 const TMPFS: u64 = 0x0102_1994;
@@ -34,12 +34,14 @@ const F2FS: u64 = 0xf2f5_2010;
 /// hugetlbfs, which has no write system call.
 pub const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// Magic number of the file system `file` lies on. Of a device node: that of the file system with the node.
+/// Returns the magic number of the file system of `file`. For a device node: that of the file
+/// system with the node.
 pub fn magic(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(status(file)?.0)
 }
 
-/// Bytes of a huge page of the hugetlbfs that `file` lies on; of another file system its block size.
+/// Returns the huge page size of the hugetlbfs that holds `file`; for another file system its block
+/// size.
 pub fn block_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(status(file)?.1)
 }
@@ -53,17 +55,18 @@ fn status(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((status.f_type as u64 & 0xffff_ffff, status.f_bsize as u64))
 }
 
-/// The name of an in-memory file system, if it is one.
+/// Returns the name of an in-memory file system, if it is one.
 pub fn in_memory(magic: u64) -> Option<&'static str> {
     IN_MEMORY.iter().find(|known| known.0 == magic).map(|known| known.1)
 }
 
-/// The name of a file system without storage, if it is one.
+/// Returns the name of a file system without storage, if it is one.
 pub fn made_up(magic: u64) -> Option<&'static str> {
     MADE_UP.iter().find(|known| known.0 == magic).map(|known| known.1)
 }
 
-/// Where below `/sys/fs` each mounted file system of this kind has a directory, if it has one, named after its device.
+/// Returns the directory of `/sys/fs` that has an entry for each mounted file system of this kind,
+/// named after its device, if there is one.
 pub(crate) fn with_instances_in_sysfs(magic: u64) -> Option<&'static str> {
     match magic {
         EXT => Some("ext4"),
@@ -73,20 +76,22 @@ pub(crate) fn with_instances_in_sysfs(magic: u64) -> Option<&'static str> {
     }
 }
 
-/// Whether ranges written with `sync_file_range` are durable after a sync of *any* page of the file.
+/// Returns whether ranges written with `sync_file_range` are durable after a sync of *any* page of
+/// the file.
 ///
-/// `sync_file_range` starts and awaits the I/O of data, and leaves out both the metadata that leads to it
-/// (a block just allocated, an extent no longer unwritten) and the flush of the device. On the file
-/// systems named here (ext2 to ext4, XFS) a sync of one clean page supplies both for the whole file: it
-/// commits the transaction of the *inode's* last change, which the end of the I/O has joined before
-/// the wait returns, and flushes the device where the commit does not (ext4: `ext4_sync_file` by
-/// `i_datasync_tid` and `jbd2_trans_will_send_data_barrier`; XFS: `xfs_file_fsync` by `ili_datasync_seq`
-/// and `log_flushed`). This is how their sources read; it was run on ext4 with Linux 6.18 only, and no power was cut.
+/// `sync_file_range` starts and awaits the I/O of data, but covers neither the metadata needed to
+/// read it (a newly allocated block, an extent no longer unwritten) nor the flush of the device. On
+/// the file systems named here (ext2 to ext4, XFS) a sync of one clean page supplies both for the
+/// whole file: it commits the transaction of the *inode's* last change, which I/O completion has
+/// joined before the wait returns, and flushes the device where the commit does not (ext4:
+/// `ext4_sync_file` by `i_datasync_tid` and `jbd2_trans_will_send_data_barrier`; XFS:
+/// `xfs_file_fsync` by `ili_datasync_seq` and `log_flushed`). This follows from their sources; it
+/// was run on ext4 with Linux 6.18 only, without power-failure tests.
 ///
-/// Not so elsewhere: copy-on-write and log-structured file systems (btrfs, bcachefs, ZFS, F2FS) may log only
-/// what the synced range leads to; on overlayfs `sync_file_range` reaches the overlay's own inode, which
-/// has no pages; network and FUSE servers have caches of their own. There each range needs a sync
-/// of its own. What is not known is treated like these.
+/// Not so elsewhere: copy-on-write and log-structured file systems (btrfs, bcachefs, ZFS, F2FS) may
+/// log only the metadata of the synced range; on overlayfs `sync_file_range` acts on the overlay's
+/// inode, which has no pages; network and FUSE servers have their own caches. There each range
+/// needs its own sync. Unknown file systems are treated the same.
 pub fn commits_whole_inodes(magic: u64) -> bool {
     COMMITTING_WHOLE_INODES.contains(&magic)
 }

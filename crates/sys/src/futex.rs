@@ -1,20 +1,21 @@
-//! Waiting on a word, and a mutex a fault handler may take.
+//! Futex waits, and a mutex that a fault handler may take.
 //!
-//! [`Mutex`] is three states on a futex: it never allocates, never poisons, and uses no thread-local
-//! storage, so it may be taken inside a signal handler as long as nobody touches mapped memory while
-//! holding it. (`parking_lot` allocates when it parks; `std` consults the panic count.)
+//! [`Mutex`] is three states on a futex: it never allocates, never poisons, and uses no
+//! thread-local storage, so it may be taken inside a signal handler, provided that no thread
+//! touches mapped memory while holding it. (`parking_lot` allocates when it parks; `std` consults
+//! the panic count.)
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Who may wait on a word.
+/// The threads that may wait on a word.
 #[derive(Clone, Copy)]
 enum Scope {
     /// Threads of this process.
     Process,
-    /// Threads of every process that maps it.
+    /// Threads of every process that maps the word.
     Shared,
 }
 
@@ -27,7 +28,8 @@ impl Scope {
     }
 }
 
-/// Sleeps while `*word == expected`; returns on a wake-up, a changed value, a signal or the time-out.
+/// Sleeps while `*word == expected`; returns on a wake-up, a changed value, a signal or the
+/// timeout.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     wait_in(Scope::Process, word, expected, timeout);
 }
@@ -60,7 +62,7 @@ pub fn wake(word: &AtomicU32, count: u32) {
     wake_in(Scope::Process, word, count);
 }
 
-/// As [`wake`], for those who [`wait_shared`].
+/// As [`wake`], for threads in [`wait_shared`].
 pub fn wake_shared(word: &AtomicU32, count: u32) {
     wake_in(Scope::Shared, word, count);
 }
@@ -101,7 +103,7 @@ impl<T> Mutex<T> {
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Takes the lock, sleeping if need be.
+    /// Takes the lock, sleeping if necessary.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         // Acquire pairs with the release in `drop`.
         if self
@@ -120,15 +122,16 @@ impl<T: ?Sized> Mutex<T> {
         self.state
             .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
-            // Made only now: a guard that is dropped opens the lock.
+            // Created only on success: dropping a guard releases the lock.
             .then(|| MutexGuard { mutex: self })
     }
 
-    /// Opens the lock in a forked child, where the thread that may have held it does not exist. What it
-    /// guards is then as that thread left it.
+    /// Releases the lock in a forked child, where the thread that may have held it does not exist.
+    /// The guarded value is as that thread left it.
     ///
     /// # Safety
-    /// The calling thread is the only one of a process just forked, and does not hold the lock itself.
+    /// The calling thread is the only one of a process just forked, and does not hold the lock
+    /// itself.
     pub unsafe fn reset_in_child(&self) {
         self.state.store(UNLOCKED, Ordering::Relaxed);
     }
@@ -154,7 +157,7 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
-/// The lock, held.
+/// The lock, held by this thread.
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
 }

@@ -1,21 +1,22 @@
-//! Reading, writing and making durable, by ranges of a file.
+//! Reading, writing and syncing ranges of a file.
 //!
-//! Transfers are whole or an error: short ones are continued and `EINTR` repeated here, in one place, so
-//! that no caller takes a short transfer for success.
+//! A transfer is complete or an error: short transfers are continued and `EINTR` is retried here,
+//! in one place, so that no caller mistakes a short transfer for success.
 //!
-//! | call | after it |
+//! | call | guarantees on return |
 //! |---|---|
-//! | [`write_all_at`] | visible to all |
-//! | [`write_all_at_durably`] | these bytes are durable, the rest of the file is not touched |
-//! | [`start_write_back`] | the I/O of some pages has begun |
-//! | [`finish_write_back`] | what was dirty is on the device or in its cache; metadata is not |
-//! | [`SyncableRange::sync`] | the pages and what leads to them are durable |
+//! | [`write_all_at`] | the bytes are visible to every process |
+//! | [`write_all_at_durably`] | these bytes are durable; the rest of the file is not written back |
+//! | [`start_write_back`] | the I/O of some pages has been submitted |
+//! | [`finish_write_back`] | dirty pages are on the device or in its cache; metadata is not |
+//! | [`SyncableRange::sync`] | the pages and the metadata needed to read them are durable |
 //! | [`sync_data`] | as above, for all pages of the file |
 //!
 //! # Errors of write-back
-//! The kernel reports a failed write-back to each open file description once, whoever's pages it were. Of
-//! two threads that sync through one description at once, only one is told. Who must not miss an error
-//! gives each sync a description of its own while it runs ([`reopen`]).
+//! The kernel reports a failed write-back to each open file description once, no matter which
+//! process dirtied the pages. Of two threads that sync through one description at the same time,
+//! only one gets the error. A caller that must not miss an error uses a separate description
+//! ([`reopen`]) for each concurrent sync.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -42,13 +43,13 @@ pub(crate) const fn request(is_written: bool, kind: u8, number: u8, bytes: u8) -
 
 /// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
 const BLKGETSIZE64: libc::Ioctl = request(true, 0x12, 114, 8);
-/// The attributes of a file, and setting them: `_IOR('f', 1, long)`, `_IOW('f', 2, long)`.
+/// Get and set the attributes of a file: `_IOR('f', 1, long)`, `_IOW('f', 2, long)`.
 const FS_IOC_GETFLAGS: libc::Ioctl = request(true, b'f', 1, size_of::<libc::c_long>() as u8);
 const FS_IOC_SETFLAGS: libc::Ioctl = request(false, b'f', 2, size_of::<libc::c_long>() as u8);
-/// The attribute: writes go to where the bytes are.
+/// The attribute: write in place instead of copying on write.
 const FS_NOCOW_FL: libc::c_int = 0x0080_0000;
 
-/// Repeats a call that a signal interrupted.
+/// Retries a call that a signal interrupted.
 fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
     loop {
         match check(call()) {
@@ -58,14 +59,13 @@ fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
     }
 }
 
-/// Whether a descriptor was opened to be read from: not only written to, or named.
+/// Returns whether a descriptor is open for reading (not write-only, not `O_PATH`).
 pub fn can_be_read(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: asks for a number.
+    // SAFETY: takes and returns integers.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     flags >= 0 && flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_WRONLY
 }
 
-/// An offset as the kernel takes it.
 /// Opens the file with this name in a directory, for reading.
 pub fn open_at(directory: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
     let name = CString::new(name.as_os_str().as_bytes())
@@ -75,15 +75,16 @@ pub fn open_at(directory: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
         // SAFETY: a string that ends with NUL, and a descriptor that is open.
         libc::c_long::from(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })
     })?;
-    // SAFETY: opened just now, and nobody else's.
+    // SAFETY: just opened, so nothing else owns the descriptor.
     Ok(unsafe { File::from_raw_fd(opened as i32) })
 }
 
+/// Returns an offset as the kernel's offset type.
 fn signed(offset_bytes: u64) -> io::Result<libc::off64_t> {
     libc::off64_t::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// The place `done` bytes behind `offset_bytes`, as the kernel takes it.
+/// Returns `offset_bytes + done` as the kernel's offset type.
 fn behind(offset_bytes: u64, done: usize) -> io::Result<libc::off64_t> {
     offset_bytes
         .checked_add(done as u64)
@@ -91,7 +92,7 @@ fn behind(offset_bytes: u64, done: usize) -> io::Result<libc::off64_t> {
         .and_then(signed)
 }
 
-/// Reads; less than asked for only at the end of the file.
+/// Reads at an offset. The result is shorter than `target` only at the end of the file.
 pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < target.len() {
@@ -112,10 +113,11 @@ pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io
     Ok(done)
 }
 
-/// Reads what is in the page cache, up to the first byte that is not: 0 if not even that is.
+/// Reads only what is in the page cache, up to the first byte that is not; returns 0 if the first
+/// is not.
 ///
 /// # Errors
-/// [`io::ErrorKind::Unsupported`] where the file system cannot tell.
+/// [`io::ErrorKind::Unsupported`] where the file system does not support it.
 pub fn read_resident_at(
     file: BorrowedFd<'_>,
     target: &mut [u8],
@@ -138,7 +140,7 @@ pub fn read_resident_at(
     }
 }
 
-/// Fills `target`; [`io::ErrorKind::UnexpectedEof`] where the file is too short for it.
+/// Fills `target`; fails with [`io::ErrorKind::UnexpectedEof`] if the file is too short.
 pub fn read_exact_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io::Result<()> {
     let wanted = target.len();
     match read_at(file, target, offset_bytes)? {
@@ -156,15 +158,16 @@ pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io
     })
 }
 
-/// Writes all of some memory that others may be changing: what is written of a word that changes meanwhile is old
-/// or new. Its parts, at most 1024, follow each other in the file; afterwards they are used up.
+/// Writes all of some memory that other threads may be changing: of a word that changes during the
+/// write, the old or the new value is written. The parts, at most 1024, are written consecutively;
+/// `parts` is consumed.
 ///
 /// # Errors
-/// `EFAULT` also where the memory is of a file that has become shorter or cannot be read. Some of the bytes may have
-/// been written.
+/// `EFAULT` also if the memory maps a file that was truncated or cannot be read. Some of the bytes
+/// may have been written.
 ///
 /// # Safety
-/// Each part is mapped readable, whether or not what is behind the mapping can be read.
+/// Each part is mapped readable, even if accesses to the mapping may fail.
 pub unsafe fn write_parts_from(
     file: BorrowedFd<'_>,
     mut parts: &mut [memory::Range],
@@ -180,7 +183,8 @@ pub unsafe fn write_parts_from(
         }
         let at = behind(offset_bytes, done)?;
         let put = uninterrupted(|| {
-            // SAFETY: `Range` has the layout of an iovec; the kernel reads and checks the rest of the caller's parts.
+            // SAFETY: `Range` has the layout of an iovec; the kernel checks its accesses to the
+            // caller's parts.
             let put = unsafe {
                 libc::pwritev64(file.as_raw_fd(), parts.as_ptr().cast(), parts.len() as i32, at)
             };
@@ -200,12 +204,12 @@ pub unsafe fn write_parts_from(
     }
 }
 
-/// Writes all of `bytes` and returns when they are durable, with whatever metadata leads to them:
-/// `pwritev2` with `RWF_DSYNC`, which syncs this range and no other.
+/// Writes all of `bytes` durably, with the metadata needed to read them: `pwritev2` with
+/// `RWF_DSYNC`, which syncs this range only.
 ///
 /// # Errors
-/// [`io::ErrorKind::Unsupported`], with nothing written, where the system refuses the flag. Then write, and
-/// sync the range with [`SyncableRange`] or [`sync_data`].
+/// [`io::ErrorKind::Unsupported`], with nothing written, where the system refuses the flag. Then
+/// write, and sync the range with [`SyncableRange`] or [`sync_data`].
 pub fn write_all_at_durably(
     file: BorrowedFd<'_>,
     bytes: &[u8],
@@ -224,7 +228,8 @@ pub fn write_all_at_durably(
     })
 }
 
-/// Goes on writing until all is written. A call that writes nothing is [`io::ErrorKind::WriteZero`].
+/// Repeats a write until all bytes are written. A call that writes nothing is
+/// [`io::ErrorKind::WriteZero`].
 fn write_with(
     bytes: &[u8],
     offset_bytes: u64,
@@ -241,16 +246,16 @@ fn write_with(
     Ok(())
 }
 
-/// Begins to write dirty pages of a range back, without waiting. Pages under write-back already are left
-/// out, even those stored to since: [`finish_write_back`] writes them.
+/// Starts write-back of the dirty pages of a range, without waiting. Pages already under write-back
+/// are skipped, even if stored to since: [`finish_write_back`] writes them.
 pub fn start_write_back(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
     sync_range(file, offset_bytes, len_bytes, libc::SYNC_FILE_RANGE_WRITE)
 }
 
 /// Writes the dirty pages of a range back and waits for them.
 ///
-/// All three flags together, because only then the kernel writes for integrity: it waits for a page that
-/// is under write-back with older contents, and writes it again.
+/// All three flags are needed, because only then does the kernel write for integrity: it waits for
+/// a page that is under write-back with older contents, and writes it again.
 pub fn finish_write_back(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
@@ -262,11 +267,12 @@ pub fn finish_write_back(
     sync_range(file, offset_bytes, len_bytes, flags)
 }
 
-/// The error of a write-back that this description was not told of yet, of any page of the file. Waits for nothing.
+/// Returns a write-back error of any page of the file that this description has not reported yet.
+/// Does not wait for I/O.
 ///
-/// Where the system has no such question (`ENOSYS`: some sandboxes), there is none.
+/// Where the system lacks the call (`ENOSYS`: some sandboxes), it returns `Ok`.
 pub fn write_back_error(file: BorrowedFd<'_>) -> io::Result<()> {
-    // No file is so long: there is nothing to wait for, and the error is told with the wait.
+    // No file is this long, so there is no I/O to wait for; the wait still reports the error.
     const BEHIND_ALL_BYTES: u64 = 1 << 62;
     match sync_range(file, BEHIND_ALL_BYTES, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE) {
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
@@ -292,28 +298,29 @@ fn sync_range(
     .map(drop)
 }
 
-/// A range of a file that can be synced by itself.
+/// A range of a file that can be synced separately.
 ///
-/// The kernel offers the `fsync` of a range only as `msync(MS_SYNC)` of a mapping, so this is one: without
-/// access, page tables or memory. What is synced are the file's pages, however they were stored to,
-/// with the metadata that leads to them, and the device is flushed even where no page is dirty.
+/// The kernel offers the `fsync` of a range only as `msync(MS_SYNC)` of a mapping, so this is a
+/// mapping, without access rights, page tables or memory. It syncs the file's pages, no matter how
+/// they were dirtied, with the metadata needed to read them, and flushes the device even if no page
+/// is dirty.
 #[derive(Debug)]
 pub struct SyncableRange {
     start: *mut u8,
     len_bytes: usize,
 }
 
-// SAFETY: owns its mapping, through which nothing can be accessed.
+// SAFETY: owns its mapping, which allows no accesses.
 unsafe impl Send for SyncableRange {}
 // SAFETY: as above.
 unsafe impl Sync for SyncableRange {}
 
 impl SyncableRange {
-    /// The pages that a range touches. `file` is open for writing.
+    /// Creates it for the pages that a range touches. `file` must be open for writing.
     ///
     /// # Errors
-    /// Also where the file cannot be mapped shared, for instance on a FUSE file system without a page cache:
-    /// [`sync_data`] is what is left then.
+    /// Also where the file cannot be mapped shared, for instance on a FUSE file system without a
+    /// page cache: then use [`sync_data`].
     pub fn new(
         file: BorrowedFd<'_>,
         offset_bytes: u64,
@@ -352,17 +359,18 @@ pub fn sync_data(file: BorrowedFd<'_>) -> io::Result<()> {
     uninterrupted(|| unsafe { libc::fdatasync(file.as_raw_fd()) }.into()).map(drop)
 }
 
-/// Gives a range of the file its blocks, keeping what it holds, and lengthens the file if it ends behind it.
+/// Allocates the blocks of a range, keeping its content, and extends the file if the range ends
+/// past its end.
 ///
 /// # Errors
-/// `EOPNOTSUPP` on file systems that cannot (ramfs, some network file systems). After `ENOSPC` the file may be
-/// longer than before.
+/// `EOPNOTSUPP` on file systems that cannot (ramfs, some network file systems). After `ENOSPC` the
+/// file may be longer than before.
 pub fn allocate(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
     allocate_as(file, 0, offset_bytes, len_bytes)
 }
 
-/// As [`allocate`], and the file keeps its length, also after an error. Blocks behind its end are given back when its length is
-/// set, to what it is already or less.
+/// As [`allocate`], but the file keeps its length, also after an error. Blocks past its end are
+/// freed when its length is set, to the current length or less.
 pub fn allocate_behind_end(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
@@ -386,40 +394,42 @@ fn allocate_as(
         .map(drop)
 }
 
-/// Has a new, empty file written in place where its file system would put each write elsewhere (btrfs), so that room which was
-/// allocated stays enough. Does nothing on others.
+/// Disables copy-on-write for a new, empty file where its file system copies each write (btrfs), so
+/// that allocated space stays sufficient. Does nothing on other file systems.
 pub fn write_in_place(file: BorrowedFd<'_>) {
     if crate::file_system::magic(file).ok() != Some(libc::BTRFS_SUPER_MAGIC as u64) {
         return;
     }
     let mut flags: libc::c_int = 0;
-    // SAFETY: the request writes one `int`, whatever its number says, which outlives the call.
+    // SAFETY: the request writes one `int` (despite the size in its number), which outlives the
+    // call.
     let known = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFLAGS, &raw mut flags) };
     flags |= FS_NOCOW_FL;
     if known == 0 {
-        // A file system that refuses copies each write, as it does to all files. SAFETY: the request reads one `int`, which outlives the call.
+        // A file system that refuses keeps copying each write.
+        // SAFETY: the request reads one `int`, which outlives the call.
         let _ = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_SETFLAGS, &raw const flags) };
     }
 }
 
-/// Another open file description of the same file, with `flags` of `open(2)`: it has its own record of
-/// write-back errors, its own status flags and its own locks.
+/// Opens another open file description of the same file, with `flags` of `open(2)`: it has separate
+/// write-back error state, status flags and locks.
 pub fn reopen(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
     let descriptor = uninterrupted(|| {
         // SAFETY: a NUL-terminated string that outlives the call.
         unsafe { libc::open(path.as_ptr().cast(), flags | libc::O_CLOEXEC) }.into()
     })?;
-    // SAFETY: just opened, owned by nobody else.
+    // SAFETY: just opened, so nothing else owns the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
 }
 
-/// Makes the names in a directory durable.
+/// Makes the entries of a directory durable.
 pub fn sync_directory(path: &std::path::Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Present length of a block device.
+/// Returns the current length of a block device.
 pub fn block_device_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
     let mut len_bytes = 0u64;
     // SAFETY: the request writes one `u64`, which outlives the call.
@@ -427,8 +437,8 @@ pub fn block_device_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(len_bytes)
 }
 
-/// What `statx` says about direct I/O: `None` where the kernel or the file system does not say (before
-/// 6.1), else the alignments of memory and of offsets, both 0 if the file cannot do direct I/O.
+/// Returns the alignments of memory and of offsets for direct I/O, both 0 if the file does not
+/// support it; `None` where the kernel (before 6.1) or the file system does not report them.
 pub fn direct_alignment(file: BorrowedFd<'_>) -> Option<(usize, usize)> {
     // SAFETY: all-zero is a valid `statx`.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };

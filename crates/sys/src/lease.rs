@@ -1,37 +1,43 @@
-//! Whether an open file is the only one of its inode, and keeping it so for a moment.
+//! Determines whether an open file description is the only one of its inode, and keeps it so for a
+//! moment.
 //!
-//! A write lease (`F_SETLEASE`) is given to a file description only while no other one of the inode is open, in any process; mappings
-//! keep theirs open. From then on a thread that opens the file waits until the lease is given back. So as long as a [`SoleOpener`]
-//! [is alone](SoleOpener::is_alone), no other description of the file is open, and no mapping of one exists.
+//! A write lease (`F_SETLEASE`) is granted only while no other file description of the inode is
+//! open in any process; a mapping keeps its description open. From then on a thread that opens the
+//! file blocks until the lease is released. So while a [`SoleOpener`]
+//! [is alone](SoleOpener::is_alone), no other description of the file is open, and no mapping of
+//! one exists.
 //!
-//! A process that opens the file without waiting (`O_NONBLOCK`) gets `EWOULDBLOCK` meanwhile; so a lease is for work that takes
-//! milliseconds. A holder that is stopped for `/proc/sys/fs/lease-break-time` (45 s) while another waits loses its lease:
-//! [`SoleOpener::is_alone`] asks. The kernel tells the holder by a signal that a thread waits: here `SIGURG`, which does nothing unless a program
-//! has a handler for it. A thread that holds a lease must not open the file itself, nor wait for a thread that does.
+//! A process that opens the file with `O_NONBLOCK` gets `EWOULDBLOCK` during the lease; so a lease
+//! is for work that takes milliseconds. If the holder is stopped for
+//! `/proc/sys/fs/lease-break-time` (45 s) while another thread is blocked, it loses its lease:
+//! [`SoleOpener::is_alone`] checks for that. The kernel signals the holder when a thread blocks:
+//! here with `SIGURG`, which does nothing unless a program handles it. A thread that holds a lease
+//! must not open the file itself, nor wait for a thread that does.
 //!
-//! Only on file systems that are known to count all that have a file open. On overlayfs a mapping keeps another file open than the
-//! one that was opened.
+//! Works only on file systems known to count all open descriptions. On overlayfs a mapping keeps
+//! another file open than the one that was opened.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::file_system;
 
-/// The `libc` crate has it for some systems only.
+/// The `libc` crate defines it for some systems only.
 const F_SETSIG: i32 = 10;
 
-/// Ext4, and ext2 and ext3, which have the same number; XFS.
+/// ext4 (with ext2 and ext3, which have the same magic number) and XFS.
 const COUNTING: [u64; 2] = [libc::EXT4_SUPER_MAGIC as u64, libc::XFS_SUPER_MAGIC as u64];
 
-/// As long as this exists and [is alone](SoleOpener::is_alone), no other description of the file is open.
+/// While this [is alone](SoleOpener::is_alone), no other description of the file is open.
 #[derive(Debug)]
 pub struct SoleOpener<'a> {
     file: BorrowedFd<'a>,
 }
 
 impl SoleOpener<'_> {
-    /// `None` if others have it open, if it is another user's, or if nothing can be said. The signal that its descriptor sends is
-    /// changed for good.
+    /// Takes the lease. `None` if another description is open, if the file belongs to another user,
+    /// or if the file system is not known to count. Permanently changes the signal that the
+    /// descriptor sends.
     pub fn stay(file: BorrowedFd<'_>) -> Option<SoleOpener<'_>> {
         let magic = file_system::magic(file).ok()?;
         if !COUNTING.contains(&magic) {
@@ -42,7 +48,7 @@ impl SoleOpener<'_> {
         Some(SoleOpener { file })
     }
 
-    /// Whether the kernel has not taken the lease back.
+    /// Returns whether the lease is still held.
     pub fn is_alone(&self) -> bool {
         // SAFETY: a command without an argument.
         unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) == libc::F_WRLCK }
@@ -51,7 +57,8 @@ impl SoleOpener<'_> {
 
 impl Drop for SoleOpener<'_> {
     fn drop(&mut self) {
-        // It fails where the kernel has taken the lease back already, which it does when another thread has waited for 45 s.
+        // Fails if the kernel has already revoked the lease, because another thread was blocked for
+        // 45 s.
         let _ = control(self.file, libc::F_SETLEASE, libc::F_UNLCK);
     }
 }
@@ -77,7 +84,7 @@ mod tests {
         File::options().read(true).write(true).open(path).unwrap()
     }
 
-    /// `None`, and says so, where there are no leases.
+    /// Returns `None`, and prints why, where leases are not supported.
     fn scene() -> Option<(tempfile::NamedTempFile, File)> {
         let named = tempfile::NamedTempFile::new().unwrap();
         let path = named.into_temp_path();

@@ -1,6 +1,6 @@
 //! System calls and special instructions, typed.
 //!
-//! The only crate that talks to the kernel by number or executes instructions the compiler does not
+//! The only crate that makes system calls by number or executes instructions the compiler does not
 //! know. Wrappers are thin: they check layouts at compile time, convert the kernel's error in one
 //! place, and add no policy. Everything a fault handler needs allocates nothing.
 
@@ -54,7 +54,7 @@ pub(crate) fn check(result: libc::c_long) -> std::io::Result<usize> {
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result as usize) }
 }
 
-/// The errno of the calling thread; a signal handler saves and restores it.
+/// Returns the calling thread's errno; a signal handler saves and restores it.
 #[inline]
 pub fn errno() -> i32 {
     // SAFETY: returns the calling thread's errno location, always valid.

@@ -1,10 +1,12 @@
-//! Sockets between processes of one machine, with paths, which carry messages and descriptors.
+//! Local sockets between processes of one machine, with paths, which carry messages and
+//! descriptors.
 //!
-//! They are of the kind `SOCK_SEQPACKET`: a connection like a stream's, and messages that arrive whole or not at all. A
-//! descriptor that is sent (`SCM_RIGHTS`) arrives as another descriptor of the *same* open file description, which shares its
-//! locks and its offset: whoever is to have its own is sent one that was [opened anew](crate::io::reopen).
+//! They are of type `SOCK_SEQPACKET`: connection-oriented, with messages that arrive whole or not
+//! at all. A descriptor that is sent (`SCM_RIGHTS`) arrives as another descriptor of the *same*
+//! open file description, which shares its locks and its offset: to give the receiver a separate
+//! description, send a descriptor that was [reopened](crate::io::reopen).
 //!
-//! Calls wait at most as long as they are told, and no signal is raised when the other side is gone.
+//! Calls block no longer than their timeout, and writing to a closed connection raises no signal.
 
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -15,7 +17,7 @@ use std::time::Duration;
 
 use crate::check;
 
-/// Descriptors that one message can carry.
+/// Maximum number of descriptors per message.
 pub const MAX_DESCRIPTORS: usize = 8;
 
 const CONTROL_BYTES: usize = 64;
@@ -25,22 +27,22 @@ const _: () = assert!(
         <= CONTROL_BYTES
 );
 
-/// What the kernel writes control messages to.
+/// A buffer for control messages.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Who is at the other end, as of when the connection was made.
+/// The credentials of the peer process, as of when the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// The process, in the caller's PID namespace; 0 if it is in none that can be seen from there.
+    /// The process ID in the caller's PID namespace; 0 if the process is not visible there.
     pub pid: u32,
-    /// Its user.
+    /// Its user ID.
     pub uid: u32,
-    /// Its group.
+    /// Its group ID.
     pub gid: u32,
 }
 
-/// Waits for connections at a path.
+/// A socket that listens at a path.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
@@ -52,17 +54,17 @@ fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: takes three numbers.
     let socket = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }.into())?;
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: just made, so nothing else owns the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(socket as libc::c_int) })
 }
 
-/// The address of a path, and how long it is.
+/// Returns the socket address of a path, and its length.
 fn address_of(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all-zero is a valid address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.as_os_str().as_bytes();
-    // With a zero behind it.
+    // With a terminating NUL.
     if bytes.is_empty() || bytes.contains(&0) || bytes.len() >= address.sun_path.len() {
         let most = address.sun_path.len() - 1;
         let reason = format!("the path of a socket has 1 to {most} bytes, and no NUL");
@@ -76,11 +78,11 @@ fn address_of(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
 }
 
 impl Listener {
-    /// Listens at a path where nothing is. Who may write to what is there then may connect: the process's mask decides until
-    /// the caller changes that.
+    /// Listens at a path that does not exist yet. A process that may write to the socket file may
+    /// connect: the umask determines its permissions until the caller changes them.
     ///
     /// # Errors
-    /// `EADDRINUSE` if there is something; [`io::ErrorKind::InvalidInput`] if the path is too long.
+    /// `EADDRINUSE` if the path exists; [`io::ErrorKind::InvalidInput`] if the path is too long.
     pub fn bind(path: &Path) -> io::Result<Listener> {
         const WAITING: libc::c_int = 64;
         let (address, len_bytes) = address_of(path)?;
@@ -94,7 +96,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next connection; `None` if `stop` became readable (or was closed at its other end) before there was one.
+    /// Returns the next connection; `None` if `stop` became readable (or its other end was closed)
+    /// first.
     pub fn accept(&self, stop: BorrowedFd<'_>) -> io::Result<Option<Connection>> {
         loop {
             let poll =
@@ -109,11 +112,11 @@ impl Listener {
                 return Ok(None);
             }
             let (nobody, flags) = (std::ptr::null_mut(), libc::SOCK_CLOEXEC);
-            // SAFETY: asks for no address.
+            // SAFETY: requests no address.
             let accepted =
                 unsafe { libc::accept4(self.0.as_raw_fd(), nobody, std::ptr::null_mut(), flags) };
             match check(accepted.into()) {
-                // Who wanted to connect has given up.
+                // The client gave up before it was accepted.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),
@@ -121,7 +124,7 @@ impl Listener {
                     ) => {}
                 accepted => {
                     let socket = accepted? as libc::c_int;
-                    // SAFETY: just made, owned by nobody else.
+                    // SAFETY: just made, so nothing else owns the descriptor.
                     return Ok(Some(Connection(unsafe { OwnedFd::from_raw_fd(socket) })));
                 }
             }
@@ -130,11 +133,12 @@ impl Listener {
 }
 
 impl Connection {
-    /// Connects to who listens at a path.
+    /// Connects to the listener at a path.
     ///
     /// # Errors
-    /// `ENOENT` where nothing is, `ECONNREFUSED` where nobody listens any more, `EPROTOTYPE` where another kind of socket is;
-    /// `EAGAIN` if too many wait there for longer than `timeout`.
+    /// `ENOENT` if the path does not exist, `ECONNREFUSED` if no process listens there any more,
+    /// `EPROTOTYPE` if the socket is of another type; `EAGAIN` if the listener's backlog is full
+    /// for longer than `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> io::Result<Connection> {
         let (address, len_bytes) = address_of(path)?;
         let connection = Connection(socket()?);
@@ -147,11 +151,11 @@ impl Connection {
         Ok(connection)
     }
 
-    /// How long a call on this connection waits at most: then it fails with `EAGAIN`.
+    /// Sets how long a call on this connection blocks at most: after that it fails with `EAGAIN`.
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         let limit = libc::timeval {
             tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-            // Nothing at all would be no limit.
+            // Zero would mean no limit.
             tv_usec: libc::suseconds_t::from(timeout.subsec_micros()).max(1),
         };
         for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
@@ -170,7 +174,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Who is at the other end.
+    /// Returns the credentials of the peer.
     pub fn peer(&self) -> io::Result<Peer> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len_bytes = size_of::<libc::ucred>() as libc::socklen_t;
@@ -188,7 +192,7 @@ impl Connection {
         Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
     }
 
-    /// Sends one message, which is not empty, and with it descriptors, which the caller keeps.
+    /// Sends one non-empty message, and with it descriptors, which stay open here.
     pub fn send(&self, message: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
         assert!(!message.is_empty() && files.len() <= MAX_DESCRIPTORS);
         let numbers: Vec<libc::c_int> = files.iter().map(AsRawFd::as_raw_fd).collect();
@@ -231,11 +235,12 @@ impl Connection {
         }
     }
 
-    /// Receives one message into `buffer`, and the descriptors that come with it. How long it was is 0 when the other side is gone.
+    /// Receives one message into `buffer`, and the descriptors that come with it. The returned
+    /// length is 0 when the peer has closed the connection.
     ///
     /// # Errors
-    /// `EMSGSIZE` if the message is longer than the buffer or has more descriptors than a message may have: what came of it is
-    /// closed again.
+    /// `EMSGSIZE` if the message is longer than the buffer or carries more than [`MAX_DESCRIPTORS`]
+    /// descriptors; those received are closed again.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
         let mut control = Control([0; CONTROL_BYTES]);
         let mut bytes = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -264,7 +269,7 @@ impl AsFd for Connection {
     }
 }
 
-/// A header of one message with room for control messages.
+/// Returns a header of one message with room for control messages.
 fn header(bytes: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     // SAFETY: all-zero is a valid header.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -275,13 +280,13 @@ fn header(bytes: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     header
 }
 
-/// Takes the descriptors that the kernel has put behind a header.
+/// Takes ownership of the descriptors that the kernel stored in the control buffer.
 fn descriptors_of(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut files = Vec::new();
-    // SAFETY: the kernel has filled the control memory in.
+    // SAFETY: the kernel filled in the control buffer.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
-        // SAFETY: a control message inside of that memory.
+        // SAFETY: a control message inside that buffer.
         let (level, kind, len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len) };
         if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
             // SAFETY: arithmetic.
@@ -289,9 +294,9 @@ fn descriptors_of(header: &libc::msghdr) -> Vec<OwnedFd> {
             for index in 0..data_bytes / size_of::<libc::c_int>() {
                 // SAFETY: as above.
                 let data = unsafe { libc::CMSG_DATA(at) }.cast::<libc::c_int>();
-                // SAFETY: inside of the message's data.
+                // SAFETY: inside the message's data.
                 let number = unsafe { data.add(index).read_unaligned() };
-                // SAFETY: the kernel has just made it for this process.
+                // SAFETY: the kernel just made it for this process, so nothing else owns it.
                 files.push(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }

@@ -1,4 +1,4 @@
-//! Open-file-description locks: advisory locks on byte ranges that end with their holder.
+//! Open-file-description locks: advisory byte-range locks that are released when their holder dies.
 //!
 //! # Why these
 //! | | dies with its holder | seen across PID namespaces | survives closing another descriptor of the file |
@@ -7,28 +7,29 @@
 //! | POSIX record lock | yes | yes | no |
 //! | a PID in a file | no | no | yes |
 //!
-//! A lock belongs to the open file description: the descriptors that `dup` and `fork` make share it, and
+//! A lock belongs to the open file description: descriptors made by `dup` and `fork` share it, and
 //! it ends when the last of them is closed, or when the range is unlocked through any of them. So a
-//! forked child keeps its parent's locks until it closes its copy. Threads that share a descriptor do
-//! not exclude each other.
+//! forked child keeps its parent's locks until it closes its copy. Threads that share a descriptor
+//! do not exclude each other.
 //!
-//! The range need not exist: locking a byte behind the end of the file is as good as any. Locks work on
-//! regular files, block devices and character devices alike; network file systems pass them on to their
-//! server, if it takes them.
+//! The range need not exist: a byte past the end of the file can be locked. Locks work on regular
+//! files, block devices and character devices alike; network file systems pass them on to their
+//! server, if it supports them.
 //!
-//! The kernel's waiting ([`lock`]) has no time limit, and notices no circle of waiters. Who wants a limit tries again and again.
+//! The kernel's blocking wait ([`lock`]) has no time limit and does not detect deadlock. A caller
+//! that needs a limit polls with [`try_lock`].
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::check;
 
-/// Who else may hold a range at the same time.
+/// The sharing mode of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
-    /// Other shared holders. Needs a descriptor that can read.
+    /// Other shared locks may coexist. Needs a readable descriptor.
     Shared,
-    /// Nobody. Needs a descriptor that can write.
+    /// No other lock may coexist. Needs a writable descriptor.
     Exclusive,
 }
 
@@ -46,7 +47,7 @@ impl LockKind {
 pub struct LockRange {
     /// First byte.
     pub offset_bytes: u64,
-    /// How many; 0 is all there can be behind the first.
+    /// Number of bytes; 0 means to the end of any file.
     pub len_bytes: u64,
 }
 
@@ -56,24 +57,24 @@ impl LockRange {
         LockRange { offset_bytes, len_bytes: 1 }
     }
 
-    /// Every byte a file can have.
+    /// Every possible byte of a file.
     pub const WHOLE: LockRange = LockRange { offset_bytes: 0, len_bytes: 0 };
 }
 
-/// A lock of somebody else's.
+/// A lock held through another open file description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conflict {
-    /// What kind.
+    /// The kind.
     pub kind: LockKind,
-    /// Where.
+    /// The range.
     pub range: LockRange,
-    /// The process, if it holds a POSIX record lock. Of an open-file-description lock the kernel does not
-    /// say whose it is: it may be several processes'.
+    /// The process, if it holds a POSIX record lock. For an open-file-description lock the kernel
+    /// reports none, because several processes may share it.
     pub pid: Option<u32>,
 }
 
-/// Takes a range or changes the kind in which it is held, at once. False if somebody else's lock forbids it;
-/// what was held before is then still held.
+/// Takes a range, or changes the kind in which it is held, without blocking. Returns false if
+/// another description's lock conflicts; what was held before is then still held.
 pub fn try_lock(file: BorrowedFd<'_>, range: LockRange, kind: LockKind) -> io::Result<bool> {
     let mut request = request(range, kind.raw())?;
     match control(file, libc::F_OFD_SETLK, &mut request) {
@@ -85,21 +86,22 @@ pub fn try_lock(file: BorrowedFd<'_>, range: LockRange, kind: LockKind) -> io::R
     }
 }
 
-/// As [`try_lock`], and waits until nobody else's lock forbids it. What is held in the range meanwhile is still held. A signal whose handler
-/// was not installed with `SA_RESTART` ends the wait with [`io::ErrorKind::Interrupted`].
+/// As [`try_lock`], but blocks until no other description's lock conflicts. Locks already held in
+/// the range stay held while it waits. A signal whose handler was not installed with `SA_RESTART`
+/// ends the wait with [`io::ErrorKind::Interrupted`].
 pub fn lock(file: BorrowedFd<'_>, range: LockRange, kind: LockKind) -> io::Result<()> {
     let mut request = request(range, kind.raw())?;
     control(file, libc::F_OFD_SETLKW, &mut request)
 }
 
-/// Gives up whatever is held in a range. Not an error where nothing is.
+/// Releases all locks in a range. Not an error where none is held.
 pub fn unlock(file: BorrowedFd<'_>, range: LockRange) -> io::Result<()> {
     let mut request = request(range, libc::F_UNLCK as libc::c_short)?;
     control(file, libc::F_OFD_SETLK, &mut request)
 }
 
-/// The first lock of somebody else's that would keep this description from taking the range. Locks of the
-/// description itself do not count. Works on descriptors that could not take it, too.
+/// Returns the first lock of another description that conflicts with the range. Locks of the
+/// description itself do not count. Also works on descriptors that could not take the lock.
 pub fn conflict(
     file: BorrowedFd<'_>,
     range: LockRange,
@@ -148,13 +150,13 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
 
-    /// A file that is gone when its descriptors are.
+    /// Two open file descriptions of an unnamed file.
     fn two_descriptions() -> (File, File) {
         use std::os::fd::FromRawFd;
         // SAFETY: a NUL-terminated name.
         let fd = unsafe { libc::memfd_create(c"locks".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: just made, owned by nobody else.
+        // SAFETY: just made, so nothing else owns the descriptor.
         let one = unsafe { File::from_raw_fd(fd) };
         let other = crate::io::reopen(one.as_fd(), libc::O_RDWR).unwrap();
         (one, other.into())
@@ -184,7 +186,7 @@ mod tests {
         assert!(try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
         assert!(try_lock(one.as_fd(), range, LockKind::Shared).unwrap());
         assert!(try_lock(other.as_fd(), range, LockKind::Shared).unwrap());
-        // Refused, and still held as it was.
+        // Refused; the lock is still held in its former kind.
         assert!(!try_lock(one.as_fd(), range, LockKind::Exclusive).unwrap());
         let found = conflict(other.as_fd(), range, LockKind::Exclusive).unwrap().unwrap();
         assert_eq!(found.kind, LockKind::Shared);
@@ -230,7 +232,7 @@ mod tests {
                 let ended = lock(other.as_fd(), LockRange::WHOLE, LockKind::Exclusive);
                 let is_interrupted = ended.unwrap_err().kind() == io::ErrorKind::Interrupted;
                 says.send(0).unwrap();
-                // Signals may still be on their way.
+                // Signals may still be pending.
                 while lock(other.as_fd(), LockRange::WHOLE, LockKind::Exclusive).is_err() {}
                 is_interrupted
             });

@@ -1,4 +1,4 @@
-//! Mapping, advice and residency.
+//! Memory mapping, advice and page residency.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,10 +10,10 @@ use crate::check;
 pub const SMALL_PAGE_BYTES: usize = 4096;
 /// Reach of one last-level page table, and size of the usual huge page.
 pub const REGION_BYTES: usize = 2 << 20;
-/// What the CPU fetches at a time.
+/// Size of a CPU cache line.
 const CACHE_LINE_BYTES: usize = 64;
 
-/// What a mapping allows.
+/// The accesses that a mapping allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protection {
     /// Nothing: a reservation.
@@ -42,15 +42,15 @@ fn map_raw(
     file: Option<(BorrowedFd<'_>, u64)>,
 ) -> io::Result<*mut u8> {
     let (fd, offset) = file.map_or((-1, 0), |(fd, offset)| (fd.as_raw_fd(), offset));
-    // SAFETY: the callers pass MAP_FIXED only over ranges they own (their own safety contracts).
+    // SAFETY: the callers pass MAP_FIXED only for ranges they own (their own safety contracts).
     let result = unsafe {
         libc::mmap(address.cast(), len_bytes, protection.bits(), flags, fd, offset as libc::off_t)
     };
     if result == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(result.cast()) }
 }
 
-/// Has the CPU fetch the cache lines of a range into its caches, as far as it can at once. Whatever is at the addresses, nothing
-/// happens but that.
+/// Prefetches the cache lines of a range into the CPU caches. A hint: any address is allowed, and
+/// there is no other effect. Does nothing on other architectures than x86-64.
 #[inline]
 pub fn prefetch(start: *const u8, len_bytes: usize) {
     for offset in (0..len_bytes).step_by(CACHE_LINE_BYTES) {
@@ -65,22 +65,22 @@ pub fn prefetch(start: *const u8, len_bytes: usize) {
     }
 }
 
-/// Reserves address space anywhere: no access, no memory, no commit charge.
+/// Reserves address space at any address: no access, no memory, no commit charge.
 pub fn reserve(len_bytes: usize) -> io::Result<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     map_raw(std::ptr::null_mut(), len_bytes, Protection::None, flags, None)
 }
 
-/// Fresh zeroed memory anywhere, not charged before it is touched.
+/// Maps zeroed memory at any address, not charged before it is touched.
 pub fn map_anonymous(len_bytes: usize) -> io::Result<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     map_raw(std::ptr::null_mut(), len_bytes, Protection::ReadWrite, flags, None)
 }
 
-/// Replaces whatever is mapped at `address` by fresh zeroed memory, or by a reservation.
+/// Replaces any mapping at `address` by zeroed memory, or by a reservation.
 ///
 /// # Safety
-/// The caller owns the range and nobody holds references into it.
+/// The caller owns the range, and no references into it exist.
 pub unsafe fn map_anonymous_at(
     address: *mut u8,
     len_bytes: usize,
@@ -90,8 +90,8 @@ pub unsafe fn map_anonymous_at(
     map_raw(address, len_bytes, protection, flags, None).map(drop)
 }
 
-/// Maps part of a file, shared, over whatever is at `address`. When that is refused, the range is reserved, or what it
-/// was.
+/// Maps part of a file, shared, over any mapping at `address`. On an error the range is either
+/// unchanged or reserved.
 ///
 /// # Safety
 /// As for [`map_anonymous_at`].
@@ -105,11 +105,12 @@ pub unsafe fn map_file_at(
     map_over(address, len_bytes, protection, libc::MAP_SHARED, (file, offset_bytes))
 }
 
-/// Maps part of a file over whatever is at `address`.
+/// Maps part of a file over any mapping at `address`.
 ///
-/// A file system is asked whether it maps a file when what was at the place is gone already; if it refuses, there is
-/// a hole, which is reserved again. Another thread's memory that came to lie in it would be unmapped with the range that its
-/// owner believes to have. Who can ask at another place first ([`map_file`], [`map_file_synchronously`]) does.
+/// The kernel unmaps the range before it calls the file system's `mmap`. If that fails, a hole is
+/// left, which is reserved again here. A mapping that another thread places in the hole in between
+/// would be unmapped together with the range by the range's owner. Callers that can try at another
+/// address first ([`map_file`], [`map_file_synchronously`]) do so.
 fn map_over(
     address: *mut u8,
     len_bytes: usize,
@@ -119,12 +120,13 @@ fn map_over(
 ) -> io::Result<()> {
     let mapped = map_raw(address, len_bytes, protection, flags | libc::MAP_FIXED, Some(file));
     mapped.map(drop).inspect_err(|_| {
-        // Refused where there is no hole.
+        // Fails with `EEXIST` where there is no hole.
         let _ = map_private_at_free(address, len_bytes, Protection::None, None);
     })
 }
 
-/// Maps part of a file, shared, anywhere, as [`map_file_synchronously_at`] does at a place.
+/// Maps part of a file, shared, at any address, under the conditions of
+/// [`map_file_synchronously_at`].
 pub fn map_file_synchronously(
     len_bytes: usize,
     protection: Protection,
@@ -135,8 +137,8 @@ pub fn map_file_synchronously(
     map_raw(std::ptr::null_mut(), len_bytes, protection, flags, Some((file, offset_bytes)))
 }
 
-/// Maps part of a file, private, over whatever is at `address`. Nothing is charged before it is stored to. When that is
-/// refused, the range is reserved, or what it was.
+/// Maps part of a file, private, over any mapping at `address`. Nothing is charged before it is
+/// stored to. On an error the range is either unchanged or reserved.
 ///
 /// # Safety
 /// As for [`map_anonymous_at`].
@@ -151,8 +153,8 @@ pub unsafe fn map_private_file_at(
     map_over(address, len_bytes, protection, flags, (file, offset_bytes))
 }
 
-/// As [`map_file_at`], and only if the file is persistent memory whose metadata the kernel keeps durable
-/// at every fault (`MAP_SYNC`); `EOPNOTSUPP` or `EINVAL` if it is not.
+/// As [`map_file_at`], but only if the file is persistent memory whose metadata the kernel keeps
+/// durable at every fault (`MAP_SYNC`); otherwise fails with `EOPNOTSUPP` or `EINVAL`.
 ///
 /// # Safety
 /// As for [`map_anonymous_at`].
@@ -167,7 +169,7 @@ pub unsafe fn map_file_synchronously_at(
     map_over(address, len_bytes, protection, flags, (file, offset_bytes))
 }
 
-/// Maps part of a file, shared, anywhere.
+/// Maps part of a file, shared, at any address.
 pub fn map_file(
     len_bytes: usize,
     protection: Protection,
@@ -183,8 +185,8 @@ pub fn map_file(
     )
 }
 
-/// Maps part of a file, private, anywhere: stores stay in this process. Nothing is charged before it is
-/// stored to.
+/// Maps part of a file, private, at any address: stores stay in this process. Nothing is charged
+/// before it is stored to.
 pub fn map_private(
     len_bytes: usize,
     protection: Protection,
@@ -195,8 +197,8 @@ pub fn map_private(
     map_raw(std::ptr::null_mut(), len_bytes, protection, flags, Some((file, offset_bytes)))
 }
 
-/// Maps fresh zeroed memory, or privately part of a file, at exactly `address` if nothing is there;
-/// otherwise fails with `EEXIST`. Nothing is charged before it is stored to.
+/// Maps zeroed memory, or part of a file privately, at exactly `address` if nothing is mapped
+/// there; otherwise fails with `EEXIST`. Nothing is charged before it is stored to.
 pub fn map_private_at_free(
     address: *mut u8,
     len_bytes: usize,
@@ -209,13 +211,13 @@ pub fn map_private_at_free(
     if mapped == address {
         return Ok(());
     }
-    // Linux before 4.17 does not know the flag and takes the address for a wish.
-    // SAFETY: the mapping is fresh, and nobody knows it.
+    // Linux before 4.17 does not know the flag and treats the address as a hint.
+    // SAFETY: the mapping is new, and no other code has its address.
     unsafe { unmap(mapped, len_bytes) }?;
     Err(io::Error::from_raw_os_error(libc::EEXIST))
 }
 
-/// Makes the pages of a shared mapping of a file durable, with the metadata that leads to them.
+/// Makes the pages of a shared file mapping durable, with the metadata needed to reach them.
 ///
 /// # Safety
 /// The range is mapped, and is whole pages.
@@ -229,10 +231,10 @@ pub unsafe fn sync(address: *mut u8, len_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Changes what a mapping allows.
+/// Changes the protection of a mapping.
 ///
 /// # Safety
-/// The caller owns the range, and nobody makes accesses that are no longer allowed.
+/// The caller owns the range, and no thread makes accesses that the new protection forbids.
 pub unsafe fn protect(
     address: *mut u8,
     len_bytes: usize,
@@ -245,13 +247,13 @@ pub unsafe fn protect(
 /// Removes a mapping.
 ///
 /// # Safety
-/// The caller owns the range and nobody uses it any more.
+/// The caller owns the range, and no code uses it any more.
 pub unsafe fn unmap(address: *mut u8, len_bytes: usize) -> io::Result<()> {
     // SAFETY: forwarded to the caller.
     check(unsafe { libc::munmap(address.cast(), len_bytes) }.into()).map(drop)
 }
 
-/// Advice for a range, as `madvise(2)` knows it.
+/// Advice for a range, as in `madvise(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are madvise's own")]
 #[repr(i32)]
@@ -269,7 +271,8 @@ pub enum Advice {
     Cold = libc::MADV_COLD,
     PopulateRead = libc::MADV_POPULATE_READ,
     PopulateWrite = libc::MADV_POPULATE_WRITE,
-    /// Puts huge pages in the place of small ones, with the same content, where whole ones fit (since Linux 6.1).
+    /// Replaces small pages by huge ones with the same content, where whole ones fit (since Linux
+    /// 6.1).
     Collapse = libc::MADV_COLLAPSE,
 }
 
@@ -294,14 +297,15 @@ pub struct Range {
 
 const _: () = assert!(size_of::<Range>() == size_of::<libc::iovec>());
 
-// SAFETY: a plain pair of numbers; what is behind the address is the user's business.
+// SAFETY: a plain pair of numbers; accessing the memory at the address is the user's
+// responsibility.
 unsafe impl Send for Range {}
 
 /// `PIDFD_SELF_THREAD_GROUP`, from Linux 6.14.
 const PIDFD_SELF: i32 = -10002;
 
-/// A descriptor that names this process for `process_madvise`. After a fork the parent's is useless to
-/// the child, so a new one is opened when the process identifier has changed.
+/// Returns a descriptor of this process for `process_madvise`. It is opened once; in a forked child
+/// the parent's is useless, so the child uses `PIDFD_SELF` instead.
 fn self_pidfd() -> i32 {
     static FD: OnceLock<(i32, i32)> = OnceLock::new();
     // SAFETY: getpid has no preconditions.
@@ -314,14 +318,14 @@ fn self_pidfd() -> i32 {
     if owner == pid && fd >= 0 { fd } else { PIDFD_SELF }
 }
 
-/// Opens the descriptor [`advise_many`] needs, so that the fault path does not have to.
+/// Opens the descriptor that [`advise_many`] needs, so that the fault path does not have to.
 pub fn prepare_advise_many() {
     self_pidfd();
 }
 
-/// Advises about many ranges in one call. For `DontNeed` there is one TLB shootdown at the end since Linux 6.16; before, one
-/// for each range.
-/// Returns the bytes advised, which may be less than asked for.
+/// Advises about many ranges in one call. `DontNeed` causes one TLB shootdown at the end since
+/// Linux 6.16; before, one for each range. Returns the bytes advised, which may be less than
+/// requested.
 ///
 /// # Safety
 /// As for [`advise`], for every range.
@@ -339,9 +343,10 @@ pub unsafe fn advise_many(ranges: &[Range], advice: Advice) -> io::Result<usize>
     })
 }
 
-/// Whether each small page of a range is resident (for a file mapping: in the page cache).
+/// Determines for each small page of a range whether it is resident (for a file mapping: in the
+/// page cache).
 ///
-/// `resident` holds one byte a page afterwards, of which only bit 0 counts.
+/// Sets one byte of `resident` per page, of which only bit 0 counts.
 pub fn residency(address: *const u8, len_bytes: usize, resident: &mut [u8]) -> io::Result<()> {
     assert!(resident.len() >= len_bytes.div_ceil(SMALL_PAGE_BYTES), "one byte a page");
     // SAFETY: the vector is long enough, and mincore only inspects the range.
@@ -350,7 +355,7 @@ pub fn residency(address: *const u8, len_bytes: usize, resident: &mut [u8]) -> i
     check(result.into()).map(drop)
 }
 
-/// What the page cache holds of a file range, from `cachestat(2)` (Linux 6.5).
+/// The page cache's state of a file range, from `cachestat(2)` (Linux 6.5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CacheStat {
@@ -368,7 +373,7 @@ pub struct CacheStat {
 
 const _: () = assert!(size_of::<CacheStat>() == size_of::<linux_raw_sys::general::cachestat>());
 
-/// Asks what the page cache holds of `offset_bytes..+len_bytes` (a length of 0 means to the end).
+/// Returns the page cache's state of `offset_bytes..+len_bytes` (a length of 0 means to the end).
 pub fn cachestat(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<CacheStat> {
     let range = linux_raw_sys::general::cachestat_range { off: offset_bytes, len: len_bytes };
     let mut stat = CacheStat::default();
@@ -385,7 +390,7 @@ pub fn cachestat(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io:
     Ok(stat)
 }
 
-/// Gives a file its length with all its blocks allocated.
+/// Extends a file to a length with all its blocks allocated.
 pub fn allocate_file(file: &std::fs::File, len_bytes: u64) -> io::Result<()> {
     // SAFETY: integers only.
     let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len_bytes as libc::off_t) };
@@ -406,8 +411,8 @@ pub fn drop_cached(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> i
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// Copies bytes that another thread, process or device may be changing: they may come out torn, but the
-/// compiler assumes nothing about them.
+/// Copies bytes that another thread, process or device may be changing: the copy may be torn, but
+/// the compiler assumes nothing about the bytes.
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `len_bytes`; they do not overlap.
@@ -483,7 +488,7 @@ mod tests {
             }
             Err(error) => eprintln!("skipped: vectored DONTNEED is refused here: {error}"),
         }
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { unmap(base, len).unwrap() };
     }
 }

@@ -1,8 +1,10 @@
-//! Whether two descriptors are of one open file description, that is, duplicates of each other.
+//! Tells whether two descriptors refer to one open file description, that is, are duplicates.
 //!
-//! The kernel says so from Linux 6.10 on (`F_DUPFD_QUERY`). Before that, a property of the description says it: what is set through
-//! one descriptor is read through its duplicates only. It is the number of the signal for `O_ASYNC` (`F_SETSIG`), which regular files and
-//! block devices store and do not use. Unlike a lock, it cannot be touched by a process that has opened the same file for itself.
+//! Since Linux 6.10 the kernel answers this (`F_DUPFD_QUERY`). Before that, a property of the
+//! description is used as a mark: a value set through one descriptor is read back only through its
+//! duplicates. The property is the signal number for `O_ASYNC` (`F_SETSIG`), which regular files
+//! and block devices store and do not use. Unlike a lock, a process that opened the same file
+//! separately cannot affect it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,22 +16,24 @@ const F_GETSIG: libc::c_int = 11;
 const F_DUPFD_QUERY: libc::c_int = 1024 + 3;
 const SIGNALS: u64 = 64;
 
-/// Whether two descriptors are of one open file description. Calls for one description must not overlap.
+/// Returns whether two descriptors refer to one open file description. Calls for one description
+/// must not overlap.
 ///
 /// # Errors
 /// Those of `fcntl`.
 pub fn is_same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
-    // Refused by older kernels, which do not know it.
+    // Older kernels refuse the command.
     control(one, F_DUPFD_QUERY, other.as_raw_fd())
         .map(|is_same| is_same != 0)
         .or_else(|_| is_same_by_signal(one, other))
 }
 
 fn is_same_by_signal(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
-    // More than once: a forked child that has duplicates may ask the same at this moment, and put back what was before.
+    // Repeat: a forked child with duplicates may do the same concurrently and restore the former
+    // value.
     for _ in 0..4 {
         let before = control(one, F_GETSIG, 0)?;
-        // Neither the present number nor 0: `before` is at most `SIGNALS`.
+        // Differs from the current number and from 0: `before` is at most `SIGNALS`.
         let distance = 1 + crate::random::next_u64()? % (SIGNALS - 1);
         let mark = 1 + (before as u64 + distance - 1) % SIGNALS;
         control(one, F_SETSIG, mark as libc::c_int)?;
@@ -42,7 +46,7 @@ fn is_same_by_signal(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<b
     Ok(false)
 }
 
-/// A command whose argument is a number, and whose result is one.
+/// Runs a command whose argument and result are numbers.
 fn control(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<usize> {
     // SAFETY: none of the commands of this module reads or writes memory of the process.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };

@@ -1,22 +1,23 @@
-//! The page tables of this process, as `/proc/self/pagemap` shows them.
+//! The page tables of this process, read through `/proc/self/pagemap`.
 //!
-//! Two ways to ask, of which the second is missing before Linux 6.7:
+//! Two interfaces, of which the second needs Linux 6.7:
 //! * *entries*: one 64-bit word a page ([`Pagemap::present`], [`Pagemap::private_pages`]);
-//! * *scan* ([`Pagemap::scan`], PAGEMAP_SCAN): runs of pages that meet a condition, and in the same step
-//!   write-protects them again where userfaultfd tracks stores
-//!   ([`Uffd::open_tracking`](crate::uffd::Uffd::open_tracking)). Page by page, finding and protecting
-//!   are one atomic step: a store comes before it and is found, or after it and is found the next time.
+//! * *scan* ([`Pagemap::scan`], PAGEMAP_SCAN): finds runs of pages that meet a condition, and in
+//!   the same step write-protects them again where userfaultfd tracks stores
+//!   ([`Uffd::open_tracking`](crate::uffd::Uffd::open_tracking)). For each page, finding and
+//!   protecting are one atomic step: a concurrent store comes before it and is found now, or after
+//!   it and is found by the next scan.
 //!
-//! What the kernel means by its words, where it is not plain:
-//! * `WRITTEN`: the entry is not write-protected by userfaultfd. Where nothing is tracked, every entry
-//!   that is there is WRITTEN.
-//! * `FILE`: the page is of the page cache (or shared memory). A private copy is not. Knowing it costs a
-//!   look at the page's descriptor: 8 ns a page where the bare entry costs 1.
-//! * `SWAPPED`: the entry is something else than a page or nothing. That is a page swapped out, but also
-//!   the *marker* the kernel leaves to remember that a page that is not there is write-protected. A
-//!   marker is never WRITTEN; a swapped page may be.
-//! * A scan with the condition WRITTEN alone ([`Query::UNPROTECTED`]) takes a short cut in the kernel,
-//!   and there empty entries count too, and get markers.
+//! The kernel's categories, where their meaning is not obvious:
+//! * `WRITTEN`: the entry is not write-protected by userfaultfd. Where nothing is tracked, every
+//!   present entry is WRITTEN.
+//! * `FILE`: the page belongs to the page cache (or shared memory). A private copy does not. The
+//!   kernel reads the page's descriptor for it: 8 ns a page where the bare entry costs 1.
+//! * `SWAPPED`: the entry is neither a page nor empty. That is a swapped-out page, but also the
+//!   *marker* that records the write protection of an absent page. A marker is never WRITTEN; a
+//!   swapped page may be.
+//! * A scan with the condition WRITTEN alone ([`Query::UNPROTECTED`]) takes a fast path in the
+//!   kernel, where empty entries count too, and get markers.
 
 use std::fs::File;
 use std::io;
@@ -28,24 +29,24 @@ use linux_raw_sys::general as raw;
 
 use crate::memory::SMALL_PAGE_BYTES;
 
-/// The page tables of the process that opened it (a forked child still sees its parent's).
+/// The page tables of the process that opened it (in a forked child: still the parent's).
 #[derive(Debug)]
 pub struct Pagemap(File);
 
 /// Bit 63 of an entry: the page is present.
 const ENTRY_PRESENT: u64 = 1 << 63;
-/// Bit 62: it is swapped out.
+/// Bit 62: the page is swapped out.
 const ENTRY_SWAPPED: u64 = 1 << 62;
-/// Bit 61: it belongs to a file or to shared memory.
+/// Bit 61: the page belongs to a file or to shared memory.
 const ENTRY_FILE: u64 = 1 << 61;
 
-/// What a page is, in the words of `linux/fs.h` (`PAGE_IS_*`).
+/// A set of page categories, as in `linux/fs.h` (`PAGE_IS_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Categories(u64);
 
 impl Categories {
-    /// Nothing.
+    /// The empty set.
     pub const NONE: Categories = Categories(0);
     /// In a mapping whose stores a userfaultfd tracks.
     pub const TRACKED: Categories = Categories(raw::PAGE_IS_WPALLOWED as u64);
@@ -62,19 +63,19 @@ impl Categories {
     /// Mapped by a huge entry.
     pub const HUGE: Categories = Categories(raw::PAGE_IS_HUGE as u64);
 
-    /// These and others, in constants.
+    /// Returns the union with `others`.
     pub const fn or(self, others: Categories) -> Categories {
         Categories(self.0 | others.0)
     }
 
-    /// Whether one of `others` is among these.
+    /// Returns whether any of `others` is in the set.
     pub fn intersects(self, others: Categories) -> bool {
         self.0 & others.0 != 0
     }
 }
 
-/// The condition of a scan: every category of `all`, none of `none`, and one of `any` unless that is
-/// empty. `report` says which categories are told apart in the answer.
+/// The condition of a scan: every category of `all`, none of `none`, and one of `any` unless that
+/// is empty. `report` selects the categories that the result distinguishes.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
     /// Must all apply.
@@ -83,12 +84,12 @@ pub struct Query {
     pub none: Categories,
     /// One of these must apply.
     pub any: Categories,
-    /// Told in [`Region::categories`].
+    /// Reported in [`Region::categories`].
     pub report: Categories,
 }
 
 impl Query {
-    /// Every entry without write protection, empty ones included: the kernel's short cut.
+    /// Every entry without write protection, empty ones included: the kernel's fast path.
     pub const UNPROTECTED: Query = Query {
         all: Categories::WRITTEN,
         none: Categories::NONE,
@@ -100,12 +101,12 @@ impl Query {
 /// Whether a scan write-protects what it reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protect {
-    /// It only looks.
+    /// Does not protect.
     No,
-    /// Where a [tracking userfaultfd](crate::uffd::Uffd::open_tracking) is registered; the condition
-    /// must ask for [`Categories::TRACKED`], which leaves the rest out.
+    /// Protects where a [tracking userfaultfd](crate::uffd::Uffd::open_tracking) is registered; the
+    /// condition must require [`Categories::TRACKED`], which excludes everything else.
     Tracked,
-    /// All; `EPERM` if a part of the range is not tracked.
+    /// Protects everything; fails with `EPERM` if a part of the range is not tracked.
     All,
 }
 
@@ -115,9 +116,9 @@ pub enum Protect {
 pub struct Region {
     /// Address of the first page.
     pub start: u64,
-    /// Address behind the last.
+    /// Address past the last page.
     pub end: u64,
-    /// Those asked for in [`Query::report`].
+    /// The categories selected by [`Query::report`].
     pub categories: Categories,
 }
 
@@ -127,15 +128,15 @@ const _: () = assert!(size_of::<raw::pm_scan_arg>() == 96);
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u32 =
     (3 << 30) | ((size_of::<raw::pm_scan_arg>() as u32) << 16) | ((b'f' as u32) << 8) | 16;
-/// Regions taken over at a time. The kernel allocates as much for each call: 128 cost 0.1 µs less than
-/// the 512 it would take at most.
+/// Regions per system call. The kernel allocates a buffer of this size for each call: 128 cost 0.1
+/// µs less than 512, the most it would take.
 const REGIONS_AT_A_TIME: usize = 128;
-/// Entries read at a time.
+/// Entries per read.
 const ENTRIES_AT_A_TIME: usize = 512;
 
 impl Pagemap {
-    /// Opens the source. `/proc` must be mounted, and the process must not have made itself
-    /// undumpable (`prctl(PR_SET_DUMPABLE)`, a change of user).
+    /// Opens the pagemap. `/proc` must be mounted, and the process must be dumpable
+    /// (`prctl(PR_SET_DUMPABLE)`, a change of user).
     pub fn open() -> io::Result<Pagemap> {
         File::open("/proc/self/pagemap").map(Pagemap)
     }
@@ -149,15 +150,16 @@ impl Pagemap {
         self.0.read_exact_at(bytes, first * 8)
     }
 
-    /// How many of `pages` pages from `address` are present; `entries` is scratch space for as many.
+    /// Returns how many of the pages from `address` are present, one for each word of the scratch
+    /// space `entries`.
     pub fn present(&self, address: *const u8, entries: &mut [u64]) -> io::Result<u64> {
         self.read_entries(address as usize, entries)?;
         Ok(entries.iter().filter(|&&entry| entry & ENTRY_PRESENT != 0).count() as u64)
     }
 
-    /// Reports the pages of a range of addresses that are present or swapped out and not of a file, in
-    /// ascending runs. Works on every kernel; 45 ns a page. The page of zeros counts: these words
-    /// do not tell it apart.
+    /// Reports the pages of a range of addresses that are present or swapped out and not of a file,
+    /// in ascending runs. Works on every kernel; 45 ns a page. The zero page counts: these words do
+    /// not distinguish it.
     pub fn private_pages(
         &self,
         addresses: Range<usize>,
@@ -180,12 +182,12 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Scans a range of addresses and reports the regions that meet the condition, ascending, and
-    /// write-protects them again in the same step if asked to.
+    /// Reports the regions of a range of addresses that meet the condition, ascending. With
+    /// `protect` it write-protects them again in the same step.
     ///
-    /// A region may be reported twice: the kernel can return early without saying how far it really got,
-    /// so the scan goes on from where it surely was. After an error, pages may have been protected that
-    /// were not reported.
+    /// A region may be reported twice: the kernel can return early with a `walk_end` before the
+    /// point it reached, and the scan resumes from there. After an error, pages may have been
+    /// protected that were not reported.
     pub fn scan(
         &self,
         addresses: Range<usize>,
@@ -199,7 +201,7 @@ impl Pagemap {
             Protect::Tracked => raw::PM_SCAN_WP_MATCHING,
             Protect::All => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
         };
-        // Linux 6.7 would protect what nobody tracks.
+        // Linux 6.7 would also protect untracked pages.
         debug_assert!(protect != Protect::Tracked || query.all.intersects(Categories::TRACKED));
         debug_assert!(
             !query.none.intersects(query.all.or(query.any)),
@@ -218,7 +220,7 @@ impl Pagemap {
                 vec_len: regions.len() as u64,
                 max_pages: 0,
                 category_inverted: query.none.0,
-                // An inverted category is required in its inverted form only if it is also in the mask.
+                // The kernel requires an inverted category only if it is also in the mask.
                 category_mask: query.all.0 | query.none.0,
                 category_anyof_mask: query.any.0,
                 return_mask: query.report.0,
@@ -236,9 +238,9 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Whether the kernel has [`scan`](Pagemap::scan): from Linux 6.7.
+    /// Checks that the kernel has [`scan`](Pagemap::scan): Linux 6.7 or later.
     pub fn can_scan(&self) -> io::Result<()> {
-        // Nothing is mapped at the lowest addresses, and nothing is asked for.
+        // Nothing is mapped at the lowest addresses, so this reports and changes nothing.
         self.scan(0..SMALL_PAGE_BYTES, Query::UNPROTECTED, Protect::No, &mut |_| ())
     }
 }
@@ -278,11 +280,11 @@ mod tests {
         }
         let mut entries = vec![0; pages];
         assert_eq!(Pagemap::open().unwrap().present(base, &mut entries).unwrap(), 3);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { memory::unmap(base, pages * SMALL_PAGE_BYTES).unwrap() };
     }
 
-    /// More regions than one call of the kernel takes, and more entries than one read.
+    /// More regions than one scan call returns, and more entries than one read.
     #[test]
     fn entries_and_scan_find_the_same_private_pages() {
         let pages = 3 * ENTRIES_AT_A_TIME + 7;
@@ -319,7 +321,7 @@ mod tests {
                 assert_eq!(found, stored);
             }
         }
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { memory::unmap(base, pages * SMALL_PAGE_BYTES).unwrap() };
     }
 
@@ -342,7 +344,7 @@ mod tests {
         map.private_pages(range(base, pages), &mut |run| found.push(run)).unwrap();
         let stored = base as usize + 2 * SMALL_PAGE_BYTES;
         assert_eq!(found, vec![stored..stored + SMALL_PAGE_BYTES]);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { memory::unmap(base, pages * SMALL_PAGE_BYTES).unwrap() };
     }
 
@@ -357,7 +359,7 @@ mod tests {
         touch(base, 0);
         let result = map.scan(range(base, 2), Query::UNPROTECTED, Protect::All, &mut |_| ());
         assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EPERM));
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { memory::unmap(base, 2 * SMALL_PAGE_BYTES).unwrap() };
     }
 }

@@ -1,18 +1,19 @@
-//! How long somebody has been waited for.
+//! Measures how long a thread has waited, without counting time in which it did not run.
 //!
-//! A process that was stopped, or a machine that was asleep, has not waited meanwhile: those it waits for may have been
-//! stopped with it, and need a moment to go on. So a waiter looks at the clock now and then, and of the time between two
-//! looks at most [`LONGEST_STEP`] counts.
+//! While a process was stopped or the machine was suspended, the waiter did not run, and neither
+//! perhaps did the thread it waits for, which then needs a moment to continue. So a waiter reads
+//! the clock periodically, and of the time between two readings at most [`LONGEST_STEP`] counts.
 //!
-//! Some work takes as long as the media are slow. Who is seen to go on with it is not waited for in vain: [`WaitedFor`] begins
-//! anew with each step that was made meanwhile.
+//! Some work takes as long as the storage is slow. A wait does not time out while the other side
+//! makes progress: [`WaitedFor`] restarts at each step of progress.
 
 use std::time::{Duration, Instant};
 
-/// More than this between two looks, and the waiter did not run. Whoever waits looks far more often.
+/// If more than this passes between two readings, the waiter did not run. Waiters poll much more
+/// often.
 pub const LONGEST_STEP: Duration = Duration::from_millis(100);
 
-/// A wait under way.
+/// A wait in progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Waited {
     last_look: Instant,
@@ -20,13 +21,13 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Begins now.
+    /// Starts the wait now.
     #[allow(clippy::new_without_default, reason = "a wait begins at a moment")]
     pub fn new() -> Waited {
         Waited { last_look: Instant::now(), total: Duration::ZERO }
     }
 
-    /// How long it has lasted.
+    /// Returns how long the wait has lasted.
     pub fn look(&mut self) -> Duration {
         self.look_at(Instant::now())
     }
@@ -38,7 +39,7 @@ impl Waited {
     }
 }
 
-/// A wait for somebody whose steps can be seen.
+/// A wait for a thread or process that reports progress.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitedFor<P> {
     progress: P,
@@ -46,12 +47,12 @@ pub struct WaitedFor<P> {
 }
 
 impl<P: PartialEq> WaitedFor<P> {
-    /// Begins now, when so much has been done.
+    /// Starts the wait now, with the current progress.
     pub fn new(progress: P) -> WaitedFor<P> {
         WaitedFor { progress, waited: Waited::new() }
     }
 
-    /// How long it has lasted since something was done.
+    /// Returns how long the wait has lasted since the last progress.
     pub fn look(&mut self, progress: P) -> Duration {
         self.look_at(Instant::now(), progress)
     }

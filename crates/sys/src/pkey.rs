@@ -1,31 +1,34 @@
-//! Protection keys: a second say in who may touch memory, which each thread changes for itself without a system call.
+//! Protection keys: access rights to memory that each thread changes for itself without a system
+//! call.
 //!
-//! A page carries one of 16 keys; a register of each thread (PKRU) says for each key whether loads and whether stores are
-//! allowed. The kernel honours it for the memory that system calls of the thread copy from and to, and does not for what others
-//! do in its place: `ptrace`, `process_vm_writev`, `/proc/…/mem`, io_uring's threads.
+//! A page carries one of 16 keys; a per-thread register (PKRU) holds for each key whether loads and
+//! stores are allowed. The kernel honours it when system calls of the thread access memory, but not
+//! for accesses made on the thread's behalf: `ptrace`, `process_vm_writev`, `/proc/…/mem`,
+//! io_uring's threads.
 //!
-//! # Who has which rights
+//! # Initial rights
 //! | | loads and stores through a key |
 //! |---|---|
-//! | a thread that was there before the key was allocated | none: the kernel starts processes so |
-//! | the thread that allocates it | none: so asked for here |
-//! | a new thread | those of the thread that starts it, as of that moment |
-//! | a signal handler | none, whatever the interrupted code had; that has them again afterwards |
+//! | a thread that existed before the key was allocated | none: the kernel's initial PKRU |
+//! | the thread that allocates it | none: requested here |
+//! | a new thread | those of the thread that starts it, at that moment |
+//! | a signal handler | none; the interrupted code's rights are restored afterwards |
 //!
-//! So memory with a key of its own can be reached only where code has allowed it, and memory that everybody may read
-//! must have no key.
+//! So memory with its own key can be accessed only where code has allowed it, and memory that any
+//! thread may read must have no key.
 //!
-//! A key that is freed while pages carry it is given out again with them: keys that are handed out are never freed here.
+//! A freed key that pages still carry is reallocated with access to them: so keys that were handed
+//! out are never freed here.
 
 use std::io;
 
 use crate::check;
 use crate::memory::Protection;
 
-/// `PKEY_DISABLE_ACCESS`: what the calling thread may do with a new key.
+/// `PKEY_DISABLE_ACCESS`: the calling thread's initial rights to a new key.
 const DISABLE_ACCESS: libc::c_ulong = 1;
 
-/// Whether there are keys, and one is left.
+/// Checks that protection keys are supported and one is free.
 ///
 /// # Errors
 /// Those of [`Key::allocate`].
@@ -39,21 +42,21 @@ pub fn probe() -> io::Result<()> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(u32);
 
-/// What the calling thread may do with memory that has a key.
+/// The calling thread's rights to memory that has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
     /// Nothing.
     None,
-    /// Loads and stores, as far as the mapping allows them.
+    /// Loads and stores, if the mapping allows them.
     All,
 }
 
 impl Key {
-    /// A new key, which the calling thread may do nothing with.
+    /// Allocates a key, to which the calling thread has no rights yet.
     ///
     /// # Errors
-    /// `ENOSPC` or `EINVAL` where the CPU or the kernel has no keys, and `ENOSPC` where all are taken;
-    /// [`io::ErrorKind::Unsupported`] on other architectures.
+    /// `ENOSPC` or `EINVAL` where the CPU or the kernel has no keys, and `ENOSPC` where all are
+    /// taken; [`io::ErrorKind::Unsupported`] on other architectures.
     pub fn allocate() -> io::Result<Key> {
         if !cfg!(target_arch = "x86_64") {
             return Err(io::ErrorKind::Unsupported.into());
@@ -63,7 +66,7 @@ impl Key {
         Ok(Key(key as u32))
     }
 
-    /// Gives a range this key, and changes what the mapping allows.
+    /// Gives a range this key, and changes the protection of the mapping.
     ///
     /// # Safety
     /// As for [`memory::protect`](crate::memory::protect); the key forbids accesses as well.
@@ -86,7 +89,8 @@ impl Key {
         check(result).map(drop)
     }
 
-    /// Changes what the calling thread may do with memory of this key, from here on. No load or store moves across.
+    /// Changes the calling thread's rights to memory of this key. No load or store is reordered
+    /// across it.
     #[inline]
     pub fn set_rights(self, rights: Rights) {
         let both = 0b11 << (2 * self.0);
@@ -97,7 +101,7 @@ impl Key {
         });
     }
 
-    /// What the calling thread may do; `None` also if it is loads only.
+    /// Returns the calling thread's rights; `None` also if only loads are allowed.
     #[inline]
     pub fn rights(self) -> Rights {
         match register::read() >> (2 * self.0) & 0b11 {
@@ -107,13 +111,14 @@ impl Key {
     }
 }
 
-/// The register. A [`Key`] exists, so there is one.
+/// The PKRU register. A [`Key`] exists, so the CPU has it.
 #[cfg(target_arch = "x86_64")]
 mod register {
     #[inline]
     pub fn read() -> u32 {
         let value: u32;
-        // SAFETY: there are keys, so the instruction is enabled; it reads a register and clears edx.
+        // SAFETY: keys are supported, so the instruction is enabled; it reads a register and clears
+        // edx.
         unsafe {
             std::arch::asm!("rdpkru", in("ecx") 0, out("eax") value, out("edx") _,
                 options(nomem, nostack, preserves_flags));
@@ -123,7 +128,8 @@ mod register {
 
     #[inline]
     pub fn write(value: u32) {
-        // SAFETY: as above. Without `nomem`: the compiler keeps memory accesses on their side, as the processor does.
+        // SAFETY: as above. Without `nomem`: the compiler does not reorder memory accesses across
+        // it, nor does the processor.
         unsafe {
             std::arch::asm!("wrpkru", in("eax") value, in("ecx") 0, in("edx") 0,
                 options(nostack, preserves_flags));
@@ -155,8 +161,8 @@ mod tests {
         key.ok()
     }
 
-    /// Whether the kernel may copy a byte from and to the page for this thread: it is held to the rights, too, and says so without
-    /// a signal.
+    /// Returns whether the kernel may copy a byte from and to the page for this thread: it honours
+    /// the rights, too, and fails instead of raising a signal.
     fn may_touch(page: *mut u8) -> bool {
         let (reading, writing) = std::io::pipe().unwrap();
         use std::os::fd::AsRawFd;
@@ -197,7 +203,7 @@ mod tests {
         assert!(inherits, "a new thread has the rights of who starts it");
         key.set_rights(Rights::None);
         assert_eq!((key.rights(), may_touch(page)), (Rights::None, false));
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { memory::unmap(page, SMALL_PAGE_BYTES) }.unwrap();
     }
 

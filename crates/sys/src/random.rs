@@ -4,7 +4,7 @@ use std::io;
 
 use crate::check;
 
-/// Fills `bytes` with `getrandom(2)`, which waits until the kernel has seeded itself.
+/// Fills `bytes` with `getrandom(2)`, which blocks until the kernel's generator is seeded.
 pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -20,14 +20,14 @@ pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// 64 random bits.
+/// Returns 64 random bits.
 pub fn next_u64() -> io::Result<u64> {
     let mut bytes = [0; 8];
     fill(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// A random number below `bound`, which is not 0. The bias is below `bound` / 2^64.
+/// Returns a random number below `bound`, which is not 0. The bias is below `bound` / 2^64.
 pub fn below(bound: u64) -> io::Result<u64> {
     assert!(bound > 0, "no number is below 0");
     next_u64().map(|bits| ((u128::from(bits) * u128::from(bound)) >> 64) as u64)

@@ -1,17 +1,18 @@
-//! Making ranges of a file durable, and no more than them.
+//! Makes ranges of a file durable, and nothing else.
 //!
-//! A sync of the whole file writes what others have dirtied in it, too, and takes as long as they have been busy.
+//! A sync of the whole file also writes the pages that other threads have dirtied in it, and takes
+//! correspondingly longer.
 //!
 //! | | ext2–4, XFS, block devices, files in memory | other file systems |
 //! |---|---|---|
 //! | [`RangeSync::write_back`] | `sync_file_range` of each range | `msync` of each range |
-//! | [`RangeSync::commit`] | `msync` of one page, which commits the inode and flushes the device | nothing: it is done |
+//! | [`RangeSync::commit`] | `msync` of one page, which commits the inode and flushes the device | nothing to do |
 //!
-//! Why the file systems differ is told at [`commits_whole_inodes`]. `msync` is the `fsync` of a range; where a file
-//! cannot be mapped shared, `fdatasync` takes its place.
+//! [`commits_whole_inodes`] explains why the file systems differ. `msync` is the `fsync` of a
+//! range; where a file cannot be mapped shared, `fdatasync` takes its place.
 //!
-//! The I/O of all ranges is started before the first one is waited for. The second pass writes once more and does
-//! not only wait: the first one leaves out pages that are under write-back with older contents.
+//! The I/O of all ranges is started before the first wait. The second pass writes again instead of
+//! only waiting: the first one skips pages that are under write-back with older contents.
 
 use std::io;
 use std::ops::Range;
@@ -22,45 +23,48 @@ use crate::file_system::{self, commits_whole_inodes};
 use crate::io::{SyncableRange, finish_write_back, start_write_back, sync_data};
 use crate::memory::SMALL_PAGE_BYTES;
 
-/// More ranges than this are synced as one, where each sync commits.
+/// More ranges than this are synced as one range where each sync commits.
 const SINGLE_SYNCS_MAX: usize = 8;
-/// With more ranges than this, those at most [`REACH_BYTES`] apart are written back together: a call for each page
-/// of many costs more than what may be dirty between them, which the kernel then writes in larger requests.
+/// With more ranges than this, those at most [`REACH_BYTES`] apart are written back together:
+/// separate calls for many pages cost more than writing the dirty pages between them, and the
+/// kernel then issues larger requests.
 const MANY_RANGES: usize = 64;
 const REACH_BYTES: u64 = 256 << 10;
 
-/// How ranges of one file become durable.
+/// Makes ranges of one file durable.
 #[derive(Debug)]
 pub struct RangeSync {
-    /// Whether ranges written back are durable after a sync of any page. Only ever goes from true to false.
+    /// Whether ranges written back are durable after a sync of any page. Changes only from true to
+    /// false.
     commits_whole_inodes: AtomicBool,
 }
 
 impl RangeSync {
-    /// For a file of which it is known whether [`commits_whole_inodes`] is true.
+    /// Creates it for a file for which [`commits_whole_inodes`] is known.
     pub fn new(commits_whole_inodes: bool) -> RangeSync {
         RangeSync { commits_whole_inodes: AtomicBool::new(commits_whole_inodes) }
     }
 
-    /// For a regular file.
+    /// Creates it for a regular file.
     pub fn of_file(file: BorrowedFd<'_>) -> io::Result<RangeSync> {
         let magic = file_system::magic(file)?;
         // Files in memory have nothing to commit.
         Ok(RangeSync::new(commits_whole_inodes(magic) || file_system::in_memory(magic).is_some()))
     }
 
-    /// Whether ranges written back are durable after a sync of any page.
+    /// Returns whether ranges written back are durable after a sync of any page.
     pub fn commits_whole_inodes(&self) -> bool {
-        // Relaxed: a thread that still sees true is refused as the one before was.
+        // Relaxed: a thread that still reads true gets `ENOSYS` as the first one did.
         self.commits_whole_inodes.load(Ordering::Relaxed)
     }
 
-    /// Writes ranges back that [`merge`] has put in order, and waits for them. They are durable after a
+    /// Writes back ranges ordered by [`merge`], and waits for them. They are durable after a
     /// [`commit`](RangeSync::commit).
     pub fn write_back(&self, file: BorrowedFd<'_>, ranges: &[Range<u64>]) -> io::Result<()> {
         if ranges.len() > 1 {
             for range in ranges {
-                // What fails to start fails to finish as well, and is told there.
+                // A range that fails to start also fails to finish, and the error is reported
+                // there.
                 let _ = start_write_back(file, range.start, range.end - range.start);
             }
         }
@@ -68,7 +72,7 @@ impl RangeSync {
             let finish =
                 |range: &Range<u64>| finish_write_back(file, range.start, range.end - range.start);
             match ranges.iter().try_for_each(finish) {
-                // Not a file system's answer but a sandbox's, which has no such call.
+                // Not the file system refuses but a sandbox, which lacks the call.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
                     self.commits_whole_inodes.store(false, Ordering::Relaxed);
                 }
@@ -83,7 +87,8 @@ impl RangeSync {
         }
     }
 
-    /// Makes what was written back durable. `page` is some page of the file, if the caller keeps one.
+    /// Makes what was written back durable. `page` is any page of the file, if the caller keeps
+    /// one.
     pub fn commit(&self, file: BorrowedFd<'_>, page: Option<&SyncableRange>) -> io::Result<()> {
         match page {
             _ if !self.commits_whole_inodes() => Ok(()),
@@ -102,7 +107,7 @@ impl RangeSync {
     }
 }
 
-/// Makes one range durable with the metadata that leads to it.
+/// Makes one range durable with the metadata needed to read it.
 pub fn sync_range(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<()> {
     match SyncableRange::new(file, range.start, range.end - range.start) {
         Ok(pages) => pages.sync(),
@@ -110,8 +115,8 @@ pub fn sync_range(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// The ranges in order, without empty ones, neighbours and overlapping ones joined; pages touched by two are
-/// written once. Many ranges are joined over small gaps as well.
+/// Returns the ranges sorted, without empty ones, with adjacent and overlapping ones joined; pages
+/// touched by two are written once. Many ranges are joined over small gaps as well.
 pub fn merge(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let reach_bytes = if ranges.len() > MANY_RANGES { REACH_BYTES } else { 0 };
     let mut sorted: Vec<Range<u64>> =
@@ -129,7 +134,7 @@ pub fn merge(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     merged
 }
 
-/// How far a range may begin behind one that ends at `end_bytes` to be joined with it.
+/// Returns the highest start of a range to be joined with one that ends at `end_bytes`.
 fn reach(end_bytes: u64, reach_bytes: u64) -> u64 {
     let page_end = end_bytes.checked_next_multiple_of(SMALL_PAGE_BYTES as u64);
     page_end.unwrap_or(end_bytes).saturating_add(reach_bytes)
@@ -157,7 +162,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("aquifer-range-sync-{}", std::process::id()));
         let file = std::fs::File::create_new(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        // Not readable: it cannot be mapped.
+        // Reopened readable: a write-only descriptor cannot be mapped.
         let readable = crate::io::reopen(file.as_fd(), libc::O_RDWR).unwrap();
         file.set_len(1 << 20).unwrap();
         for sync in [RangeSync::of_file(file.as_fd()).unwrap(), RangeSync::new(false)] {

@@ -1,4 +1,4 @@
-//! How much of files is in memory, and for whom.
+//! How much of a file is in memory, and mapped.
 //!
 //! | question | source | limits |
 //! |---|---|---|
@@ -22,12 +22,12 @@ pub use crate::pagemap::Pagemap;
 pub struct MappedFilePages(File);
 
 impl MappedFilePages {
-    /// Opens the source once: asking then costs about a microsecond.
+    /// Opens the source once: a reading then costs about a microsecond.
     pub fn open() -> io::Result<MappedFilePages> {
         File::open("/proc/self/statm").map(MappedFilePages)
     }
 
-    /// The number now.
+    /// Returns the current number.
     pub fn read(&self) -> io::Result<u64> {
         let mut text = [0u8; 128];
         let len = self.0.read_at(&mut text, 0)?;
@@ -39,7 +39,7 @@ impl MappedFilePages {
     }
 }
 
-/// What identifies a file: its file system's device number and its inode number.
+/// Identifies a file: its file system's device number and its inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     /// `st_dev`.
@@ -48,41 +48,41 @@ pub struct FileIdentity {
     pub inode: u64,
 }
 
-/// What a file is, and how long: everything about it but its times.
+/// A file's type, permissions, owner and length: its status without the times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileStatus {
-    /// Which file.
+    /// Identifies the file.
     pub identity: FileIdentity,
-    /// `st_mode`: its kind, and who may do what.
+    /// `st_mode`: type and permissions.
     pub mode: u32,
-    /// The user it belongs to.
+    /// The owning user.
     pub owner: u32,
-    /// The group it belongs to.
+    /// The owning group.
     pub group: u32,
     /// Its length.
     pub len_bytes: u64,
-    /// What its file system likes to be asked for at a time. On hugetlbfs: a page.
+    /// Preferred I/O size (`st_blksize`). On hugetlbfs: the huge page size.
     pub block_bytes: u32,
 }
 
-/// Status of the file that a path leads to.
+/// Returns the status of the file at a path.
 pub fn path_status(path: &Path) -> io::Result<FileStatus> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     ask(libc::AT_FDCWD, &path, libc::AT_STATX_SYNC_AS_STAT, IDENTIFYING)
         .map(|s| FileStatus::new(&s))
 }
 
-/// Status of an open file.
+/// Returns the status of an open file.
 pub fn file_status(file: BorrowedFd<'_>) -> io::Result<FileStatus> {
     ask(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH, IDENTIFYING).map(|s| FileStatus::new(&s))
 }
 
-/// Present length of a regular file. Async-signal-safe.
+/// Returns the current length of a regular file. Async-signal-safe.
 pub fn file_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
     ask(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH, libc::STATX_SIZE).map(|status| status.stx_size)
 }
 
-/// What [`FileStatus`] consists of.
+/// The `statx` fields of [`FileStatus`].
 const IDENTIFYING: u32 = libc::STATX_TYPE
     | libc::STATX_MODE
     | libc::STATX_UID
@@ -104,8 +104,9 @@ impl FileStatus {
     }
 }
 
-/// Asks for what `mask` says and nothing else: who asks for the times of a file makes its next write change them, and then
-/// the next synchronous write of data writes the inode as well (an I/O more, 80 instead of 45 µs on ext4 without a journal).
+/// Requests only the fields of `mask`: reading a file's times makes its next write change them, and
+/// then the next synchronous write of data writes the inode as well (one more I/O, 80 instead of 45
+/// µs on ext4 without a journal).
 fn ask(directory: c_int, path: &CStr, flags: c_int, mask: u32) -> io::Result<libc::statx> {
     // SAFETY: all-zero is a valid `statx`.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };
@@ -115,23 +116,23 @@ fn ask(directory: c_int, path: &CStr, flags: c_int, mask: u32) -> io::Result<lib
     Ok(status)
 }
 
-/// Which file a descriptor is open on.
+/// Returns the identity of an open file.
 pub fn file_identity(file: BorrowedFd<'_>) -> io::Result<FileIdentity> {
     file_status(file).map(|status| status.identity)
 }
 
-/// What kind of file system a file is on, as far as its page cache is concerned.
+/// The kind of a file system, with regard to its page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// The page cache is a copy that can be dropped.
     Storage,
     /// The page cache is the file (tmpfs, ramfs).
     Memory,
-    /// Huge pages, mapped and advised about in their own size only.
+    /// Huge pages, which can be mapped and advised only at huge page granularity.
     HugePages,
 }
 
-/// Where a file's pages come from.
+/// Returns the kind of file system that holds a file.
 pub fn backing(file: BorrowedFd<'_>) -> io::Result<Backing> {
     let magic = file_system::magic(file)?;
     Ok(match file_system::in_memory(magic) {

@@ -1,7 +1,8 @@
 //! A mutex in shared memory that outlives its holder.
 //!
-//! [`RobustMutex`] lies in memory that several processes map. When the thread that holds it dies, however
-//! it dies, the next one gets the lock and is told; it repairs what the mutex guards and says so with
+//! [`RobustMutex`] is placed in memory that several processes map. When the thread that holds it
+//! dies, in whatever way, the next thread gets the lock and learns of the death
+//! ([`RobustGuard::previous_owner_died`]). It repairs what the mutex guards and then calls
 //! [`RobustGuard::repaired`].
 //!
 //! ```text
@@ -13,30 +14,33 @@
 //!                     └─────────────▶ owner dead ────┘
 //! ```
 //!
-//! # What it is built on
-//! Taking, releasing and noticing a death are the C library's robust, process-shared mutex: the kernel walks
-//! a dying thread's list of held mutexes. *Waiting* is not. While a thread waits in `pthread_mutex_lock`,
-//! the mutex is noted in its list as about to be taken, and if the thread dies then, the kernel looks
-//! whether the thread number in the mutex is the dying one's. Numbers of different PID namespaces collide
-//! (every container has a 1), so a killed waiter would mark as dead an owner that lives in another
-//! container, and two would be inside. Here threads only ever *try* the mutex, which leaves a
-//! window of a few instructions instead of the whole wait, and they sleep on a word of their own.
+//! # Implementation
+//! Taking, releasing and detecting a death use the C library's robust, process-shared mutex: the
+//! kernel walks a dying thread's list of held mutexes. *Waiting* does not. While a thread waits in
+//! `pthread_mutex_lock`, its list marks the mutex as about to be taken, and if the thread dies
+//! then, the kernel compares the thread ID in the mutex with that of the dying thread. Thread IDs
+//! of different PID namespaces collide (every container has a 1), so a killed waiter would mark as
+//! dead an owner that lives in another container, and two threads would be in the critical section.
+//! Here threads only ever *try* the mutex, which leaves a window of a few instructions instead of
+//! the whole wait, and they sleep on a separate futex word.
 //!
 //! # Waiting
 //! ```text
 //! waiter:  waiting ← 1;  try;  sleep while waiting = 1, at most PATIENCE;  again
 //! holder:  release;  if waiting was 1: waiting ← 0, wake one
 //! ```
-//! A waiter that got the lock after sleeping sets the word again, as there may be others. Nobody is told of
-//! an owner's death, and a wake-up is lost when the woken thread or the waking one is killed: so no
-//! sleep is longer than [`PATIENCE`], after which the mutex is tried again.
+//! A waiter that got the lock after sleeping sets the word again, as other waiters may be asleep.
+//! No waiter is notified of an owner's death, and a wake-up is lost when the woken or the waking
+//! thread is killed. So no sleep is longer than [`PATIENCE`], after which the waiter tries the
+//! mutex again.
 //!
-//! A holder that does something long says now and then that it goes on ([`RobustGuard::note_progress`]). A waiter's time limit counts
-//! from there, or from when the mutex changed hands: it is for holders that do nothing.
+//! A holder with a long operation reports progress from time to time
+//! ([`RobustGuard::note_progress`]). A waiter's timeout counts from the last report, or from when
+//! the mutex last changed hands: it is for holders that hang.
 //!
 //! # Layout
-//! 64 bytes, one cache line. The C library's part differs between C libraries: [`LAYOUT`] names it, and
-//! whoever shares memory compares it first.
+//! 64 bytes, one cache line. The C library's part differs between C libraries: [`LAYOUT`]
+//! identifies it, and processes compare it before they share the memory.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -50,10 +54,11 @@ use crate::patience::WaitedFor;
 
 /// The longest sleep before the mutex is tried again.
 pub const PATIENCE: Duration = Duration::from_millis(10);
-/// Looks at a held mutex before going to sleep.
+/// Tries of a held mutex before going to sleep.
 const SPINS: u32 = 100;
 
-/// Names the layout of a [`RobustMutex`]. Processes share one only if this number is the same in all of them.
+/// Identifies the layout of a [`RobustMutex`]. Processes can share one only if this number is the
+/// same in all of them.
 pub const LAYOUT: u32 = {
     let library = if cfg!(target_env = "gnu") {
         1
@@ -72,51 +77,51 @@ const PTHREAD_MUTEX_ROBUST: libc::c_int = 1;
 
 /// A robust mutex for threads of several processes. See the module's documentation.
 ///
-/// It has no value inside: what it guards lies beside it in shared memory.
+/// It contains no value: the data it guards is next to it in shared memory.
 #[repr(C, align(64))]
 pub struct RobustMutex {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
-    /// 1 if somebody may be sleeping on it.
+    /// 1 if a thread may be sleeping on it.
     waiting: AtomicU32,
     /// Process that took the mutex last and has not released it; 0 if it has. For messages only.
     holder: AtomicU32,
     /// 1 when a guard was dropped unrepaired. The C library has this state, too, but glibc's
     /// `pthread_mutex_trylock` keeps a mutex locked that it reports as not recoverable.
     lost: AtomicU16,
-    /// A number that the holder gave itself, for [`RobustMutex::note_progress_of`].
+    /// A number that the holder chose, for [`RobustMutex::note_progress_of`].
     owner: AtomicU16,
-    /// Raised when the mutex is taken, and by its holder when that goes on.
+    /// Incremented when the mutex is taken, and when its holder reports progress.
     progress: AtomicU32,
 }
 
 const _: () = assert!(size_of::<RobustMutex>() == 64 && align_of::<RobustMutex>() == 64);
 
-// SAFETY: the C library's mutex is made for several threads, and the words are atomic.
+// SAFETY: the C library's mutex is made for concurrent use, and the words are atomic.
 unsafe impl Send for RobustMutex {}
 // SAFETY: as above.
 unsafe impl Sync for RobustMutex {}
 
-/// The lock was not had.
+/// Why the lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Somebody held it for the whole time.
+    /// Another thread held it for the whole time.
     #[error(
         "the lock was held by process {holder_pid} (as numbered where it runs) for {waited:?}; is it stopped?"
     )]
     Timeout {
-        /// The process, as numbered in its own PID namespace; 0 if it could not be told.
+        /// The process, as numbered in its own PID namespace; 0 if unknown.
         holder_pid: u32,
-        /// How long this thread waited since the holder last did something.
+        /// How long this thread waited since the holder's last progress.
         waited: Duration,
     },
-    /// A holder died, and the one after it released the lock without saying that what it guards is whole.
+    /// A holder died, and the next one released the lock without calling [`RobustGuard::repaired`].
     #[error(
         "an earlier holder of the lock died and what it guards was not repaired; \
          it must be set up anew"
     )]
     NotRecoverable,
-    /// The system refused.
+    /// The system call failed.
     #[error("cannot lock: {0}")]
     System(#[source] io::Error),
 }
@@ -126,7 +131,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }
 
-/// This process's number, asked for once: the lock is taken more often than a system call is cheap.
+/// This process's ID, cached: a system call for each lock operation would be too expensive.
 fn own_pid() -> u32 {
     static PID: AtomicU32 = AtomicU32::new(0);
     static WATCH: Once = Once::new();
@@ -135,12 +140,12 @@ fn own_pid() -> u32 {
         PID.store(0, Ordering::Relaxed);
     }
 
-    // Relaxed: a number that only a fork changes, in a process with one thread.
+    // Relaxed: the number changes only in a fork, whose child has one thread.
     match PID.load(Ordering::Relaxed) {
         0 => {
             WATCH.call_once(|| {
-                // Without it (no memory) a forked child would take itself for its parent, and the C library
-                // keeps it from releasing what it has inherited.
+                // Without it (no memory) a forked child would take itself for its parent, and the C
+                // library keeps it from releasing an inherited mutex.
                 // SAFETY: the handler only stores to an atomic.
                 let _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
             });
@@ -153,11 +158,11 @@ fn own_pid() -> u32 {
 }
 
 impl RobustMutex {
-    /// Makes an open mutex in place.
+    /// Initialises an unlocked mutex in place.
     ///
     /// # Safety
-    /// `place` is aligned to 64 bytes, valid for 64, shared between all who will use the mutex, and used by
-    /// nobody yet. A mutex that is in use must not be initialised again.
+    /// `place` is aligned to 64 bytes, valid for 64, shared between all users of the mutex, and not
+    /// used yet by any thread. A mutex that is in use must not be initialised again.
     pub unsafe fn init(place: *mut RobustMutex) -> io::Result<()> {
         // SAFETY: all-zero is valid for the attributes, which the next call fills in.
         let mut attributes: libc::pthread_mutexattr_t = unsafe { std::mem::zeroed() };
@@ -175,15 +180,15 @@ impl RobustMutex {
             check(unsafe {
                 libc::pthread_mutexattr_setrobust(&raw mut attributes, PTHREAD_MUTEX_ROBUST)
             })?;
-            // SAFETY: inside the place the caller vouches for.
+            // SAFETY: inside `place`, which is valid by the caller's contract.
             let mutex = unsafe { &raw mut (*place).mutex };
-            // SAFETY: as above; nobody uses it yet.
+            // SAFETY: as above; not in use yet.
             check(unsafe { libc::pthread_mutex_init(mutex.cast(), &raw const attributes) })
         })();
         // SAFETY: initialised above, and not used afterwards.
         unsafe { libc::pthread_mutexattr_destroy(&raw mut attributes) };
         made?;
-        // SAFETY: inside the place the caller vouches for.
+        // SAFETY: inside `place`, which is valid by the caller's contract.
         unsafe { (&raw mut (*place).waiting).write(AtomicU32::new(0)) };
         // SAFETY: as above.
         unsafe { (&raw mut (*place).holder).write(AtomicU32::new(0)) };
@@ -199,15 +204,15 @@ impl RobustMutex {
     /// The mutex at an address.
     ///
     /// # Safety
-    /// [`RobustMutex::init`] was called there, by a process with the same [`LAYOUT`], and the memory stays
-    /// mapped for `'a`. A guard that is never dropped (`mem::forget`) leaves the mutex in its thread's list of held ones: then the memory
-    /// stays mapped until that thread has ended.
+    /// [`RobustMutex::init`] was called there, by a process with the same [`LAYOUT`], and the
+    /// memory stays mapped for `'a`. A guard that is never dropped (`mem::forget`) leaves the mutex
+    /// in its thread's list of held ones: then the memory stays mapped until that thread has ended.
     pub unsafe fn at<'a>(place: *const RobustMutex) -> &'a RobustMutex {
         // SAFETY: forwarded to the caller; everything inside is atomic or behind an `UnsafeCell`.
         unsafe { &*place }
     }
 
-    /// Takes the lock if it is free or its holder is dead. `None` if it is held.
+    /// Takes the lock if it is free or its holder is dead. Returns `None` if it is held.
     pub fn try_lock(&self) -> Result<Option<RobustGuard<'_>>, LockError> {
         // SAFETY: initialised, as every `RobustMutex` is.
         let result = unsafe { libc::pthread_mutex_trylock(self.mutex.get()) };
@@ -215,7 +220,7 @@ impl RobustMutex {
             0 => false,
             libc::EOWNERDEAD => true,
             libc::EBUSY => return Ok(None),
-            // From a C library that runs out of something; there is nothing to wait for.
+            // The C library ran out of a resource; there is nothing to wait for.
             other => return Err(LockError::System(io::Error::from_raw_os_error(other))),
         };
         // Relaxed: for messages, and read back by the holder itself.
@@ -229,30 +234,34 @@ impl RobustMutex {
         Ok(Some(guard))
     }
 
-    /// Says to those who wait that the mutex changed hands, or that its holder goes on. With the mutex.
+    /// Tells the waiters that the mutex changed hands, or that its holder makes progress. The
+    /// caller holds the mutex, or speaks for the holder.
     fn note_progress(&self) {
-        // Relaxed: a hint; only the holder writes it.
+        // Relaxed: a hint; concurrent increments may count once.
         self.progress
             .store(self.progress.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Says the same for a holder that cannot at the moment: a thread of its process does, that knows that it goes on.
+    /// Reports progress for a holder that cannot do it now. Called by another thread of its process
+    /// that knows the holder is not stuck.
     pub fn note_progress_of_holder(&self) {
-        // If the holder says it at the same time, it counts once.
+        // If the holder reports at the same time, both count once.
         self.note_progress();
     }
 
-    /// The same if the holder has given itself this number: see [`RobustGuard::set_owner`].
+    /// Reports progress if the current holder chose this number: see [`RobustGuard::set_owner`].
     pub fn note_progress_of(&self, owner: u16) {
-        // Relaxed: a hint. If the mutex changes hands right now, that is progress as well.
+        // Relaxed: a hint. If the mutex changes hands concurrently, that is progress as well.
         if self.holder.load(Ordering::Relaxed) != 0 && self.owner.load(Ordering::Relaxed) == owner {
             self.note_progress();
         }
     }
 
-    /// Takes the lock, waiting up to `timeout` for a holder that does nothing, or for as long as it takes.
+    /// Takes the lock, waiting up to `timeout` since the holder's last progress, or without a
+    /// limit.
     ///
-    /// A thread that holds the lock and asks again waits for itself: it gets [`LockError::Timeout`].
+    /// A thread that already holds the lock deadlocks with itself: it gets [`LockError::Timeout`]
+    /// if there is a timeout.
     pub fn lock(&self, timeout: Option<Duration>) -> Result<RobustGuard<'_>, LockError> {
         match self.try_lock()? {
             Some(guard) => Ok(guard),
@@ -275,11 +284,11 @@ impl RobustMutex {
         let mut wait = WaitedFor::new(self.progress.load(Ordering::Relaxed));
         loop {
             self.waiting.store(WAITING, Ordering::Relaxed);
-            // Pairs with the fence in `unlock`: either this thread finds the mutex released, or the releasing
-            // one finds the word set.
+            // Pairs with the fence in `unlock`: either this thread finds the mutex released, or the
+            // releasing thread finds the word set.
             fence(Ordering::SeqCst);
             if let Some(guard) = self.try_lock()? {
-                // The word stays set: there may be others asleep.
+                // The word stays set: other threads may be asleep.
                 return Ok(guard);
             }
             let waited = wait.look(self.progress.load(Ordering::Relaxed));
@@ -302,7 +311,7 @@ impl RobustMutex {
         // SAFETY: initialised, as every `RobustMutex` is.
         let result = unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
         if result != 0 {
-            // Not the owner, which a guard rules out but for a child whose fork went unnoticed.
+            // Not the owner. A guard rules that out, except in a child whose fork went unnoticed.
             return;
         }
         // Pairs with the fence in `lock_contended`.
@@ -325,24 +334,26 @@ pub struct RobustGuard<'a> {
 }
 
 impl RobustGuard<'_> {
-    /// Whether the holder before died inside: what the mutex guards may be half changed.
+    /// Returns whether the previous holder died with the lock: what the mutex guards may be half
+    /// changed.
     pub fn previous_owner_died(&self) -> bool {
         self.previous_owner_died
     }
 
-    /// Says that the holder goes on with something long: others wait on.
+    /// Reports progress of a long operation, so that waiters do not time out.
     pub fn note_progress(&self) {
         self.mutex.note_progress();
     }
 
-    /// Gives the holder a number, by which other threads of its process know which mutexes to speak for. Each holder does, or none.
+    /// Sets the holder's number, by which other threads of its process recognise the mutexes to
+    /// report progress for. Either every holder of a mutex sets one, or none does.
     pub fn set_owner(&self, owner: u16) {
         // Relaxed: a hint for `note_progress_of`.
         self.mutex.owner.store(owner, Ordering::Relaxed);
     }
 
-    /// Says that what the mutex guards is whole again. Without it, dropping a guard after an owner's death
-    /// makes the mutex unusable for everybody.
+    /// Declares that what the mutex guards is consistent again. Without it, dropping a guard after
+    /// an owner's death makes the mutex unusable for every process.
     pub fn repaired(&mut self) {
         if self.previous_owner_died {
             // SAFETY: held by this thread, after its owner's death.
@@ -357,11 +368,12 @@ impl Drop for RobustGuard<'_> {
     fn drop(&mut self) {
         // Relaxed: while the mutex is held, only its holder writes it.
         if self.mutex.holder.load(Ordering::Relaxed) != own_pid() {
-            // A forked child has inherited the guard. It holds nothing.
+            // A forked child inherited the guard. It does not hold the mutex.
             return;
         }
         if self.previous_owner_died {
-            // Relaxed: read under the mutex. First, so that who dies here leaves it lost, too.
+            // Relaxed: read under the mutex. Stored first, so that a thread that dies here leaves
+            // it lost, too.
             self.mutex.lost.store(1, Ordering::Relaxed);
             self.repaired();
         }

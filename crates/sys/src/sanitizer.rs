@@ -1,13 +1,14 @@
-//! Which sanitizer's run-time library this process carries.
+//! Detects which sanitizer's runtime library is in this process.
 //!
-//! Some sanitizers own fixed parts of the address space and end the process when a mapping is asked for
-//! there, so one has to know before asking. A library linked into the program shows as a symbol; whether
-//! the linker exported it or not, a weak reference finds it. One that was loaded later is found by name.
+//! Some sanitizers own fixed parts of the address space and end the process if a mapping is
+//! requested there, so a caller must check first. A library linked into the program is found
+//! through a weak reference to a symbol, whether or not the linker exported it. One loaded later is
+//! found by name.
 
 use std::ffi::CStr;
 use std::fmt;
 
-/// A sanitizer that keeps a shadow of memory at fixed addresses.
+/// A sanitizer that keeps shadow memory at fixed addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sanitizer {
     /// ThreadSanitizer.
@@ -30,10 +31,10 @@ impl Sanitizer {
         }
     }
 
-    /// Whether it runs in this process.
+    /// Returns whether the sanitizer is present in this process.
     pub fn is_running(self) -> bool {
         linked(self) || {
-            // SAFETY: the name is a C string, and looking a symbol up runs no code of its library.
+            // SAFETY: the name is a C string, and the look-up runs no code of the library.
             !unsafe { libc::dlsym(libc::RTLD_DEFAULT, self.symbol().as_ptr()) }.is_null()
         }
     }
@@ -49,7 +50,7 @@ impl fmt::Display for Sanitizer {
     }
 }
 
-/// Whether the linker found the library: a weak reference to nothing is 0.
+/// Returns whether the linker found the library: an unresolved weak reference is 0.
 #[cfg(target_arch = "x86_64")]
 fn linked(sanitizer: Sanitizer) -> bool {
     macro_rules! weak_address {

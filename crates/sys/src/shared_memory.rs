@@ -1,20 +1,22 @@
 //! Memory that processes share: named segments, and unnamed ones for a single process.
 //!
-//! A segment is *fully allocated* when it is made. A file system in memory gives out pages as they are stored
-//! to, and a store when none is left raises SIGBUS, in whichever process makes it; `/dev/shm` is small in
-//! containers. So creating reports [`SharedMemoryError::NoSpace`], and using never fails. What may never be needed can be left out, and
-//! allocated later ([`SharedMemory::allocate`]): until then nobody may touch it, not even to read.
+//! A segment is *fully allocated* when it is created. tmpfs allocates pages on the first store, and
+//! a store when none is left raises SIGBUS in the storing process; `/dev/shm` is small in
+//! containers. So creation reports [`SharedMemoryError::NoSpace`], and accesses never fail. Parts
+//! that may never be needed can be left unallocated and allocated later
+//! ([`SharedMemory::allocate`]): until then no process may touch them, not even to read.
 //!
-//! A name is what `shm_open` takes without the slash, and lives in `/dev/shm`. It stays until it is
-//! unlinked, whoever has died; the memory stays until nobody maps it. The content of a new segment is
-//! zero.
+//! A name is what `shm_open` takes without the slash, and appears in `/dev/shm`. The name stays
+//! until it is unlinked, even if its creator dies; the memory stays until no process maps it. The
+//! content of a new segment is zero.
 //!
-//! A segment can lie in any other directory as well ([`SharedMemory::create_at`], [`SharedMemory::descriptor_at`]), where those reach it that
-//! share that directory. On a disk its room is reserved there, the system writes it back now and then, and its name outlives the machine's
-//! start. File systems that cannot reserve room are refused.
+//! A segment can also be a file in any other directory ([`SharedMemory::create_at`],
+//! [`SharedMemory::descriptor_at`]), reachable by the processes that share that directory. On a
+//! disk its space is reserved there, the system writes it back from time to time, and its name
+//! survives a reboot. File systems that cannot reserve space are refused.
 //!
-//! Others may change the bytes at any time: they are reached through [`SharedMemory::start`] by atomics
-//! and raw copies ([`copy_racy`](crate::memory::copy_racy)), never by references.
+//! Other processes may change the bytes at any time: access them through [`SharedMemory::start`]
+//! with atomics and raw copies ([`copy_racy`](crate::memory::copy_racy)), never through references.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -27,17 +29,17 @@ use std::path::{Path, PathBuf};
 
 use crate::memory::{self, Protection};
 
-/// A segment was not had.
+/// Why a segment could not be created or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedMemoryError {
-    /// There is not enough memory for it.
+    /// Not enough memory for the segment.
     #[error(
         "not enough shared memory for {len_bytes} bytes ({source}); enlarge /dev/shm \
          (`mount -o remount,size=…`, `--shm-size` of a container), or what else was chosen in its place, or remove what fills it"
     )]
     NoSpace {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
@@ -48,34 +50,34 @@ pub enum SharedMemoryError {
         /// The name.
         name: String,
     },
-    /// There is nothing of this name.
+    /// No segment has this name.
     #[error("there is no shared memory {name}")]
     Missing {
         /// The name.
         name: String,
     },
-    /// The user may not open it.
+    /// The user has no permission to open it.
     #[error("no permission for the shared memory {name}; ask its owner, or run as the same user")]
     NoPermission {
         /// The name.
         name: String,
     },
-    /// It has no bytes: its maker was not finished, or died.
+    /// The file is empty: its creator has not finished, or died.
     #[error("the shared memory {name} is empty: whoever made it has not finished; unlink it")]
     Empty {
         /// The name.
         name: String,
     },
-    /// The name is none that a segment can have.
+    /// Not a valid segment name.
     #[error("{name:?} cannot name shared memory: 1 to 250 bytes without slash and NUL can")]
     BadName {
         /// The name.
         name: String,
     },
-    /// The system refused.
+    /// The system call failed.
     #[error("cannot {action} the shared memory {name}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed, as a verb.
         action: &'static str,
         /// The name.
         name: String,
@@ -93,14 +95,15 @@ pub struct SharedMemory {
     file: File,
 }
 
-// SAFETY: owns its mapping; the bytes are reached by raw pointers, whose users answer for what they do.
+// SAFETY: owns its mapping; the bytes are reached only through raw pointers, and each access
+// through them carries its own safety contract.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes a segment that does not exist yet, with exactly these permission bits, and maps it for writing.
-    /// On an error there is none.
+    /// Creates a new segment with exactly these permission bits, and maps it for writing. On an
+    /// error no segment is left.
     pub fn create(
         name: &str,
         len_bytes: usize,
@@ -109,7 +112,7 @@ impl SharedMemory {
         Self::create_partly(name, len_bytes, len_bytes, mode)
     }
 
-    /// As [`SharedMemory::create`], with memory for the first `allocated_bytes` only.
+    /// As [`SharedMemory::create`], but allocates only the first `allocated_bytes`.
     pub fn create_partly(
         name: &str,
         len_bytes: usize,
@@ -131,7 +134,7 @@ impl SharedMemory {
         let file = open_raw(path, flags, mode).map_err(|source| refused(name, "make", source))?;
         let made = (|| {
             crate::io::write_in_place(file.as_fd());
-            // The process's mask has been applied to the mode.
+            // The umask has been applied to the mode.
             let permissions = std::fs::Permissions::from_mode(mode & 0o777);
             file.set_permissions(permissions)
                 .map_err(|source| refused(name, "set the mode of", source))?;
@@ -144,12 +147,13 @@ impl SharedMemory {
         made
     }
 
-    /// Maps a segment that exists, all of it.
+    /// Maps the whole of an existing segment.
     pub fn open(name: &str, writable: bool) -> Result<SharedMemory, SharedMemoryError> {
         Self::adopt(Self::descriptor_at(&path_of(name)?, writable)?, writable)
     }
 
-    /// Opens a segment at a path, whatever lies there, without touching its bytes: for a caller that asks first whether it is the right one.
+    /// Opens the file at a path without touching its bytes: for callers that first check whether it
+    /// is the right one.
     pub fn descriptor_at(path: &Path, writable: bool) -> Result<OwnedFd, SharedMemoryError> {
         let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
         open_raw(path, flags, 0)
@@ -157,7 +161,7 @@ impl SharedMemory {
             .map_err(|source| refused(&path.to_string_lossy(), "open", source))
     }
 
-    /// Maps a segment, all of it, by a descriptor: one that was opened for writing, if `writable`.
+    /// Maps the whole of a segment by its descriptor, which must be open for writing if `writable`.
     pub fn adopt(file: OwnedFd, writable: bool) -> Result<SharedMemory, SharedMemoryError> {
         let protection = if writable { Protection::ReadWrite } else { Protection::Read };
         Self::map_whole(file.into(), protection, "(open)")
@@ -177,12 +181,13 @@ impl SharedMemory {
         Self::map(file, len_bytes, protection, name)
     }
 
-    /// Makes a segment without a name. Other processes reach it only through [`SharedMemory::file`].
+    /// Creates a segment without a name. Other processes reach it only through
+    /// [`SharedMemory::file`].
     pub fn anonymous(len_bytes: usize) -> Result<SharedMemory, SharedMemoryError> {
         Self::anonymous_partly(len_bytes, len_bytes)
     }
 
-    /// As [`SharedMemory::anonymous`], with memory for the first `allocated_bytes` only.
+    /// As [`SharedMemory::anonymous`], but allocates only the first `allocated_bytes`.
     pub fn anonymous_partly(
         len_bytes: usize,
         allocated_bytes: usize,
@@ -191,21 +196,22 @@ impl SharedMemory {
         // SAFETY: a NUL-terminated name.
         let fd = unsafe { libc::memfd_create(c"aquifer".as_ptr(), libc::MFD_CLOEXEC) };
         let fd = crate::check(fd.into()).map_err(|source| refused(NAME, "make", source))?;
-        // SAFETY: just made, owned by nobody else.
+        // SAFETY: just made, so nothing else owns the descriptor.
         let file = unsafe { File::from_raw_fd(fd as libc::c_int) };
         allocate(&file, len_bytes, 0..allocated_bytes, NAME)?;
         Self::map(file, len_bytes, Protection::ReadWrite, NAME)
     }
 
-    /// Allocates a part of it, for all who map it. What is allocated already stays as it is.
+    /// Allocates a part of the segment, for all processes that map it. Parts already allocated stay
+    /// as they are.
     ///
     /// # Errors
-    /// [`SharedMemoryError::NoSpace`], and nothing has changed for those who have not touched it.
+    /// [`SharedMemoryError::NoSpace`]; the range then still must not be touched.
     pub fn allocate(&self, range: Range<usize>) -> Result<(), SharedMemoryError> {
         allocate(&self.file, self.len_bytes, range, "(open)")
     }
 
-    /// Removes the name. Whoever has mapped the segment keeps it.
+    /// Removes the name. Existing mappings stay valid.
     pub fn unlink(name: &str) -> Result<(), SharedMemoryError> {
         std::fs::remove_file(path_of(name)?).map_err(|source| refused(name, "remove", source))
     }
@@ -222,22 +228,22 @@ impl SharedMemory {
         Ok(SharedMemory { start, len_bytes, is_writable, file })
     }
 
-    /// The first byte; aligned to a page.
+    /// Returns the first byte; page-aligned.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// How many bytes there are.
+    /// Returns the length.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Whether stores are possible.
+    /// Returns whether the segment is mapped for writing.
     pub fn is_writable(&self) -> bool {
         self.is_writable
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -245,15 +251,16 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, unmapped only here; users of `start` hold the segment.
+        // SAFETY: mapped by `map` with this length, unmapped only here; users of `start` keep the
+        // segment alive.
         let _ = unsafe { memory::unmap(self.start, self.len_bytes) };
     }
 }
 
-/// Where the system has its shared memory.
+/// The directory of POSIX shared memory.
 pub const DIRECTORY: &str = "/dev/shm";
 
-/// Where `shm_open` has a name.
+/// Returns the path that `shm_open` uses for a name.
 fn path_of(name: &str) -> Result<PathBuf, SharedMemoryError> {
     let is_good = !name.is_empty() && name.len() <= 250 && !name.contains(['/', '\0']);
     let is_good = is_good && name != "." && name != "..";
@@ -263,18 +270,18 @@ fn path_of(name: &str) -> Result<PathBuf, SharedMemoryError> {
     }
 }
 
-/// As `shm_open`: follows no link, and does not wait for the other end of a pipe that lies there instead.
+/// Opens as `shm_open` does: follows no symlink, and does not block on a FIFO.
 fn open_raw(path: &Path, flags: libc::c_int, mode: u32) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: a NUL-terminated name that outlives the call.
     let fd = unsafe { libc::open(path.as_ptr(), flags, mode) };
     let fd = crate::check(fd.into())?;
-    // SAFETY: just opened, owned by nobody else.
+    // SAFETY: just opened, so nothing else owns the descriptor.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
-/// Gives the file its length, and every page of a range its memory.
+/// Sets the length of the file, and allocates every page of a range.
 fn allocate(
     file: &File,
     file_bytes: usize,
@@ -285,7 +292,7 @@ fn allocate(
         return Err(SharedMemoryError::Empty { name: name.into() });
     }
     let len_bytes = range.end as u64;
-    // A file system without a limit of its own would go on until the kernel kills somebody.
+    // A tmpfs without a size limit would allocate until the OOM killer acts.
     if len_bytes > machine_memory_bytes().map_err(|source| refused(name, "allocate", source))? {
         let source = io::Error::from_raw_os_error(libc::ENOMEM);
         return Err(SharedMemoryError::NoSpace { len_bytes, source });
@@ -304,7 +311,7 @@ fn allocate(
     })
 }
 
-/// Memory and swap of this machine.
+/// Returns the memory and swap of this machine.
 fn machine_memory_bytes() -> io::Result<u64> {
     // SAFETY: all-zero is a valid `sysinfo`.
     let mut status: libc::sysinfo = unsafe { std::mem::zeroed() };
@@ -330,7 +337,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
-    /// A name of this test's own, unlinked when dropped.
+    /// A name unique to this test, unlinked when dropped.
     struct Name(String);
 
     impl Name {
@@ -383,7 +390,7 @@ mod tests {
     #[test]
     fn more_than_there_is_is_an_error_and_leaves_nothing() {
         let name = Name::new("large");
-        // More than any machine has, less than a file may have.
+        // More than any machine has, less than the maximum file size.
         let error = SharedMemory::create(&name.0, 1 << 55, 0o600).unwrap_err();
         assert!(matches!(error, SharedMemoryError::NoSpace { .. }), "{error}");
         assert!(error.to_string().contains("/dev/shm"), "{error}");
@@ -433,7 +440,7 @@ mod tests {
         let other = memory::map_file(5000, Protection::Read, made.file(), 0).unwrap();
         // SAFETY: inside the mapping.
         assert_eq!(unsafe { other.add(4999).read_volatile() }, 3);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: mapped above, and not used after this.
         unsafe { memory::unmap(other, 5000) }.unwrap();
     }
 }

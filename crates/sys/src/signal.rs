@@ -1,23 +1,25 @@
-//! Signal handlers, alternate stacks and what the hardware says about a fault.
+//! Signal handlers, alternate stacks and the hardware's report of a fault.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::check;
 
-/// What a fault signal says.
+/// The details of a fault signal.
 #[derive(Debug, Clone, Copy)]
 pub struct FaultContext {
     /// SIGBUS or SIGSEGV.
     pub signal: i32,
     /// The address of the access.
     pub address: usize,
-    /// Whether the access was a store. `None` where neither the hardware nor an emulator of it tells.
+    /// Whether the access was a store. `None` where neither the hardware nor its emulator reports
+    /// it.
     pub write: Option<bool>,
     /// Whether the access is a load of [`fallible`](crate::fallible), which can report failure: the
     /// owner of the address need not make it succeed.
     pub fallible: bool,
-    /// Whether the memory itself is broken: the page is there, and repeating the access would never end.
+    /// Whether the memory itself is broken: the page is mapped, and repeating the access would
+    /// never end.
     pub hardware_error: bool,
 }
 
@@ -54,11 +56,13 @@ unsafe fn store_bit(context: *const libc::ucontext_t) -> Option<bool> {
     Some(code & 2 != 0)
 }
 
-/// The kernel appends records to the registers of a signal frame, one of which is the syndrome of the fault.
+/// The kernel appends records to the registers of a signal frame; one of them is the fault's
+/// syndrome.
 #[cfg(target_arch = "aarch64")]
 unsafe fn store_bit(context: *const libc::ucontext_t) -> Option<bool> {
     let registers = size_of::<libc::mcontext_t>() - syndrome::RECORDS_BYTES;
-    // SAFETY: the kernel's `sigcontext` ends with the records, of which every aarch64 ucontext has this many bytes.
+    // SAFETY: the kernel's `sigcontext` ends with this many bytes of records in every aarch64
+    // ucontext.
     let records = unsafe {
         let start = (&raw const (*context).uc_mcontext).cast::<u8>().add(registers);
         std::slice::from_raw_parts(start, syndrome::RECORDS_BYTES)
@@ -66,7 +70,7 @@ unsafe fn store_bit(context: *const libc::ucontext_t) -> Option<bool> {
     syndrome::store_bit(records)
 }
 
-/// What an aarch64 kernel says of a fault (arch/arm64/include/uapi/asm/sigcontext.h).
+/// The fault syndrome of an aarch64 kernel (arch/arm64/include/uapi/asm/sigcontext.h).
 #[cfg(any(target_arch = "aarch64", test))]
 mod syndrome {
     /// `__reserved` of `struct sigcontext`.
@@ -81,7 +85,8 @@ mod syndrome {
         "the registers are 280 bytes, and the records begin at a multiple of 16"
     );
 
-    /// Whether the access was a store, from the records of a signal frame; `None` if no record tells.
+    /// Returns whether the access was a store, from the records of a signal frame; `None` if no
+    /// record tells.
     pub fn store_bit(records: &[u8]) -> Option<bool> {
         let mut rest = records;
         loop {
@@ -100,12 +105,12 @@ mod syndrome {
         }
     }
 
-    /// Fields of ESR_EL1 (Arm ARM, D17.2.37): exception class, and of a data abort "write, not read" and "cache
-    /// maintenance", which counts as a write there and is none.
+    /// Decodes ESR_EL1 (Arm ARM, D17.2.37): the exception class, and for a data abort the bits
+    /// "write, not read" and "cache maintenance", which sets the former but is not a store.
     fn is_store(syndrome: u64) -> Option<bool> {
         match syndrome >> 26 & 0x3f {
             0x24 | 0x25 => Some(syndrome & 1 << 6 != 0 && syndrome & 1 << 8 == 0),
-            // An instruction that was to be executed.
+            // An instruction fetch.
             0x20 | 0x21 => Some(false),
             _ => None,
         }
@@ -129,7 +134,8 @@ mod syndrome {
 
         #[test]
         fn loads_stores_and_jumps_are_told_apart() {
-            // Exception class, instruction length, the bits in question, a translation fault of level 3.
+            // Exception class, instruction length, the bits under test, a level 3 translation
+            // fault.
             let data_abort = |bits: u64| with_syndrome(0x24 << 26 | 1 << 25 | bits | 0b111);
             assert_eq!(store_bit(&data_abort(0)), Some(false));
             assert_eq!(store_bit(&data_abort(1 << 6)), Some(true));
@@ -153,8 +159,8 @@ mod syndrome {
     }
 }
 
-/// Installs a fault handler with the given asynchronous signals blocked while it runs, on the alternate
-/// stack, re-entrant for nested faults; returns what was installed before.
+/// Installs a fault handler that runs on the alternate stack, with asynchronous signals blocked,
+/// and re-entrant for nested faults. Returns the previous action.
 pub fn install(signal: i32, handler: RawHandler) -> io::Result<libc::sigaction> {
     // SAFETY: an all-zero sigaction is valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -162,7 +168,7 @@ pub fn install(signal: i32, handler: RawHandler) -> io::Result<libc::sigaction> 
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
     // SAFETY: the set lives in `action`.
     unsafe { libc::sigfillset(&raw mut action.sa_mask) };
-    // Synchronous signals stay deliverable: blocked ones would kill the process outright.
+    // Synchronous signals stay deliverable: the kernel kills a process that raises a blocked one.
     for synchronous in [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
         // SAFETY: as above.
         unsafe { libc::sigdelset(&raw mut action.sa_mask, synchronous) };
@@ -175,7 +181,7 @@ pub fn install(signal: i32, handler: RawHandler) -> io::Result<libc::sigaction> 
     Ok(previous)
 }
 
-/// What is installed for `signal`.
+/// Returns the action installed for `signal`.
 pub fn installed(signal: i32) -> io::Result<libc::sigaction> {
     // SAFETY: an all-zero sigaction is valid.
     let mut current: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -185,10 +191,10 @@ pub fn installed(signal: i32) -> io::Result<libc::sigaction> {
     Ok(current)
 }
 
-/// Hands a fault to a handler that was installed before ours, as the kernel would have: a handler is
-/// called, the default action is restored so that the access, taken again, has it, and SIG_IGN, which
-/// the kernel does not honour for synchronous faults, counts as the default for them. A signal that was sent
-/// is ignored under SIG_IGN.
+/// Passes a fault on to the previously installed action, as the kernel would have: a handler is
+/// called; for the default action, the default is restored so that the repeated access triggers it.
+/// SIG_IGN, which the kernel does not honour for synchronous faults, counts as the default for
+/// them. A signal sent by a process is ignored under SIG_IGN.
 ///
 /// # Safety
 /// Called inside a fault handler with its arguments; `previous` came from [`install`].
@@ -207,7 +213,7 @@ pub unsafe fn chain(
             let default: libc::sigaction = unsafe { std::mem::zeroed() };
             // SAFETY: returning from the handler repeats the access under the default action.
             unsafe { libc::sigaction(signal, &raw const default, std::ptr::null_mut()) };
-            // A signal that was sent (kill, raise) is not repeated by returning: send it again.
+            // A signal sent by a process (kill, raise) is not repeated by returning: send it again.
             if sent {
                 // SAFETY: raise has no preconditions.
                 unsafe { libc::raise(signal) };
@@ -226,7 +232,7 @@ pub unsafe fn chain(
     }
 }
 
-/// The calling thread's alternate signal stack: base and size, or `None` when it has none.
+/// Returns the calling thread's alternate signal stack: base and size, or `None` if it has none.
 pub fn alternate_stack() -> Option<(*mut u8, usize)> {
     // SAFETY: an all-zero stack_t is valid, and a null first argument only queries.
     let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
@@ -240,7 +246,7 @@ pub fn alternate_stack() -> Option<(*mut u8, usize)> {
 ///
 /// # Safety
 /// The memory stays valid until another stack is set or the thread has ended, and the thread is not
-/// running on its present alternate stack.
+/// running on its current alternate stack.
 pub unsafe fn set_alternate_stack(memory: *mut u8, len_bytes: usize) -> io::Result<()> {
     let stack = libc::stack_t { ss_sp: memory.cast(), ss_flags: 0, ss_size: len_bytes };
     // SAFETY: forwarded to the caller.
@@ -251,11 +257,12 @@ pub unsafe fn set_alternate_stack(memory: *mut u8, len_bytes: usize) -> io::Resu
 pub fn disable_alternate_stack() {
     let stack =
         libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
-    // SAFETY: disabling has no preconditions; it fails harmlessly while running on it.
+    // SAFETY: disabling has no preconditions; it fails harmlessly while the thread runs on that
+    // stack.
     unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) };
 }
 
-/// Whether the calling thread blocks `signal`.
+/// Returns whether the calling thread blocks `signal`.
 pub fn is_blocked(signal: i32) -> bool {
     // SAFETY: an all-zero set is valid; a null new set only queries.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -265,8 +272,8 @@ pub fn is_blocked(signal: i32) -> bool {
     unsafe { libc::sigismember(&raw const set, signal) == 1 }
 }
 
-/// Blocks every signal that can be blocked in the calling thread: for background threads that must not
-/// run the application's handlers.
+/// Blocks all asynchronous signals in the calling thread: for background threads that must not run
+/// the application's handlers.
 pub fn block_asynchronous() {
     // SAFETY: an all-zero set is valid.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -280,8 +287,8 @@ pub fn block_asynchronous() {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()) };
 }
 
-/// The wishes that a process end, as a descriptor that becomes readable: SIGTERM, SIGINT and SIGHUP, those of them that are not
-/// ignored. They end nobody meanwhile.
+/// Termination requests as a descriptor that becomes readable: SIGTERM, SIGINT and SIGHUP, unless
+/// ignored. While it exists, these signals do not terminate the process.
 #[derive(Debug)]
 pub struct Ending {
     signals: OwnedFd,
@@ -289,15 +296,15 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// From now on, for the calling thread and those that it starts; others must not take the signals, so this comes before
-    /// any is started.
+    /// Blocks the signals in the calling thread and in threads it starts later. Threads that exist
+    /// already would still take the signals, so call this before starting any.
     pub fn wait_for() -> io::Result<Ending> {
         // SAFETY: an all-zero set is valid.
         let mut wanted: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: the set lives on this stack.
         unsafe { libc::sigemptyset(&raw mut wanted) };
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-            // Who has started this process wants it to go on. Blocked, the signal would arrive nevertheless.
+            // The parent asked to ignore it (nohup). A blocked signal would be queued nevertheless.
             if installed(signal)?.sa_sigaction != libc::SIG_IGN {
                 // SAFETY: as above.
                 unsafe { libc::sigaddset(&raw mut wanted, signal) };
@@ -306,7 +313,7 @@ impl Ending {
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
         // SAFETY: a set that outlives the call.
         let signals = check(unsafe { libc::signalfd(-1, &raw const wanted, flags) }.into())?;
-        // SAFETY: just made, owned by nobody else.
+        // SAFETY: just made, so nothing else owns the descriptor.
         let signals = unsafe { OwnedFd::from_raw_fd(signals as libc::c_int) };
         // SAFETY: as above.
         let mut former: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -324,14 +331,15 @@ impl AsFd for Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // What has arrived was meant for who has waited.
+        // Consume pending signals: they were meant for this object, and would terminate the process
+        // when unblocked.
         let mut taken = [0_u8; size_of::<libc::signalfd_siginfo>()];
         // SAFETY: as many bytes as there is room for.
         while unsafe {
             libc::read(self.signals.as_raw_fd(), taken.as_mut_ptr().cast(), taken.len())
         } > 0
         {}
-        // SAFETY: the set that was in force before.
+        // SAFETY: the signal mask from before.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.former, std::ptr::null_mut());
         }

@@ -1,11 +1,13 @@
-//! Background threads that can be started in a process that has all the mappings it may have.
+//! Background threads that can be started even in a process at its limit of mappings.
 //!
-//! A thread of the standard library maps an alternate signal stack when it begins, and the allocator maps memory for the
-//! first allocation of each thread. Neither can fail without aborting the process. Here a new thread finds out whether it
-//! can work before [`start`] returns, and if not, that is an error like any other.
+//! A thread of the standard library maps an alternate signal stack when it starts, and the
+//! allocator maps memory for a thread's first allocation. Failure of either aborts the process.
+//! Here a new thread checks that it can work before [`start`] returns; if not, that is an ordinary
+//! error.
 //!
-//! What else is different: the thread blocks every signal that can wait for others; it has no alternate signal stack, so a
-//! stack overflow is a SIGSEGV without a message; and a [`Thread`] that is dropped goes on by itself.
+//! Other differences: the thread blocks all asynchronous signals, leaving them to other threads; it
+//! has no alternate signal stack, so a stack overflow is a SIGSEGV without a message; and a
+//! [`Thread`] that is dropped is detached.
 
 use std::alloc::{self, Layout};
 use std::ffi::{CStr, c_void};
@@ -16,20 +18,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{futex, signal};
 
-/// As the standard library's.
+/// The standard library's default.
 const STACK_BYTES: usize = 2 << 20;
-/// What must be had for a thread to work: an arena of the allocator comes with it.
+/// A test allocation that makes the allocator set up the thread's arena.
 const FIRST_ALLOCATION: Layout = Layout::new::<[u64; 512]>();
 
-/// Transitions of `Beginning::state`: once, by the new thread.
+/// Values of `Beginning::state`, which the new thread changes once.
 const BEGINNING: u32 = 0;
 const WORKS: u32 = 1;
 const HAS_NO_MEMORY: u32 = 2;
 
-/// A thread that was started here.
+/// A thread started by [`start`].
 #[derive(Debug)]
 pub struct Thread {
-    /// Of a thread that is neither joined nor detached.
+    /// The ID of a thread that is neither joined nor detached.
     id: libc::pthread_t,
 }
 
@@ -39,17 +41,17 @@ struct Beginning<F> {
     state: Arc<AtomicU32>,
 }
 
-/// Starts a thread. The kernel keeps names of up to 15 bytes.
+/// Starts a thread. The kernel truncates names to 15 bytes.
 ///
 /// # Errors
-/// `EAGAIN` and `ENOMEM` where there can be no more threads, or no memory for them.
+/// `EAGAIN` and `ENOMEM` where no more threads can be created, or memory is short.
 pub fn start<F: FnOnce() + Send + 'static>(name: &'static CStr, work: F) -> io::Result<Thread> {
     let state = Arc::new(AtomicU32::new(BEGINNING));
     let beginning = Box::into_raw(Box::new(Beginning { work, name, state: state.clone() }));
     let id = match create(run::<F>, beginning.cast()) {
         Ok(id) => id,
         Err(error) => {
-            // SAFETY: made above, and no thread has it.
+            // SAFETY: made above, and no thread took it over.
             drop(unsafe { Box::from_raw(beginning) });
             return Err(error);
         }
@@ -76,14 +78,14 @@ fn create(
     };
     // SAFETY: all-zero bytes are a valid value to be initialised.
     let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
-    // SAFETY: initialises them.
+    // SAFETY: a structure on this stack.
     checked(unsafe { libc::pthread_attr_init(&raw mut attributes) })?;
     // SAFETY: initialised above.
     let sized =
         checked(unsafe { libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES) });
     let mut id = 0;
     let created = sized.and_then(|()| {
-        // SAFETY: valid attributes; `run` takes what it is given.
+        // SAFETY: valid attributes; `run` takes ownership of `beginning`.
         checked(unsafe { libc::pthread_create(&raw mut id, &raw const attributes, run, beginning) })
     });
     // SAFETY: initialised above, and not used again.
@@ -96,7 +98,7 @@ extern "C" fn run<F: FnOnce()>(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: made by `start` for this thread alone.
     let beginning = unsafe { Box::from_raw(beginning.cast::<Beginning<F>>()) };
     let Beginning { work, name, state } = *beginning;
-    // SAFETY: a string; the calling thread.
+    // SAFETY: a C string, and the calling thread's ID.
     unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
     let can_work = can_allocate();
     let outcome = if can_work { WORKS } else { HAS_NO_MEMORY };
@@ -105,14 +107,14 @@ extern "C" fn run<F: FnOnce()>(beginning: *mut c_void) -> *mut c_void {
     futex::wake(&state, 1);
     drop(state);
     if can_work {
-        // A panic has been printed.
+        // The panic hook has already printed a panic.
         let _ = panic::catch_unwind(AssertUnwindSafe(work));
     }
     std::ptr::null_mut()
 }
 
 fn can_allocate() -> bool {
-    // SAFETY: a layout of some bytes.
+    // SAFETY: the layout has a non-zero size.
     let memory = std::hint::black_box(unsafe { alloc::alloc(FIRST_ALLOCATION) });
     if !memory.is_null() {
         // SAFETY: allocated above.
@@ -122,13 +124,13 @@ fn can_allocate() -> bool {
 }
 
 impl Thread {
-    /// Whether it is the calling thread, which cannot wait for itself.
+    /// Returns whether it is the calling thread, which cannot join itself.
     pub fn is_current(&self) -> bool {
-        // SAFETY: numbers only.
+        // SAFETY: compares two IDs.
         unsafe { libc::pthread_equal(self.id, libc::pthread_self()) != 0 }
     }
 
-    /// Waits for its end.
+    /// Waits until the thread ends.
     pub fn join(self) {
         // SAFETY: it was neither joined nor detached, and is not from here on.
         unsafe { libc::pthread_join(self.id, std::ptr::null_mut()) };
@@ -180,7 +182,8 @@ mod tests {
         pages.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
     }
 
-    /// With any amount of addresses left a thread is started and works, or is an error; and what it was to do is dropped.
+    /// With any amount of address space left, a thread either works or starting it fails; on
+    /// failure its closure is dropped.
     #[test]
     fn without_memory_it_is_an_error() {
         // SAFETY: the child calls only this.
@@ -194,7 +197,7 @@ mod tests {
                 let limit = libc::rlimit64 { rlim_cur: bytes, rlim_max: libc::RLIM64_INFINITY };
                 // SAFETY: a limit of this process.
                 unsafe { libc::setrlimit64(libc::RLIMIT_AS, &raw const limit) };
-                // They stay: the stack of one that has ended would be used again.
+                // The threads stay alive: otherwise the stack of an ended one would be reused.
                 let started_here = start(c"in-need", move || {
                     drop(given);
                     loop {

@@ -1,8 +1,9 @@
-//! userfaultfd: page faults of a range, served in user space.
+//! userfaultfd: serves the page faults of a range in user space.
 //!
-//! In *SIGBUS mode* the kernel does not queue a fault but raises SIGBUS in the faulting thread, which
-//! serves itself; that needs no privilege and no hand-over. In *thread mode* faults (those of system
-//! calls too, where the process is privileged) are read from the descriptor by another thread.
+//! In *SIGBUS mode* the kernel does not queue a fault but raises SIGBUS in the faulting thread,
+//! which serves the fault itself; that needs no privilege and no hand-over. In *thread mode*
+//! another thread reads the faults (in a privileged process also those of system calls) from the
+//! descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,9 +16,9 @@ use linux_raw_sys::ioctl;
 pub enum Delivery {
     /// SIGBUS in the faulting thread. Faults taken by the kernel (system calls) fail with EFAULT.
     Sigbus,
-    /// A message on the descriptor. `kernel_faults` asks for those of system calls too (privileged).
+    /// A message on the descriptor.
     Message {
-        /// Serve faults taken inside system calls as well.
+        /// Also deliver faults taken inside system calls (privileged).
         kernel_faults: bool,
     },
 }
@@ -29,12 +30,12 @@ pub struct Uffd {
     features: u64,
 }
 
-/// How installing a page ended.
+/// The outcome of installing a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
-    /// The page is there now.
+    /// The page was installed.
     Yes,
-    /// Somebody else had installed it.
+    /// Another thread had already installed the page.
     AlreadyThere,
 }
 
@@ -43,13 +44,13 @@ pub enum Installed {
 pub struct FaultMessage {
     /// The faulting address, rounded down to its page.
     pub address: usize,
-    /// A store.
+    /// Whether the access was a store.
     pub write: bool,
-    /// A store to a write-protected page.
+    /// Whether it was a store to a write-protected page.
     pub write_protected: bool,
 }
 
-/// `_UFFDIO_*` numbers of the operations a range offers, from `linux/userfaultfd.h`.
+/// Bits of the operations that a range supports, `_UFFDIO_*` in `linux/userfaultfd.h`.
 const OPERATION_COPY: u64 = 1 << 3;
 const OPERATION_WRITE_PROTECT: u64 = 1 << 6;
 const WRITE_PROTECT_ON: u64 = 1;
@@ -80,8 +81,8 @@ impl Uffd {
         Uffd::open_with(flags, wanted)
     }
 
-    /// Opens a userfaultfd that delivers nothing: stores to protected pages lift the protection
-    /// (WP_ASYNC, Linux 6.7). `EINVAL` means that the kernel does not know how.
+    /// Opens a userfaultfd that delivers no faults: a store to a protected page lifts the
+    /// protection (WP_ASYNC). Fails with `EINVAL` before Linux 6.7.
     pub fn open_tracking() -> io::Result<Uffd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | raw::UFFD_USER_MODE_ONLY as i32;
         Uffd::open_with(flags, u64::from(raw::UFFD_FEATURE_WP_ASYNC))
@@ -90,7 +91,7 @@ impl Uffd {
     fn open_with(flags: i32, wanted: u64) -> io::Result<Uffd> {
         // SAFETY: one integer argument.
         let fd = crate::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
-        // SAFETY: the descriptor is fresh and owned by nobody else.
+        // SAFETY: just made, so nothing else owns the descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let mut api =
             raw::uffdio_api { api: u64::from(raw::UFFD_API), features: wanted, ioctls: 0 };
@@ -100,7 +101,7 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// The kernel's feature bits (`UFFD_FEATURE_*`).
+    /// Returns the kernel's feature bits (`UFFD_FEATURE_*`).
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -117,7 +118,7 @@ impl Uffd {
         crate::check(result.into()).map(drop)
     }
 
-    /// Takes over the faults of a range: of missing pages, and of stores to write-protected ones.
+    /// Registers a range: for faults on missing pages, and on stores to write-protected ones.
     pub fn register(
         &self,
         address: *mut u8,
@@ -142,8 +143,8 @@ impl Uffd {
         Ok(())
     }
 
-    /// Makes the pages of a range able to be write-protected, and nothing else. Registering again what
-    /// is registered already is fine.
+    /// Makes the pages of a range write-protectable, and nothing else. A range may be registered
+    /// again.
     pub fn register_tracking(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut argument = raw::uffdio_register {
             range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
@@ -153,18 +154,19 @@ impl Uffd {
         self.ioctl(ioctl::UFFDIO_REGISTER, &mut argument)
     }
 
-    /// Gives the faults of a range back to the kernel.
+    /// Unregisters a range.
     pub fn unregister(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut range = raw::uffdio_range { start: address as u64, len: len_bytes as u64 };
         self.ioctl(ioctl::UFFDIO_UNREGISTER, &mut range)
     }
 
-    /// Installs a copy of `source` at `target`, atomically a small page at a time; retries what the
-    /// kernel interrupts. With `protect` a store to it faults again.
+    /// Installs a copy of `source` at `target`, atomically per small page, and retries when the
+    /// kernel interrupts the copy. With `protect` the pages are installed write-protected.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`; `target` lies in a range registered with this descriptor
-    /// that the caller is loading, so that appearing bytes surprise nobody.
+    /// `source` is readable for `len_bytes`; `target` is in a range registered with this descriptor
+    /// whose pages the caller is responsible for loading, so that no other code relies on them
+    /// being absent.
     pub unsafe fn copy(
         &self,
         target: *mut u8,
@@ -185,8 +187,8 @@ impl Uffd {
             };
             match self.ioctl(ioctl::UFFDIO_COPY, &mut argument) {
                 Ok(()) => return Ok(outcome),
-                // A partial copy reports EAGAIN and the bytes done; zero bytes means the address space
-                // was changing (fork, mremap): both are tried again.
+                // A partial copy fails with EAGAIN and reports the bytes done; zero bytes means the
+                // address space was changing (fork, mremap). Both are retried.
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => done += usize::try_from(argument.copy).unwrap_or(0),
                     Some(libc::EEXIST) => {
@@ -201,7 +203,7 @@ impl Uffd {
         Ok(outcome)
     }
 
-    /// Write-protects a range, or lifts the protection (and wakes threads waiting for that).
+    /// Write-protects a range, or lifts the protection (and wakes threads blocked on it).
     pub fn write_protect(
         &self,
         address: *mut u8,
@@ -220,13 +222,14 @@ impl Uffd {
         }
     }
 
-    /// Wakes threads (thread mode) waiting for a fault in the range, which then fault again.
+    /// Wakes threads (thread mode) blocked on a fault in the range, which then fault again.
     pub fn wake(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut range = raw::uffdio_range { start: address as u64, len: len_bytes as u64 };
         self.ioctl(ioctl::UFFDIO_WAKE, &mut range)
     }
 
-    /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are discarded.
+    /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are
+    /// discarded.
     pub fn poison(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut argument = Poison {
             range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
@@ -236,12 +239,12 @@ impl Uffd {
         self.ioctl(UFFDIO_POISON, &mut argument)
     }
 
-    /// Whether [`Uffd::poison`] works.
+    /// Returns whether [`Uffd::poison`] is supported.
     pub fn can_poison(&self) -> bool {
         self.features & u64::from(raw::UFFD_FEATURE_POISON) != 0
     }
 
-    /// Waits up to `timeout_ms` for the next fault message; `None` when none came.
+    /// Waits up to `timeout_ms` for the next fault message; `None` on timeout.
     pub fn next_fault(&self, timeout_ms: i32) -> io::Result<Option<FaultMessage>> {
         let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd on this stack.

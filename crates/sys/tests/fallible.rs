@@ -1,4 +1,5 @@
-//! Accesses that report failure, on memory that cannot be had. A process of its own: it installs a handler.
+//! Accesses that report failure, on inaccessible memory. A separate test binary: it installs a
+//! handler.
 
 use aquifer_sys::fallible::{self, try_copy, try_store, try_touch};
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
@@ -28,7 +29,7 @@ fn accesses_that_fail_anywhere_in_their_range_say_so() {
     for len in 1..300 {
         for there in [0, 1, 7, 8, 9, 64, 65, 200].into_iter().filter(|there| *there < len) {
             let at = gone.wrapping_sub(there);
-            // SAFETY: mapped, whether or not it can be read; the target is this test's own.
+            // SAFETY: mapped, though possibly not readable; the target is this test's own.
             assert!(!unsafe { try_copy(at, bytes.as_mut_ptr(), len) }, "{there} of {len}");
             // SAFETY: as above.
             assert!(!unsafe { try_store(bytes.as_ptr(), at, len) }, "{there} of {len}");

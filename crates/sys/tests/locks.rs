@@ -1,4 +1,4 @@
-//! Open-file-description locks between processes, whatever becomes of them.
+//! Open-file-description locks between processes, including processes that are killed.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn child() {
     play(&[("holder", holder)]);
 }
 
-/// A file of one test's own, removed when dropped.
+/// A test's private file, removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -45,7 +45,7 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// Takes and gives up byte 7 of a file as it is told.
+/// Takes and releases byte 7 of a file on command.
 fn holder(arguments: &[String]) {
     let file = File::options().read(true).write(true).open(&arguments[0]).unwrap();
     let range = LockRange::byte(7);
@@ -135,16 +135,17 @@ fn a_forked_child_keeps_the_lock_until_it_closes_its_copy() {
     assert!(takes(&watching, LockKind::Exclusive));
 }
 
-/// Between fork and exec: makes a PID namespace and goes on as its first process. The process that was
-/// forked stays behind to be killed, and takes the other one with it.
+/// Between fork and exec: creates a PID namespace and continues as its first process. The process
+/// that was forked waits, so that killing it also kills the other one.
 fn enter_pid_namespace() -> std::io::Result<()> {
-    // SAFETY: integers only. Who is not privileged makes a user namespace along with it.
+    // SAFETY: integers only. An unprivileged process also needs a user namespace.
     let alone = unsafe { libc::unshare(libc::CLONE_NEWPID) };
     // SAFETY: as above.
     if alone != 0 && unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the only thread of a forked process, and async-signal-safe calls follow on both sides.
+    // SAFETY: the only thread of a forked process, and async-signal-safe calls follow on both
+    // sides.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {
@@ -153,12 +154,13 @@ fn enter_pid_namespace() -> std::io::Result<()> {
             Ok(())
         }
         first => {
-            // SAFETY: closes this process's copies of everything, so that it keeps nobody waiting.
+            // SAFETY: closes this process's copies of all descriptors, so that no lock or pipe
+            // stays open.
             unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0) };
             let mut status = 0;
             // SAFETY: waits for the child made above; `status` outlives the call.
             unsafe { libc::waitpid(first, &raw mut status, 0) };
-            // SAFETY: ends without running anything of the parent's.
+            // SAFETY: ends without running any of the parent's code.
             unsafe { libc::_exit(0) }
         }
     }
@@ -182,7 +184,7 @@ fn pid_namespaces_are_seen_through() {
     let conflict = lock::conflict(file.as_fd(), LockRange::byte(7), LockKind::Shared).unwrap();
     assert_eq!(conflict.unwrap().pid, None, "the kernel does not say whose");
     other.kill();
-    // The one in the namespace is killed when the other is gone, a moment later.
+    // The process in the namespace is killed a moment after the other one ends.
     let start = std::time::Instant::now();
     while !takes(&file, LockKind::Exclusive) {
         assert!(start.elapsed().as_secs() < 30, "a killed holder blocks");

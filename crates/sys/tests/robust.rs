@@ -1,4 +1,4 @@
-//! The robust mutex between threads and processes, whatever becomes of its holders.
+//! The robust mutex between threads and processes, including holders that are killed.
 
 mod support;
 
@@ -61,7 +61,8 @@ impl Guarded {
         [0, 1].map(|index| self.number(index).load(Ordering::Relaxed))
     }
 
-    /// Adds one to both, by loads and stores that lose updates unless the mutex excludes.
+    /// Adds one to both, with loads and stores that lose updates unless the mutex excludes other
+    /// threads.
     fn add(&self) {
         for index in [0, 1] {
             let before = self.number(index).load(Ordering::Relaxed);
@@ -79,7 +80,7 @@ impl Drop for Guarded {
     }
 }
 
-/// Takes the lock, changes the first number and stays.
+/// Takes the lock, changes the first number and keeps the lock.
 fn holder(arguments: &[String]) {
     let guarded = Guarded::open(&arguments[0]);
     let guard = guarded.mutex().lock(LONG).unwrap();
@@ -93,7 +94,7 @@ fn holder(arguments: &[String]) {
     }
 }
 
-/// Adds until killed; repairs what killed ones have left.
+/// Adds until killed; repairs what killed processes have left.
 fn adder(arguments: &[String]) {
     let guarded = Guarded::open(&arguments[0]);
     say("ready");
@@ -149,13 +150,13 @@ fn a_held_lock_times_out_and_names_its_holder() {
             }
         });
     });
-    // For this thread, too: it waits for itself.
+    // Also for this thread: it would deadlock with itself.
     assert!(matches!(guarded.mutex().lock(SHORT).map(drop), Err(LockError::Timeout { .. })));
     drop(guard);
     assert!(guarded.mutex().try_lock().unwrap().is_some());
 }
 
-/// The time limit is for a holder that does nothing.
+/// The timeout is for a holder that makes no progress.
 #[test]
 fn a_holder_that_goes_on_is_waited_for() {
     let guarded = Guarded::unnamed();
@@ -163,7 +164,7 @@ fn a_holder_that_goes_on_is_waited_for() {
     let guard = guarded.mutex().lock(None).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| guarded.mutex().lock(Some(limit)).map(drop));
-        // All of it together takes longer than the limit.
+        // The total time exceeds the limit.
         for _ in 0..8 {
             std::thread::sleep(limit / 5);
             guard.note_progress();
@@ -182,7 +183,7 @@ fn a_killed_holder_is_noticed_and_the_next_one_repairs() {
     assert!(matches!(guarded.mutex().lock(SHORT).map(drop), Err(LockError::Timeout { .. })));
     let (says, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        // One that sleeps on the lock while its holder is killed, which wakes nobody.
+        // A thread that sleeps on the lock while its holder is killed, which wakes no waiter.
         let waiting = scope.spawn(|| {
             // SAFETY: no preconditions.
             says.send(unsafe { libc::gettid() }).unwrap();
@@ -258,7 +259,8 @@ fn a_thread_that_ends_with_the_lock_is_a_dead_owner() {
 #[test]
 fn a_guard_in_a_forked_child_releases_nothing() {
     let guarded = Guarded::unnamed();
-    // As it is after a death, which dropping it unrepaired would make final.
+    // The state after a death, in which dropping the guard unrepaired would make the mutex
+    // unusable.
     std::thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(guarded.mutex().lock(LONG).unwrap()));
     });
@@ -268,7 +270,7 @@ fn a_guard_in_a_forked_child_releases_nothing() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(guard);
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any of the parent's code.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
@@ -283,7 +285,7 @@ fn a_guard_in_a_forked_child_releases_nothing() {
     assert!(guarded.mutex().try_lock().unwrap().is_some());
 }
 
-/// Processes are killed wherever they are, in the lock, at it and beside it.
+/// Processes are killed at any point: with the lock, waiting for it, and without it.
 #[test]
 fn killed_at_any_moment_nothing_is_lost_and_nobody_hangs() {
     let guarded = Guarded::named();
@@ -294,7 +296,7 @@ fn killed_at_any_moment_nothing_is_lost_and_nobody_hangs() {
     for round in 0..40 {
         let index = round % adders.len();
         assert_eq!(adders[index].hear(), "ready");
-        // Work is done between one kill and the next.
+        // Some work is done between two kills.
         let mut deaths = 0;
         while guarded.numbers()[0] < reached + 50 {
             let mut guard = guarded.mutex().lock(LONG).unwrap();

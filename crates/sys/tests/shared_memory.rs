@@ -1,4 +1,4 @@
-//! A full `/dev/shm`: told when a segment is made, not by a signal at some store.
+//! A full `/dev/shm` is reported when a segment is created, not by a signal at a later store.
 
 mod support;
 
@@ -24,8 +24,8 @@ fn set(path: &CStr, value: &CStr) -> std::io::Result<()> {
     if put > 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Between fork and exec: a mount namespace with a small `/dev/shm`. Who is not privileged makes a user
-/// namespace along with it, in which `user` and `group` are mapped.
+/// Between fork and exec: creates a mount namespace with a small `/dev/shm`. An unprivileged
+/// process also creates a user namespace, in which `user` and `group` are mapped.
 fn with_small_dev_shm(user: &CStr, group: &CStr) -> std::io::Result<()> {
     // SAFETY: integers only.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
@@ -39,7 +39,7 @@ fn with_small_dev_shm(user: &CStr, group: &CStr) -> std::io::Result<()> {
     }
     let (none, root, shm) = (c"none".as_ptr(), c"/".as_ptr(), c"/dev/shm".as_ptr());
     let private = libc::MS_REC | libc::MS_PRIVATE;
-    // SAFETY: NUL-terminated strings; nothing is passed on to other namespaces.
+    // SAFETY: NUL-terminated strings; mount changes do not propagate to other namespaces.
     let apart = unsafe { libc::mount(none, root, std::ptr::null(), private, std::ptr::null()) };
     // SAFETY: NUL-terminated strings.
     let mounted = unsafe { libc::mount(none, shm, c"tmpfs".as_ptr(), 0, SMALL.as_ptr().cast()) };
@@ -54,11 +54,11 @@ fn crowded(_: &[String]) {
     assert!(!std::path::Path::new("/dev/shm/large").exists());
 
     let fits = SharedMemory::create("fits", 512 << 10, 0o600).unwrap();
-    // Somebody else takes the rest; every byte of the segment is there all the same.
+    // Another file takes the rest; every byte of the segment stays allocated.
     let rest = std::fs::write("/dev/shm/rest", vec![1; 1 << 20]);
     assert_eq!(rest.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     for offset in (0..fits.len_bytes()).step_by(4096) {
-        // SAFETY: inside the mapping, which nobody else uses.
+        // SAFETY: inside the mapping, which no other code uses.
         unsafe { fits.start().add(offset).write_volatile(1) };
     }
     say("done");

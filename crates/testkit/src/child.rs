@@ -1,13 +1,13 @@
-//! Tests whose subject ends, forks or changes its process run in a child: the test binary again, with one
-//! test named `child` that does nothing unless an environment variable says what: its role.
+//! Runs tests that end, fork or change their process in a child: the test binary again, with one
+//! test named `child` that does nothing unless an environment variable names its role.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// Names the role of a child.
+/// The environment variable that names the role of a child.
 const ROLE: &str = "AQUIFER_TEST_ROLE";
-/// The last line of a child that went through its role.
+/// The last line of a child that completed its role.
 const DONE: &str = "the role was played to its end";
 
 /// In a child: plays the role with one of these names. Otherwise does nothing.
@@ -18,20 +18,20 @@ pub fn play(roles: &[(&str, fn())]) {
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     // No core dumps of children that die on purpose.
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
-    // A child that hangs ends, so that the parent can say so.
+    // A child that hangs is aborted, so that the parent can report it.
     std::thread::spawn(|| {
         std::thread::sleep(std::time::Duration::from_secs(90));
         std::process::abort();
     });
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this file");
-    // Behind what the test harness has begun to say of this test.
+    // On a new line after the test harness's output for this test.
     println!();
     role();
     println!("{DONE}");
     std::process::exit(0);
 }
 
-/// The command that plays a role.
+/// Returns the command that plays a role.
 pub fn command(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test binary"));
     command
@@ -43,7 +43,7 @@ pub fn command(role: &str) -> Command {
     command
 }
 
-/// A role that was played: how it ended and what it said.
+/// The result of a role: its exit status and output.
 #[derive(Debug)]
 pub struct Played {
     /// Its exit status.
@@ -52,7 +52,7 @@ pub struct Played {
     pub output: String,
 }
 
-/// Plays a role in a child and waits for its end.
+/// Plays a role in a child and waits until it exits.
 pub fn run(role: &str) -> Played {
     play_out(command(role))
 }
@@ -64,18 +64,18 @@ fn play_out(mut command: Command) -> Played {
     Played { status: output.status, output: said.join("\n") }
 }
 
-/// Plays a role that must come to its end.
+/// Plays a role that must complete.
 pub fn succeeds(role: &str) {
     must_succeed(role, run(role));
 }
 
-/// As [`succeeds`], with mounts of its own where the system lets it: they are gone with the child, however it ends, and
-/// nobody else sees them. An ordinary user is root among them.
+/// As [`succeeds`], in a private mount namespace where the system allows it: its mounts disappear
+/// with the child and are invisible to other processes. An unprivileged user is root in it.
 pub fn succeeds_with_mounts(role: &str) {
     must_succeed(role, play_out(with_mounts(command(role))));
 }
 
-/// The same command in a mount namespace, if there can be one.
+/// Wraps the command in a mount namespace, if one can be created.
 fn with_mounts(command: Command) -> Command {
     let ways: [&[&str]; 2] = [&["--mount"], &["--mount", "--user", "--map-root-user"]];
     let works = |way: &&&[&str]| {
@@ -98,7 +98,7 @@ fn must_succeed(role: &str, played: Played) {
     assert!(played.status.success() && played.output.contains(DONE), "{role}: {played:#?}");
 }
 
-/// Plays a role that must be ended by a signal, after it said `before`.
+/// Plays a role that must be killed by a signal, after it printed `before`.
 pub fn dies(role: &str, signal: i32, before: &str) {
     let played = run(role);
     assert!(played.output.contains(before), "{role}: {played:#?}");
@@ -106,11 +106,11 @@ pub fn dies(role: &str, signal: i32, before: &str) {
     assert_eq!(played.status.signal(), Some(signal), "{role}: {played:#?}");
 }
 
-/// Ends a child that a failing test leaves behind.
+/// Kills a child that a failing test leaves behind.
 pub struct Reaped(pub Child);
 
 impl Reaped {
-    /// Kills it now and returns what it said until then.
+    /// Kills it now and returns what it printed until then.
     pub fn kill(mut self) -> Vec<u8> {
         self.0.kill().expect("the child is ours");
         let mut rest = vec![];

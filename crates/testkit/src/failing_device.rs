@@ -1,4 +1,4 @@
-//! A block device whose write-back fails.
+//! A block device with failing write-back.
 
 use std::fs::File;
 use std::io;
@@ -9,12 +9,12 @@ use rustix::fs::FallocateFlags;
 
 const LEN_BYTES: u64 = 32 << 20;
 
-/// What a test makes on the system, taken back in the reverse order when this is dropped.
+/// A test's changes to the system, undone in reverse order when dropped.
 #[derive(Debug, Default)]
 pub struct Undo(Vec<Vec<String>>);
 
 impl Undo {
-    /// Runs a command, which `undo` takes back, and returns what it prints; `None` if it fails.
+    /// Runs a command that `undo` reverts, and returns its output; `None` if it fails.
     pub fn run(&mut self, command: &[&str], undo: &[&str]) -> Option<String> {
         let output = Command::new(command[0]).args(&command[1..]).output().ok()?;
         if !output.status.success() {
@@ -35,19 +35,20 @@ impl Drop for Undo {
     }
 }
 
-/// A block device over a sparse file on a file system in memory that gets full: what is written to the page
-/// cache of the device is lost on the way.
+/// A block device over a sparse file on a tmpfs that fills up: data written to the device's page
+/// cache is lost in write-back.
 #[derive(Debug)]
 pub struct FailingDevice {
     node: PathBuf,
     ballast: PathBuf,
-    // In this order: the device is detached and the file system unmounted before the directory goes.
+    // In this order: the device is detached and the file system unmounted before the directory is
+    // removed.
     _undo: Undo,
     _directory: tempfile::TempDir,
 }
 
 impl FailingDevice {
-    /// Of 32 MiB; `None` where there can be none: that takes the right to mount.
+    /// Creates a device of 32 MiB; `None` where that is not possible: it needs the right to mount.
     pub fn new() -> Option<FailingDevice> {
         let directory = tempfile::tempdir().ok()?;
         let mut undo = Undo::default();
@@ -69,22 +70,23 @@ impl FailingDevice {
         &self.node
     }
 
-    /// What was never written before fails from now on.
+    /// From now on, write-back of blocks that were never written before fails.
     pub fn fill(&self) {
         let full = std::fs::write(&self.ballast, vec![1; 16 << 20]);
         assert!(full.is_err(), "it is larger than the file system");
     }
 
-    /// Forgets what was written from `offset_bytes` on: as if it never had been.
+    /// Discards what was written from `offset_bytes` on, as if it had never been written.
     pub fn forget(&self, offset_bytes: u64) -> io::Result<()> {
         let backing = File::options().write(true).open(self.ballast.with_file_name("backing"))?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&backing, flags, offset_bytes, LEN_BYTES - offset_bytes)?)
     }
 
-    /// It works again.
+    /// Makes the device work again.
     pub fn empty(&self) {
-        // Removed alone it keeps its room as long as a child that another test has forked meanwhile has it open.
+        // Truncated first: removal alone keeps its space while a child forked by another test has
+        // it open.
         let cut = File::options().write(true).open(&self.ballast).and_then(|file| file.set_len(0));
         let removed = cut.and_then(|()| std::fs::remove_file(&self.ballast));
         assert!(removed.is_ok(), "{removed:?}");

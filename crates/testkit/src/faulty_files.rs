@@ -1,18 +1,19 @@
 //! A file system that fails: a few files in memory, served over FUSE by a thread of this process.
 //!
-//! What a network file system does to its users, on command: reads that fail from some byte on, writes that get so far and no
-//! further, syncs that are refused, files that have become others when they are opened again, and a server that is gone.
+//! Reproduces the failures of a network file system on command: reads that fail from some byte on,
+//! writes that stop at some byte, syncs that fail, files that are different when reopened, and a
+//! server that is dead.
 //!
 //! ```text
 //!  the test ── map, load ──▶ kernel ── request ──▶ the serving thread ──▶ Files ◀── change ── the test
 //! ```
-//! The serving thread touches no file of its own and holds the lock of the files for a request only, so a test may fault on
-//! a mapping of these files in any thread of the same process. It must not do so while it holds that lock: inside of
-//! [`FaultyFiles::change`].
+//! The serving thread touches no file itself and holds the lock of the files only during a request,
+//! so a test may fault on a mapping of these files in any thread of the same process. It must not
+//! do so while it holds that lock: inside [`FaultyFiles::change`].
 //!
-//! Nothing is cached by the kernel but pages, and those only until the file is opened again, as FUSE does by default. A
-//! request that reaches into bytes that cannot be read fails as a whole, as reads over a network do: the kernel then asks
-//! page by page.
+//! The kernel caches only pages, and those only until the file is reopened, as FUSE does by
+//! default. A request that includes unreadable bytes fails as a whole, as reads over a network do:
+//! the kernel then requests single pages.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -32,34 +33,35 @@ use fuser::{
 use rustix::fs::OFlags;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Attributes are asked for each time.
+/// Attributes are not cached.
 const NEVER: Duration = Duration::ZERO;
 const BLOCK_BYTES: u64 = 512;
 
-/// One file, and what is wrong with it.
+/// One file, and its faults.
 #[derive(Debug, Default)]
 pub struct Served {
-    /// All its bytes.
+    /// Its content.
     pub content: Vec<u8>,
-    /// Bytes that cannot be read, and the error that says so.
+    /// Bytes that cannot be read, and the error for reads of them.
     pub unreadable: Option<(Range<u64>, i32)>,
-    /// Bytes that cannot be written, and the error that says so. A `write` that begins before them ends at them.
+    /// Bytes that cannot be written, and the error for writes to them. A `write` that begins before
+    /// them ends at them.
     pub unwritable: Option<(Range<u64>, i32)>,
     /// The error of every sync.
     pub sync_error: Option<i32>,
     /// Whether reads get no answer.
     pub is_silent: bool,
-    /// Bytes of all writes so far.
+    /// Total bytes of all writes so far.
     pub written_bytes: u64,
-    /// Changes so far, which its times follow.
+    /// Number of changes so far; the file's times are derived from it.
     changes: u64,
 }
 
-/// What the serving thread and the test have in common.
+/// The state that the serving thread and the test share.
 #[derive(Debug, Default)]
 struct Files {
     served: BTreeMap<INodeNo, (String, Served)>,
-    /// Reads that get no answer.
+    /// Reads that are left unanswered.
     unanswered: Vec<ReplyData>,
 }
 
@@ -75,20 +77,20 @@ impl Shared {
     }
 }
 
-/// A mounted file system. Unmounted when dropped, whoever uses it.
+/// A mounted file system. Unmounted when dropped, even if in use.
 pub struct FaultyFiles {
     at: PathBuf,
     shared: Arc<Shared>,
     session: Option<BackgroundSession>,
-    /// Keeps a file system without a server mounted.
+    /// Keeps the file system mounted after its server is gone.
     root: Option<File>,
 }
 
 impl FaultyFiles {
     /// Mounts files with these names and contents.
     ///
-    /// # Errors
-    /// The system's. An ordinary user needs `fusermount3`, or a user namespace and a `/dev/fuse` that is open to all.
+    /// Those of the system. An unprivileged user needs `fusermount3`, or a user namespace and a
+    /// `/dev/fuse` that is accessible to all users.
     pub fn mount(at: &Path, files: &[(&str, &[u8])]) -> io::Result<FaultyFiles> {
         let shared = Arc::new(Shared::default());
         let numbered = files.iter().zip(INodeNo::ROOT.0 + 1..);
@@ -104,12 +106,12 @@ impl FaultyFiles {
         Ok(FaultyFiles { at: at.to_owned(), shared, session: Some(session), root: None })
     }
 
-    /// The path of a file.
+    /// Returns the path of a file.
     pub fn path(&self, name: &str) -> PathBuf {
         self.at.join(name)
     }
 
-    /// Changes a file behind the kernel's back.
+    /// Changes a file without notifying the kernel.
     ///
     /// # Panics
     /// If there is no file of this name.
@@ -121,28 +123,28 @@ impl FaultyFiles {
         change(served)
     }
 
-    /// The bytes of a file, as the server has them.
+    /// Returns the content of a file, as the server has it.
     pub fn content(&self, name: &str) -> Vec<u8> {
         self.change(name, |file| file.content.clone())
     }
 
-    /// Waits until a read was asked for that gets no answer.
+    /// Waits until a read has been received that gets no answer.
     pub fn wait_for_unanswered_read(&self) {
         let files = self.shared.lock();
         let waited = self.shared.read_came.wait_while(files, |files| files.unanswered.is_empty());
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The server goes, as if it had been killed: what was asked and what will be fails with `ENOTCONN` or
-    /// `ECONNABORTED`, and the mount stays.
+    /// Stops the server, as if it had been killed: pending and future requests fail with `ENOTCONN`
+    /// or `ECONNABORTED`, and the mount stays.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn hang_up(&mut self) -> io::Result<()> {
         let path_only = OFlags::PATH.bits() as i32;
         self.root = Some(OpenOptions::new().read(true).custom_flags(path_only).open(&self.at)?);
         match unmount(&self.at, UnmountFlags::FORCE) {
-            // What it forces is the connection to end: a file system in use is not unmounted.
+            // The flag forces the connection to end; a file system in use is not unmounted.
             Err(rustix::io::Errno::BUSY) => Ok(()),
             Err(error) => Err(error.into()),
             Ok(()) => Err(io::Error::other("unmounted although it was in use")),
@@ -153,7 +155,7 @@ impl FaultyFiles {
 impl Drop for FaultyFiles {
     fn drop(&mut self) {
         self.root = None;
-        // Ends the connection as well, so that nobody is left waiting for the server, nor the server for anybody.
+        // Also ends the connection, so that neither a thread nor the server stays blocked on it.
         let _ = unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH);
         if let Some(session) = self.session.take() {
             let _ = session.umount_and_join();
@@ -161,7 +163,7 @@ impl Drop for FaultyFiles {
     }
 }
 
-/// What answers the kernel.
+/// Answers the kernel's requests.
 struct Server {
     shared: Arc<Shared>,
 }
@@ -181,8 +183,8 @@ impl Served {
         }
     }
 
-    /// Takes as much as can be written; of what the kernel writes back all or nothing, because it does not look how far
-    /// that got.
+    /// Writes as much as possible. The kernel's write-back is written completely or not at all,
+    /// because the kernel ignores a short result of it.
     fn write(&mut self, from: u64, data: &[u8], is_write_back: bool) -> Result<u32, Errno> {
         let mut wanted = from..from + data.len() as u64;
         if let Some((bytes, errno)) = &self.unwritable
@@ -229,7 +231,7 @@ fn attributes(ino: INodeNo, kind: FileType, size: u64, at: SystemTime) -> FileAt
 }
 
 impl Server {
-    /// What `act` says of a file, or that there is none.
+    /// Runs `act` on a file, or fails if there is none.
     fn with<T>(
         &self,
         number: INodeNo,

@@ -1,9 +1,10 @@
-//! What Aquifer's tests share: seeded randomness, access traces, plain models of published algorithms to
-//! compare the real implementations with, media that enumerate what a crash may leave, and a file system that fails.
+//! Shared test support: seeded randomness, access traces, plain models of published algorithms to
+//! compare the real implementations with, media that enumerate what a crash may leave, and a file
+//! system that fails.
 //!
-//! Everything here is deterministic: the same seed gives the same trace on every machine, so a failure
-//! that prints its seed can be replayed. Nothing here is fast or saves memory; it is meant to be
-//! obviously right.
+//! Everything here is deterministic: the same seed gives the same trace on every machine, so a
+//! failure that prints its seed can be replayed. The code is meant to be obviously correct, not
+//! fast or memory-efficient.
 #![deny(unsafe_code)]
 
 pub mod campaign;

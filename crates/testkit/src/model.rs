@@ -1,6 +1,6 @@
-//! Plain models of published algorithms: the papers' pseudocode over standard collections, to compare real
-//! implementations with. A model of an eviction algorithm holds pages, knows no frames, and evicts one page
-//! when a miss finds it full.
+//! Plain models of published algorithms: the papers' pseudocode over standard collections, to
+//! compare real implementations with. A model of an eviction algorithm holds pages, has no frames,
+//! and evicts one page when a miss finds it full.
 //!
 //! ```
 //! use aquifer_testkit::{model::{self, Lru}, trace};
@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 /// An algorithm that decides for each access whether it hits.
 pub trait Model {
-    /// Accesses `page`, loading it if it is missing; whether it was a hit.
+    /// Accesses `page`, loading it if it is missing; returns whether it was a hit.
     fn access(&mut self, page: u64) -> bool;
 }
 
-/// The fraction of a trace's accesses that hit. The trace must end.
+/// Returns the fraction of a trace's accesses that hit. The trace must end.
 pub fn hit_rate(model: &mut dyn Model, trace: impl Iterator<Item = u64>) -> f64 {
     let (mut hits, mut accesses) = (0u64, 0u64);
     for page in trace {
@@ -31,13 +31,13 @@ pub fn hit_rate(model: &mut dyn Model, trace: impl Iterator<Item = u64>) -> f64 
 #[derive(Debug)]
 pub struct Fifo {
     capacity: usize,
-    /// Oldest in front.
+    /// Oldest first.
     queue: VecDeque<u64>,
     cached: HashSet<u64>,
 }
 
 impl Fifo {
-    /// For `capacity` pages.
+    /// Creates it for `capacity` pages.
     pub fn new(capacity: usize) -> Fifo {
         Fifo { capacity, queue: VecDeque::new(), cached: HashSet::new() }
     }
@@ -58,7 +58,8 @@ impl Model for Fifo {
     }
 }
 
-/// CLOCK (Corbató 1968): slots in a circle, a reference bit each and a hand. A loaded page's bit is clear.
+/// CLOCK (Corbató 1968): slots in a circle, a reference bit each and a hand. A loaded page's bit is
+/// clear.
 #[derive(Debug)]
 pub struct Clock {
     capacity: usize,
@@ -68,7 +69,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// For `capacity` pages.
+    /// Creates it for `capacity` pages.
     pub fn new(capacity: usize) -> Clock {
         Clock { capacity, slots: Vec::new(), slot_of: HashMap::new(), hand: 0 }
     }
@@ -107,7 +108,7 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// For `capacity` pages.
+    /// Creates it for `capacity` pages.
     pub fn new(capacity: usize) -> Lru {
         Lru { capacity, accesses: 0, last_access: HashMap::new(), by_last_access: BTreeMap::new() }
     }
@@ -141,7 +142,7 @@ pub struct Sieve {
 }
 
 impl Sieve {
-    /// For `capacity` pages.
+    /// Creates it for `capacity` pages.
     pub fn new(capacity: usize) -> Sieve {
         Sieve { capacity, queue: Vec::new(), visited: HashMap::new(), hand: None }
     }
@@ -157,7 +158,7 @@ impl Sieve {
         }
         let evicted = self.queue.remove(at);
         self.visited.remove(&evicted);
-        // What stood before it, towards the head, has its index now.
+        // The entry that preceded it, towards the head, now has its index.
         self.hand = (at < self.queue.len()).then_some(at);
     }
 }
@@ -177,16 +178,17 @@ impl Model for Sieve {
     }
 }
 
-/// S3-FIFO (SOSP 2023), algorithm 1, with what the text adds: a page's counter is cleared when it moves to
-/// *main*, and a page is in the ghost queue while it is among the last |main| that entered it.
+/// S3-FIFO (SOSP 2023), algorithm 1, with the details from the text: a page's counter is cleared
+/// when it moves to *main*, and a page is in the ghost queue while it is among the last |main| that
+/// entered it.
 #[derive(Debug)]
 pub struct S3Fifo {
     capacity: usize,
     small_target: usize,
     single: bool,
-    /// Oldest in front.
+    /// Oldest first.
     small: VecDeque<u64>,
-    /// Oldest in front.
+    /// Oldest first.
     main: VecDeque<u64>,
     frequency: HashMap<u64, u8>,
     /// Page to its turn in `ghost_order`.
@@ -196,8 +198,8 @@ pub struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// For `capacity` pages, to the letter: when a promotion overfills *main*, a page of *main* leaves and
-    /// one of *small* as well.
+    /// Creates it for `capacity` pages, exactly as in the paper: when a promotion overfills *main*,
+    /// a page of *main* is evicted and one of *small* as well.
     pub fn new(capacity: usize) -> S3Fifo {
         S3Fifo {
             capacity,
@@ -212,7 +214,7 @@ impl S3Fifo {
         }
     }
 
-    /// As [`S3Fifo::new`], but one miss evicts one page: a page of *main* that leaves is enough.
+    /// As [`S3Fifo::new`], but one miss evicts one page: evicting a page of *main* is enough.
     pub fn with_single_evictions(capacity: usize) -> S3Fifo {
         S3Fifo { single: true, ..S3Fifo::new(capacity) }
     }
@@ -306,7 +308,7 @@ mod tests {
         pages.iter().map(|&page| model.access(page)).collect()
     }
 
-    /// Small traces worked by hand. 1 hits, then the cache of two pages has to let one go.
+    /// Small traces worked out by hand. 1 hits, then the cache of two pages has to evict one.
     #[test]
     fn each_model_picks_its_own_victim() {
         let trace = [1, 2, 1, 3, 1, 2];
@@ -316,8 +318,8 @@ mod tests {
         assert_eq!(hits(&mut Sieve::new(2), &trace), [false, false, true, false, true, false]);
     }
 
-    /// SIEVE and CLOCK part where a survivor stays and where it moves. With three pages and 1 hit, 4 evicts 2
-    /// in both. SIEVE's order is then 1 3 4, its hand at 3; CLOCK's is 3 1 4. 5 evicts 3 in both. Then
+    /// SIEVE leaves a survivor in place, CLOCK moves it. With three pages and 1 hit, 4 evicts 2 in
+    /// both. SIEVE's order is then 1 3 4, its hand at 3; CLOCK's is 3 1 4. 5 evicts 3 in both. Then
     /// SIEVE's hand is at 4 (its order 1 4 5), CLOCK's next is 1.
     #[test]
     fn a_survivor_keeps_its_place_in_sieve_only() {
@@ -326,7 +328,7 @@ mod tests {
         assert_eq!(hits(&mut Clock::new(3), &trace).last(), Some(&false));
     }
 
-    /// A page that comes back while the ghost queue knows it outlives a scan; one that was hit once in
+    /// A page that returns while it is in the ghost queue survives a scan; one that was hit once in
     /// *small* does not.
     #[test]
     fn s3_fifo_keeps_returning_pages_from_a_scan() {
@@ -356,12 +358,13 @@ mod tests {
     }
 }
 
-/// The map-ahead window (HotStorage'17), for several streams of faults: the rule in plain words.
+/// The map-ahead window (HotStorage'17) for several streams of faults, as a plain statement of the
+/// rule.
 #[derive(Debug)]
 pub struct WindowModel {
     most_streams: usize,
     largest_pages: u64,
-    /// Looked through in the order in which they were begun; one that is given up keeps its place.
+    /// Searched in creation order; a stream that is reused keeps its place.
     streams: Vec<Stream>,
     faults: u64,
 }
@@ -374,12 +377,12 @@ struct Stream {
 }
 
 impl WindowModel {
-    /// Follows so many streams, with windows of at most so many pages.
+    /// Creates it for this many streams, with windows of at most this many pages.
     pub fn new(most_streams: usize, largest_pages: u64) -> WindowModel {
         WindowModel { most_streams, largest_pages, streams: vec![], faults: 0 }
     }
 
-    /// How many pages are brought in at a fault at `page` of `pages`.
+    /// Returns how many pages a fault at `page` of `pages` brings in.
     pub fn window_at(&mut self, page: u64, pages: u64) -> u64 {
         self.faults += 1;
         let number = self.stream_of(page);
@@ -389,7 +392,7 @@ impl WindowModel {
         stream.window.min(pages - page)
     }
 
-    /// The stream that the fault belongs to, with its new window.
+    /// Returns the stream that the fault belongs to, with its new window.
     fn stream_of(&mut self, page: u64) -> usize {
         for (number, stream) in self.streams.iter_mut().enumerate() {
             // "Doubled when a sequential page fault occurs".
@@ -397,7 +400,8 @@ impl WindowModel {
                 stream.window = (2 * stream.window).min(self.largest_pages);
                 return number;
             }
-            // "Reduced by half when a random page fault occurs", if it is near enough to be of this stream.
+            // "Reduced by half when a random page fault occurs", if it is near enough to belong to
+            // this stream.
             if page > stream.expected && page <= stream.expected + stream.window {
                 stream.window = (stream.window / 2).max(1);
                 return number;

@@ -1,5 +1,5 @@
-//! A small seeded generator: xoshiro256++ (D. Blackman and S. Vigna, "Scrambled Linear Pseudorandom Number
-//! Generators", 2021), seeded with SplitMix64 as its authors recommend. Not for secrets.
+//! A small seeded generator: xoshiro256++ (D. Blackman and S. Vigna, "Scrambled Linear Pseudorandom
+//! Number Generators", 2021), seeded with SplitMix64 as its authors recommend. Not for secrets.
 
 /// A seeded generator of pseudo-random numbers.
 ///
@@ -16,7 +16,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The generator that `seed` names.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Rng {
         let mut counter = seed;
         let mut split_mix = || {
@@ -28,7 +28,7 @@ impl Rng {
         Rng { state: [split_mix(), split_mix(), split_mix(), split_mix()] }
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.state;
         let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);
@@ -42,18 +42,18 @@ impl Rng {
         result
     }
 
-    /// A number below `bound`, which is not 0. The bias is below `bound` / 2^64.
+    /// Returns a number below `bound`, which is not 0. The bias is below `bound` / 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no number is below 0");
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from 0 up to 1, with 53 random bits.
+    /// Returns a number in [0, 1), with 53 random bits.
     pub fn unit_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with this probability.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit_f64() < probability
     }

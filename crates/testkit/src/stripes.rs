@@ -1,7 +1,8 @@
-//! A byte array that several threads write at once, with exact expectations for each.
+//! A byte array that several threads write concurrently, with exact expectations for each.
 //!
-//! Bytes belong to threads in blocks of [`BLOCK_BYTES`], dealt out in turn, so that every page is shared and
-//! no byte is: a thread knows what its bytes are at any time, whatever the others do beside them.
+//! Bytes belong to threads in blocks of [`BLOCK_BYTES`], assigned round-robin, so that threads
+//! share every page but no byte: a thread knows its bytes at any time, whatever other threads write
+//! next to them.
 //!
 //! ```
 //! use aquifer_testkit::stripes::Stripes;
@@ -21,7 +22,8 @@ use std::ops::Range;
 /// Length of a block.
 pub const BLOCK_BYTES: usize = 64;
 
-/// One thread's view: its own blocks are what it wrote last, the others' what they were at first.
+/// One thread's view: its own blocks as last written, those of other threads as they were
+/// initially.
 #[derive(Debug, Clone)]
 pub struct Stripes {
     thread: usize,
@@ -30,19 +32,19 @@ pub struct Stripes {
 }
 
 impl Stripes {
-    /// The view of one of `threads` threads on bytes that start as given.
+    /// Creates the view of one of `threads` threads on bytes with this initial content.
     pub fn new(thread: usize, threads: usize, bytes: Vec<u8>) -> Stripes {
         assert!(thread < threads);
         Stripes { thread, threads, bytes }
     }
 
-    /// Whose byte this is.
+    /// Returns the thread that owns a byte.
     pub fn owner(&self, at: usize) -> usize {
         at / BLOCK_BYTES % self.threads
     }
 
-    /// Place and length of the thread's block number `index` counted from the block at or after `from`; shorter, or
-    /// empty, at the end of the bytes.
+    /// Returns start and length of the thread's block number `index`, counted from the block at or
+    /// after `from`; shorter, or empty, at the end of the bytes.
     pub fn block(&self, from: usize, index: usize) -> (usize, usize) {
         let first = from.div_ceil(BLOCK_BYTES);
         let skip = (self.thread + self.threads - first % self.threads) % self.threads;
@@ -50,7 +52,7 @@ impl Stripes {
         (at, BLOCK_BYTES.min(self.bytes.len() - at))
     }
 
-    /// The thread's blocks that lie in a range, cut to it.
+    /// Returns the thread's blocks in a range, clipped to it.
     pub fn blocks_in(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let first = range.start / BLOCK_BYTES;
         (first..range.end.div_ceil(BLOCK_BYTES))
@@ -61,13 +63,13 @@ impl Stripes {
             })
     }
 
-    /// The thread's own bytes in a range within one of its blocks.
+    /// Returns the thread's own bytes in a range within one of its blocks.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         self.check_own(&range);
         &self.bytes[range]
     }
 
-    /// As [`Stripes::bytes`], to change them.
+    /// As [`Stripes::bytes`], mutable.
     pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         self.check_own(&range);
         &mut self.bytes[range]
@@ -79,18 +81,18 @@ impl Stripes {
         assert!(one_block && self.owner(range.start) == self.thread, "another thread's bytes");
     }
 
-    /// Whether bytes read from `at` on have the thread's own as they must be.
+    /// Returns whether bytes read from `at` on contain the thread's own bytes as expected.
     pub fn agrees_with(&self, at: usize, read: &[u8]) -> bool {
         self.blocks_in(at..at + read.len())
             .all(|block| self.bytes[block.clone()] == read[block.start - at..block.end - at])
     }
 
-    /// All bytes as this thread knows them.
+    /// Returns all bytes as in this thread's view.
     pub fn content(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What all threads' views come to.
+    /// Returns the combination of all threads' views.
     pub fn merge(views: &[Stripes]) -> Vec<u8> {
         let mut merged = views[0].bytes.clone();
         for view in views {

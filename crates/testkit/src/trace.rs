@@ -1,12 +1,12 @@
 //! Access traces: endless iterators over page numbers, made from a seed.
 //!
-//! | trace | what it looks like | what it is hard on |
+//! | trace | structure | what it stresses |
 //! |---|---|---|
 //! | [`zipf`] | popularity falls with a power of the rank | policies blind to frequency |
-//! | [`uniform`] | no structure | nothing: every policy hits with frames / pages |
-//! | [`scan`] | every page once | nothing hits; policies that let a scan in |
-//! | [`loop_`] | the same pages in order, again and again | LRU, FIFO and CLOCK hit nothing if it does not fit |
-//! | [`zipf_with_scans`] | popular pages with scans in between | policies that forget popularity in a scan |
+//! | [`uniform`] | none | nothing: every policy hits with frames / pages |
+//! | [`scan`] | every page once | nothing hits; policies that admit a scan |
+//! | [`loop_`] | the same pages in order, repeatedly | LRU, FIFO and CLOCK hit nothing if it does not fit |
+//! | [`zipf_with_scans`] | popular pages with scans in between | policies that lose popularity in a scan |
 //!
 //! ```
 //! use aquifer_testkit::trace;
@@ -18,8 +18,8 @@
 
 use crate::rng::Rng;
 
-/// Pages below `pages`; the one of rank r is accessed with probability proportional to r^-`theta`. Exact: the
-/// distribution is tabulated (8 bytes a page). Neighbouring ranks lie far apart.
+/// Pages below `pages`; the one of rank r is accessed with probability proportional to r^-`theta`.
+/// Exact: the distribution is tabulated (8 bytes a page). Neighbouring ranks are scattered.
 pub fn zipf(pages: u64, theta: f64, seed: u64) -> impl Iterator<Item = u64> + Clone {
     assert!(pages > 0, "a trace needs pages");
     let mut cumulative = Vec::with_capacity(pages as usize);
@@ -48,12 +48,12 @@ pub fn scan() -> impl Iterator<Item = u64> + Clone {
     0..
 }
 
-/// The pages below `pages` in order, over and over.
+/// The pages below `pages` in order, repeatedly.
 pub fn loop_(pages: u64) -> impl Iterator<Item = u64> + Clone {
     (0..pages).cycle()
 }
 
-/// Repeats: `popular` accesses as [`zipf`] makes them, then `scanned` pages from `pages` on that were never
+/// Repeats: `popular` accesses as in [`zipf`], then `scanned` pages from `pages` on that were never
 /// accessed before.
 pub fn zipf_with_scans(
     pages: u64,
@@ -69,8 +69,8 @@ pub fn zipf_with_scans(
         .filter_map(move |step| if step < popular { zipf.next() } else { fresh.next() })
 }
 
-/// A number near `pages` over the golden ratio without a common divisor, so that its multiples modulo
-/// `pages` are a permutation that scatters neighbours.
+/// Returns a number near `pages` over the golden ratio that is coprime to `pages`, so that its
+/// multiples modulo `pages` are a permutation that scatters neighbours.
 fn stride_coprime_to(pages: u64) -> u64 {
     let golden = (pages as f64 * 0.618_033_988_749_895) as u64;
     (golden.max(1)..).find(|&stride| greatest_common_divisor(stride, pages) == 1).unwrap_or(1)

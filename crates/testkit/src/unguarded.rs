@@ -1,12 +1,14 @@
 //! The unsafe operations of pools and media, for tests.
 //!
-//! [`Media`] and [`Pool`] declare unsafe what can change bytes under a lease or inside an attached object. Tests of the pool itself, and of what damaged
-//! or forged metadata does, have neither: these forms make that promise for the whole test.
+//! [`Media`] and [`Pool`] declare unsafe every operation that can change bytes under a lease or
+//! inside an attached object. Tests of the pool itself, and of damaged or forged metadata, have
+//! neither leases nor attached objects, so these wrappers can uphold that contract for the whole
+//! test.
 
 use aquifer_pool::media::{Media, MediaError};
 use aquifer_pool::{Commit, CommitContent, Pool, PoolError, Reservation, Transaction};
 
-/// Writes to media whose bytes nothing refers to.
+/// Writes to media that no lease or attached object refers to.
 pub trait UnguardedMedia: Media {
     /// [`Media::write_at`].
     ///

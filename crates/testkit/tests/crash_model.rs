@@ -1,4 +1,5 @@
-//! Random runs on the crash-enumerating media against a second, plain model of what a crash may leave.
+//! Random runs on the crash-enumerating media against a second, plain model of what a crash may
+//! leave.
 
 mod support;
 
@@ -12,7 +13,8 @@ use aquifer_testkit::unguarded::UnguardedMedia;
 
 use support::{DOMAINS, range};
 
-/// What a second, plain model says of the units: all that was ever written to each, and from where on it counts.
+/// A second, plain model of the units: all contents ever written to each, and the first that still
+/// counts.
 struct Plain {
     unit_bytes: usize,
     visible: Vec<u8>,
@@ -44,7 +46,7 @@ impl Plain {
         plain
     }
 
-    /// Another event has happened.
+    /// Records that another event has happened.
     fn event(&mut self) {
         let allowed = self.history.iter().zip(&self.durable);
         self.allowed.push(allowed.map(|(history, &durable)| history[durable..].to_vec()).collect());
@@ -74,7 +76,7 @@ impl Plain {
         self.event();
     }
 
-    /// Right behind its write.
+    /// Called directly after its write.
     fn persist(&mut self, offset: usize, len: usize) {
         for unit in self.units(offset, len) {
             self.durable[unit] = self.history[unit].len() - 1;
@@ -112,7 +114,7 @@ impl Plain {
         units.all(|(unit, allowed)| allowed.iter().any(|content| content == unit))
     }
 
-    /// All images after an event.
+    /// Returns all possible images after an event.
     fn images(&self, prefix: usize) -> Vec<Vec<u8>> {
         self.allowed[prefix].iter().fold(vec![vec![]], |images, contents| {
             let longer = |image: &Vec<u8>| -> Vec<Vec<u8>> {
@@ -123,7 +125,7 @@ impl Plain {
     }
 }
 
-/// Does the same random things to media and to the plain model; a note after every few.
+/// Performs the same random operations on media and on the plain model; a note after every few.
 fn random_run(rng: &mut Rng, media: &CrashMedia, operations: usize) -> Plain {
     let len = media.len_bytes();
     let mut plain = Plain::new(&media.image(), media.recording().unit_bytes());
@@ -179,14 +181,15 @@ fn random_run(rng: &mut Rng, media: &CrashMedia, operations: usize) -> Plain {
     plain
 }
 
-/// With a budget for everything, exactly the images of the plain model, each once between two marks.
+/// With a budget for everything, exactly the images of the plain model, each once between two
+/// marks.
 #[test]
 fn small_runs_have_exactly_the_states_of_a_plain_model() {
     let seed = seed(1);
     for run in 0..steps(60) {
         for domain in DOMAINS {
             let mut rng = Rng::new(seed + run as u64);
-            // The last unit is not whole.
+            // The last unit is partial.
             let len = 4 * domain.atomic_bytes() as u64 - 3;
             let media = CrashMedia::new(len, domain).unwrap();
             let plain = random_run(&mut rng, &media, 8);
@@ -206,7 +209,8 @@ fn small_runs_have_exactly_the_states_of_a_plain_model() {
     }
 }
 
-/// With a small budget: only possible states, each once, not more than the budget, the extremes among them.
+/// With a small budget: only possible states, each once, not more than the budget, the extremes
+/// among them.
 #[test]
 fn a_selection_has_only_states_that_a_plain_model_allows() {
     let seed = seed(2);

@@ -8,7 +8,7 @@ use aquifer_testkit::unguarded::UnguardedMedia;
 
 use support::{DOMAINS, range};
 
-/// The first byte of each unit: enough where a test writes whole units of one value.
+/// Returns the first byte of each unit: sufficient where a test writes whole units of one value.
 fn letters(image: &[u8], unit_bytes: usize) -> String {
     let letter = |unit: &[u8]| {
         assert!(unit.iter().all(|byte| *byte == unit[0]), "a unit mixes two versions");
@@ -17,7 +17,7 @@ fn letters(image: &[u8], unit_bytes: usize) -> String {
     image.chunks(unit_bytes).map(letter).collect()
 }
 
-/// Every state as "prefix image", sorted.
+/// Returns every state as "prefix image", sorted.
 fn all_states(recording: &Recording) -> Vec<String> {
     let unit_bytes = recording.unit_bytes();
     let states = recording.crash_states(1, 1_000_000);
@@ -54,12 +54,14 @@ fn three_writes_have_the_states_of_the_list() {
             // Nothing has happened yet.
             "0 ...", // Any part of the first write.
             "1 .B.", "1 A..", "1 AB.",
-            // The durable write is under way: unit 1 has any of its three versions, unit 0 either.
+            // The durable write is in progress: unit 1 has any of its three versions, unit 0
+            // either.
             "2 .C.", "2 AC.",
-            // It has completed: unit 1 has "C", which was there before with either unit 0. Nothing new.
-            // The later write of unit 0, over any state of it.
+            // It has completed: unit 1 has "C", which was there before with either unit 0. Nothing
+            // new. The later write of unit 0, over any state of it.
             "6 DC.",
-            // The flush made "A" durable, not "D". New demands: what is still possible comes again.
+            // The flush made "A" durable, not "D". New demands: the states that are still possible
+            // are repeated.
             "9 AC.", "9 DC.",
         ];
         assert_eq!(all_states(&media.recording()), expected, "{domain}");
@@ -73,7 +75,7 @@ fn a_flush_without_a_hand_over_promises_nothing() {
         written(&media, 0, "A");
         media.flush().unwrap();
         media.mark(Mark::Note(1));
-        // Handed over after the flush: nothing either.
+        // Handed over after the flush: again nothing becomes durable.
         media.write_back(&[range(0, unit)]).unwrap();
         media.mark(Mark::Note(2));
         let expected = ["0 ..", "1 A.", "4 ..", "4 A.", "7 ..", "7 A."];
@@ -105,7 +107,7 @@ fn a_part_of_a_unit_takes_the_whole_unit_along() {
         let states: Vec<Vec<u8>> =
             media.recording().crash_states(1, 100).map(|s| s.image).collect();
         let image = |bytes: &[u8]| [bytes, &vec![0; unit as usize - bytes.len()][..]].concat();
-        // The last is there twice: before and after the mark.
+        // The last one appears twice: before and after the mark.
         let expected = [image(b""), image(b"AAAA"), image(b"AAAABB"), image(b"AAAABB")];
         assert_eq!(states, expected, "{domain}");
     }
@@ -169,7 +171,7 @@ fn a_failed_flush_is_never_made_good() {
             hand_over_and_flush().unwrap_err();
             hand_over_and_flush().unwrap();
             media.mark(Mark::Note(1));
-            // Written anew, it can be made durable.
+            // Once rewritten, it can be made durable.
             written(&media, 0, "A");
             hand_over_and_flush().unwrap();
             media.mark(Mark::Note(2));
@@ -201,7 +203,7 @@ fn a_failed_flush_may_show_the_old_bytes_again() {
     assert_eq!(images, ["...", ".B.", ".C."]);
 }
 
-/// A durable write under way covers its unit, whatever happens to a hand-over of the same.
+/// A durable write in progress covers its unit, whatever happens to a hand-over of the same unit.
 #[test]
 fn what_is_being_written_durably_is_not_dropped_with_a_failed_hand_over() {
     let (media, unit) = media_of_units(2, PersistenceDomain::PageCache);
@@ -261,8 +263,8 @@ fn a_failed_write_leaves_what_it_is_told_to() {
     }
 }
 
-/// A `write_back` covers what was there when it began, and a `flush` the hand-overs that had returned when it
-/// began: with other threads in the middle of both.
+/// A `write_back` covers what existed when it began, and a `flush` the hand-overs that had returned
+/// when it began: with other threads in the middle of both.
 #[test]
 fn what_comes_in_the_middle_of_a_flush_is_not_covered() {
     let (media, unit) = media_of_units(2, PersistenceDomain::PageCache);
@@ -297,7 +299,8 @@ fn what_comes_in_the_middle_of_a_flush_is_not_covered() {
     assert_eq!(after(3), ["AB", "CB"]);
 }
 
-/// A state that was right before a transaction began is right after it: only other marks have it looked at again.
+/// A state that was correct before a transaction began is correct after it: only other marks cause
+/// it to be checked again.
 #[test]
 fn only_marks_that_demand_something_repeat_a_state() {
     let media = CrashMedia::new(512, PersistenceDomain::PageCache).unwrap();
@@ -330,7 +333,7 @@ fn ranges_outside_and_read_only_media_are_refused() {
         assert_eq!(error.source.kind(), std::io::ErrorKind::UnexpectedEof, "{error}");
     }
     assert_eq!(media.recording().event_count(), 0);
-    // Another handle of the same media.
+    // Another handle to the same media.
     let read_only = media.clone().read_only();
     assert!(!read_only.is_writable() && media.is_writable());
     media.write_unguarded(0, &[7]).unwrap();
@@ -364,7 +367,7 @@ fn triggers_count_what_fits_them() {
     );
 }
 
-/// The code under test maps parts of the media privately: what was written is there.
+/// The code under test maps parts of the media privately: the mapping shows what was written.
 #[test]
 fn the_file_holds_what_was_written() {
     use std::os::unix::fs::FileExt;
@@ -386,7 +389,7 @@ fn stricter_media_tear_sectors() {
     let media = CrashMedia::new(16, PersistenceDomain::PageCache).unwrap().with_unit_bytes(8);
     media.write_unguarded(0, &[b'A'; 16]).unwrap();
     assert_eq!(all_states(&media.recording()), ["0 ..", "1 .A", "1 A.", "1 AA"]);
-    // So is it after the next crash.
+    // The next crash tears it in the same way.
     let recording = media.recording();
     let mut states = recording.crash_states(1, 1);
     assert_eq!(states.lend().unwrap().media().unwrap().recording().unit_bytes(), 8);
@@ -426,7 +429,7 @@ fn what_was_overwritten_has_arrived() {
     assert_eq!(described, expected);
 }
 
-/// The mixture that an overwritten record is in: its beginning new, its end the old record.
+/// The mixture of an overwritten record: its beginning new, its end the old record.
 #[test]
 fn a_selection_tears_the_newest_write_over_the_one_before() {
     let (media, unit) = media_of_units(40, PersistenceDomain::PageCache);
@@ -441,10 +444,10 @@ fn a_selection_tears_the_newest_write_over_the_one_before() {
     assert!(torn.count() > 3);
 }
 
-/// Two levels in full: the images that recovery is tried on, against a list.
+/// Two levels in full: the images that recovery is run on, against a list.
 ///
-/// The run writes "A" to unit 0 and acknowledges. Recovery copies unit 0 to unit 1, then says what it has seen and
-/// writes "R" to unit 2.
+/// The run writes "A" to unit 0 and acknowledges. Recovery copies unit 0 to unit 1, then marks what
+/// it found and writes "R" to unit 2.
 #[test]
 fn a_recovery_is_crashed_in_every_state() {
     let (media, unit) = media_of_units(3, PersistenceDomain::PageCache);
@@ -478,7 +481,7 @@ fn a_recovery_is_crashed_in_every_state() {
         // From "...": recovery copies a zero, which changes nothing, withdraws and writes.
         "1 ... must not",
         "1 ..R must not",
-        // From "A..", in flight. What it comes to when it was acknowledged has been seen then.
+        // From "A..", in flight. Its states after the acknowledgement have been seen already.
         "1 AA. may",
         "1 AA. must",
         "1 AAR must",

@@ -1,13 +1,14 @@
-//! A write-ahead log of a hundred lines on the crash-enumerating media: the right one survives every crash, also of
-//! its recovery, and each wrong one is caught, in both domains.
+//! A write-ahead log of a hundred lines on the crash-enumerating media: the correct one survives
+//! every crash, also of its recovery, and each wrong one is caught, in both domains.
 //!
 //! ```text
 //!  tail │ slot 0 │ slot 1 │ … │ cells            a slot: seq, count, (cell, value)*, checksum
 //! ```
 //!
-//! A transaction is a record, written durably into slot `seq % SLOTS`, and then the cells, not durably. When the slots
-//! are full, the cells are handed over and flushed, then the tail moves up to the last record. Recovery
-//! applies the records behind the tail in order, up to the first that is not there.
+//! A transaction is a record, written durably into slot `seq % SLOTS`, and then the cells, not
+//! durably. When the slots are full, the cells are handed over and flushed, then the tail moves up
+//! to the last record. Recovery applies the records after the tail in order, up to the first
+//! missing one.
 
 mod support;
 
@@ -25,18 +26,18 @@ use aquifer_testkit::unguarded::UnguardedMedia;
 use support::{DOMAINS, range};
 
 const SLOTS: u64 = 4;
-/// More than a sector: a record can be torn in both domains.
+/// Larger than a sector: a record can be torn in both domains.
 const SLOT_BYTES: u64 = 1024;
 const SLOTS_START: u64 = 512;
 const CELLS_START: u64 = SLOTS_START + SLOTS * SLOT_BYTES;
 const CELLS: u64 = 150;
 const LEN_BYTES: u64 = CELLS_START + CELLS * 8;
-/// Entries of a record.
+/// Maximum number of entries of a record.
 const MOST_ENTRIES: u64 = 60;
 
 type Cells = Vec<u64>;
 
-/// What the log does wrong.
+/// The bug of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
@@ -48,15 +49,15 @@ enum Bug {
     Swapped,
     /// The record is written, not durably.
     PlainCommit,
-    /// A record counts if its number is right.
+    /// A record is accepted if its number is right.
     NoChecksum,
     /// The cells are written before their record is durable.
     CellsFirst,
-    /// Acknowledged, then written.
+    /// A transaction is acknowledged, then written.
     EarlyAcknowledge,
     /// Recovery moves the tail before its cells are durable.
     RecoverySwapped,
-    /// Recovery moves the tail up to the records that it found and does not apply them.
+    /// Recovery moves the tail up to the records that it found without applying them.
     RecoveryForgets,
 }
 
@@ -72,7 +73,7 @@ const BUGS: [Bug; 9] = [
     Bug::RecoveryForgets,
 ];
 
-/// The two that only a crash of the recovery, or one after it, shows.
+/// Returns whether the bug shows only in a crash of the recovery, or after it.
 fn is_in_recovery(bug: Bug) -> bool {
     matches!(bug, Bug::RecoverySwapped)
 }
@@ -90,7 +91,8 @@ fn read_word(media: &CrashMedia, offset: u64) -> Result<u64, MediaError> {
     Ok(u64::from_le_bytes(word))
 }
 
-/// Never zero for words that are: a slot that was never written must not look like a record.
+/// Never zero for words that are all zero: a slot that was never written must not look like a
+/// record.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(words.len() as u64 + 0x1234_5678, |sum, word| {
         (sum.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -102,7 +104,7 @@ fn slot_of(seq: u64) -> u64 {
 }
 
 impl<'m> Toy<'m> {
-    /// Opens, recovering what is there.
+    /// Opens the log and recovers.
     fn open(media: &'m CrashMedia, bug: Bug) -> Result<Toy<'m>, MediaError> {
         let tail = read_word(media, 0)?;
         let mut toy = Toy { media, bug, tail, last: tail };
@@ -209,7 +211,7 @@ fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Runs transactions; the recording, and the cells after each of them.
+/// Runs transactions; returns the recording, and the cells after each of them.
 fn run(
     domain: PersistenceDomain,
     bug: Bug,
@@ -237,8 +239,8 @@ fn run(
     (media.recording(), history)
 }
 
-/// Recovers from a state: the cells are those of the last acknowledged transaction or of one in flight, and the
-/// next crash finds no other answer.
+/// Recovers from a state: the cells must be those of the last acknowledged transaction or of one in
+/// flight, and the next crash must give the same answer.
 fn check(state: &CrashState<'_>, bug: Bug, history: &[Cells]) -> Verdict {
     let media = state.media()?;
     let toy = Toy::open(&media, bug)?;
@@ -292,7 +294,7 @@ fn every_wrong_log_is_caught() {
     }
 }
 
-/// Without the second level, a recovery that is wrong only when it is crashed itself looks right.
+/// Without the second level, a recovery that is wrong only when it is itself crashed looks correct.
 #[test]
 fn crashing_the_recovery_is_what_finds_bugs_in_it() {
     for domain in DOMAINS {
@@ -300,7 +302,7 @@ fn crashing_the_recovery_is_what_finds_bugs_in_it() {
     }
 }
 
-/// One run of the right log, and media that misbehave afterwards.
+/// One run of the correct log, and media that misbehave afterwards.
 #[test]
 fn mutated_recordings_are_caught() {
     let seed = seed(1);
@@ -315,7 +317,7 @@ fn mutated_recordings_are_caught() {
         {
             assert!(!survives(&recording.mutated(&mutation), 3_000), "{domain}: {mutation}");
         }
-        // Each record, each flush and each hand-over counts.
+        // Each record, each flush and each hand-over is necessary.
         for (op, operation) in recording.operations().iter().enumerate() {
             let mutations = match operation.kind() {
                 MediaOperation::WriteDurable if operation.ranges()[0].offset_bytes > 0 => {
@@ -346,8 +348,8 @@ fn a_write_that_changes_places_with_the_next_is_caught() {
     assert!(commit_without_data(&recording.mutated(&Mutation::SwapWithNext(0))));
 }
 
-/// Threads that commit at the same time, each into its own slots: what each was told holds, whatever the others had
-/// under way. `durably` or not is the difference.
+/// Threads that commit concurrently, each into its own slots: what each thread acknowledged holds,
+/// whatever the other threads had in progress. `durably` selects whether the commits are durable.
 fn parallel_run(domain: PersistenceDomain, durably: bool) -> Recording {
     const THREADS: u64 = 3;
     let media = CrashMedia::new(THREADS * 4 * SLOT_BYTES, domain).unwrap();
@@ -399,7 +401,8 @@ fn parallel_commits_are_in_one_order() {
     }
 }
 
-/// A gate makes two durable writes overlap: the second completes inside the first, in the same sector.
+/// A gate makes two durable writes overlap: the second completes inside the first, in the same
+/// sector.
 #[test]
 fn a_gate_holds_a_write_in_its_middle() {
     let media = CrashMedia::new(1024, PersistenceDomain::PageCache).unwrap();
@@ -418,7 +421,8 @@ fn a_gate_holds_a_write_in_its_middle() {
     };
     assert_eq!(states(1), [(1, 1, 0), (0, 0, 1), (1, 1, 1)]);
     assert_eq!(states(2), [(1, 2, 0), (1, 2, 1)]);
-    // The second is durable, and with it the sector, in which the first is. The rest of the first is not.
+    // The second is durable, and with it the sector, which contains part of the first. The rest of
+    // the first is not.
     assert_eq!(states(3), []);
     assert_eq!(states(5), [(1, 2, 1)]);
 }
@@ -437,7 +441,7 @@ fn a_panic_in_a_check_is_a_failure() {
     assert!(failure.description.starts_with("crash after acknowledged(2)"), "{failure}");
 }
 
-/// A recording of something else than the state is refused.
+/// A recording that does not start from the state is refused.
 #[test]
 fn a_recovery_begins_with_its_state() {
     let (recording, _) = run(PersistenceDomain::Dax, Bug::None, 3, 1);

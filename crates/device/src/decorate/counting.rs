@@ -1,4 +1,4 @@
-//! Counts what passes.
+//! A decorator that counts transfers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::intercept::{Intercept, Intercepted};
 use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
 
-/// Classes of the size histogram: class `n` counts transfers of 2ⁿ to 2ⁿ⁺¹ - 1 bytes, the last also
-/// everything larger; class 0 also empty ones.
+/// Number of classes of the size histogram: class `n` counts transfers of 2ⁿ to 2ⁿ⁺¹ - 1 bytes, the
+/// last one also everything larger; class 0 also empty ones.
 pub(crate) const SIZE_CLASSES: usize = 32;
 
 /// A device that counts transfers, bytes, errors and syncs.
@@ -51,7 +51,7 @@ struct Shared {
     sizes: [AtomicU64; SIZE_CLASSES],
 }
 
-/// Counts at one moment. Taken while transfers run, they may disagree by those.
+/// A snapshot of the counts. Transfers that run while it is taken may be counted in part.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CountSnapshot {
@@ -71,16 +71,16 @@ pub struct CountSnapshot {
     pub sync_errors: u64,
     /// Calls of [`Device::run`].
     pub batches: u64,
-    /// The most transfers that were in flight at once.
+    /// The maximum number of transfers in flight at once.
     pub most_in_flight: u64,
-    /// Transfers asked for, by size: place `n` counts those of 2ⁿ to 2ⁿ⁺¹ - 1 bytes.
+    /// Requested transfers by size: class `n` counts those of 2ⁿ to 2ⁿ⁺¹ - 1 bytes.
     pub sizes: [u64; SIZE_CLASSES],
 }
 
 impl Counters {
-    /// The present counts.
+    /// Returns the current counts.
     pub fn snapshot(&self) -> CountSnapshot {
-        // Relaxed everywhere in this file: counts order nothing.
+        // Relaxed everywhere in this file: the counts order nothing.
         let shared = &*self.shared;
         CountSnapshot {
             reads: shared.reads.load(Ordering::Relaxed),
@@ -126,12 +126,12 @@ fn add(counter: &AtomicU64, value: u64) {
 }
 
 impl<D: Device> Counting<D> {
-    /// Counts what reaches `device`, from 0.
+    /// Counts the operations that reach `device`, from 0.
     pub fn new(device: D) -> Self {
         Counting { device, counters: Counters::default() }
     }
 
-    /// A handle on the counts, which stays valid when the device is handed away.
+    /// Returns a handle to the counts, which stays valid after the device is moved.
     pub fn counters(&self) -> Counters {
         self.counters.clone()
     }

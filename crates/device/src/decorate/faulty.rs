@@ -1,18 +1,19 @@
-//! Makes a device fail, on purpose and repeatably.
+//! A decorator that injects faults, repeatably.
 //!
 //! # Fault model
-//! A *rule* says which operations it concerns (reads, writes, syncs; a range of the device), when it strikes
-//! (always, once after a countdown, with a probability drawn from a seed), how often at most, and with
-//! what: an errno, a short read, a premature end. The first rule that strikes decides. A write that is
-//! failed does not reach the device; a sync that is failed leaves it unsynced, and nothing more: that a
-//! failed sync is final is the inner device's promise, so a rule for syncs stays until it is removed.
+//! A *rule* defines which operations it applies to (reads, writes, syncs; a range of the device),
+//! when it strikes (always, after a countdown, with a probability drawn from a seed), how often at
+//! most, and with which fault: an errno, a short read, a premature end. The first rule that strikes
+//! decides. A failed write does not reach the device; a failed sync leaves it unsynced, and nothing
+//! more: keeping a failed sync final is the inner device's contract, so a rule for syncs applies
+//! until it is removed.
 //!
-//! Decisions are made one transfer at a time, in batches too, which keep their depth. Given the same
-//! order of operations, the same rules and seed give the same faults; under several threads the *n*-th decision
-//! is the same, but not who meets it.
+//! Each transfer is decided separately, in batches too, which keep their depth. With the same order
+//! of operations, the same rules and seed give the same faults; with several threads the *n*-th
+//! decision is the same, but not which thread meets it.
 //!
-//! The rules are under a lock that is held for a decision only, without allocating, so a faulty device may
-//! serve the fault path.
+//! The rules are under a lock that is held for one decision only, without allocating, so a faulty
+//! device may serve the fault path.
 
 use std::io;
 use std::ops::Range;
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::intercept::{Intercept, Intercepted};
 use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
 
-/// Which operations a rule concerns.
+/// The operations that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultTarget {
@@ -36,35 +37,35 @@ pub enum FaultTarget {
     Syncs,
 }
 
-/// What happens to an operation that a rule strikes.
+/// The effect on an operation that a rule strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// It fails with this errno.
     Errno(i32),
-    /// A read fails with [`DeviceError::ShortRead`] after so many bytes, as when a device is shorter than
-    /// it says. Writes and syncs pass.
+    /// A read fails with [`DeviceError::ShortRead`] after this many bytes, as when a device is
+    /// shorter than it reports. Writes and syncs pass.
     ShortRead {
-        /// Bytes that came.
+        /// Bytes returned.
         got_bytes: usize,
     },
-    /// A read returns so many bytes as if the device ended there, which breaks the contract wherever it
-    /// does not: to test that callers look at the length. Writes and syncs pass.
+    /// A read returns this many bytes as if the device ended there, which violates the contract
+    /// unless it does: to test that callers check the length. Writes and syncs pass.
     EndsEarly {
-        /// Bytes that came.
+        /// Bytes returned.
         got_bytes: usize,
     },
 }
 
-/// When a rule strikes, of the operations that it concerns.
+/// Selects the operations that a rule strikes, of those it applies to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Trigger {
-    /// Each one.
+    /// Every one.
     Always,
     /// All after the first `operations`, which pass.
     After {
-        /// How many pass.
+        /// Number of operations that pass.
         operations: u64,
     },
     /// Each with this probability, drawn from the seed.
@@ -92,19 +93,19 @@ impl FaultRule {
         FaultRule { target, fault, range: None, trigger: Trigger::Always, most: u64::MAX }
     }
 
-    /// Only transfers that touch this range of bytes.
+    /// Limits the rule to transfers that touch this range of bytes.
     pub fn range(mut self, range: Range<u64>) -> Self {
         self.range = Some(range);
         self
     }
 
-    /// When it strikes.
+    /// Sets when it strikes.
     pub fn trigger(mut self, trigger: Trigger) -> Self {
         self.trigger = trigger;
         self
     }
 
-    /// At most so many times.
+    /// Limits how many times it strikes.
     pub fn at_most(mut self, times: u64) -> Self {
         self.most = times;
         self
@@ -129,11 +130,11 @@ impl FaultRule {
     }
 }
 
-/// Names a rule, to remove it.
+/// Identifies a rule, to remove it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleId(u64);
 
-/// Switches the faults of a [`Faulty`] device while it is in use; clones control the same device.
+/// Controls the faults of a [`Faulty`] device while it is in use; clones control the same device.
 #[derive(Debug, Clone, Default)]
 pub struct FaultControl {
     rules: Arc<Mutex<Rules>>,
@@ -162,7 +163,7 @@ enum Operation {
 }
 
 impl FaultControl {
-    /// Adds a rule behind those there are.
+    /// Adds a rule after the existing ones.
     pub fn inject(&self, rule: FaultRule) -> RuleId {
         let mut rules = self.lock();
         let id = rules.next_id;
@@ -171,7 +172,7 @@ impl FaultControl {
         RuleId(id)
     }
 
-    /// Removes a rule; false if it was gone already.
+    /// Removes a rule; false if it was removed already.
     pub fn remove(&self, id: RuleId) -> bool {
         let mut rules = self.lock();
         let before = rules.active.len();
@@ -184,7 +185,7 @@ impl FaultControl {
         self.lock().active.clear();
     }
 
-    /// How many operations were struck so far, by all rules.
+    /// Returns how many operations all rules have struck so far.
     pub fn struck(&self) -> u64 {
         self.lock().struck
     }
@@ -193,7 +194,7 @@ impl FaultControl {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fault for one operation, if a rule strikes it.
+    /// Returns the fault for one operation, if a rule strikes it.
     fn decide(&self, operation: Operation) -> Option<Fault> {
         let mut rules = self.lock();
         let fault = rules.active.iter_mut().find_map(|active| active.decide(operation))?;
@@ -224,8 +225,8 @@ impl ActiveRule {
     }
 }
 
-/// The `number`-th draw of a seed, uniform in [0, 1): the output function of SplitMix64 (Steele, Lea, Flood:
-/// "Fast splittable pseudorandom number generators", 2014).
+/// Returns the `number`-th draw of a seed, uniform in [0, 1): the output function of SplitMix64
+/// (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 fn unit_draw(seed: u64, number: u64) -> f64 {
     let mut bits = seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -234,7 +235,7 @@ fn unit_draw(seed: u64, number: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A device that fails as its rules say; without rules it passes everything.
+/// A device that fails according to its rules; without rules it passes everything.
 ///
 /// ```
 /// use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice, Trigger};
@@ -265,7 +266,7 @@ impl<D: Device> Faulty<D> {
         Faulty { device, control: FaultControl::default() }
     }
 
-    /// A handle that injects faults, which stays valid when the device is handed away.
+    /// Returns a handle that injects faults, which stays valid after the device is moved.
     pub fn control(&self) -> FaultControl {
         self.control.clone()
     }
@@ -281,7 +282,7 @@ fn io_error(
     DeviceError::Io { operation, offset_bytes, len_bytes, source }
 }
 
-/// What a read that was cut to `got_bytes` returns; the device has delivered `result`.
+/// Returns the result of a read that is cut to `got_bytes`; the device returned `result`.
 fn cut(
     fault: Fault,
     offset_bytes: u64,
@@ -299,7 +300,7 @@ fn cut(
 }
 
 impl Intercept for &FaultControl {
-    /// How the result is to be cut.
+    /// The cut to apply to the result.
     type Note = Option<Fault>;
 
     fn start(&mut self, request: &Request) -> Result<Option<Fault>, Result<usize, DeviceError>> {
@@ -374,7 +375,7 @@ impl<D: Device> Device for Faulty<D> {
         }
     }
 
-    /// Never: whether a rule strikes is decided under a lock.
+    /// Never: rules are decided under a lock.
     fn writes_are_signal_safe(&self) -> bool {
         false
     }

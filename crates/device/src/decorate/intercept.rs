@@ -1,16 +1,16 @@
-//! A batch seen through a decorator.
+//! Interposes a decorator between a batch and a device.
 
 use crate::{Batch, DeviceError, Request};
 
-/// What a decorator does with the transfers of a batch.
+/// A decorator's handling of the transfers of a batch.
 pub(super) trait Intercept {
-    /// What it remembers of a transfer in flight.
+    /// What it keeps for a transfer in flight.
     type Note;
 
-    /// A transfer is about to start: let it, or answer it at once.
+    /// A transfer is about to start: lets it start, or completes it at once.
     fn start(&mut self, request: &Request) -> Result<Self::Note, Result<usize, DeviceError>>;
 
-    /// A transfer has ended; the result is passed on as returned.
+    /// A transfer has ended; the returned result is passed on.
     fn end(
         &mut self,
         request: &Request,
@@ -19,8 +19,8 @@ pub(super) trait Intercept {
     ) -> Result<usize, DeviceError>;
 }
 
-/// Stands between a device and the batch it runs. Tags towards the device are places in `in_flight`, so
-/// that requests find their notes again whatever the batch's own tags are.
+/// A batch between a device and the inner batch. Its tags towards the device are indices into
+/// `in_flight`, so that requests find their notes whatever the inner batch's tags are.
 pub(super) struct Intercepted<'batch, I: Intercept> {
     batch: &'batch mut dyn Batch,
     intercept: I,
@@ -35,7 +35,8 @@ impl<'batch, I: Intercept> Intercepted<'batch, I> {
 }
 
 // SAFETY: requests are passed on with the inner batch's memory, which it keeps valid until its own
-// `complete`, called here only when the device has completed, or when it never saw, the request.
+// `complete`. That is called only after the device has completed the request, or if it never saw
+// it.
 unsafe impl<I: Intercept> Batch for Intercepted<'_, I> {
     fn next(&mut self) -> Option<Request> {
         loop {
@@ -49,7 +50,7 @@ unsafe impl<I: Intercept> Batch for Intercepted<'_, I> {
                     self.in_flight[place] = Some((request, note));
                     return Some(Request { tag: place as u64, ..request });
                 }
-                // Answered here; the batch may have more now, so it is asked again.
+                // Completed here; the batch may have more requests now, so call it again.
                 Err(answer) => self.batch.complete(request.tag, answer),
             }
         }

@@ -1,8 +1,9 @@
 //! Decorators: devices around a device.
 //!
-//! They wrap anything that implements [`Device`], an `Arc<dyn Device>` included, and pass everything
-//! through, batches at full depth included. Only [`Device::dax`] and [`Device::page_cache_file`] are
-//! hidden: whoever mapped those bytes would bypass the decorator.
+//! They wrap anything that implements [`Device`], an `Arc<dyn Device>` included, and pass
+//! everything through, including batches at full depth. Only [`Device::dax`] and
+//! [`Device::page_cache_file`] are hidden: accesses through a mapping of those bytes would bypass
+//! the decorator.
 //!
 //! [`Device`]: crate::Device
 //! [`Device::dax`]: crate::Device::dax

@@ -1,10 +1,11 @@
-//! Makes a device slower.
+//! A decorator that slows a device down.
 //!
-//! Each transfer occupies the device's one *line* for its length divided by the rate, one after the other,
-//! and then takes the latency on top, which transfers in flight spend together. So a batch at depth 8 pays
-//! the latency once where eight single transfers pay it eight times, as on a real disk.
+//! Each transfer occupies the device's single *line* for its length divided by the rate, one after
+//! the other, and then takes the latency in addition, which concurrent transfers spend in parallel.
+//! So a batch at depth 8 pays the latency once where eight single transfers pay it eight times, as
+//! on a real disk.
 //!
-//! Meant for tests and experiments: short waits are spun, since a sleep overshoots by more than a fast
+//! Meant for tests and experiments: short waits spin, since a sleep overshoots by more than a fast
 //! device takes.
 
 use std::os::fd::BorrowedFd;
@@ -14,15 +15,15 @@ use std::time::{Duration, Instant};
 use super::intercept::{Intercept, Intercepted};
 use crate::{Batch, Device, DeviceError, DeviceIdentity, Request};
 
-/// Waits shorter than this are spun.
+/// Waits shorter than this spin.
 const SPUN: Duration = Duration::from_micros(100);
 
-/// How slow a [`Throttled`] device is.
+/// The speed of a [`Throttled`] device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rate {
     /// Added to each transfer.
     pub latency: Duration,
-    /// Bytes that pass in a second, all transfers together; `None` for no limit.
+    /// Bytes per second for all transfers together; `None` for no limit.
     pub bytes_per_second: Option<u64>,
 }
 
@@ -46,12 +47,12 @@ pub struct Throttled<D> {
 struct Line {
     rate: Rate,
     opened: Instant,
-    /// When the line is free again, in nanoseconds after `opened`.
+    /// When the line becomes free, in nanoseconds after `opened`.
     free_at_ns: AtomicU64,
 }
 
 impl Line {
-    /// Takes the line for a transfer that starts now; returns when the transfer may end.
+    /// Reserves the line for a transfer that starts now; returns when the transfer may end.
     fn reserve(&self, len_bytes: usize) -> Instant {
         let now_ns = u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let occupied_ns = self.rate.bytes_per_second.map_or(0, |bytes_per_second| {
@@ -98,7 +99,8 @@ impl Intercept for &Line {
         Ok(self.reserve(request.len_bytes))
     }
 
-    /// Waits for the transfer's own time only: those behind it have been getting on with theirs.
+    /// Waits until this transfer may end; later transfers of the batch make progress in the same
+    /// time.
     fn end(
         &mut self,
         _: &Request,

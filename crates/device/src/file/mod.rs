@@ -1,21 +1,20 @@
-//! Regular files and block devices, reached by direct I/O.
+//! Regular files and block devices, accessed by direct I/O.
 //!
 //! # Descriptors
-//! A direct device holds two: one opened with `O_DIRECT` for everything aligned, and (regular files
-//! only) a buffered one, opened together with it, which serves three purposes: transferring the last bytes
-//! of a transfer whose length is no multiple of the alignment, carrying on where a file system accepts
-//! `O_DIRECT` at open but refuses it at the first transfer, and [`Device::page_cache_file`]. The kernel
-//! keeps both coherent: a direct read first writes dirty cached pages back, a direct write drops the
-//! cached pages it covers. One `fdatasync` makes what went through either durable.
+//! A direct device holds two: one opened with `O_DIRECT` for all aligned transfers, and (regular
+//! files only) a buffered one, opened together with it, with three uses: transferring the tail of a
+//! transfer whose length is no multiple of the alignment, continuing where a file system accepts
+//! `O_DIRECT` at open but refuses it at the first transfer, and [`Device::page_cache_file`]. The
+//! kernel keeps both coherent: a direct read first writes dirty cached pages back, a direct write
+//! invalidates the cached pages it covers. One `fdatasync` makes writes through either durable.
 //!
 //! # Invariants
-//! * `alignment_bytes` is fixed at open, also when direct I/O is given up later.
-//! * `direct` only ever goes from true to false.
-//! * The length is asked for anew each time: files grow and shrink. A write past the present end is
-//!   refused, not extended; only a truncation that runs at the very same time can still be undone by a
+//! * `alignment_bytes` is fixed at open, even if direct I/O is disabled later.
+//! * `direct` only ever changes from true to false.
+//! * The length is queried each time: files grow and shrink. A write past the current end is
+//!   refused and does not extend the file; only a concurrent truncation can still be undone by a
 //!   write, since the kernel offers no write that does not extend.
-//! * [`Device::read_at`] and [`Device::write_at`] make system calls and nothing else: no lock, no
-//!   allocation.
+//! * [`Device::read_at`] and [`Device::write_at`] only make system calls: no lock, no allocation.
 
 mod open;
 mod sync;
@@ -52,7 +51,7 @@ pub struct FileDevice {
     state: Arc<FileState>,
 }
 
-/// What a device shares with the threads that transfer for it.
+/// The state that a device shares with the threads that transfer for it.
 #[derive(Debug)]
 pub(crate) struct FileState {
     name: String,
@@ -65,7 +64,7 @@ pub(crate) struct FileState {
     alignment_bytes: usize,
     direct: AtomicBool,
     may_give_up_direct: bool,
-    /// Why `main` is not direct, if it is not.
+    /// The reason why `main` is not direct, if it is not.
     buffered_because: Option<&'static str>,
     engine: Engine,
     gate: SyncGate,
@@ -83,12 +82,12 @@ impl FileDevice {
         Self::options().open(path)
     }
 
-    /// Ways to open: writable, direct or not, with or without io_uring.
+    /// Returns options for opening: writable, direct or not, with or without io_uring.
     pub fn options() -> FileOptions {
         FileOptions::default()
     }
 
-    /// Whether transfers bypass the page cache at present.
+    /// Returns whether transfers currently bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.state.is_direct()
     }
@@ -96,11 +95,13 @@ impl FileDevice {
 
 impl FileState {
     pub(crate) fn is_direct(&self) -> bool {
-        // Relaxed: a thread that still sees true makes one more direct attempt and is refused again.
+        // Relaxed: a thread that still reads true makes one more direct attempt and is refused
+        // again.
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Called when a direct transfer was refused as invalid. False: that is the caller's error.
+    /// Falls back to buffered I/O after a direct transfer failed with `EINVAL`. False: the caller's
+    /// arguments were invalid.
     fn give_up_direct(&self) -> bool {
         if self.may_give_up_direct {
             self.direct.store(false, Ordering::Relaxed);
@@ -115,7 +116,7 @@ impl FileState {
         }
     }
 
-    /// The descriptor a leg goes to, as a number for a ring entry.
+    /// Returns the raw descriptor that a leg uses, for a ring entry.
     pub(crate) fn raw_descriptor(&self, leg: Leg) -> RawFd {
         self.descriptor(leg).as_raw_fd()
     }
@@ -150,7 +151,7 @@ impl Device for FileDevice {
         &self.state.name
     }
 
-    /// The file, whatever path it was opened by: several devices of one file are equal.
+    /// The file's identity, independent of its path: several devices of one file are equal.
     fn identity(&self) -> DeviceIdentity {
         self.state.identity
     }
@@ -193,9 +194,9 @@ impl Device for FileDevice {
         true
     }
 
-    /// One `fdatasync`, shared by callers that come while another runs. The first failure is final: every
-    /// later call returns the same error until the file is opened anew, because the kernel may have
-    /// marked pages clean that it could not write.
+    /// Runs one `fdatasync`, shared by callers that arrive while another runs. The first failure is
+    /// final: every later call returns the same error until the file is reopened, because the
+    /// kernel may have marked pages clean that it could not write.
     fn sync(&self) -> Result<(), DeviceError> {
         let state = &self.state;
         state.gate.run(|| system::sync_data(state.main.as_fd())).map_err(|errno| DeviceError::Io {

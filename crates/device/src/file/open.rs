@@ -1,4 +1,5 @@
-//! Opening a file device: what is suitable, whether direct I/O works, and at which alignment.
+//! Opening a file device: checks that the file is suitable, and finds whether direct I/O works and
+//! with which alignment.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -16,16 +17,16 @@ use crate::{AlignedBuffer, DeviceError, DeviceIdentity};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Direct {
-    /// Where the file system allows it; buffered elsewhere, which `access_path` then says.
+    /// Where the file system allows it, otherwise buffered; `access_path` reports which.
     #[default]
     Auto,
-    /// Refuse to open where it is not possible.
+    /// Refuse to open where direct I/O is not possible.
     Require,
     /// Always through the page cache.
     Never,
 }
 
-/// How to open a [`FileDevice`]; made by [`FileDevice::options`].
+/// Options for opening a [`FileDevice`]; made by [`FileDevice::options`].
 #[derive(Debug, Clone)]
 pub struct FileOptions {
     writable: bool,
@@ -39,26 +40,26 @@ impl Default for FileOptions {
     }
 }
 
-/// Alignment taken where nothing better is known; every disk in use accepts it.
+/// The alignment used where none is known; every disk in use accepts it.
 const USUAL_ALIGNMENT_BYTES: usize = 4096;
-/// The largest alignment that probing tries, and `statx` is believed.
+/// The largest alignment that is probed, or accepted from `statx`.
 const LARGEST_ALIGNMENT_BYTES: usize = 64 << 10;
 
 impl FileOptions {
-    /// Whether the device can be written to. Off by default.
+    /// Sets whether the device can be written to. Off by default.
     pub fn writable(mut self, writable: bool) -> Self {
         self.writable = writable;
         self
     }
 
-    /// Whether transfers bypass the page cache. [`Direct::Auto`] by default.
+    /// Sets whether transfers bypass the page cache. [`Direct::Auto`] by default.
     pub fn direct(mut self, direct: Direct) -> Self {
         self.direct = direct;
         self
     }
 
-    /// Whether batches may use io_uring; on by default. Where it is off, where the kernel refuses it,
-    /// or where `AQUIFER_NO_IO_URING` is set to anything but `0`, a pool of threads does them.
+    /// Sets whether batches may use io_uring; on by default. If it is off, the kernel refuses it,
+    /// or `AQUIFER_NO_IO_URING` is set and neither empty nor `0`, a thread pool runs them.
     pub fn io_uring(mut self, io_uring: bool) -> Self {
         self.io_uring = io_uring;
         self
@@ -67,9 +68,9 @@ impl FileOptions {
     /// Opens `path`, a regular file or block device. An empty file is a device of length 0.
     ///
     /// # Errors
-    /// [`DeviceError::Open`] where the system refuses to open it, [`DeviceError::Unsuitable`] where it is no
-    /// storage: directories, pipes, sockets, character devices, files of /proc and the like, and
-    /// anything that cannot do direct I/O under [`Direct::Require`].
+    /// [`DeviceError::Open`] where the system refuses to open it, [`DeviceError::Unsuitable`] where
+    /// it is not storage: directories, pipes, sockets, character devices, files of /proc and the
+    /// like, and files that cannot do direct I/O under [`Direct::Require`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -77,7 +78,8 @@ impl FileOptions {
         let unsuitable =
             |reason: &str| DeviceError::Unsuitable { path: name.clone(), reason: reason.into() };
 
-        // Before opening, because opening a pipe waits and opening a character device can do anything.
+        // Checked before opening, because opening a FIFO blocks and opening a character device can
+        // have side effects.
         kind_of(system::mode_of(path).map_err(open_error)?).map_err(unsuitable)?;
         let access = if self.writable { libc::O_RDWR } else { libc::O_RDONLY };
         let buffered = system::open(path, access).map_err(open_error)?;
@@ -135,7 +137,7 @@ impl FileOptions {
     }
 }
 
-/// Which kind of device a file of this mode makes, or why none.
+/// Returns the kind of device that a file of this mode makes, or why it makes none.
 fn kind_of(mode: libc::mode_t) -> Result<Kind, &'static str> {
     match mode & libc::S_IFMT {
         libc::S_IFREG => Ok(Kind::Regular),
@@ -151,7 +153,7 @@ fn kind_of(mode: libc::mode_t) -> Result<Kind, &'static str> {
     }
 }
 
-/// A direct descriptor and its alignment, or why there is none.
+/// Returns a direct descriptor and its alignment, or the reason why there is none.
 fn open_direct(
     path: &Path,
     access: libc::c_int,
@@ -159,7 +161,7 @@ fn open_direct(
     magic: u64,
     buffered: BorrowedFd<'_>,
 ) -> Result<(OwnedFd, usize), &'static str> {
-    // These would accept O_DIRECT (tmpfs since 6.6) and go through their page cache all the same.
+    // These would accept O_DIRECT (tmpfs since 6.6) but use their page cache anyway.
     if kind == Kind::Regular && file_system::in_memory(magic).is_some() {
         return Err("the file system keeps its files in memory");
     }
@@ -189,8 +191,8 @@ fn open_direct(
     Ok((direct, alignment_bytes))
 }
 
-/// The smallest alignment at which a direct read is accepted; `None` if none is. A file too short to
-/// tell gets the usual one.
+/// Returns the smallest alignment at which a direct read is accepted; `None` if none is. For a file
+/// too short to probe, returns the usual one.
 fn probe_alignment(direct: BorrowedFd<'_>) -> Option<usize> {
     let len_bytes = system::status(direct).ok()?.len_bytes;
     let mut candidate_bytes = 512;
@@ -198,7 +200,8 @@ fn probe_alignment(direct: BorrowedFd<'_>) -> Option<usize> {
         if len_bytes <= candidate_bytes as u64 {
             return Some(USUAL_ALIGNMENT_BYTES.max(candidate_bytes));
         }
-        // Offset, length and memory are odd multiples of the candidate, so that nothing larger aligns.
+        // Offset, length and memory are odd multiples of the candidate, so no larger alignment is
+        // met by chance.
         match try_read(direct, candidate_bytes as u64, candidate_bytes, candidate_bytes) {
             Err(libc::EINVAL) => candidate_bytes *= 2,
             _ => return Some(candidate_bytes),
@@ -207,7 +210,7 @@ fn probe_alignment(direct: BorrowedFd<'_>) -> Option<usize> {
     None
 }
 
-/// A read into memory `shift_bytes` past a multiple of the largest alignment.
+/// Reads into memory `shift_bytes` past a multiple of the largest alignment.
 fn try_read(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
@@ -216,7 +219,7 @@ fn try_read(
 ) -> Result<usize, i32> {
     let mut buffer = AlignedBuffer::new(shift_bytes + len_bytes, LARGEST_ALIGNMENT_BYTES);
     let memory = buffer[shift_bytes..].as_mut_ptr();
-    // SAFETY: `memory` is the last `len_bytes` of the buffer, which lives through the call.
+    // SAFETY: `memory` is the last `len_bytes` of the buffer, which outlives the call.
     unsafe { system::read(file, offset_bytes, memory, len_bytes) }
 }
 

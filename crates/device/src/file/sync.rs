@@ -1,20 +1,21 @@
-//! The barrier of a file device: `fdatasync`, shared by concurrent callers, and final when it fails.
+//! The barrier of a file device: `fdatasync`, shared by concurrent callers, and final when it
+//! fails.
 //!
-//! * *Shared.* A caller needs a sync that *starts* after it asked. While one is running, all who come
-//!   wait for it to end, then one of them runs the next for all: two syncs serve any number of callers.
-//! * *Final.* After a failed `fdatasync` the kernel may have marked the pages clean, so a second one
-//!   would succeed without having written anything. The first errno is kept and returned to every
-//!   later caller until the device is opened anew. One sync runs at a time, because of two at
-//!   once only one is told about a failure.
-//!
+//! * *Shared.* A caller needs a sync that *starts* after its call. Callers that arrive while one is
+//!   running wait for it to end; then one of them runs the next for all: two syncs serve any number
+//!   of callers.
+//! * *Final.* After a failed `fdatasync` the kernel may have marked the pages clean, so a second
+//!   one would succeed without having written anything. The first errno is kept and returned to
+//!   every later caller until the device is reopened. Only one sync runs at a time, because of two
+//!   concurrent ones only one would get the error.
 //! ```text
 //! caller A   ──ask──[ sync 1 ]──done
 //! caller B        ──ask── wait ──[ sync 2 ]──done     B asked after sync 1 had started,
 //! caller C            ──ask── wait ──────────done     and shares the next one with C
 //! ```
 //!
-//! The lock is held for a few instructions, never across the system call. In a child that was forked
-//! while a sync ran in the parent, that sync counts as not running.
+//! The lock is held for a few instructions, never across the system call. A child that was forked
+//! while a sync ran in the parent treats that sync as not running.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -31,7 +32,7 @@ struct GateState {
     /// Number of the last sync that was started, and of the last that ended.
     started: u64,
     finished: u64,
-    /// Process in which the sync `started` was started.
+    /// Generation of the process that started the sync `started`.
     generation: u64,
     failed_errno: Option<i32>,
 }
@@ -125,8 +126,8 @@ mod tests {
             assert_eq!(calls.load(Ordering::Relaxed), 0, "nobody may pass a running sync");
             release.send(()).unwrap();
         });
-        // One for the first caller; at least one, at most four for those that came while it ran
-        // (a thread that was late to ask may have needed its own).
+        // One for the first caller; at least one and at most four for the callers that arrived
+        // while it ran (a thread that called late may have needed its own).
         let calls = calls.load(Ordering::Relaxed);
         assert!((2..=5).contains(&calls), "{calls} syncs");
     }

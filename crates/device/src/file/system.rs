@@ -8,18 +8,18 @@ use std::path::Path;
 
 use crate::DeviceIdentity;
 
-/// What `fstat` says, as far as a device cares.
+/// The fields of `fstat` that a device needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FileStatus {
     pub mode: libc::mode_t,
     pub len_bytes: u64,
-    /// Which file it is.
+    /// Identity of the file.
     pub file: DeviceIdentity,
-    /// Which device it is, if it is one.
+    /// Device number, if it is a device node.
     pub number: u64,
 }
 
-/// The first errno of `result`, for calls that return -1.
+/// Converts the result of a call that returns -1 on error.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -30,7 +30,7 @@ pub(super) fn open(path: &Path, flags: libc::c_int) -> io::Result<OwnedFd> {
     loop {
         // SAFETY: `path` is a NUL-terminated string that outlives the call.
         match check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }) {
-            // SAFETY: just opened, owned by nobody else.
+            // SAFETY: just opened, so nothing else owns the descriptor.
             Ok(descriptor) => return Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -38,7 +38,7 @@ pub(super) fn open(path: &Path, flags: libc::c_int) -> io::Result<OwnedFd> {
     }
 }
 
-/// Type and length of an open file.
+/// Returns type and length of an open file.
 pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<FileStatus> {
     // SAFETY: all-zero is a valid `stat`.
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
@@ -52,13 +52,13 @@ pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<FileStatus> {
     })
 }
 
-/// Type of the file at `path`, without opening it: opening a pipe would wait for its other end.
+/// Returns the type of the file at `path` without opening it: opening a FIFO would block.
 pub(super) fn mode_of(path: &Path) -> io::Result<libc::mode_t> {
     use std::os::unix::fs::MetadataExt;
     Ok(std::fs::metadata(path)?.mode())
 }
 
-/// Logical block size of a block device.
+/// Returns the logical block size of a block device.
 pub(super) fn block_device_block_bytes(file: BorrowedFd<'_>) -> io::Result<usize> {
     let mut block_bytes: libc::c_int = 0;
     // SAFETY: the request writes one `int`, which outlives the call.
@@ -69,7 +69,7 @@ pub(super) fn block_device_block_bytes(file: BorrowedFd<'_>) -> io::Result<usize
 /// One `pread` into raw memory; `Err` is an errno.
 ///
 /// # Safety
-/// `memory` is valid for writes of `len_bytes` that nobody else looks at meanwhile.
+/// `memory` is valid for writes of `len_bytes`, and no other code accesses it during the call.
 pub(super) unsafe fn read(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
@@ -77,7 +77,7 @@ pub(super) unsafe fn read(
     len_bytes: usize,
 ) -> Result<usize, i32> {
     let offset = libc::off64_t::try_from(offset_bytes).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the caller's promise about `memory`.
+    // SAFETY: `memory` is valid by the caller's contract.
     let result = unsafe { libc::pread64(file.as_raw_fd(), memory.cast(), len_bytes, offset) };
     usize::try_from(result).map_err(|_| last_errno())
 }
@@ -93,12 +93,12 @@ pub(super) unsafe fn write(
     len_bytes: usize,
 ) -> Result<usize, i32> {
     let offset = libc::off64_t::try_from(offset_bytes).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the caller's promise about `memory`.
+    // SAFETY: `memory` is valid by the caller's contract.
     let result = unsafe { libc::pwrite64(file.as_raw_fd(), memory.cast(), len_bytes, offset) };
     usize::try_from(result).map_err(|_| last_errno())
 }
 
-/// `fdatasync`, again while a signal interrupts it; `Err` is an errno.
+/// `fdatasync`, retried on `EINTR`; `Err` is an errno.
 pub(super) fn sync_data(file: BorrowedFd<'_>) -> Result<(), i32> {
     aquifer_sys::io::sync_data(file).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }

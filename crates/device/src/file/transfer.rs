@@ -1,12 +1,12 @@
-//! One transfer, from the request to its result: the only place that interprets what a read or write
-//! system call returned.
+//! One transfer, from the request to its result: the only code that interprets the results of read
+//! and write system calls.
 //!
-//! A transfer is a small state machine shared by the blocking path, the ring and the thread pool: they
-//! ask it for the next *leg* (one system call), perform that, and feed it the result, until it ends.
-//! Several legs are needed when a call was interrupted or short, and where a transfer's length is not a
-//! multiple of the alignment: direct I/O moves whole units only, so the tail goes through the buffered
-//! descriptor. Such a tail is the last part of the file, or was: callers go on using the length that they
-//! asked for once, while other programs append.
+//! A transfer is a small state machine shared by the blocking path, the ring and the thread pool:
+//! they get the next *leg* (one system call) from it, perform that, and feed it the result, until
+//! it ends. Several legs are needed when a call was interrupted or short, and where a transfer's
+//! length is not a multiple of the alignment: direct I/O moves whole units only, so the tail goes
+//! through the buffered descriptor. Such a tail is, or was, the end of the file: callers keep using
+//! a length that they queried earlier, while other programs append.
 //!
 //! Allocates nothing: it runs on the fault path.
 
@@ -17,24 +17,24 @@ use super::FileState;
 use super::system;
 use crate::{DeviceError, IoOperation, Request, bounds};
 
-/// The kernel moves at most 2 GiB - 4 KiB in one call, and a ring entry has a 32-bit length. A power of
-/// two keeps every leg aligned.
+/// The kernel moves at most 2 GiB - 4 KiB per call, and a ring entry has a 32-bit length. A power
+/// of two keeps every leg aligned.
 const LEG_LIMIT_BYTES: usize = 1 << 30;
 
-/// A transfer under way.
+/// A transfer in progress.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     operation: IoOperation,
     offset_bytes: u64,
     memory: *mut u8,
     len_bytes: usize,
-    /// Bytes that are through and need not be asked for again.
+    /// Bytes transferred so far.
     done_bytes: usize,
-    /// The furthest a read came before it was found short of the file's end.
+    /// The furthest position at which a read stopped before the end of the file.
     stalled_at_bytes: Option<usize>,
 }
 
-// SAFETY: the pointer is memory that the contract of `Batch` makes the transfer's alone until it ends.
+// SAFETY: by the contract of `Batch` the transfer has exclusive use of the memory until it ends.
 unsafe impl Send for Transfer {}
 
 /// One system call of a transfer.
@@ -47,11 +47,11 @@ pub(crate) struct Leg {
     pub len_bytes: usize,
 }
 
-/// What a request turned into.
+/// The result of starting a request.
 pub(crate) enum Begun {
-    /// Nothing to do, or refused.
+    /// Already ended: empty, or refused.
     Ended(Result<usize, DeviceError>),
-    /// Legs are to be performed.
+    /// In progress: legs are to be performed.
     Going(Transfer),
 }
 
@@ -92,7 +92,7 @@ impl Transfer {
         if (offset_bytes as usize & mask) != 0 || (memory as usize & mask) != 0 {
             return Err(misaligned);
         }
-        // Without a descriptor that takes it. A block device ends at a multiple of its alignment.
+        // No descriptor takes it. A block device's length is a multiple of its alignment.
         if len_bytes & mask != 0 && file.buffered.is_none() {
             return Err(misaligned);
         }
@@ -102,7 +102,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// The next call to make.
+    /// Returns the next call to make.
     pub(crate) fn leg(&self, file: &FileState) -> Leg {
         let left_bytes = self.len_bytes - self.done_bytes;
         let aligned_bytes = left_bytes & !(file.alignment_bytes - 1);
@@ -116,8 +116,8 @@ impl Transfer {
         }
     }
 
-    /// Takes in what the system said about `leg`: the bytes moved, or an errno. Returns the transfer's
-    /// result when it has ended; else the next leg is to be performed.
+    /// Processes the result of `leg`: the bytes moved, or an errno. Returns the transfer's result
+    /// if it has ended; otherwise the next leg is to be performed.
     pub(crate) fn absorb(
         &mut self,
         file: &FileState,
@@ -159,8 +159,8 @@ impl Transfer {
         None
     }
 
-    /// A read came back short: at the end of the file that is the answer, else it goes on from where it
-    /// stopped, and fails if it stops there again.
+    /// Handles a short read: at the end of the file it is the result; otherwise the transfer
+    /// continues where the read stopped, and fails if it stops there again.
     fn continue_short_read(
         &mut self,
         file: &FileState,
@@ -176,7 +176,7 @@ impl Transfer {
                 Err(error) => return Some(Err(error)),
             };
         if through_bytes >= present_bytes {
-            // Also when the file was cut below what was just read: those bytes are gone by now.
+            // Also when the file was truncated below the bytes just read.
             return Some(Ok(present_bytes));
         }
         if self.stalled_at_bytes.is_some_and(|stalled_at| through_bytes <= stalled_at) {
@@ -191,7 +191,8 @@ impl Transfer {
         None
     }
 
-    /// Direct I/O can only go on at a multiple of the alignment; a part is then moved twice.
+    /// Returns where to continue: direct I/O only at a multiple of the alignment, so some bytes
+    /// move twice.
     fn resume_point(&self, file: &FileState, through_bytes: usize) -> usize {
         if file.is_direct() { through_bytes & !(file.alignment_bytes - 1) } else { through_bytes }
     }
@@ -223,12 +224,12 @@ pub(crate) fn finish_blocking(
 fn perform(descriptor: BorrowedFd<'_>, leg: Leg) -> Result<usize, i32> {
     match leg.operation {
         IoOperation::Write => {
-            // SAFETY: a leg lies within the memory of a request, which is valid until its transfer ends
-            // (contract of `Batch`, or the borrow that `write_at` holds).
+            // SAFETY: a leg is within the memory of a request, which is valid until its transfer
+            // ends (contract of `Batch`, or the borrow that `write_at` holds).
             unsafe { system::write(descriptor, leg.offset_bytes, leg.memory, leg.len_bytes) }
         }
         _ => {
-            // SAFETY: as above, and for a read nobody else looks at it.
+            // SAFETY: as above, and during a read no other code accesses it.
             unsafe { system::read(descriptor, leg.offset_bytes, leg.memory, leg.len_bytes) }
         }
     }
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
     use crate::{AlignedBuffer, Device, Direct, FileDevice};
 
-    /// A transfer of `len_bytes` at `offset_bytes` on a file of `file_bytes`, fed by hand.
+    /// A transfer of `len_bytes` at `offset_bytes` on a file of `file_bytes`, fed by the test.
     struct Rig {
         device: FileDevice,
         file: tempfile::NamedTempFile,
@@ -262,7 +263,7 @@ mod tests {
             Rig { device, file, _buffer: buffer, transfer }
         }
 
-        /// Feeds one result, returns what came of it.
+        /// Feeds one result and returns the outcome.
         fn feed(&mut self, result: Result<usize, i32>) -> Option<Result<usize, DeviceError>> {
             let leg = self.leg();
             self.transfer.absorb(&self.device.state, leg, result)
@@ -353,7 +354,7 @@ mod tests {
         assert!(!rig.device.is_direct());
         let path = rig.device.access_path();
         assert!(path.starts_with("buffered (direct transfers refused by the file system), "));
-        // The same answer from the buffered descriptor is an error.
+        // EINVAL again, now from the buffered descriptor, is an error.
         assert!(matches!(rig.feed(Err(libc::EINVAL)), Some(Err(DeviceError::Io { .. }))));
         let mut buffer = AlignedBuffer::new(8192, 4096);
         assert_eq!(rig.device.read_at(0, &mut buffer).unwrap(), 8192);

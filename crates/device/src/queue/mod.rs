@@ -1,11 +1,11 @@
 //! Queue depth for file devices: many transfers in flight for one caller.
 //!
-//! Two engines with the same meaning: io_uring ([`ring`]), and a pool of blocking threads
-//! ([`threads`]) where io_uring is switched off or refused. Both *pull*: they take requests from the
-//! batch while there is room, and hand each completion back before they take the next ones.
+//! Two engines with the same semantics: io_uring ([`ring`]), and a pool of blocking threads
+//! ([`threads`]) where io_uring is disabled or refused. Both *pull*: they take requests from the
+//! batch while there is room, and report each completion before they take the next ones.
 //!
-//! Neither is on the fault path. Both wait for everything in flight before they return, also when the
-//! batch panics, because the kernel or another thread is writing into the batch's memory until then.
+//! Neither is on the fault path. Both wait for everything in flight before they return, even if the
+//! batch panics, because until then the kernel or another thread writes into the batch's memory.
 
 mod ring;
 mod threads;
@@ -13,11 +13,11 @@ mod threads;
 use crate::file::FileState;
 use crate::{Batch, DeviceError};
 
-/// No batch has more transfers in flight than this.
+/// Maximum number of transfers in flight per batch.
 const LARGEST_DEPTH: usize = 256;
 
-/// How a device gets its queue depth. Chosen at open; a ring still gives way to threads when the kernel
-/// refuses one.
+/// The source of a device's queue depth. Chosen at open; a batch still falls back to threads if the
+/// kernel refuses it a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
     Ring,
@@ -28,7 +28,7 @@ pub(crate) enum Engine {
 type TransferResult = Result<usize, DeviceError>;
 
 impl Engine {
-    /// The engine for a new device; `wanted` is what the caller said about io_uring.
+    /// Returns the engine for a new device; `wanted` is the caller's io_uring option.
     pub(crate) fn choose(wanted: bool) -> Self {
         let forced_off = std::env::var_os("AQUIFER_NO_IO_URING")
             .is_some_and(|value| !value.is_empty() && value != "0");
@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// What is in use, and why, for `access_path`.
+    /// Returns the engine in use, and why, for `access_path`.
     pub(crate) fn describe(self) -> String {
         match self.refusal() {
             None => "io_uring".into(),
@@ -49,7 +49,7 @@ impl Engine {
         }
     }
 
-    /// The depth the engine can keep up.
+    /// Returns the depth that the engine can sustain.
     pub(crate) fn queue_depth(self) -> usize {
         if self.refusal().is_none() { 64 } else { threads::LARGEST_POOL }
     }
@@ -62,7 +62,7 @@ impl Engine {
     }
 }
 
-/// Runs a batch on a file at up to `depth` transfers in flight.
+/// Runs a batch on a file with up to `depth` transfers in flight.
 pub(crate) fn run(file: &std::sync::Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
     let depth = depth.clamp(1, LARGEST_DEPTH);
     if file.engine() == Engine::Ring && ring::run(file, batch, depth).is_ok() {

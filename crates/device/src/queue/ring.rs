@@ -1,12 +1,12 @@
-//! Batches by io_uring.
+//! Batches on io_uring.
 //!
-//! # One ring a thread
-//! A ring is made by the first batch of a thread and kept in thread-local storage, because the cheapest
-//! modes of io_uring (one issuer, completions run when that issuer asks for them) bind a ring to the
-//! thread that made it. At most [`LARGEST_KEPT`] rings are kept in the process; a thread beyond that makes
-//! its ring for one batch and drops it, so that a program of a thousand threads does not spend a
-//! thousand descriptors. A ring inherited through `fork` is dropped, which closes the child's copy of it
-//! only, and made anew.
+//! # One ring per thread
+//! A ring is created by a thread's first batch and kept in thread-local storage, because the
+//! cheapest modes of io_uring (single issuer, deferred task work) bind a ring to the thread that
+//! created it. At most [`LARGEST_KEPT`] rings are kept in the process; beyond that a thread creates
+//! a ring for one batch and drops it, so that a program with a thousand threads does not use a
+//! thousand descriptors. A ring inherited through `fork` is dropped, which closes only the child's
+//! copy of it, and created anew.
 //!
 //! # Loop
 //! ```text
@@ -15,14 +15,15 @@
 //!  └── reap: each completion ──▶ Transfer::absorb ──▶ batch.complete, slot free
 //!                                         └── short or interrupted: its next leg goes in again
 //! ```
-//! Waiting for an eighth, not for one, takes several completions with each system call while seven
+//! Waiting for an eighth instead of one completion reaps several per system call while seven
 //! eighths of the queue stay busy.
 //!
 //! # Invariants
-//! * A slot is occupied from the moment its first leg is pushed until its transfer has ended; it has
-//!   exactly one leg in the ring. There are as many slots as `depth`, never more than entries.
-//! * [`Flight`] does not go away while the kernel holds a leg: its destructor waits. Where even that fails the
-//!   process is aborted, since the kernel would go on writing into memory that is about to be freed.
+//! * A slot is occupied from the push of its first leg until its transfer has ended; it has exactly
+//!   one leg in the ring. There are as many slots as `depth`, never more than entries.
+//! * [`Flight`] is not dropped while the kernel holds a leg: its destructor waits. If even that
+//!   fails the process aborts, since the kernel would keep writing into memory that is about to be
+//!   freed.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -34,9 +35,9 @@ use super::TransferResult;
 use crate::file::{Begun, FileState, Leg, Transfer, finish_blocking};
 use crate::{Batch, IoOperation, fork};
 
-/// Rings kept by threads for their next batch.
+/// Maximum number of rings kept by threads for their next batch.
 const LARGEST_KEPT: usize = 64;
-/// Entries of the usual ring; deeper batches make a larger one.
+/// Entries of the usual ring; deeper batches create a larger one.
 const USUAL_ENTRIES: usize = 64;
 
 static KEPT: AtomicUsize = AtomicUsize::new(0);
@@ -45,7 +46,7 @@ thread_local! {
     static RING: Cell<Option<KeptRing>> = const { Cell::new(None) };
 }
 
-/// No ring could be had; the batch has not been touched.
+/// No ring is available; the batch has not been touched.
 pub(super) struct NoRing;
 
 struct Ring {
@@ -54,18 +55,18 @@ struct Ring {
     generation: u64,
 }
 
-/// A ring in a thread's keeping, counted in [`KEPT`] until it is used or dropped.
+/// A ring kept by a thread, counted in [`KEPT`] until it is used or dropped.
 struct KeptRing {
     ring: Ring,
     _place: Place,
 }
 
-/// One of the [`LARGEST_KEPT`] places.
+/// A claim on one of the [`LARGEST_KEPT`] places.
 struct Place;
 
 impl Place {
     fn claim() -> Option<Self> {
-        // Relaxed: a bound on resources; nothing is published by it.
+        // Relaxed: only a bound on resources; it publishes nothing.
         let claimed = KEPT
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
                 (kept < LARGEST_KEPT).then_some(kept + 1)
@@ -81,7 +82,7 @@ impl Drop for Place {
     }
 }
 
-/// Why the kernel refuses rings to this process, found out once; `None` if it grants them.
+/// Returns why the kernel refuses rings to this process, determined once; `None` if it grants them.
 pub(super) fn refusal() -> Option<&'static str> {
     static REFUSAL: OnceLock<Option<&'static str>> = OnceLock::new();
     *REFUSAL.get_or_init(|| match make(USUAL_ENTRIES) {
@@ -92,20 +93,20 @@ pub(super) fn refusal() -> Option<&'static str> {
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOSYS) => Some("this kernel has no io_uring"),
             Some(libc::EPERM | libc::EACCES) => Some("io_uring is not permitted"),
-            // Out of descriptors or memory: may pass, so it does not decide for good.
+            // Out of descriptors or memory: may be temporary, so it is not a permanent refusal.
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => None,
             _ => Some("io_uring does not work here"),
         },
     })
 }
 
-/// Makes a ring in the cheapest mode this kernel has.
+/// Creates a ring in the cheapest mode that this kernel supports.
 fn make(entries: usize) -> std::io::Result<Ring> {
     let generation = fork::generation();
     let builders: [fn() -> Builder; 3] = [
-        // 6.1: completions are processed by this thread, when it enters, all at once.
+        // 6.1: completions are processed by this thread when it enters the kernel, all at once.
         || IoUring::builder().setup_single_issuer().setup_defer_taskrun().clone(),
-        // 5.19: at least no interrupt of the thread for each completion.
+        // 5.19: at least the thread is not interrupted for each completion.
         || IoUring::builder().setup_coop_taskrun().clone(),
         IoUring::builder,
     ];
@@ -122,7 +123,7 @@ fn make(entries: usize) -> std::io::Result<Ring> {
     Err(refused)
 }
 
-/// This thread's ring, or a new one.
+/// Returns this thread's ring, or a new one.
 fn take(depth: usize) -> Option<Ring> {
     let kept = RING.try_with(Cell::take).ok().flatten();
     if let Some(KeptRing { ring, .. }) = kept
@@ -137,15 +138,15 @@ fn take(depth: usize) -> Option<Ring> {
     make(depth.max(USUAL_ENTRIES).next_power_of_two()).ok()
 }
 
-/// Keeps a ring for this thread's next batch, unless enough are kept.
+/// Keeps a ring for this thread's next batch, unless [`LARGEST_KEPT`] are kept.
 fn keep(ring: Ring) {
     if let Some(_place) = Place::claim() {
-        // The error is that the thread is ending: the ring is dropped with it.
+        // Fails when the thread is ending: the ring is dropped with it.
         let _ = RING.try_with(|slot| slot.set(Some(KeptRing { ring, _place })));
     }
 }
 
-/// Runs a batch, or reports that there is no ring.
+/// Runs a batch; fails if no ring is available.
 pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Result<(), NoRing> {
     let Some(mut ring) = take(depth) else {
         return Err(NoRing);
@@ -158,8 +159,8 @@ pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Resu
             break;
         }
         if flight.enter(flight.in_flight / 8).is_err() {
-            // The ring worked once and no longer does (a sandbox entered meanwhile). What the kernel
-            // has not seen can still be done by hand.
+            // The ring worked before but fails now (a sandbox was entered). Legs that the kernel
+            // has not taken can still be done with blocking calls.
             flight.finish_unsubmitted(file, batch);
             drop(flight);
             return Err(NoRing);
@@ -189,8 +190,8 @@ struct Flight<'ring> {
     free: Vec<usize>,
     /// Occupied slots.
     in_flight: usize,
-    /// Legs pushed whose completion was not yet taken out of the ring. Not the same as `in_flight` while
-    /// completions are being handed to the batch, which may panic in the middle of them.
+    /// Legs pushed whose completion has not been reaped yet. Differs from `in_flight` while
+    /// completions are being reported to the batch, which may panic halfway.
     pending_legs: usize,
 }
 
@@ -205,7 +206,7 @@ impl<'ring> Flight<'ring> {
         }
     }
 
-    /// Takes requests while there are slots.
+    /// Takes requests while slots are free.
     fn fill(&mut self, file: &FileState, batch: &mut dyn Batch) {
         while let Some(&slot) = self.free.last() {
             let Some(request) = batch.next() else { return };
@@ -233,27 +234,28 @@ impl<'ring> Flight<'ring> {
                 .offset(leg.offset_bytes)
                 .build(),
         };
-        // SAFETY: the leg's memory is valid until its transfer ends (contract of `Batch`), the file's
-        // descriptors live as long as `file`, and `Flight` waits for the leg before either can go.
+        // SAFETY: the leg's memory is valid until its transfer ends (contract of `Batch`), the
+        // file's descriptors live as long as `file`, and `Flight` waits for the leg before either
+        // is dropped.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) };
         pushed.expect("a ring has at least as many entries as a flight has slots");
         self.pending_legs += 1;
     }
 
-    /// Submits what was pushed and waits for at least `wanted` completions, at least one.
+    /// Submits all pushed legs and waits for at least `wanted.max(1)` completions.
     fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
         match self.ring.submit_and_wait(wanted.max(1)) {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
-                // Interrupted, or the kernel wants completions taken or memory back before it goes on:
-                // the caller reaps and enters again.
+                // Interrupted, or the kernel needs completions reaped or memory first: the caller
+                // reaps and enters again.
                 Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
                 _ => Err(error),
             },
         }
     }
 
-    /// Collects completions, so that the batch can be called without the queue being borrowed.
+    /// Collects completions, so that the batch can be called without borrowing the queue.
     fn reap(&mut self, reaped: &mut Vec<(usize, Result<usize, i32>)>) {
         let before = reaped.len();
         reaped.extend(self.ring.completion().map(|entry| {
@@ -263,7 +265,8 @@ impl<'ring> Flight<'ring> {
         self.pending_legs -= reaped.len() - before;
     }
 
-    /// Takes in one completion: the transfer's result if it has ended, else its next leg is pushed.
+    /// Processes one completion: returns the transfer's result if it has ended, else pushes its
+    /// next leg.
     fn advance(
         &mut self,
         file: &FileState,
@@ -288,12 +291,12 @@ impl<'ring> Flight<'ring> {
         self.in_flight -= 1;
     }
 
-    /// Legs the kernel has not taken.
+    /// Returns the number of legs that the kernel has not taken.
     fn unsubmitted(&mut self) -> usize {
         self.ring.submission().len()
     }
 
-    /// After a failed enter: does by blocking calls what the kernel has not taken.
+    /// After a failed enter: performs the legs that the kernel has not taken with blocking calls.
     fn finish_unsubmitted(&mut self, file: &FileState, batch: &mut dyn Batch) {
         if self.unsubmitted() < self.pending_legs {
             abandon("io_uring_enter fails with transfers in flight");
@@ -310,7 +313,7 @@ impl<'ring> Flight<'ring> {
 }
 
 impl Drop for Flight<'_> {
-    /// Waits for everything in flight. There is something only when the batch panicked.
+    /// Waits for everything in flight. There is something only if the batch panicked.
     fn drop(&mut self) {
         let mut reaped = Vec::new();
         while self.pending_legs > 0 {
@@ -323,7 +326,7 @@ impl Drop for Flight<'_> {
     }
 }
 
-/// The kernel holds pointers to memory that cannot be kept valid: nothing else is sound.
+/// Aborts: the kernel holds pointers to memory that cannot be kept valid, so nothing else is sound.
 fn abandon(why: &str) -> ! {
     eprintln!(
         "aquifer-device: {why}; aborting, since the memory being transferred cannot be freed"

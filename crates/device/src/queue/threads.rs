@@ -1,16 +1,16 @@
-//! Batches by a pool of blocking threads: the form for systems without io_uring.
+//! Batches on a pool of blocking threads: for systems without io_uring.
 //!
-//! One pool serves the process. Its threads are started as batches ask for depth, up to
-//! [`LARGEST_POOL`], and stay. They block all signals: they only make system calls on memory handed to
-//! them and never touch a mapping, so they have no use for one.
+//! One pool serves the process. Threads are started when batches need depth, up to
+//! [`LARGEST_POOL`], and stay. They block all signals: they only make system calls on memory passed
+//! to them and never access a mapping, so they need none.
 //!
 //! ```text
 //! caller: batch.next() ─▶ Job ─▶ [pool's queue] ─▶ worker: whole transfer, blocking
 //!         batch.complete ◀─────── [caller's inbox] ◀──────┘
 //! ```
 //!
-//! A forked child has the pool's memory but not its threads, and a lock in it may be held forever by a
-//! thread that was not copied: it leaks that pool and makes its own.
+//! A forked child has the pool's memory but not its threads, and a lock in it may be held by a
+//! thread that does not exist in the child: it leaks that pool and creates its own.
 //!
 //! Lock order: a pool's queue and a batch's inbox are never held together, nor across a system call
 //! or a call to the batch.
@@ -23,7 +23,7 @@ use super::TransferResult;
 use crate::file::{Begun, FileState, Transfer, finish_blocking};
 use crate::{Batch, fork};
 
-/// The most threads the pool has, and so the most transfers in flight through it.
+/// Maximum number of threads of the pool, and so of transfers in flight through it.
 pub(super) const LARGEST_POOL: usize = 32;
 
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
@@ -47,14 +47,14 @@ struct Job {
     inbox: Arc<Inbox>,
 }
 
-/// Where the results of one batch arrive.
+/// The results of one batch.
 #[derive(Default)]
 struct Inbox {
     results: Mutex<Vec<(u64, TransferResult)>>,
     has_results: Condvar,
 }
 
-/// Runs a batch through the pool; on the calling thread where no thread can be started.
+/// Runs a batch on the pool; on the calling thread if no thread can be started.
 pub(super) fn run(file: &Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
     let pool = pool();
     let depth = depth.min(pool.ensure_threads(depth));
@@ -88,16 +88,16 @@ pub(super) fn run(file: &Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
     }
 }
 
-/// The transfers of one batch that are with the pool.
+/// The transfers of one batch that are in the pool.
 struct Flight {
     inbox: Arc<Inbox>,
     in_flight: usize,
-    /// Taken out of the inbox, not yet handed to the batch.
+    /// Taken out of the inbox, not yet reported to the batch.
     arrived: Vec<(u64, TransferResult)>,
 }
 
 impl Flight {
-    /// Waits for at least one result and takes all there are.
+    /// Waits for at least one result and takes all available.
     fn wait(&mut self) {
         let mut results = lock(&self.inbox.results);
         while results.is_empty() {
@@ -110,7 +110,7 @@ impl Flight {
 }
 
 impl Drop for Flight {
-    /// Waits for everything in flight. There is something only when the batch panicked.
+    /// Waits for everything in flight. There is something only if the batch panicked.
     fn drop(&mut self) {
         while self.in_flight > 0 {
             self.arrived.clear();
@@ -131,8 +131,8 @@ impl Pool {
     }
 
     fn start_thread(&'static self) -> bool {
-        // A thread inherits the mask of its maker: blocked here, there is no moment at which a signal
-        // of the application could be delivered to it.
+        // A thread inherits its creator's signal mask: blocking signals here leaves no moment at
+        // which a signal of the application could be delivered to it.
         let mask = BlockedSignals::new();
         let started = std::thread::Builder::new()
             .name("aquifer-io".into())
@@ -156,7 +156,7 @@ impl Pool {
             drop(queue);
             let Job { file, transfer, tag, inbox } = job;
             let result = finish_blocking(&file, transfer);
-            // Before the result is visible: its batch may then be over and the device closed.
+            // Before the result becomes visible: its batch may then end and the device be closed.
             drop(file);
             lock(&inbox.results).push((tag, result));
             inbox.has_results.notify_one();
@@ -169,14 +169,14 @@ impl Pool {
     }
 }
 
-/// This process's pool.
+/// Returns this process's pool.
 fn pool() -> &'static Pool {
     let generation = fork::generation();
-    // Acquire: pairs with the release of whoever made the pool.
+    // Acquire: pairs with the release of the thread that created the pool.
     let mut current = POOL.load(Ordering::Acquire);
     loop {
-        // SAFETY: null, or a pool that was leaked and so lives forever; a parent's is only looked at
-        // for its generation, which never changes.
+        // SAFETY: null, or a pool that was leaked and so lives forever; of a parent's pool only the
+        // generation is read, which never changes.
         if let Some(pool) = unsafe { current.as_ref() }
             && pool.generation == generation
         {
@@ -190,7 +190,7 @@ fn pool() -> &'static Pool {
         match POOL.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => current = fresh,
             Err(other) => {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: made above, and never published.
                 drop(unsafe { Box::from_raw(fresh) });
                 current = other;
             }
@@ -199,11 +199,11 @@ fn pool() -> &'static Pool {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock guards data that is valid at every step.
+    // The guarded data is valid at every step, so poisoning can be ignored.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All signals are blocked in this thread until this is dropped.
+/// Blocks all signals in this thread until dropped.
 struct BlockedSignals {
     previous: libc::sigset_t,
 }

@@ -1,10 +1,10 @@
-//! What the integration tests share: a batch from a list, and the model test of a device.
+//! Shared support of the integration tests: a batch from a list, and the model test of a device.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Request};
 
-/// A deterministic source of numbers (SplitMix64).
+/// A deterministic random number generator (SplitMix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// The seed of a model test: `AQUIFER_SEED`, or the one given.
+/// Returns the seed of a model test: `AQUIFER_SEED`, or the one given.
 pub fn seed(usual: u64) -> u64 {
     std::env::var("AQUIFER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(usual)
 }
@@ -41,7 +41,7 @@ pub struct Planned {
     pub result: Option<Result<usize, DeviceError>>,
 }
 
-/// A batch of transfers known beforehand, at most `window` of them in flight.
+/// A batch of transfers from a list, at most `window` of them in flight.
 pub struct ListBatch {
     pub planned: Vec<Planned>,
     pub window: usize,
@@ -63,7 +63,7 @@ impl ListBatch {
         }
     }
 
-    /// How many transfers were started.
+    /// Returns how many transfers were started.
     pub fn started(&self) -> usize {
         self.next
     }
@@ -80,8 +80,8 @@ impl ListBatch {
     }
 }
 
-// SAFETY: each request has a buffer of its own, which is not touched before its completion and lives
-// as long as the batch.
+// SAFETY: each request has its own buffer, which is not touched before its completion and lives as
+// long as the batch.
 unsafe impl Batch for ListBatch {
     fn next(&mut self) -> Option<Request> {
         if self.next == self.planned.len() || self.in_flight >= self.window {
@@ -104,7 +104,7 @@ unsafe impl Batch for ListBatch {
         self.in_flight -= 1;
         self.completed += 1;
         if self.panic_at_completion == Some(self.completed) {
-            // Unwinds without the report of a panic, which would look like a failure.
+            // Unwinds without a panic message, which would look like a failure.
             std::panic::resume_unwind(Box::new("the batch panics, as told"));
         }
         let before = self.planned[tag as usize].result.replace(result);
@@ -112,14 +112,14 @@ unsafe impl Batch for ListBatch {
     }
 }
 
-/// Random reads, writes, syncs and batches on `device` against a byte array. The device's content is
-/// overwritten.
+/// Performs random reads, writes, syncs and batches on `device` and compares it with a byte array.
+/// The device's content is overwritten.
 pub fn check_against_model(device: &dyn Device, seed: u64, rounds: usize) {
     let replay = format!("{}, replay with AQUIFER_SEED={seed}", device.access_path());
     let mut random = Random(seed);
     let len_bytes = device.len_bytes().unwrap() as usize;
     let unit_bytes = device.alignment_bytes();
-    // Whole units, plus the part behind the last one.
+    // Whole units, plus the part after the last one.
     let units = len_bytes.div_ceil(unit_bytes);
 
     let mut model = vec![0u8; len_bytes];
@@ -148,7 +148,7 @@ pub fn check_against_model(device: &dyn Device, seed: u64, rounds: usize) {
                 assert!(bytes[..] == model[start..end], "{what}");
             }
             5 => {
-                // An aligned range across the end is cut there.
+                // An aligned range across the end is cut at the end.
                 let mut bytes = AlignedBuffer::new(count * unit_bytes + unit_bytes, 4096);
                 let expected = bytes.len().min(len_bytes - start);
                 assert_eq!(device.read_at(start as u64, &mut bytes).expect(&what), expected);

@@ -1,5 +1,5 @@
-//! Tests about several processes: the test binary runs again, with one test named `child` that does nothing
-//! unless [`ROLE`] says what, and talks to its parent by lines.
+//! Support for tests with several processes: the test binary runs again, with one test named
+//! `child` that does nothing unless [`ROLE`] is set, and exchanges lines with its parent.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -8,10 +8,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 /// Names the role of a child; its arguments follow after spaces.
 const ROLE: &str = "AQUIFER_TEST_ROLE";
-/// What marks a line of the role's own among those of the test harness.
+/// The prefix that distinguishes a role's lines from those of the test harness.
 const MARK: &str = "says: ";
 
-/// A name and what a child of that name does with its arguments.
+/// A name, and the function that a child of that name runs with its arguments.
 pub type Role = (&'static str, fn(&[String]));
 
 /// In a child: plays its role. Otherwise does nothing.
@@ -19,7 +19,7 @@ pub fn play(roles: &[Role]) {
     let Ok(wanted) = std::env::var(ROLE) else {
         return;
     };
-    // SAFETY: no preconditions; a child that hangs ends, so that the parent can say so.
+    // SAFETY: no preconditions; a child that hangs is killed, so that the parent can report it.
     unsafe { libc::alarm(60) };
     let mut words = wanted.split(' ').map(str::to_owned);
     let name = words.next().unwrap_or_default();
@@ -29,15 +29,15 @@ pub fn play(roles: &[Role]) {
     std::process::exit(0);
 }
 
-/// In a child: tells the parent something.
+/// In a child: sends the parent a line.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // The harness may have begun a line of its own.
+    // The harness may have begun a line.
     let _ = writeln!(out, "\n{MARK}{line}");
     let _ = out.flush();
 }
 
-/// In a child: waits for a line of the parent's. `None` when the parent is gone.
+/// In a child: waits for a line from the parent. `None` if the parent has ended.
 pub fn hear() -> Option<String> {
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line).unwrap_or(0);
@@ -55,7 +55,7 @@ pub fn command(role: &str) -> Command {
     command
 }
 
-/// A child that is killed, at the latest when the test ends.
+/// A child that is killed when dropped.
 pub struct Actor {
     child: Child,
     input: ChildStdin,
@@ -78,7 +78,7 @@ impl Actor {
         self.input.flush().expect("the child listens");
     }
 
-    /// The next thing the child says; empty if it ended without a word.
+    /// Returns the next line that the child sends; empty if it ended without one.
     pub fn hear(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap_or(0) > 0 {

@@ -1,28 +1,30 @@
-//! Which of the possible crash states of one point are looked at.
+//! Selects which of the possible crash states of one point are checked.
 //!
-//! With *n* open units there are at least 2^n states, so unless they are few a selection is made. It is
-//! ordered by what finds bugs in practice, so that a small budget sees the best of it:
+//! With *n* open units there are at least 2^n states, so unless they are few a selection is made.
+//! It is ordered by what finds bugs in practice, so that a small budget covers the most useful
+//! states:
 //!
-//! 1. nothing open has arrived; all of it has;
-//! 2. writes whole or absent: all combinations of the last few, every beginning of their sequence, each alone, all but
-//!    each;
-//! 3. in turns: the newest write torn (its first units, its last units, one, all but one), over media that have
-//!    nothing else and over media that have everything else; each unit alone; all but each unit; each older version
-//!    of a unit that was written several times; and random mixtures of three textures: units, whole and torn
-//!    writes, and the blocks in which page caches and processor caches write back.
+//! 1. nothing open has arrived; everything has;
+//! 2. writes whole or absent: all combinations of the last few, every prefix of their sequence,
+//!    each alone, all but each;
+//! 3. in turns: the newest write torn (its first units, its last units, one, all but one), over
+//!    media that have no other open write and over media that have all of them; each unit alone;
+//!    all but each unit; each older version of a unit that was written several times; and random
+//!    mixtures of three textures: units, whole and torn writes, and the blocks in which page caches
+//!    and processor caches write back.
 //!
-//! A [`Choice`] is a recipe of a few bytes. It resolves to a base (all durable, or all newest) and the
-//! units that are otherwise, which is what has to be patched.
+//! A [`Choice`] is a recipe of a few bytes. It resolves to a base (all durable, or all newest) and
+//! the units that differ from it, which have to be patched.
 
 use std::collections::HashMap;
 
 use super::settle::{Settling, Version};
 use crate::rng::Rng;
 
-/// Below this many states a point's share is spent on random mixtures alone.
+/// Below this many states a point's share is spent on random mixtures only.
 const FEW: u64 = 8;
 
-/// What page caches write back at once, and the smallest that processor caches do.
+/// The write-back granularity of page caches, and the smallest one of processor caches.
 const PAGE_BYTES: usize = 4096;
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -31,24 +33,24 @@ const CACHE_LINE_BYTES: usize = 64;
 pub(super) enum Base {
     /// Every unit durable.
     Durable,
-    /// Every unit as it was last visible.
+    /// Every unit as last visible.
     Newest,
 }
 
 const BASES: [Base; 2] = [Base::Durable, Base::Newest];
 
-/// A unit whose content after a crash is open.
+/// A unit whose content after a crash is undetermined.
 #[derive(Debug)]
 pub(super) struct OpenUnit {
     pub unit: u64,
     pub durable_hash: u128,
-    /// Its open versions are this many from here on in [`Open::versions`]. Number 0 means the durable one,
+    /// Its `count` open versions start here in [`Open::versions`]. Number 0 is the durable version,
     /// number *n* the *n*-th of these.
     first: usize,
     pub count: usize,
 }
 
-/// What is open at a point.
+/// The open units at a point.
 #[derive(Debug, Default)]
 pub(super) struct Open {
     pub units: Vec<OpenUnit>,
@@ -57,14 +59,15 @@ pub(super) struct Open {
     write_of: Vec<usize>,
     /// Operations with open versions, in the order in which they wrote.
     pub writes: Vec<usize>,
-    /// Positions in `units` of what the last of them wrote.
+    /// Positions in `units` of the units of the last write.
     focus: Vec<usize>,
-    /// Units that are written back at once.
+    /// Number of units that are written back together.
     units_per_block: u64,
 }
 
 impl Open {
-    /// Of a replayed recording. Units whose versions all equal the durable one are left out.
+    /// Collects the open units of a replayed recording. Units whose versions all equal the durable
+    /// one are left out.
     pub fn of(settling: &Settling<'_>, unit_bytes: usize) -> Open {
         let mut open = Open::default();
         let block_bytes = if unit_bytes == 8 { CACHE_LINE_BYTES } else { PAGE_BYTES };
@@ -97,7 +100,7 @@ impl Open {
         open
     }
 
-    /// How many states there are, up to a limit.
+    /// Returns the number of states, up to a limit.
     pub fn combinations(&self, limit: u64) -> u64 {
         let mut product = 1u64;
         for unit in &self.units {
@@ -109,7 +112,7 @@ impl Open {
         product
     }
 
-    /// The version that a number other than 0 means.
+    /// Returns the version with a number other than 0.
     pub fn version(&self, unit: &OpenUnit, number: usize) -> Version {
         self.versions[unit.first + number - 1]
     }
@@ -118,12 +121,12 @@ impl Open {
         self.version(unit, unit.count)
     }
 
-    /// The write of a version, by its position in `writes`.
+    /// Returns the write of a version, by its position in `writes`.
     pub fn write_of(&self, unit: &OpenUnit, number: usize) -> usize {
         self.write_of[unit.first + number - 1]
     }
 
-    /// The number that a base means for a unit.
+    /// Returns the version number that a base has for a unit.
     pub fn base_number(unit: &OpenUnit, base: Base) -> usize {
         match base {
             Base::Durable => 0,
@@ -152,7 +155,7 @@ impl Torn {
     }
 }
 
-/// What a random mixture is random by.
+/// The granularity of a random mixture.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Texture {
     Units,
@@ -163,15 +166,15 @@ pub(super) enum Texture {
 /// A recipe for a crash state.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Choice {
-    /// All units as the base has them.
+    /// All units as in the base.
     Uniform(Base),
     /// The versions of all units as the digits of a number.
     Digits(u64),
-    /// The first writes whole, the others absent.
+    /// The first writes whole, the later ones absent.
     WritesBelow(usize),
     OnlyWrite(usize),
     AllButWrite(usize),
-    /// Of the last `count` writes those in the mask, of the others what the base says.
+    /// Of the last `count` writes those in the mask; the other writes as in the base.
     LastWrites {
         mask: u64,
         count: usize,
@@ -182,7 +185,7 @@ pub(super) enum Choice {
         torn: Torn,
         base: Base,
     },
-    /// One unit otherwise than the base.
+    /// One unit that differs from the base.
     Unit {
         index: usize,
         number: usize,
@@ -195,7 +198,8 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// The base, and in `exceptions` (emptied first) the units that have another version, by position and number.
+    /// Returns the base, and in `exceptions` (cleared first) the units that have another version,
+    /// by position and number.
     pub fn resolve(self, open: &Open, exceptions: &mut Vec<(usize, usize)>) -> Base {
         exceptions.clear();
         match self {
@@ -246,7 +250,7 @@ impl Choice {
     }
 }
 
-/// Each unit has the newest version whose write has arrived.
+/// Gives each unit the newest version whose write has arrived.
 fn by_writes(
     open: &Open,
     exceptions: &mut Vec<(usize, usize)>,
@@ -311,8 +315,8 @@ fn random(open: &Open, exceptions: &mut Vec<(usize, usize)>, seed: u64, texture:
     Base::Durable
 }
 
-/// The choices for a point that may show `share` states, best first; all of them if they are not more than that.
-/// Endless in the other case.
+/// Returns the choices for a point with a share of `share` states, best first: all states if they
+/// fit into the share, otherwise an endless selection.
 pub(super) fn choices(open: &Open, share: u64, rng: &mut Rng) -> Box<dyn Iterator<Item = Choice>> {
     let all = open.combinations(u64::MAX);
     if all <= share {
@@ -341,7 +345,7 @@ fn random_choices(seed: u64) -> Box<dyn Iterator<Item = Choice>> {
     }))
 }
 
-/// Writes whole or absent.
+/// Returns choices with each write whole or absent.
 fn write_choices(writes: usize, limit: u64) -> Box<dyn Iterator<Item = Choice>> {
     let bits = limit.max(1).ilog2().min(16);
     if writes <= bits as usize {
@@ -376,7 +380,8 @@ fn torn_choices(units: usize, rng: &mut Rng) -> Box<dyn Iterator<Item = Choice>>
     }))
 }
 
-/// One unit otherwise than the base: the newest or none first, older versions after it.
+/// Returns choices where one unit differs from the base: the newest version or none first, older
+/// versions after it.
 fn unit_choices(open: &Open, rng: &mut Rng, base: Base) -> Box<dyn Iterator<Item = Choice>> {
     let mut order: Vec<(usize, usize)> = vec![];
     let mut older = vec![];
@@ -389,7 +394,7 @@ fn unit_choices(open: &Open, rng: &mut Rng, base: Base) -> Box<dyn Iterator<Item
     Box::new(order.into_iter().map(move |(index, number)| Choice::Unit { index, number, base }))
 }
 
-/// The numbers below `count` in random order.
+/// Returns the numbers below `count` in random order.
 fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     let mut numbers: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {

@@ -1,13 +1,14 @@
-//! Crash states in words: where the crash came, and which of the writes before it arrived.
+//! Readable descriptions of crash states: where the crash happened, and which of the writes before
+//! it arrived.
 //!
-//! "crash in op 17 write_durable(8192, 4096): arrived: op 15; absent: op 12; torn: op 17 write_durable(8192,
-//! 4096): sectors 0,3 of 8 present". Writes that were durable before are not named. A write has arrived in a
-//! unit if the unit has its version or a newer one.
+//! "crash in op 17 write_durable(8192, 4096): arrived: op 15; absent: op 12; torn: op 17
+//! write_durable(8192, 4096): sectors 0,3 of 8 present". Writes that were already durable are not
+//! listed. A write has arrived in a unit if the unit has its version or a newer one.
 
 use super::choice::{Base, Open};
 use super::recording::Recording;
 
-/// What a state consists of.
+/// Describes the contents of a state.
 pub(super) fn state(
     recording: &Recording,
     prefix: usize,
@@ -54,8 +55,9 @@ pub(super) fn state(
     }
 }
 
-/// "op 17 write_durable(8192, 4096): sectors 0,3-5 of 8 present", counted from the write's first unit. Units that the
-/// write left as they were are counted as present: whether they arrived makes no difference.
+/// Returns "op 17 write_durable(8192, 4096): sectors 0,3-5 of 8 present", counted from the write's
+/// first unit. Units that the write left unchanged count as present: whether they arrived makes no
+/// difference.
 fn torn_write(recording: &Recording, op: usize, units: &[(u64, bool)]) -> String {
     let operation = &recording.operations[op];
     let unit_bytes = recording.unit_bytes as u64;
@@ -71,7 +73,7 @@ fn torn_write(recording: &Recording, op: usize, units: &[(u64, bool)]) -> String
     )
 }
 
-/// Ascending numbers: "0,3-5".
+/// Formats ascending numbers: "0,3-5".
 fn numbers_in_words(numbers: &[u64]) -> String {
     let mut words: Vec<String> = vec![];
     let mut rest = numbers;

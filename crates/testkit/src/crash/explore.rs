@@ -6,15 +6,16 @@
 //!                     └──────────────────── one level deeper ◄──────────────────────┘
 //! ```
 //!
-//! A recovery's recording starts from the crash state that it recovered and carries its marks on. A check that
-//! hands one out should say in it what its caller was shown, before it uses the pool any further: `acknowledge` for
-//! what it found, `withdraw` for what was in flight and is gone. Then a second crash may not change the answer.
+//! A recovery's recording starts from the crash state that it recovered and continues its marks. A
+//! check that returns one should mark in it what its caller was shown, before it uses the pool any
+//! further: `acknowledge` for what was present, `withdraw` for what was in flight and is missing.
+//! Then a second crash may not change the answer.
 //!
 //! # The budget
-//! Without a second level all of it goes to the recording. With one, half does, and the other half is shared by the
-//! recoveries: it is saved up until the next one has enough for [`LEAST_NESTED`] states, so that few
-//! recoveries are crashed thoroughly instead of many at a single point. What two recoveries have in common
-//! is looked at once.
+//! Without a second level the recording gets all of it. With one, it gets half, and the recoveries
+//! share the other half: it accumulates until the next recovery has enough for [`LEAST_NESTED`]
+//! states, so that few recoveries are crashed thoroughly instead of many at a single point. States
+//! that two recoveries have in common are checked once.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -24,37 +25,38 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::recording::Recording;
 use super::states::{CrashState, CrashStates, Origin};
 
-/// A recovery is crashed in this many ways, if there are so many and the budget has them, or it is passed over.
+/// A recovery is crashed in this many ways, if it has that many and the budget allows them, or not
+/// at all.
 const LEAST_NESTED: u64 = 64;
 
-/// How far an exploration goes.
+/// The extent of an exploration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// How often a recovery is crashed in turn: 0 for never.
+    /// How many times a recovery is itself crashed: 0 for never.
     pub depth: u32,
-    /// States that are checked at most, on all levels together.
+    /// Maximum number of states checked, on all levels together.
     pub budget: u64,
-    /// Names the selection of states.
+    /// Determines the selection of states.
     pub seed: u64,
 }
 
-/// What a check says of a state: an error if recovery from it went wrong, else the recording of what recovery did
-/// to [`CrashState::media`], if that shall be crashed too.
+/// The result of a check: an error if recovery from the state went wrong; otherwise the recording
+/// of what recovery did to [`CrashState::media`], if that is to be crashed too.
 pub type Verdict = Result<Option<Recording>, Box<dyn Error>>;
 
-/// An exploration that found nothing.
+/// Statistics of an exploration that found no failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Explored {
-    /// States checked, on each level.
+    /// States checked, per level.
     pub states_by_depth: Vec<u64>,
-    /// States skipped because the same had been checked.
+    /// States skipped because an identical one had been checked.
     pub duplicates: u64,
     /// Recoveries that were crashed.
     pub recoveries: u64,
 }
 
 impl Explored {
-    /// States checked.
+    /// Returns the number of states checked.
     pub fn states(&self) -> u64 {
         self.states_by_depth.iter().sum()
     }
@@ -67,15 +69,15 @@ impl Explored {
      {last_acknowledged:?}, in flight {in_flight:?}\n{listing}"
 )]
 pub struct CrashFailure {
-    /// What the check said, or with what it panicked.
+    /// The check's error or panic message.
     pub reason: String,
-    /// The state, in words.
+    /// A description of the state.
     pub description: String,
-    /// The how many-th state it was, counted from 1.
+    /// The number of the state, counted from 1.
     pub number: u64,
-    /// How many recoveries were crashed on the way to it.
+    /// How many recoveries were crashed before it.
     pub depth: u32,
-    /// The image, to look into.
+    /// The image, for inspection.
     pub image: Vec<u8>,
     last_acknowledged: Option<u64>,
     in_flight: Vec<u64>,
@@ -84,8 +86,8 @@ pub struct CrashFailure {
     listing: String,
 }
 
-/// Checks the crash states of a recording, and of the recordings that the checks return. Ends at the first that
-/// fails. A panic in `check` is a failure.
+/// Checks the crash states of a recording, and of the recordings that the checks return. Stops at
+/// the first failure. A panic in `check` is a failure.
 ///
 /// ```
 /// use aquifer_testkit::unguarded::UnguardedMedia;
@@ -126,13 +128,13 @@ pub fn explore(
 struct Exploration<C> {
     plan: Plan,
     explored: Explored,
-    /// Hashes of all states so far, while no enumeration has them.
+    /// Hashes of all states so far, while no enumeration owns them.
     seen: HashSet<u128>,
     check: C,
 }
 
 impl<C: FnMut(&CrashState<'_>) -> Verdict> Exploration<C> {
-    /// Explores one recording and what lies below it; how much of the budget that took.
+    /// Explores one recording and the levels below it; returns how much of the budget that took.
     fn level(
         &mut self,
         recording: &Recording,

@@ -1,21 +1,22 @@
 //! Scripted failures: which operation fails, with what error, and what it leaves behind.
 //!
-//! A [`Trigger`] picks operations by kind, place and count. A [`Fault`] makes those fail; a [`Gate`] stops one in
-//! its middle until the test lets it go on, so that operations of several threads overlap in a chosen way
-//! and no test has to wait for luck.
+//! A [`Trigger`] selects operations by kind, place and count. A [`Fault`] makes those fail; a
+//! [`Gate`] blocks one in its middle until the test opens it, so that operations of several threads
+//! overlap in a chosen way and no test depends on timing.
 //!
-//! A failed write may have left nothing, its first bytes, or all of them. Left bytes are visible, as they are
-//! in a page cache, and open: a crash state may hold them. [`Fault::reaching_media`] says that they are
-//! durable although the call failed. A failed `write_back` or `flush` leaves what it covered without promise
-//! for ever, however often the call is repeated, until it is written anew; [`Fault::forgetting`] has readers
-//! see the old bytes too, as the kernel may show them once it has dropped pages that it could not write.
+//! A failed write may have left nothing, its first bytes, or all of them. These bytes are visible,
+//! as they are in a page cache, and open: a crash state may contain them. [`Fault::reaching_media`]
+//! makes them durable although the call failed. After a failed `write_back` or `flush`, no
+//! repetition of the call makes durable what it covered, until that is rewritten;
+//! [`Fault::forgetting`] also makes readers see the old bytes, as the kernel may show them once it
+//! has dropped pages that it could not write.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use aquifer_pool::media::{ByteRange, MediaOperation};
 use rustix::io::Errno;
 
-/// Picks operations.
+/// Selects operations.
 #[derive(Debug, Clone)]
 pub struct Trigger {
     operation: MediaOperation,
@@ -25,30 +26,30 @@ pub struct Trigger {
 }
 
 impl Trigger {
-    /// The next operation of this kind, once.
+    /// Selects the next operation of this kind, once.
     pub fn on(operation: MediaOperation) -> Trigger {
         Trigger { operation, range: None, skip: 0, times: 1 }
     }
 
-    /// Not the next one that fits but the `n`-th, counted from 1.
+    /// Selects not the next matching operation but the `n`-th, counted from 1.
     pub fn nth(mut self, n: u64) -> Trigger {
         self.skip = n.saturating_sub(1);
         self
     }
 
-    /// Only operations that touch this range. A flush touches none.
+    /// Selects only operations that touch this range. A flush touches none.
     pub fn within(mut self, range: ByteRange) -> Trigger {
         self.range = Some(range);
         self
     }
 
-    /// That one and all that follow it.
+    /// Selects that operation and all matching ones after it.
     pub fn lasting(mut self) -> Trigger {
         self.times = u64::MAX;
         self
     }
 
-    /// Whether it picks this operation, which is counted.
+    /// Returns whether it selects this operation, and counts it.
     fn picks(&mut self, operation: MediaOperation, ranges: &[ByteRange]) -> bool {
         let touches = |range: &ByteRange| {
             self.range.is_none_or(|wanted| {
@@ -69,7 +70,7 @@ impl Trigger {
     }
 }
 
-/// How much of a failed write is there.
+/// How much of a failed write remains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// Nothing.
@@ -105,40 +106,41 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// With this errno; nothing is left of a write.
+    /// Creates a fault with this errno; a failed write leaves nothing.
     pub fn new(trigger: Trigger, errno: i32) -> Fault {
         Fault { trigger, errno, left: Left::Nothing, reaches_media: false, forgets: false }
     }
 
-    /// EIO.
+    /// Creates a fault with EIO.
     pub fn io_error(trigger: Trigger) -> Fault {
         Fault::new(trigger, Errno::IO.raw_os_error())
     }
 
-    /// ENOSPC.
+    /// Creates a fault with ENOSPC.
     pub fn no_space(trigger: Trigger) -> Fault {
         Fault::new(trigger, Errno::NOSPC.raw_os_error())
     }
 
-    /// What a failed write leaves.
+    /// Sets what a failed write leaves.
     pub fn leaving(mut self, left: Left) -> Fault {
         self.left = left;
         self
     }
 
-    /// What a failed write leaves is durable.
+    /// Makes what a failed write leaves durable.
     pub fn reaching_media(mut self) -> Fault {
         self.reaches_media = true;
         self
     }
 
-    /// After a failed `write_back` or `flush`, readers see the durable bytes in place of those it covered.
+    /// After a failed `write_back` or `flush`, makes readers see the durable bytes instead of those
+    /// it covered.
     pub fn forgetting(mut self) -> Fault {
         self.forgets = true;
         self
     }
 
-    /// How many bytes a failed write of `len` leaves.
+    /// Returns how many bytes a failed write of `len` leaves.
     pub(super) fn left_of(&self, len: usize) -> usize {
         match self.left {
             Left::Nothing => 0,
@@ -170,7 +172,8 @@ impl Script {
         self.faults.clear();
     }
 
-    /// The failure of this operation, if it has one. Every fault counts every operation that fits it.
+    /// Returns the fault of this operation, if any. Every fault counts every operation that it
+    /// matches.
     pub fn fault(&mut self, operation: MediaOperation, ranges: &[ByteRange]) -> Option<Fault> {
         let mut picked = None;
         for fault in &mut self.faults {
@@ -181,7 +184,7 @@ impl Script {
         picked
     }
 
-    /// The door that this operation has to pass in its middle.
+    /// Returns the door that this operation has to pass in its middle.
     pub fn door(&mut self, operation: MediaOperation, ranges: &[ByteRange]) -> Option<Arc<Door>> {
         let mut picked = None;
         for (trigger, door) in &mut self.holds {
@@ -193,7 +196,7 @@ impl Script {
     }
 }
 
-/// Where an operation waits for its gate.
+/// The place where an operation waits for its gate.
 #[derive(Debug, Default)]
 pub(super) struct Door {
     state: Mutex<DoorState>,
@@ -222,7 +225,7 @@ impl Door {
         self.changed.notify_all();
     }
 
-    /// Waits for the gate to be opened.
+    /// Waits until the gate is open.
     pub fn pass(&self) {
         self.change(|state| state.reached = true);
         self.wait_until(|state| state.open);
@@ -236,12 +239,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Waits until the operation is there.
+    /// Waits until the operation has reached it.
     pub fn wait_until_reached(&self) {
         self.door.wait_until(|state| state.reached);
     }
 
-    /// Lets it go on.
+    /// Lets the operation continue.
     pub fn open(&self) {
         self.door.change(|state| state.open = true);
     }

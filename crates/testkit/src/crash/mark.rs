@@ -1,38 +1,40 @@
-//! Marks: what the code under test had promised when the crash came.
+//! Marks: what the code under test had promised before the crash.
 //!
-//! An image alone cannot be judged: that a transaction is missing is right before it was acknowledged and a
-//! bug after. So the recording carries marks between its operations, and every crash state comes with
-//! what they add up to at its point. A recovery's recording goes on from there: what was acknowledged
-//! before the first crash stays so in the second.
+//! An image alone cannot be judged: a missing transaction is correct before it was acknowledged and
+//! a bug after. So the recording contains marks between its operations, and every crash state
+//! carries the sum of the marks before it. A recovery's recording continues from there: what was
+//! acknowledged before the first crash stays acknowledged in the second.
 //!
-//! | mark | set when | a state behind it |
+//! | mark | set when | a state after it |
 //! |---|---|---|
-//! | [`Mark::Begun`] | before the first operation of transaction *id* | may hold *id* or not: old or new |
-//! | [`Mark::Acknowledged`] | its caller was told that it is durable | holds *id* |
-//! | [`Mark::Withdrawn`] | a recovery showed its caller a state without *id* | does not hold *id*, ever |
-//! | [`Mark::Note`] | anything | whatever the checker makes of it |
+//! | [`Mark::Begun`] | before the first operation of transaction *id* | may contain *id* or not: old or new |
+//! | [`Mark::Acknowledged`] | its caller was told that it is durable | contains *id* |
+//! | [`Mark::Withdrawn`] | a recovery showed its caller a state without *id* | never contains *id* |
+//! | [`Mark::Note`] | anything | the checker decides |
 //!
-//! Only `Begun` allows more than before; the others demand more. The enumeration relies on it: a state
-//! that passed before a `Begun` is not checked again behind it, one that passed before any other mark is.
+//! Only `Begun` permits more than before; the others demand more. The enumeration relies on it: a
+//! state that passed before a `Begun` is not checked again after it, but is checked again after any
+//! other mark.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Something that the code under test says between two operations.
+/// A statement by the code under test between two operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mark {
-    /// From here on the effects of this transaction may be found.
+    /// From here on the effects of this transaction may be present.
     Begun(u64),
-    /// From here on they must be.
+    /// From here on they must be present.
     Acknowledged(u64),
-    /// From here on they must not: a recovery has decided, and somebody has seen it.
+    /// From here on they must be absent: a recovery has decided so, and its caller has seen the
+    /// result.
     Withdrawn(u64),
-    /// The checker knows what it means.
+    /// The checker defines the meaning.
     Note(u64),
 }
 
 impl Mark {
-    /// The mark as a number, for hashing.
+    /// Returns the mark as a number, for hashing.
     pub(super) fn to_bytes(self) -> [u8; 9] {
         let (kind, id) = match self {
             Mark::Begun(id) => (0, id),
@@ -57,7 +59,7 @@ impl fmt::Display for Mark {
     }
 }
 
-/// What the marks before a crash add up to.
+/// The sum of the marks before a crash.
 ///
 /// ```
 /// use aquifer_testkit::crash::{Mark, Marks};
@@ -78,7 +80,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Takes one more mark in; whether that says anything new.
+    /// Adds a mark; returns whether it changed anything.
     pub fn add(&mut self, mark: Mark) -> bool {
         match mark {
             Mark::Begun(id) => self.in_flight.insert(id),
@@ -97,37 +99,37 @@ impl Marks {
         }
     }
 
-    /// The transactions that must be found.
+    /// Returns the transactions that must be present.
     pub fn acknowledged(&self) -> &BTreeSet<u64> {
         &self.acknowledged
     }
 
-    /// The largest id among them.
+    /// Returns the largest ID among them.
     pub fn last_acknowledged(&self) -> Option<u64> {
         self.acknowledged.last().copied()
     }
 
-    /// Whether this one must be found.
+    /// Returns whether this transaction must be present.
     pub fn is_acknowledged(&self, id: u64) -> bool {
         self.acknowledged.contains(&id)
     }
 
-    /// The transactions that may be found or not: begun, and nothing said of them since.
+    /// Returns the transactions that may be present or not: begun, with no later mark.
     pub fn in_flight(&self) -> &BTreeSet<u64> {
         &self.in_flight
     }
 
-    /// Whether this one may be found or not.
+    /// Returns whether this transaction may be present or not.
     pub fn is_in_flight(&self, id: u64) -> bool {
         self.in_flight.contains(&id)
     }
 
-    /// The transactions that a recovery has found to be missing: they must not come back.
+    /// Returns the transactions that a recovery found missing: they must not reappear.
     pub fn withdrawn(&self) -> &BTreeSet<u64> {
         &self.withdrawn
     }
 
-    /// The notes, in order.
+    /// Returns the notes, in order.
     pub fn notes(&self) -> &[u64] {
         &self.notes
     }

@@ -1,11 +1,11 @@
-//! The recording media: a memory file behind [`Media`], with a log of all that is done to it.
+//! The recording media: a memory file behind [`Media`], with a log of all operations.
 //!
 //! # One order
-//! One lock orders everything: under it an operation makes its bytes visible and appends its event, so the
-//! log's order is the order in which readers saw the bytes. Operations that take time on real media (all but
-//! `write_at`) release the lock between their first event and their last, and yield: those of other threads, and
-//! marks, come in between. Lock order: `growing`, then `log`. A [`Gate`] is waited for with no lock held but
-//! `growing`.
+//! One lock orders everything: under it an operation makes its bytes visible and appends its event,
+//! so the log's order is the order in which readers saw the bytes. Operations that take time on
+//! real media (all but `write_at`) release the lock between their first and their last event, and
+//! yield: operations of other threads, and marks, come in between. Lock order: `growing`, then
+//! `log`. A thread that waits for a [`Gate`] holds no lock but `growing`.
 
 use std::fs::File;
 use std::io;
@@ -23,17 +23,18 @@ use super::mark::Mark;
 use super::recording::{Event, Operation, Recording};
 use super::settle::Settling;
 
-/// No medium is longer: enumeration keeps whole images in memory.
+/// Maximum length of a medium: enumeration keeps whole images in memory.
 const MAX_LEN_BYTES: u64 = 1 << 30;
 
-/// An image is put into the file by pages of this size, and those that are zero are left out.
+/// An image is written to the file in pages of this size; zero pages are skipped.
 const PAGE_BYTES: usize = 4096;
 
-/// Media that record what is done to them, to enumerate what a crash would have left.
+/// Media that record all operations, to enumerate what a crash would have left.
 ///
-/// See the [module](super) for the model and an example. Everything goes through the methods of [`Media`]: stores to
-/// a shared mapping of [`Media::file`] are not seen. A clone is another handle of the same media, so that
-/// a test keeps one while the code under test owns the other. Dropping the last frees the memory.
+/// See the [module](super) for the model and an example. Only calls of [`Media`] methods are
+/// recorded: stores to a shared mapping of [`Media::file`] are not. A clone is another handle to
+/// the same media, so that a test can keep one while the code under test owns the other. Dropping
+/// the last handle frees the memory.
 #[derive(Debug, Clone)]
 pub struct CrashMedia {
     shared: Arc<Shared>,
@@ -41,7 +42,7 @@ pub struct CrashMedia {
     writable: bool,
 }
 
-/// What the handles share.
+/// The state that the handles share.
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
@@ -72,14 +73,14 @@ impl Log {
     }
 }
 
-/// What the script has in store for an operation.
+/// The script's decision about an operation.
 struct Fate {
     fault: Option<Fault>,
     door: Option<Arc<Door>>,
 }
 
 impl CrashMedia {
-    /// Zeros, all durable.
+    /// Creates media of zeros, all durable.
     pub fn new(len_bytes: u64, domain: PersistenceDomain) -> io::Result<CrashMedia> {
         if len_bytes > MAX_LEN_BYTES {
             return Err(Errno::FBIG.into());
@@ -87,7 +88,8 @@ impl CrashMedia {
         CrashMedia::from_image(&vec![0; len_bytes as usize], domain)
     }
 
-    /// These bytes, all durable: what a crash has left, for instance, to record what recovery does with it.
+    /// Creates media with these bytes, all durable: for instance a crash state, to record its
+    /// recovery.
     pub fn from_image(image: &[u8], domain: PersistenceDomain) -> io::Result<CrashMedia> {
         if image.len() as u64 > MAX_LEN_BYTES {
             return Err(Errno::FBIG.into());
@@ -107,15 +109,16 @@ impl CrashMedia {
         Ok(CrashMedia { shared: Arc::new(shared), unit_bytes, writable: true })
     }
 
-    /// With another unit that a crash does not tear, a power of two of at least 8 bytes. A smaller one makes the
-    /// model stricter than the contract: sectors torn at 8 bytes, as disks that promise nothing leave them.
+    /// Changes the unit that a crash does not tear, a power of two of at least 8 bytes. A smaller
+    /// one makes the model stricter than the contract: sectors are torn at 8 bytes, as by disks
+    /// without a guarantee.
     pub fn with_unit_bytes(mut self, unit_bytes: usize) -> CrashMedia {
         assert!(unit_bytes >= 8 && unit_bytes.is_power_of_two(), "no unit: {unit_bytes} bytes");
         self.unit_bytes = unit_bytes;
         self
     }
 
-    /// A handle through which every write fails with EROFS.
+    /// Returns a handle through which every write fails with EROFS.
     pub fn read_only(mut self) -> CrashMedia {
         self.writable = false;
         self
@@ -131,7 +134,7 @@ impl CrashMedia {
         self.mark(Mark::Begun(id));
     }
 
-    /// [`Mark::Acknowledged`]: call it when transaction `id` has been said to be durable.
+    /// [`Mark::Acknowledged`]: call it when transaction `id` has been reported as durable.
     pub fn acknowledge(&self, id: u64) {
         self.mark(Mark::Acknowledged(id));
     }
@@ -146,22 +149,23 @@ impl CrashMedia {
         self.log().script.fail(fault);
     }
 
-    /// Forgets all faults that were set.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.log().script.clear();
     }
 
-    /// Holds an operation in its middle until the gate is opened. Reads and plain writes have no middle.
+    /// Holds an operation in its middle until the gate is opened. Reads and plain writes cannot be
+    /// held.
     pub fn hold(&self, trigger: Trigger) -> Gate {
         self.log().script.hold(trigger)
     }
 
-    /// What has happened up to now.
+    /// Returns what has happened so far.
     pub fn recording(&self) -> Recording {
         self.recording_of(&self.log())
     }
 
-    /// The bytes as readers see them.
+    /// Returns the bytes as readers see them.
     pub fn image(&self) -> Vec<u8> {
         let mut image = vec![0; self.log().len_bytes as usize];
         match self.shared.file.read_exact_at(&mut image, 0) {
@@ -198,7 +202,7 @@ impl CrashMedia {
         self.error(operation, range, io::Error::from_raw_os_error(errno))
     }
 
-    /// Refuses ranges outside the media, and writes to what cannot be written.
+    /// Refuses ranges outside the media, and writes to read-only media.
     fn check(
         &self,
         log: &Log,
@@ -217,7 +221,7 @@ impl CrashMedia {
         Ok(())
     }
 
-    /// The middle of an operation: nothing is locked, others go on.
+    /// The middle of an operation: no lock is held, so other threads make progress.
     fn middle<'m>(&'m self, log: MutexGuard<'m, Log>, fate: &Fate) -> MutexGuard<'m, Log> {
         drop(log);
         match &fate.door {
@@ -266,12 +270,12 @@ impl CrashMedia {
         }
     }
 
-    /// Whether a plain write can be lost.
+    /// Returns whether a plain write can be lost.
     fn needs_flushing(&self) -> bool {
         self.shared.domain != PersistenceDomain::Volatile
     }
 
-    /// A `write_back` or `flush` ends with an error.
+    /// Ends a `write_back` or `flush` with an error.
     fn end_failed(&self, log: &mut Log, op: usize, fault: &Fault) -> MediaError {
         let operation = &log.operations[op];
         let (kind, range) = (operation.kind, hull(&operation.ranges));
@@ -406,19 +410,19 @@ impl Media for CrashMedia {
     }
 }
 
-/// What the script says about an operation that begins now.
+/// Returns the script's decision about an operation that begins now.
 fn fate(log: &mut Log, kind: MediaOperation, ranges: &[ByteRange]) -> Fate {
     Fate { fault: log.script.fault(kind, ranges), door: log.script.door(kind, ranges) }
 }
 
-/// The smallest range around these, for messages.
+/// Returns the smallest range that contains all of these, for messages.
 fn hull(ranges: &[ByteRange]) -> ByteRange {
     let start = ranges.iter().map(|range| range.offset_bytes).min().unwrap_or_default();
     let end = ranges.iter().map(|range| range.end_bytes()).max().unwrap_or_default();
     ByteRange { offset_bytes: start, len_bytes: end - start }
 }
 
-/// Puts an image into a file that is all zeros.
+/// Writes an image to a file that is all zeros.
 fn write_sparsely(file: &File, image: &[u8]) -> io::Result<()> {
     let is_zero = |page: &[u8]| *page == [0; PAGE_BYTES][..page.len()];
     let mut start = 0;
@@ -429,7 +433,7 @@ fn write_sparsely(file: &File, image: &[u8]) -> io::Result<()> {
             end = page_end(end);
         }
         file.write_all_at(&image[start..end], start as u64)?;
-        start = page_end(end); // behind the run there is a page of zeros, or the end
+        start = page_end(end); // after the run there is a page of zeros, or the end
     }
     Ok(())
 }

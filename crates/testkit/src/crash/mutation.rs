@@ -1,9 +1,10 @@
-//! Mutations: what the same run would have left on media that misbehave.
+//! Mutations: what the same run would have left on media that violate their contract.
 //!
-//! A crash test that passes says something only if it can fail. A mutation changes a *recording*, not the media: the
-//! code under test has run undisturbed, and its crash states are then enumerated as if an operation had been
-//! lost or had come too late. One run serves for every mutation, and what the code did cannot depend on it. The test
-//! must find a state that it refuses. If it finds none, the operation was not needed, or the test is blind.
+//! A passing crash test means something only if the test can fail. A mutation changes a
+//! *recording*, not the media: the code under test has run undisturbed, and its crash states are
+//! then enumerated as if an operation had been lost or delayed. One run serves for every mutation,
+//! and the code's behaviour cannot depend on it. The test must reject some state. If it rejects
+//! none, the operation was not necessary, or the test is blind.
 //!
 //! ```
 //! use aquifer_testkit::unguarded::UnguardedMedia;
@@ -33,7 +34,8 @@ use aquifer_pool::media::MediaOperation;
 
 use super::recording::{Event, Recording};
 
-/// A way in which media misbehave. Operations are meant by their number in [`Recording::operations`].
+/// A violation of the media's contract. Operations are identified by their number in
+/// [`Recording::operations`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// `flush` does nothing.
@@ -46,8 +48,8 @@ pub enum Mutation {
     PlainWrite(usize),
     /// This operation does not happen.
     Lose(usize),
-    /// This write changes places with the next one: the next happens when this one did, and this one when the next
-    /// had completed.
+    /// This write is swapped with the next one: the next one happens when this one did, and this
+    /// one when the next had completed.
     SwapWithNext(usize),
 }
 
@@ -65,7 +67,8 @@ impl fmt::Display for Mutation {
 }
 
 impl Mutation {
-    /// Every mutation that changes this recording: the general ones, and for each operation those it can suffer.
+    /// Returns every mutation that changes this recording: the general ones, and those applicable
+    /// to each operation.
     pub fn all(recording: &Recording) -> Vec<Mutation> {
         let has = |kind| recording.operations_of(kind).next().is_some();
         let mut all = vec![];
@@ -94,7 +97,8 @@ impl Mutation {
 }
 
 impl Recording {
-    /// What would have been recorded had the media misbehaved. Numbers of operations stay as they are.
+    /// Returns what would have been recorded on the misbehaving media. Operation numbers stay the
+    /// same.
     pub fn mutated(&self, mutation: &Mutation) -> Recording {
         let is = |op: usize, kind| self.operations.get(op).is_some_and(|found| found.kind == kind);
         let mut mutated = self.clone();
@@ -118,7 +122,7 @@ impl Recording {
         mutated
     }
 
-    /// The write that began next after this one.
+    /// Returns the next write after this one, in order of beginning.
     fn next_write(&self, op: usize) -> Option<usize> {
         (op + 1..self.operations.len()).find(|&next| self.operations[next].is_write())
     }
@@ -128,7 +132,8 @@ fn retain_ops(events: &mut Vec<Event>, keep: impl Fn(usize) -> bool) {
     events.retain(|event| event.op().is_none_or(&keep));
 }
 
-/// All events of `second` move to the first of `first`, and those of `first` to behind the last of `second`.
+/// Moves all events of `second` to the first of `first`, and those of `first` after the last of
+/// `second`.
 fn swap(events: &mut Vec<Event>, first: usize, second: usize) {
     let mut swapped = Vec::with_capacity(events.len());
     let of = |op: usize| events.iter().filter(move |event| event.op() == Some(op)).cloned();

@@ -1,20 +1,21 @@
-//! A recording: the media as they were at first, and everything that was done to them, in one order.
+//! A recording: the initial media, and everything that was done to them, in one total order.
 //!
 //! # Operations and events
-//! An *operation* is one call on the media. An *event* is a moment: an operation begins, or ends, or a mark is
-//! set. Operations of several threads overlap, events do not: their order is the order in which the media's
-//! lock was taken, and it is the order in which bytes became visible to readers. A crash comes between two events.
+//! An *operation* is one call on the media. An *event* is a point in time: an operation begins or
+//! ends, or a mark is set. Operations of several threads overlap, events do not: their order is the
+//! order in which the media's lock was taken, and in which bytes became visible to readers. A crash
+//! happens between two events.
 //!
 //! | operation | first event | last event |
 //! |---|---|---|
 //! | `write_at` | `Write`: its bytes are visible | the same |
 //! | `write_durable` | `Write` | `Persisted`: they are durable |
-//! | `write_back` | `HandOver`: which versions are meant | `HandedOver`: the next flush covers them |
-//! | `flush` | `FlushBegin`: which hand-overs are meant | `Flushed`: those are durable |
+//! | `write_back` | `HandOver`: determines the versions | `HandedOver`: the next flush covers them |
+//! | `flush` | `FlushBegin`: determines the hand-overs | `Flushed`: those are durable |
 //! | `grow` | `GrowBegin` | `Grown` |
 //!
-//! An operation that fails ends with `Failed`; a `Write` before it holds the bytes that it left behind.
-//! What the events mean is written down once, in the module `settle`.
+//! A failed operation ends with `Failed`; a `Write` before it contains the bytes that it left
+//! behind. The module `settle` defines what the events mean.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,7 +25,7 @@ use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
 
 use super::mark::Mark;
 
-/// A moment in a recording; `op` is an index into its operations.
+/// An event of a recording; `op` is an index into its operations.
 #[derive(Debug, Clone)]
 pub(super) enum Event {
     /// These bytes became visible.
@@ -33,26 +34,27 @@ pub(super) enum Event {
     Persisted { op: usize },
     /// A `write_back` began.
     HandOver { op: usize },
-    /// It returned.
+    /// A `write_back` returned.
     HandedOver { op: usize },
     /// A `flush` began.
     FlushBegin { op: usize },
-    /// It returned.
+    /// A `flush` returned.
     Flushed { op: usize },
     /// A `grow` began.
     GrowBegin { op: usize },
-    /// It returned.
+    /// A `grow` returned.
     Grown { op: usize },
     /// The operation returned an error.
     Failed { op: usize },
-    /// After a failed `write_back` or `flush` the page cache dropped these bytes: readers see the media.
+    /// After a failed `write_back` or `flush` the page cache dropped these bytes: readers see the
+    /// durable ones.
     Forgotten { op: usize, ranges: Arc<[ByteRange]> },
-    /// The code under test said something.
+    /// The code under test set a mark.
     Mark(Mark),
 }
 
 impl Event {
-    /// The operation whose moment it is.
+    /// Returns the operation that the event belongs to.
     pub(super) fn op(&self) -> Option<usize> {
         match *self {
             Event::Write { op, .. }
@@ -79,22 +81,23 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Which call.
+    /// Returns the kind of call.
     pub fn kind(&self) -> MediaOperation {
         self.kind
     }
 
-    /// What it was about: the range written or those handed over, the bytes added by `grow`, nothing for `flush`.
+    /// Returns what it applied to: the range written or those handed over, the bytes added by
+    /// `grow`, nothing for `flush`.
     pub fn ranges(&self) -> &[ByteRange] {
         &self.ranges
     }
 
-    /// The errno of a scripted failure.
+    /// Returns the errno of a scripted failure.
     pub fn error(&self) -> Option<i32> {
         self.error
     }
 
-    /// Whether it wrote bytes.
+    /// Returns whether it wrote bytes.
     pub fn is_write(&self) -> bool {
         matches!(self.kind, MediaOperation::Write | MediaOperation::WriteDurable)
     }
@@ -126,7 +129,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Everything that happened to a medium from its creation to the moment when it was asked.
+/// Everything that happened to a medium from its creation until the recording was taken.
 ///
 /// Its `Display` form lists the events with their numbers: a crash state's prefix counts them.
 #[derive(Debug, Clone)]
@@ -139,49 +142,49 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// What makes bytes durable on the media.
+    /// Returns what makes bytes durable on the media.
     pub fn domain(&self) -> PersistenceDomain {
         self.domain
     }
 
-    /// The unit that a crash does not tear.
+    /// Returns the size of the unit that a crash does not tear.
     pub fn unit_bytes(&self) -> usize {
         self.unit_bytes
     }
 
-    /// The media before the first operation. All of it is durable.
+    /// Returns the media before the first operation. All of it is durable.
     pub fn initial(&self) -> &[u8] {
         &self.initial
     }
 
-    /// The operations, in the order in which they began.
+    /// Returns the operations, in the order in which they began.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
     }
 
-    /// How many events there are: one more than the last prefix that a crash state can have.
+    /// Returns the number of events, which is also the largest prefix that a crash state can have.
     pub fn event_count(&self) -> usize {
         self.events.len()
     }
 
-    /// The numbers of the operations of this kind.
+    /// Returns the numbers of the operations of this kind.
     pub fn operations_of(&self, kind: MediaOperation) -> impl Iterator<Item = usize> + '_ {
         (0..self.operations.len()).filter(move |&op| self.operations[op].kind == kind)
     }
 
-    /// The word for a unit.
+    /// Returns the word for units.
     pub(super) fn unit_name(&self) -> &'static str {
         if self.unit_bytes == 8 { "words" } else { "sectors" }
     }
 
-    /// The longest that the media ever were.
+    /// Returns the maximum length that the media ever had.
     pub(super) fn max_len_bytes(&self) -> usize {
         let resized = self.operations.iter().filter(|op| op.kind == MediaOperation::Resize);
         let longest = resized.flat_map(|op| op.ranges.iter()).map(|range| range.end_bytes());
         longest.max().map_or(0, |len| len as usize).max(self.initial.len())
     }
 
-    /// These events, one a line, with the prefix that each of them ends.
+    /// Returns these events, one per line, each with the prefix that it completes.
     pub(super) fn listing(&self, events: Range<usize>) -> String {
         let line = |index: usize| {
             format!("{:7} {}\n", index + 1, self.describe_event(&self.events[index]))
@@ -189,7 +192,7 @@ impl Recording {
         events.map(line).collect()
     }
 
-    /// One event, for a person.
+    /// Returns a readable description of an event.
     pub(super) fn describe_event(&self, event: &Event) -> String {
         let name = |op: usize| format!("op {op} {}", self.operations[op]);
         match event {

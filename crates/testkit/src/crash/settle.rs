@@ -1,7 +1,7 @@
-//! What has settled on the media, and what may have: the fault model as code.
+//! Tracks what is durable on the media, and what may be: the fault model as code.
 //!
-//! A recording is replayed event by event. Every unit (a sector, or 8 bytes) has one *durable* version and
-//! the *open* versions written after it, oldest first:
+//! A recording is replayed event by event. Every unit (a sector, or 8 bytes) has one *durable*
+//! version and the *open* versions written after it, oldest first:
 //!
 //! ```text
 //!            durable      open versions, each the whole unit as it was visible after a write
@@ -9,15 +9,16 @@
 //!  unit 17:  [ op 4 ]                                a crash leaves op 4's
 //! ```
 //!
-//! Events do two things to a unit: a `Write` appends a version, and what makes bytes durable *raises* it,
-//! which drops the versions before. Nothing else happens, and units never influence one another.
+//! Events do two things to a unit: a `Write` appends a version, and an event that makes bytes
+//! durable *raises* it, which drops the versions before. Nothing else happens, and units never
+//! influence one another.
 //!
 //! # Invariants
 //! * `durable` holds each unit's durable version, `visible` its newest one.
 //! * A unit is in `units` if and only if it has an open version; its versions' events ascend.
-//! * `durable_hash` is the hash of `durable` relative to the initial image: the sum over all units of
-//!   (hash of its bytes − hash of its initial bytes). Sums are independent of order, so the hash of any crash
-//!   state follows from the units in which it differs.
+//! * `durable_hash` is the hash of `durable` relative to the initial image: the sum over all units
+//!   of (hash of its bytes − hash of its initial bytes). Sums are independent of order, so the hash
+//!   of any crash state follows from the units in which it differs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -30,16 +31,16 @@ use super::recording::{Event, Recording};
 /// The granularity of the length of a file that is being grown.
 const BLOCK_BYTES: u64 = 4096;
 
-/// One content of a unit that may be on the media.
+/// One possible content of a unit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Version {
     /// The event that wrote it.
     pub at: usize,
-    /// The operation that did.
+    /// The operation that wrote it.
     pub op: usize,
-    /// Of the unit's number and content.
+    /// Hash of the unit's number and content.
     pub hash: u128,
-    /// Where the content begins in the arena.
+    /// Start of the content in the arena.
     pub content: usize,
 }
 
@@ -48,12 +49,12 @@ pub(super) struct Version {
 pub(super) struct Unit {
     pub durable_hash: u128,
     pub versions: Vec<Version>,
-    /// A write-back or flush that covered the versions up to this event has failed: the kernel may take them for
-    /// clean, so no later one makes them durable.
+    /// A write-back or flush that covered the versions up to this event has failed: the kernel may
+    /// have marked them clean, so no later one makes them durable.
     poisoned_upto: Option<usize>,
 }
 
-/// A `write_back` whose flush is still to come.
+/// A `write_back` that has not been flushed yet.
 #[derive(Debug)]
 struct HandOver {
     op: usize,
@@ -83,7 +84,7 @@ pub(super) struct Settling<'r> {
 }
 
 impl<'r> Settling<'r> {
-    /// Before the first event.
+    /// Creates the state before the first event.
     pub fn new(recording: &'r Recording) -> Settling<'r> {
         let mut durable = vec![0; recording.max_len_bytes()];
         durable[..recording.initial.len()].copy_from_slice(&recording.initial);
@@ -102,14 +103,14 @@ impl<'r> Settling<'r> {
         }
     }
 
-    /// After all events.
+    /// Creates the state after all events.
     pub fn at_the_end(recording: &'r Recording) -> Settling<'r> {
         let mut settling = Settling::new(recording);
         while settling.advance().is_some() {}
         settling
     }
 
-    /// Back to before the first event.
+    /// Rewinds to before the first event.
     pub fn rewind(&mut self) {
         let initial = &self.recording.initial;
         for image in [&mut self.durable, &mut self.visible] {
@@ -126,7 +127,7 @@ impl<'r> Settling<'r> {
         self.lens_bytes = vec![initial.len()];
     }
 
-    /// Replays one event and returns it; `None` behind the last.
+    /// Replays one event and returns it; `None` after the last.
     pub fn advance(&mut self) -> Option<&'r Event> {
         let recording = self.recording;
         let at = self.next_event;
@@ -158,20 +159,21 @@ impl<'r> Settling<'r> {
         Some(event)
     }
 
-    /// The bytes of a unit.
+    /// Returns the byte range of a unit.
     pub fn span(&self, unit: u64) -> Range<usize> {
         let start = unit as usize * self.recording.unit_bytes;
         start..(start + self.recording.unit_bytes).min(self.durable.len())
     }
 
-    /// The durable bytes of a unit, to patch, and the content of a version of it.
+    /// Returns the durable bytes of a unit, to patch, and the content of a version of it.
     pub fn durable_and_content(&mut self, unit: u64, version: Version) -> (&mut [u8], &[u8]) {
         let span = self.span(unit);
         let content = &self.arena[version.content..version.content + span.len()];
         (&mut self.durable[span], content)
     }
 
-    /// The visible bytes of a unit, to patch, and the content of a version of it, or the durable one.
+    /// Returns the visible bytes of a unit, to patch, and the content of a version of it, or the
+    /// durable one.
     pub fn visible_and_content(
         &mut self,
         unit: u64,
@@ -185,8 +187,8 @@ impl<'r> Settling<'r> {
         (&mut self.visible[span], content)
     }
 
-    /// What a failed `write_back` or `flush` covered and readers may find reverted, as ranges: the units that
-    /// have not been written since, nor are being written durably.
+    /// Returns, as ranges, what a failed `write_back` or `flush` covered and readers may find
+    /// reverted: units that have not been written since and are not being written durably.
     pub fn forgettable(&self, op: usize) -> Vec<ByteRange> {
         let mut forgettable = vec![];
         for (range, upto) in self.covered(op) {
@@ -205,13 +207,13 @@ impl<'r> Settling<'r> {
         forgettable
     }
 
-    /// Whether it is a durable write that has not returned.
+    /// Returns whether it is a durable write that has not returned.
     fn is_in_flight(&self, op: usize) -> bool {
         self.recording.operations[op].kind == MediaOperation::WriteDurable
             && self.writing.contains_key(&op)
     }
 
-    /// The units that a range touches.
+    /// Returns the units that a range touches.
     fn units_of(&self, range: ByteRange) -> Range<u64> {
         if range.len_bytes == 0 {
             return 0..0;
@@ -220,7 +222,7 @@ impl<'r> Settling<'r> {
         range.offset_bytes / unit_bytes..range.end_bytes().div_ceil(unit_bytes)
     }
 
-    /// Those of them that are open.
+    /// Returns the open units that a range touches.
     fn open_in(&self, range: ByteRange) -> Vec<u64> {
         self.units.range(self.units_of(range)).map(|(&unit, _)| unit).collect()
     }
@@ -245,7 +247,8 @@ impl<'r> Settling<'r> {
         }
     }
 
-    /// A durable write makes its own bytes durable, and with them the whole units that they are in.
+    /// A durable write makes its own bytes durable, and with them the whole units that contain
+    /// them.
     fn persist(&mut self, op: usize) {
         let Some(at) = self.writing.remove(&op) else { return };
         let Some(Event::Write { offset_bytes, bytes, .. }) = self.recording.events.get(at) else {
@@ -257,7 +260,7 @@ impl<'r> Settling<'r> {
         }
     }
 
-    /// What was handed over before the flush began is durable.
+    /// Makes durable what was handed over before the flush began.
     fn flushed(&mut self, op: usize) {
         for (range, upto) in self.covered(op) {
             for unit in self.open_in(range) {
@@ -268,7 +271,7 @@ impl<'r> Settling<'r> {
         self.drop_covered(op);
     }
 
-    /// A failed write-back or flush: no later one makes durable what it covered.
+    /// Handles a failed write-back or flush: no later one makes durable what it covered.
     fn failed(&mut self, op: usize) {
         self.writing.remove(&op);
         for (range, upto) in self.covered(op) {
@@ -281,7 +284,8 @@ impl<'r> Settling<'r> {
         self.drop_covered(op);
     }
 
-    /// The ranges that a `write_back` or `flush` is about, with the last event that it covers.
+    /// Returns the ranges that a `write_back` or `flush` applies to, each with the last event that
+    /// it covers.
     fn covered(&self, op: usize) -> Vec<(ByteRange, usize)> {
         let about = self.handed_over.iter().filter(|handed| self.is_about(op, handed));
         let ranges = about.flat_map(|handed| {
@@ -298,7 +302,8 @@ impl<'r> Settling<'r> {
         self.flush_begun_at.remove(&op);
     }
 
-    /// A `write_back` is about itself, a `flush` about the hand-overs that had returned when it began.
+    /// Returns whether `op` applies to a hand-over: a `write_back` to its own, a `flush` to those
+    /// that had returned when it began.
     fn is_about(&self, op: usize, handed: &HandOver) -> bool {
         match self.recording.operations[op].kind {
             MediaOperation::WriteBack => handed.op == op,
@@ -332,7 +337,8 @@ impl<'r> Settling<'r> {
         }
     }
 
-    /// Until it has returned, and for ever if it fails, a crash may leave any length on the way.
+    /// Until the call has returned, and forever if it fails, a crash may leave an intermediate
+    /// length.
     fn grow_begin(&mut self, op: usize) {
         let range = self.recording.operations[op].ranges[0];
         let halfway = (range.offset_bytes + range.len_bytes / 2) / BLOCK_BYTES * BLOCK_BYTES;
@@ -344,7 +350,7 @@ impl<'r> Settling<'r> {
         }
     }
 
-    /// Readers see the media again.
+    /// Makes readers see the durable bytes again.
     fn forget(&mut self, ranges: &[ByteRange]) {
         for &range in ranges {
             for unit in self.open_in(range) {

@@ -1,20 +1,23 @@
-//! The enumeration: every prefix of a recording, and for each a selection of the states that it allows.
+//! The enumeration: every prefix of a recording, and for each a selection of its possible states.
 //!
 //! # One buffer
-//! The replayed media keep two images, all durable and all newest. A state is one of them with a few units patched;
-//! the patches are taken back before the next. Its hash is the base's plus what the patched units change in it. So a
-//! state costs what it differs in, not what the media hold, and one that was seen before is skipped
-//! before anything is copied.
+//! The replayed media keep two images, one with all units durable and one with all units newest. A
+//! state is one of them with a few units patched; the patches are reverted before the next state.
+//! Its hash is the base's plus the changes of the patched units. So a state costs what it differs
+//! in, not the size of the media, and a state that was seen before is skipped before anything is
+//! copied.
 //!
-//! # What counts as seen
-//! The same bytes, the same length, *and* the same demands: a state without transaction 7 is right until 7 is
-//! acknowledged, and must be looked at again then. The demands are all marks but `Begun`, which only allows more.
+//! # Duplicates
+//! The same bytes, the same length, *and* the same demands: a state without transaction 7 is
+//! correct until 7 is acknowledged, and must be checked again then. The demands are all marks but
+//! `Begun`, which only permits more.
 //!
 //! # The budget
-//! First the recording is replayed once to see how many states each point has. The budget is then poured
-//! over the points like water: each gets what it has, up to one level for all. What a point does not use goes to
-//! those after it. Points that can have nothing new (an operation begins, or hands over) get nothing; those that only
-//! rule states out get a little, because the durable image, from which others are patched, is a new one.
+//! First the recording is replayed once to count the states of each point. The budget is then
+//! distributed by water-filling: each point gets what it has, up to one level for all. What a point
+//! does not use goes to later points. Points that cannot have new states (an operation begins, or
+//! hands over) get nothing; those that only rule states out get a little, because their durable
+//! image, from which others are patched, is new.
 
 use std::collections::HashSet;
 use std::io;
@@ -32,21 +35,21 @@ use crate::rng::Rng;
 /// The share of a point that only rules states out.
 const RULED_OUT_SHARE: u64 = 64;
 
-/// How many events before a crash are shown.
+/// Number of events listed before a crash.
 const LISTED_EVENTS: usize = 24;
 
-/// A state that a crash may have left; the image is borrowed from the enumeration.
+/// A possible crash state; the image is borrowed from the enumeration.
 #[derive(Debug)]
 pub struct CrashState<'s> {
     states: &'s CrashStates<'s>,
 }
 
-/// A crash state with an image of its own.
+/// A crash state that owns its image.
 #[derive(Debug, Clone)]
 pub struct OwnedCrashState {
-    /// How many events of the recording came before the crash.
+    /// Number of events of the recording before the crash.
     pub prefix: usize,
-    /// What it consists of, for a person.
+    /// A readable description of the state.
     pub description: String,
     /// What had been promised.
     pub marks: Marks,
@@ -54,11 +57,11 @@ pub struct OwnedCrashState {
     pub image: Vec<u8>,
 }
 
-/// Where a recording begins: nowhere, or in a crash state of another.
+/// The start of a recording: fresh media, or a crash state of another recording.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Origin {
     pub marks: Marks,
-    /// The hash of its image, relative to the first recording's initial one.
+    /// Hash of the image, relative to the first recording's initial image.
     pub image_hash: u128,
     pub demands_hash: u128,
     /// Empty for the first recording.
@@ -66,23 +69,23 @@ pub(super) struct Origin {
     pub depth: u32,
 }
 
-/// How an enumeration went.
+/// Statistics of an enumeration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Enumerated {
-    /// States handed out.
+    /// States returned.
     pub states: u64,
-    /// Skipped, because their image had been handed out under the same demands.
+    /// States skipped because the same image had been returned under the same demands.
     pub duplicates: u64,
     /// Prefixes from which states were taken.
     pub points: u64,
-    /// Those of them of which every state was taken.
+    /// Those of which every state was taken.
     pub exhausted_points: u64,
 }
 
 /// An iterator over crash states.
 ///
-/// It hands out owned images as an [`Iterator`], or borrowed ones by [`CrashStates::lend`], which copies nothing.
-/// The same recording, seed and budget give the same states.
+/// It returns owned images as an [`Iterator`], or borrowed ones by [`CrashStates::lend`], which
+/// copies nothing. The same recording, seed and budget give the same states.
 #[derive(Debug)]
 pub struct CrashStates<'r> {
     recording: &'r Recording,
@@ -91,9 +94,9 @@ pub struct CrashStates<'r> {
     open: Open,
     choices: Choices,
     rng: Rng,
-    /// For each point how many states it may hand out.
+    /// Maximum number of states for each point.
     shares: Vec<u64>,
-    /// The number of events replayed; none before the first step.
+    /// Number of events replayed; none before the first step.
     point: Option<usize>,
     share_left: u64,
     attempts_left: u64,
@@ -105,7 +108,7 @@ pub struct CrashStates<'r> {
     enumerated: Enumerated,
 }
 
-/// The choices of the present point, each with a length of the media.
+/// The choices of the current point, each with a length of the media.
 struct Choices(Box<dyn Iterator<Item = (Choice, usize)>>);
 
 impl std::fmt::Debug for Choices {
@@ -114,21 +117,21 @@ impl std::fmt::Debug for Choices {
     }
 }
 
-/// The state that is handed out.
+/// The state that was returned last.
 #[derive(Debug)]
 struct Current {
     base: Base,
-    /// Units that are otherwise than in the base: position, and number of the version.
+    /// Units that differ from the base: position, and number of the version.
     exceptions: Vec<(usize, usize)>,
     len_bytes: usize,
     image_hash: u128,
-    /// What the patches have overwritten, one after the other.
+    /// The bytes that the patches have overwritten, concatenated.
     overwritten: Vec<u8>,
     is_patched: bool,
 }
 
 impl Recording {
-    /// The crash states of this recording, at most `budget` of them.
+    /// Returns the crash states of this recording, at most `budget` of them.
     pub fn crash_states(&self, seed: u64, budget: u64) -> CrashStates<'_> {
         CrashStates::starting_at(self, Origin::default(), seed, budget, HashSet::new())
     }
@@ -173,24 +176,24 @@ impl<'r> CrashStates<'r> {
         }
     }
 
-    /// The next state. Its image is valid until the one after it.
+    /// Returns the next state. Its image is valid until the next call.
     pub fn lend(&mut self) -> Option<CrashState<'_>> {
         self.step().then_some(CrashState { states: self })
     }
 
-    /// How it went so far.
+    /// Returns the statistics so far.
     pub fn enumerated(&self) -> Enumerated {
         self.enumerated
     }
 
-    /// About how many states are still to come; never less than that.
+    /// Returns an estimate of the remaining states; never less than their number.
     pub(super) fn expected_left(&self) -> u64 {
         let behind = self.point.map_or(0, |point| point + 1);
         let shares = self.shares.iter().skip(behind);
         shares.fold(self.share_left, |sum, &share| sum.saturating_add(share))
     }
 
-    /// The hashes of what was handed out, to go on with in another enumeration.
+    /// Returns the hashes of the returned states, to continue with in another enumeration.
     pub(super) fn seen(&mut self) -> &mut HashSet<u128> {
         &mut self.seen
     }
@@ -218,7 +221,7 @@ impl<'r> CrashStates<'r> {
         }
     }
 
-    /// Goes on to the next point that has a share.
+    /// Advances to the next point that has a share.
     fn next_point(&mut self) -> bool {
         loop {
             let point = match self.point {
@@ -242,8 +245,8 @@ impl<'r> CrashStates<'r> {
 
     fn pass(&mut self, mark: Mark) {
         let says_something = self.marks.add(mark);
-        // In a recovery a `Begun` counts like any other: several recoveries share what was seen, and in another one
-        // the same state may come before it.
+        // In a recovery a `Begun` counts like any other mark: several recoveries share the set of
+        // seen states, and in another recovery the same state may come before it.
         let only_allows_more = matches!(mark, Mark::Begun(_)) && self.origin.depth == 0;
         if says_something && !only_allows_more {
             let mut bytes = self.demands_hash.to_le_bytes().to_vec();
@@ -291,12 +294,12 @@ impl<'r> CrashStates<'r> {
         if number == 0 { unit.durable_hash } else { self.open.version(unit, number).hash }
     }
 
-    /// Relative to the first recording's initial image.
+    /// Returns the hash relative to the first recording's initial image.
     fn image_hash(&self) -> u128 {
         self.origin.image_hash.wrapping_add(self.current.image_hash)
     }
 
-    /// Of the image, its length and what is demanded of it.
+    /// Returns the hash of the image, its length and the demands on it.
     fn demanded_hash(&self) -> u128 {
         let mut bytes = [0; 32];
         bytes[..16].copy_from_slice(&self.image_hash().to_le_bytes());
@@ -354,7 +357,7 @@ impl Iterator for CrashStates<'_> {
 }
 
 impl CrashState<'_> {
-    /// The bytes of the media.
+    /// Returns the bytes of the media.
     pub fn image(&self) -> &[u8] {
         let image = match self.states.current.base {
             Base::Durable => &self.states.settling.durable,
@@ -363,22 +366,23 @@ impl CrashState<'_> {
         &image[..self.states.current.len_bytes]
     }
 
-    /// How many events of the recording came before the crash.
+    /// Returns the number of events of the recording before the crash.
     pub fn prefix(&self) -> usize {
         self.states.point.unwrap_or(0)
     }
 
-    /// What had been promised before the crash, and before the crashes that led to it.
+    /// Returns what had been promised before the crash, and before the earlier crashes of its
+    /// chain.
     pub fn marks(&self) -> &Marks {
         &self.states.marks
     }
 
-    /// How many recoveries were crashed on the way to it.
+    /// Returns how many recoveries were crashed before it.
     pub fn depth(&self) -> u32 {
         self.states.origin.depth
     }
 
-    /// What it consists of, such that a person can make it again.
+    /// Returns a description that suffices to reproduce the state by hand.
     pub fn description(&self) -> String {
         let states = self.states;
         let here = describe::state(
@@ -395,14 +399,14 @@ impl CrashState<'_> {
         }
     }
 
-    /// Media that hold this state, to recover from: what is done to them is recorded.
+    /// Returns media with this state, to recover from; what is done to them is recorded.
     pub fn media(&self) -> io::Result<CrashMedia> {
         let recording = self.states.recording;
         let media = CrashMedia::from_image(self.image(), recording.domain)?;
         Ok(media.with_unit_bytes(recording.unit_bytes))
     }
 
-    /// A copy with an image of its own.
+    /// Returns a copy that owns its image.
     pub fn to_owned(&self) -> OwnedCrashState {
         OwnedCrashState {
             prefix: self.prefix(),
@@ -412,13 +416,13 @@ impl CrashState<'_> {
         }
     }
 
-    /// The last events before the crash.
+    /// Lists the last events before the crash.
     pub(super) fn listing(&self) -> String {
         let end = self.prefix();
         self.states.recording.listing(end.saturating_sub(LISTED_EVENTS)..end)
     }
 
-    /// Where the recording of its recovery begins.
+    /// Returns the state as the start of its recovery's recording.
     pub(super) fn as_origin(&self) -> Origin {
         Origin {
             marks: self.states.marks.clone(),
@@ -430,7 +434,7 @@ impl CrashState<'_> {
     }
 }
 
-/// For each point, how many states may be new there, up to a limit.
+/// Returns for each point how many states may be new there, up to a limit.
 fn possible(settling: &mut Settling<'_>, limit: u64) -> Vec<u64> {
     let combinations = |settling: &Settling<'_>| {
         let mut product = settling.lens_bytes.len() as u64;
@@ -462,7 +466,7 @@ fn possible(settling: &mut Settling<'_>, limit: u64) -> Vec<u64> {
     possible
 }
 
-/// Pours the budget over the points: each gets what it has, up to a level that uses the budget up.
+/// Distributes the budget: each point gets what it has, up to a level that uses the budget up.
 fn shares(possible: &[u64], budget: u64, rng: &mut Rng) -> Vec<u64> {
     let poured = |level: u64| {
         possible.iter().fold(0u64, |sum, &possible| sum.saturating_add(possible.min(level)))
@@ -477,7 +481,7 @@ fn shares(possible: &[u64], budget: u64, rng: &mut Rng) -> Vec<u64> {
         }
     }
     let mut shares: Vec<u64> = possible.iter().map(|&possible| possible.min(low)).collect();
-    // One more for some of those that have more, evenly spread from a random one on.
+    // One more for some of the points that have more, spread evenly from a random one on.
     let mut left = budget - poured(low).min(budget);
     let more: Vec<usize> = (0..possible.len()).filter(|&p| possible[p] > shares[p]).collect();
     if !more.is_empty() && left > 0 {
