@@ -1,19 +1,21 @@
 //! Guessing that a page which is read will be stored to.
 //!
-//! A clean page of a writable mapping comes in write-protected, so a program that reads and then stores pays for two faults,
-//! and in a virtual machine for interrupting every CPU that runs one of its threads. Where nearly every page that is read is
-//! stored to soon after, pages come in writable, and Dirty, at once.
+//! A clean page of a writable mapping is installed write-protected. So a program that reads and
+//! then stores pays for two faults, and in a virtual machine for interrupting every CPU that runs
+//! one of its threads. If nearly every page that is read is stored to soon after, pages are
+//! installed writable, and Dirty, at once.
 //!
-//! The guess may be wrong, and a page that was only read must not be written back: another writer may have changed it on the
-//! device meanwhile. So a hash of what was loaded is remembered of each guessed page. Write-back protects the page, hashes it
-//! again, and where nothing has changed the page is clean and no byte is written. The hash has 128 bits, and is seeded with
-//! what a process draws at random: two contents share one by chance once in 10^38.
+//! The guess may be wrong, and a page that was only read must not be written back: another writer
+//! may have changed it on the device since. So a hash of the loaded bytes is kept for each guessed
+//! page. Write-back protects the page and hashes it again; if nothing has changed, the page becomes
+//! clean and no byte is written. The hash has 128 bits, with a seed that each process draws at
+//! random: two different contents collide by chance once in 10^38.
 //!
-//! One page in sixteen still comes in protected, to see whether the guess holds.
+//! One page in sixteen is still installed protected, to test whether the guess holds.
 //!
 //! # Invariant
-//! A page is guessed only while it is Loading, Dirty or Cleaning; who seals a page (Dirty → Cleaning) ends the guess. A guess
-//! that stayed would compare with what the device had long ago.
+//! A page is guessed only while it is Loading, Dirty or Cleaning; the thread that seals a page
+//! (Dirty → Cleaning) ends the guess. A guess that stayed would compare with outdated bytes.
 
 use std::io;
 
@@ -22,30 +24,31 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::lazy::LazyArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Loads between two that are watched, while the guess is that pages are stored to.
+/// While pages are guessed to be stored to, one load in so many is watched instead.
 const WATCH_ONE_IN: u32 = 16;
 /// Watched loads before the first guess.
 const FEWEST: u32 = 64;
 /// Watched loads after which old ones count half.
 const HALVED_AT: u32 = 256;
 
-/// What is known about the loads of one store, and of the pages that were guessed to be stored to.
+/// The access history of one store, and the pages that were guessed to be stored to.
 ///
-/// Relaxed throughout: a lost count costs a little accuracy, and of a page the thread that has it Loading or Cleaning is the
-/// only one that looks; the page word hands it on.
+/// Relaxed throughout: a lost count costs a little accuracy. A page's entries are accessed only by
+/// the thread that holds the page Loading or Cleaning; the page word orders one such thread after
+/// the other.
 pub(crate) struct Guesses {
     loads: AtomicU32,
     watched: AtomicU32,
     stored_to: AtomicU32,
-    /// One bit for each page: it came in by a guess, and has not been sealed since.
+    /// One bit for each page: it was installed by a guess, and has not been sealed since.
     guessed: LazyArray<AtomicU64>,
-    /// What it held then, in two halves.
+    /// The hash of its bytes at that time, in two halves.
     hashes: LazyArray<AtomicU64>,
     seed: u64,
 }
 
 impl Guesses {
-    /// For a store of so many pages. Memory is taken where pages are guessed.
+    /// Guesses for a store of so many pages. Uses memory only for pages that are guessed.
     pub fn new(pages: u64) -> io::Result<Guesses> {
         Ok(Guesses {
             loads: AtomicU32::new(0),
@@ -57,7 +60,7 @@ impl Guesses {
         })
     }
 
-    /// Whether a page about to be loaded for reading should come in writable.
+    /// Whether a page about to be loaded for reading should be installed writable.
     pub fn will_be_stored_to(&self) -> bool {
         let load = self.loads.fetch_add(1, Ordering::Relaxed);
         let watched = self.watched.load(Ordering::Relaxed);
@@ -75,12 +78,12 @@ impl Guesses {
         false
     }
 
-    /// A page that came in protected was stored to.
+    /// Records a store to a page that was installed protected.
     pub fn stored_to(&self) {
         self.stored_to.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A page that the caller has Loading comes in writable with this content.
+    /// Records that a page, which the caller is loading, is installed writable with this content.
     pub fn remember(&self, page: u64, content: &[u8]) {
         for (half, word) in self.halves(content).into_iter().zip(self.words_of(page)) {
             word.store(half, Ordering::Relaxed);
@@ -88,7 +91,7 @@ impl Guesses {
         self.guessed[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
     }
 
-    /// Whether a page came in by a guess.
+    /// Whether a page was installed by a guess.
     pub fn is_guessed(&self, page: u64) -> bool {
         self.guessed[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
     }
@@ -98,7 +101,8 @@ impl Guesses {
         self.guessed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
     }
 
-    /// Whether a page that came in by a guess, and that the caller has Cleaning, still has the content that it came in with.
+    /// Whether a guessed page, which the caller is cleaning, still has the content it was installed
+    /// with.
     pub fn is_unchanged(&self, page: u64, content: &[u8]) -> bool {
         let halves = self.halves(content).into_iter();
         halves.zip(self.words_of(page)).all(|(half, word)| half == word.load(Ordering::Relaxed))
