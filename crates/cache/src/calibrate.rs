@@ -257,7 +257,8 @@ impl FaultOwner for Server {
             return Served::No;
         }
         let source = buffer.as_ptr();
-        // SAFETY: the page is missing, in the registered range, and only the faulting thread uses it.
+        // SAFETY: the page is missing, in the registered range, and only the faulting thread uses
+        // it.
         match unsafe { self.uffd.copy(target as *mut u8, source, SMALL_PAGE_BYTES, false) } {
             Ok(_) => Served::Yes,
             Err(_) => Served::No,

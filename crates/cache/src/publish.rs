@@ -1,7 +1,7 @@
 //! Statistics that other processes can read: the data of `aquifer stat`.
 //!
-//! A cache built with [`CacheBuilder::publish`](crate::CacheBuilder::publish) has a thread that writes its
-//! [`Stats`] once a second:
+//! A cache built with [`CacheBuilder::publish`](crate::CacheBuilder::publish) has a thread that
+//! writes its [`Stats`] once a second:
 //!
 //! ```text
 //! $XDG_RUNTIME_DIR/aquifer/   or   /tmp/aquifer-UID/         mode 0700, owned by the user
