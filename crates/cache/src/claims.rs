@@ -266,7 +266,7 @@ impl<M: PageMemory> Attached<M> {
     /// [`Error::AlreadyAttached`].
     pub fn keep_alone(self: &Arc<Self>) -> Result<()> {
         self.claim.with_entry(|entry| {
-            // Others can only attach under the table's lock, which is held.
+            // Another user can only attach under the table's lock, which is held.
             if entry.alone || Arc::strong_count(self) > 1 {
                 return Err(Error::AlreadyAttached {
                     device: self.store.device().name().to_owned(),

@@ -92,8 +92,8 @@ pub(crate) fn writing_back<T>(height: &Height, work: impl FnOnce() -> T) -> T {
     calling(Call { height, writes_back: true, pool: ptr::null(), frames, outer }, work)
 }
 
-/// Runs `work`, which loads pages of the store of this height into `frames` frames of this pool so
-/// far.
+/// Runs `work`, which loads pages of the store of this height; `frames` frames of `pool` are
+/// already taken.
 pub(crate) fn loading<T>(
     height: &Height,
     pool: *const FramePool,

@@ -20,10 +20,10 @@
 //!
 //! | from | to | function | by |
 //! |---|---|---|---|
-//! | not granted | free | [`grant`] | a thread without a frame; a growth that finds the shrink before it unfinished |
+//! | not granted | free | [`grant`] | a thread without a frame; a growth after an unfinished shrink |
 //! | in use | free | [`release`] | the thread that gives it back |
 //! | free | retired | [`retire`] | a thread that finds it above the limit |
-//! | retired | free | [`regain`] | the same, if the limit has risen; such a growth |
+//! | retired | free | [`regain`] | the same, if the limit has risen; a growth after an unfinished shrink |
 //! | retired | not granted | [`withdraw`] | the end of a shrink |
 
 use crate::ids::PageKey;

@@ -23,8 +23,8 @@
 //!   raising the limit costs only the granting of the reserve, and lowering it costs time
 //!   proportional to the frames in use, however large the pool may be.
 //!
-//! Lock order: policy, then a free list. No other lock is taken while one of these is held, and no
-//! mapped memory is touched, so the fault path may take them.
+//! Lock order: policy, then the reserve, then another free list. No other lock is taken while one
+//! of these is held, and no mapped memory is touched, so the fault path may take them.
 
 use std::io;
 

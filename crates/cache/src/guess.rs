@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::lazy::LazyArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// While pages are guessed to be stored to, one load in so many is watched instead.
+/// While pages are guessed to be stored to, one load out of this many is watched instead.
 const WATCH_ONE_IN: u32 = 16;
 /// Watched loads before the first guess.
 const FEWEST: u32 = 64;
@@ -48,7 +48,7 @@ pub(crate) struct Guesses {
 }
 
 impl Guesses {
-    /// Guesses for a store of so many pages. Uses memory only for pages that are guessed.
+    /// Guesses for a store of `pages` pages. Uses memory only for pages that are guessed.
     pub fn new(pages: u64) -> io::Result<Guesses> {
         Ok(Guesses {
             loads: AtomicU32::new(0),

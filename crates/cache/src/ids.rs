@@ -21,7 +21,7 @@ pub struct PageKey {
     pub page: PageId,
 }
 
-/// Bits of a packed key below the store: pages of one device.
+/// Bits of a packed key that hold the page; the store is above them.
 const STORE_SHIFT: u32 = 44;
 
 impl PageKey {

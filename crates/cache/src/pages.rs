@@ -322,7 +322,7 @@ impl Pages {
             };
             let result = look(bytes);
             // The bytes read above are not newer than the word, and the word is not newer than the
-            // version. If the frame went to another page or came back to this one in between, one
+            // version. If the frame went to another page or was reused for this one in between, one
             // of the two has changed.
             fence(Ordering::Acquire);
             let after = store.seen(page.0);

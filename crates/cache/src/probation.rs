@@ -1,4 +1,4 @@
-//! A second chance where hits are invisible.
+//! The probation area: a second chance for evicted pages of mappings, where hits are invisible.
 //!
 //! Hits on a mapping cost nothing and are not recorded, so every policy behind it sees arrivals
 //! only. The probation area makes the reload of wrongly evicted pages cheap: a victim's bytes are

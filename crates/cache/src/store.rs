@@ -679,7 +679,7 @@ impl<M: PageMemory> Store<M> {
         self.word(page).load().is_resident()
     }
 
-    /// The number of marked pages that are not Clean or Absent.
+    /// The number of dirty pages, including those being written back.
     pub fn dirty_pages(&self) -> u64 {
         let mut dirty = 0;
         self.dirty.walk(0..self.geometry.pages(), |page| {

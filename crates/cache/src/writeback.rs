@@ -161,7 +161,7 @@ const WAITING: u8 = 1;
 const COPYING: u8 = 2;
 /// Serial transfers in a sample.
 const SAMPLE: usize = 8;
-/// A device found to block is sampled again every so many batches: it may only have been busy.
+/// A device found to block is sampled again after this many batches: it may only have been busy.
 const BATCHES_BETWEEN_SAMPLES: u32 = 32;
 
 impl WriteStyle {

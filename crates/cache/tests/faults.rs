@@ -55,7 +55,7 @@ fn settled(cache: &Cache) {
     wait_until("consistent statistics", || cache.stats().is_consistent());
 }
 
-// ---- loads ------------------------------------------------------------------------------------------
+// ---- loads --------------------------------------------------------------------------------------
 
 #[test]
 fn a_read_error_is_typed_and_a_retry_works() {
@@ -361,7 +361,7 @@ fn the_last_page_is_written_also_when_the_file_has_grown() {
     }
 }
 
-// ---- write-back -------------------------------------------------------------------------------------
+// ---- write-back ---------------------------------------------------------------------------------
 
 /// Dirties pages 3, 4 and 9 with 1, 2 and 3.
 fn dirty_three(mapping: &Mapping, pages: &Pages) {
@@ -591,7 +591,7 @@ fn a_flush_does_not_hide_behind_a_write_that_failed() {
     assert_eq!(memory.to_vec()[0], 1);
 }
 
-// ---- limits -----------------------------------------------------------------------------------------
+// ---- limits -------------------------------------------------------------------------------------
 
 #[test]
 fn budgets_and_page_sizes_that_cannot_work() {
@@ -835,7 +835,7 @@ fn one_page_takes_a_limited_number_of_pins() {
     pages.get_mut(PageId(0)).unwrap()[0] = 1;
 }
 
-// ---- many -------------------------------------------------------------------------------------------
+// ---- many ---------------------------------------------------------------------------------------
 
 /// Random replacement that counts the victims it named.
 #[derive(Default)]
@@ -985,7 +985,7 @@ fn several_devices_share_a_cache() {
     setups[1].1.clear();
     assert_eq!(mappings[1].get::<u8>(1).unwrap(), setups[1].3[1]);
     settled(&cache);
-    // Check the rest after the users of the cache are dropped.
+    // Without users nothing is resident.
     drop(guarded);
     drop(mappings);
     assert_eq!(cache.stats().resident_pages, 0);

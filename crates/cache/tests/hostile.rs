@@ -124,17 +124,17 @@ fn the_evictor_does_not_wait_for_a_writing_guard() {
     });
 }
 
-// ---- devices that break the contract of `Device::run` --------------------------------------------
+// ---- devices that break the contract of `Device::run` -------------------------------------------
 
 /// How [`Misbehaving`] runs a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Conduct {
     Good,
-    /// Moves half of each transfer and says so.
+    /// Transfers half of each request and reports that.
     Halves,
     /// Returns without completing every third transfer.
     Abandons,
-    /// Returns after the third transfer, whatever the batch still has.
+    /// Returns after the third transfer, even if the batch has more.
     Leaves,
 }
 

@@ -290,7 +290,7 @@ fn the_choice_is_left_to_the_cache() {
     assert_eq!(auto(&cache, memory, false), Backend::User);
 }
 
-/// A writable device of so many bytes in memory, mapped by the user backend.
+/// A writable device of `len` bytes in memory, mapped by the user backend.
 fn user_backed(cache: &Cache, len: u64) -> Mapping {
     cache.map_mut(Arc::new(MemoryDevice::new(len as usize).unwrap())).unwrap()
 }

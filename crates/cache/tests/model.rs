@@ -285,7 +285,7 @@ fn u64s(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 
-// ---- Mapping ----------------------------------------------------------------------------------------
+// ---- Mapping ------------------------------------------------------------------------------------
 
 #[test]
 fn mappings_agree_with_the_model() {
@@ -470,7 +470,7 @@ fn step_on_mapping_unpinned(worker: &mut Worker<'_>, mapping: &Mapping) {
     }
 }
 
-// ---- Pages ------------------------------------------------------------------------------------------
+// ---- Pages --------------------------------------------------------------------------------------
 
 #[test]
 fn pages_agree_with_the_model() {
@@ -582,7 +582,7 @@ fn step_on_pages(worker: &mut Worker<'_>, pages: &Pages) {
     }
 }
 
-// ---- both -------------------------------------------------------------------------------------------
+// ---- both ---------------------------------------------------------------------------------------
 
 /// A mapping and `Pages` of two devices in one cache, so that the budget moves between them.
 #[test]

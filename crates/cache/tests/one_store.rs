@@ -76,7 +76,8 @@ fn of_pages_that_are_mostly_stored_to_those_that_were_are_written() {
         assert!(device.to_vec() == bytes);
         let written = cache.stats().written_pages - before.written_pages;
         assert_eq!(written, (PAGES..2 * PAGES).filter(stored).count() as u64);
-        // The pages are clean and protected again; stores restore the bytes that were loaded first.
+        // The pages are clean and protected again. These stores restore the content that was loaded
+        // first: it must be written all the same.
         for page in PAGES..2 * PAGES {
             let at = page * PAGE + 9;
             bytes[at] = bytes[at].wrapping_sub(1);
@@ -88,7 +89,7 @@ fn of_pages_that_are_mostly_stored_to_those_that_were_are_written() {
     }
 }
 
-// ---- one store for one device -----------------------------------------------------------------------
+// ---- one store for one device -------------------------------------------------------------------
 
 const FILE_PAGES: usize = 64;
 

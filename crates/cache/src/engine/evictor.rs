@@ -127,8 +127,8 @@ impl Engine {
     /// Shifts budget from the kind of interface with the fewest misses per page to the one with the
     /// most.
     fn rebalance(&self, seen: &mut [u64; 3]) {
-        // Pages that the drop manager gives back were loaded before; the kernel's misses are not
-        // counted.
+        // The kernel's misses cannot be counted. Pages that the drop manager dropped were loaded
+        // before, so their number stands in for the misses.
         let dropped_bytes =
             self.kernel_dropped_pages.load(Ordering::Relaxed) * SMALL_PAGE_BYTES as u64;
         let page_bytes = self.options.page_bytes as u64;

@@ -6,8 +6,8 @@
 //! and errors instead of signals.
 //!
 //! # Errors
-//! * `get`, `read_into` and `touch` use load instructions that can fail (`aquifer_sys::fallible`),
-//!   and get the reason from `pread`.
+//! * `get`, `read_into`, `touch` and `touch_many` use load instructions that can fail
+//!   (`aquifer_sys::fallible`), and get the reason from `pread`.
 //! * `pin` makes the kernel populate the range, which reports failure.
 //! * The closure of `read` runs under a guard ([`aquifer_vm::guard`]), after its pages were loaded.
 //! * A bare load of a page that cannot be read raises SIGBUS, as with mmap, and is recorded.
@@ -213,7 +213,7 @@ impl KernelFile {
             if copied && is_settled {
                 return Ok(());
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let target = unsafe { std::slice::from_raw_parts_mut(target, len) };
             return self.read_instead(offset_bytes, target);
         }

@@ -290,7 +290,7 @@ impl Mapping {
             }
             Served::Kernel(file, _) => {
                 file.geometry.pages_of(offset_bytes, len as u64)?;
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { file.copy_to(offset_bytes, target, len) }
             }
         }
