@@ -173,7 +173,8 @@ pub enum Error {
     /// The calling process is a fork of the one that the cache belongs to.
     #[error("this process is a fork of the one that made the cache; make a new cache in the child")]
     Forked,
-    /// An access inside a kernel-backed mapping failed: the file was truncated, or could not be read.
+    /// An access inside a kernel-backed mapping failed: the file was truncated or could not be
+    /// read.
     #[error("{device}: reading the mapped file failed at offset {offset_bytes}: {reason}")]
     MappedAccess {
         /// The device.

@@ -41,7 +41,7 @@ fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, thi
     }
 }
 
-// ---- the life of a page --------------------------------------------------------------------------
+// ---- the life of a page ------------------------------------------------------------------------
 
 /// Bytes that loom checks for races.
 ///
@@ -269,7 +269,7 @@ fn loom_write_pin_and_cleaner() {
     });
 }
 
-// ---- stores and write-back -----------------------------------------------------------------------
+// ---- stores and write-back ---------------------------------------------------------------------
 
 /// The kernel's view of a page: changes are serialised, and a store is checked and done in one
 /// step.
@@ -576,7 +576,7 @@ fn loom_marks_of_neighbours() {
     });
 }
 
-// ---- gates, doorbells, frames, versions ----------------------------------------------------------
+// ---- gates, doorbells, frames, versions --------------------------------------------------------
 
 struct Inside(Gate, Checked);
 

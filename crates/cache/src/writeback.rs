@@ -525,8 +525,8 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
         let bounce = if self.in_flight == 0 { pool.take() } else { pool.try_take()? };
         let page_bytes = store.geometry.page_bytes;
         for (index, page) in run.pages().enumerate() {
-            // SAFETY: the page stays, and the buffer holds a run. A snapshot may be torn, and is written
-            // again because its page stays dirty.
+            // SAFETY: the page stays resident, and the buffer holds a run. A snapshot may be torn;
+            // it is written again, because its page stays dirty.
             unsafe {
                 let target = bounce.as_ptr().add(index * page_bytes);
                 memory::copy_racy(bytes_of(page), target, page_bytes);
